@@ -1,0 +1,1 @@
+"""From a schedule and gradient rules to one portable training graph."""

@@ -1,0 +1,1 @@
+"""One small gradient rule an operator; each rule records what it reads."""

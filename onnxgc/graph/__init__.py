@@ -1,0 +1,1 @@
+"""Computation graphs in the paper's convention: vertices are tensors, edges are operators."""

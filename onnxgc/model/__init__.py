@@ -1,0 +1,1 @@
+"""From an ONNX file to a `TrainableModel`: weights lifted, shapes known, loss attached."""

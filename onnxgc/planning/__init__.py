@@ -1,0 +1,1 @@
+"""What a solver sees, what it decides, and the judge of the result."""
