@@ -1,0 +1,126 @@
+"""Barriers: data dependencies that cost nothing and that hold backward in the schedule's order.
+
+A group of nodes (one backward chunk, or one segment's recomputation) may not start before the
+group in front of it has finished, whatever order the runtime prefers. So a node of the group
+that could run earlier reads one of its inputs through a Reshape to that input's own shape, plus
+a zero that is the length of an empty slice of the last tensor of the group in front:
+
+    empty  = Slice(token, zero, zero)      # zero is an input, so that nothing can be folded
+    length = Shape(empty)                  # [0]
+    target = Add(shape of x, length)
+    held   = Reshape(x, target)            # a view: no copy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from onnxgc.model.ir import Array, Node, TensorType
+
+ZERO = "barrier_zero"
+
+
+@dataclass(slots=True)
+class BarrierWriter:
+    """Writes groups of nodes, each held back until the one before it is done."""
+
+    type_of: Callable[[str], TensorType]
+    constant: Callable[[Array], str]
+    is_fixed: Callable[[str], bool]
+    zero: str
+    name: Callable[[str], str]
+    types: dict[str, TensorType | None] = field(default_factory=dict)
+    _token: str | None = None
+    _index: int = 0
+
+    def opaque_view(self, tensor: str) -> tuple[Node, Node, str]:
+        """A view of an input whose static shape the runtime cannot see, so that no buffer is kept
+        waiting for a later tensor of the same shape."""
+        shape = self.type_of(tensor).shape
+        target, view = self.name(f"{tensor}/shape"), self.name(f"{tensor}/view")
+        self._declare(target, onnx.TensorProto.INT64, (len(shape),))
+        self.types[view] = self.type_of(tensor)
+        add = Node("Add", (self._shape(shape), self.zero), (target,), name=target)
+        return add, self._reshape(tensor, target, view), view
+
+    def group(self, nodes: Sequence[Node]) -> list[Node]:
+        """The group's nodes with the barriers that hold them; remembers its last tensor."""
+        written: list[Node] = []
+        if self._token is None:
+            written.extend(nodes)
+        else:
+            self._index += 1
+            length = self._length(written)
+            self._write_held(nodes, length, written)
+        self._token = nodes[-1].outputs[0]
+        return written
+
+    def _write_held(self, nodes: Sequence[Node], length: str, written: list[Node]) -> None:
+        held = {self._token}
+        made = {name for node in nodes for name in node.outputs}
+        views: dict[str, str] = {}
+        for node in nodes:
+            node = node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
+            if not any(name in held for name in node.inputs):
+                node = self._hold(node, made, length, views, written)
+            held.update(views.values())
+            held.update(node.outputs)
+            written.append(node)
+
+    def _hold(
+        self, node: Node, made: set[str], length: str, views: dict[str, str], written: list[Node]
+    ) -> Node:
+        """The node, reading one of its inputs (or its target shape) through a barrier."""
+        if node.op in ("Reshape", "Expand"):
+            # Held by the shape they take: a Reshape of a Reshape would be merged by the runtime.
+            target = self._target(node.inputs[1], length, written)
+            return node.with_changes(inputs=(node.inputs[0], target))
+        outside = [name for name in node.inputs if name and name not in made and not self.is_fixed(name)]
+        if not outside:
+            return node
+        source = max(outside, key=lambda name: self.type_of(name).size_bytes)
+        target = self._target(self._shape(self.type_of(source).shape), length, written)
+        view = self.name(f"{source}/held{self._index}")
+        self.types[view] = self.type_of(source)
+        written.append(self._reshape(source, target, view))
+        views[source] = view
+        return node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
+
+    def _length(self, written: list[Node]) -> str:
+        """The int64 vector [0], known only when the token is."""
+        assert self._token is not None
+        token, shape = self._token, self.type_of(self._token).shape
+        if not shape:
+            unsqueezed = self.name(f"barrier{self._index}/token")
+            axes = self.constant(np.asarray([0], np.int64))
+            self._declare(unsqueezed, self.type_of(token).dtype, (1,))
+            written.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
+            token, shape = unsqueezed, (1,)
+        empty, length = self.name(f"barrier{self._index}/empty"), self.name(f"barrier{self._index}/length")
+        axes = self.constant(np.asarray([0], np.int64))
+        written.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
+        written.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
+        # No type for `empty`: with a static first dimension of 0 its Shape would be folded away.
+        self.types[empty] = None
+        self._declare(length, onnx.TensorProto.INT64, (1,))
+        return length
+
+    def _target(self, shape: str, length: str, written: list[Node]) -> str:
+        target = self.name(f"barrier{self._index}/shape")
+        self._declare(target, onnx.TensorProto.INT64, self.type_of(shape).shape)
+        written.append(Node("Add", (shape, length), (target,), name=target))
+        return target
+
+    def _shape(self, shape: tuple[int, ...]) -> str:
+        return self.constant(np.asarray(shape, np.int64))
+
+    def _reshape(self, source: str, target: str, view: str) -> Node:
+        allow_zero = {"allowzero": 1} if 0 in self.type_of(source).shape else {}
+        return Node("Reshape", (source, target), (view,), allow_zero, view)
+
+    def _declare(self, name: str, dtype: int, shape: tuple[int, ...]) -> None:
+        self.types[name] = TensorType(dtype, shape)

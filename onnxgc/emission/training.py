@@ -1,0 +1,259 @@
+"""From a schedule to one portable ONNX file that trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxgc import __version__
+from onnxgc.emission.barriers import ZERO, BarrierWriter
+from onnxgc.gradients.engine import ConstantPool, fresh_name
+from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
+from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
+from onnxgc.tracing.trace import TrainingStep
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGraph:
+    """The emitted model, the gradient output of each parameter, and the schedule it follows."""
+
+    model: onnx.ModelProto
+    gradient_of: Mapping[str, str]
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Nodes that follow one another: forward, one segment's recomputation, one backward chunk."""
+
+    role: str
+    nodes: tuple[Node, ...]
+    segments: tuple[int | None, ...]
+
+
+def emit_training_graph(
+    step: TrainingStep,
+    schedule: Schedule,
+    *,
+    metadata: Mapping[str, str],
+    values: Mapping[str, Array] | None = None,
+) -> TrainingGraph:
+    """The training graph of one step in the order of `schedule`.
+
+    `values` replaces weights by name. Inputs, outputs, names and metadata follow the training
+    file's contract (docs/training-file.md).
+    """
+    return _Emitter(step, schedule, metadata, values or {}).emit()
+
+
+class _Emitter:
+    def __init__(
+        self,
+        step: TrainingStep,
+        schedule: Schedule,
+        metadata: Mapping[str, str],
+        values: Mapping[str, Array],
+    ) -> None:
+        self._step = step
+        self._schedule = schedule
+        self._metadata = metadata
+        self._values = values
+        self._taken = set(step.types) | set(step.constants) | set(step.model.weights)
+        self._taken.update(schedule.original_of)
+        self._constants = ConstantPool(self._taken)
+        self._zero = fresh_name(ZERO, self._taken)
+        weights = set(step.model.weights) | set(step.constants) | {step.differentiated.seed}
+        self._barriers = BarrierWriter(
+            self._type_of,
+            self._constants.add,
+            lambda name: name in weights or name in self._constants.values,
+            self._zero,
+            lambda wanted: fresh_name(wanted, self._taken),
+        )
+
+    def _type_of(self, name: str) -> TensorType:
+        declared = self._barriers.types.get(name)
+        if declared is not None:
+            return declared
+        if name in self._constants.values:
+            value = self._constants.values[name]
+            return TensorType(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        if name in self._step.constants:
+            value = self._step.constants[name]
+            return TensorType(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        return self._step.types[self._schedule.original_of.get(name, name)]
+
+    def emit(self) -> TrainingGraph:
+        nodes: list[onnx.NodeProto] = []
+        written: list[Node] = []
+        views: dict[str, str] = {}
+        for name in self._step.model.inputs:
+            add, view_node, view = self._barriers.opaque_view(name)
+            written.extend((add, view_node))
+            nodes.extend(_annotated(node, "forward", None) for node in (add, view_node))
+            views[name] = view
+        for group in self._groups():
+            group_nodes = [
+                node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
+                for node in group.nodes
+            ]
+            segment_of = dict(zip((node.name for node in group_nodes), group.segments, strict=True))
+            if group.role == "forward":
+                ordered = group_nodes
+            else:
+                ordered = self._barriers.group(group_nodes)
+            for node in ordered:
+                written.append(node)
+                nodes.append(_annotated(node, group.role, segment_of.get(node.name)))
+        return TrainingGraph(
+            self._model(nodes, written), dict(self._step.parameter_gradients), self._schedule
+        )
+
+    def _groups(self) -> Iterator[_Group]:
+        """The schedule cut into groups, views of views taken from their source."""
+        key: tuple[str, int | None] | None = None
+        nodes: list[Node] = []
+        segments: list[int | None] = []
+        view_source: dict[str, str] = {}
+        for step in self._schedule.steps:
+            if isinstance(step, Release):
+                continue
+            this = _group_key(step)
+            if key is not None and this != key and nodes:
+                yield _Group(key[0], tuple(nodes), tuple(segments))
+                nodes, segments = [], []
+            key = this
+            nodes.append(self._node(step, view_source))
+            segments.append(step.segment)
+        if key is not None and nodes:
+            yield _Group(key[0], tuple(nodes), tuple(segments))
+
+    def _node(self, step: Compute | Recompute, view_source: dict[str, str]) -> Node:
+        original = self._step.nodes[step.source if isinstance(step, Recompute) else step.operator.name]
+        names = iter(step.operator.inputs)
+        inputs = tuple(next(names) if name else "" for name in original.inputs)
+        attributes = dict(original.attributes)
+        if isinstance(step, Recompute):
+            attributes["__recompute"] = 1
+        if original.op == "Reshape" and not isinstance(step, Recompute) and step.chunk is not None:
+            inputs = (view_source.get(inputs[0], inputs[0]), *inputs[1:])
+            if step.operator.outputs[0] not in self._step.graph.outputs:
+                view_source[step.operator.outputs[0]] = inputs[0]
+        return original.with_changes(
+            name=step.operator.name, inputs=inputs, outputs=step.operator.outputs, attributes=attributes
+        )
+
+    def _model(self, nodes: list[onnx.NodeProto], written: list[Node]) -> onnx.ModelProto:
+        step, model = self._step, self._step.model
+        fed = [*model.inputs, *model.targets]
+        trained = [name for name in model.parameters if name in step.parameter_gradients]
+        used = {name for node in written for name in node.inputs}
+        frozen = [name for name in model.weights if name in used and name not in step.parameter_gradients]
+        scale = TensorType(step.types[model.loss].dtype, ())
+        seed = step.differentiated.seed
+        inputs = [
+            *(_value_info(name, step.types[name]) for name in (*fed, *trained)),
+            _value_info(seed, scale),
+            helper.make_tensor_value_info(self._zero, onnx.TensorProto.INT64, (1,)),
+        ]
+        initializers = [
+            *(self._initializer(name) for name in (*trained, *frozen)),
+            numpy_helper.from_array(np.ones((), helper.tensor_dtype_to_np_dtype(scale.dtype)), seed),
+            numpy_helper.from_array(np.zeros(1, np.int64), self._zero),
+            *(
+                numpy_helper.from_array(value, name)
+                for name, value in (*step.constants.items(), *self._constants.values.items())
+                if name in used
+            ),
+        ]
+        outputs = [model.loss, *step.parameter_gradients.values()]
+        outputs += [statistic.updated for statistic in model.statistics]
+        graph = helper.make_graph(
+            nodes,
+            model.name or "training",
+            inputs,
+            [_value_info(name, step.types[name]) for name in outputs],
+            initializers,
+            value_info=self._value_infos(written, set(outputs)),
+        )
+        proto = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", model.opset)],
+            ir_version=model.ir_version,
+            producer_name="onnxgc",
+            producer_version=__version__,
+        )
+        helper.set_model_props(
+            proto, {**model.metadata, "onnxgc.schema": str(SCHEMA_VERSION), **self._metadata}
+        )
+        return proto
+
+    def _initializer(self, name: str) -> onnx.TensorProto:
+        value = self._values.get(name)
+        return numpy_helper.from_array(self._step.model.weights[name].load() if value is None else value, name)
+
+    def _value_infos(self, written: list[Node], outputs: set[str]) -> list[onnx.ValueInfoProto]:
+        """Types of all inner tensors.
+
+        The first dimension of each is a symbol of its own, shared only along operators that run in
+        place: the runtime's planner keeps a dead buffer for a later tensor of equal dimensions, and
+        so it finds none.
+        """
+        symbol_of: dict[str, str] = {}
+        infos = []
+        for node in written:
+            for position, name in enumerate(node.outputs):
+                if not name or name in outputs or self._is_untyped(name):
+                    continue
+                tensor_type = self._type_of(name)
+                shape: list[int | str] = list(tensor_type.shape)
+                if shape:
+                    inherited = symbol_of.get(node.inputs[0]) if node.inputs else None
+                    shares = position == 0 and node.op in IN_PLACE_OPERATORS and inherited is not None
+                    symbol_of[name] = inherited if shares and inherited else f"d{len(symbol_of)}"
+                    if self._is_barrier_shape(name):
+                        del symbol_of[name]
+                    else:
+                        shape[0] = symbol_of[name]
+                infos.append(helper.make_tensor_value_info(name, tensor_type.dtype, shape))
+        return infos
+
+    def _is_barrier_shape(self, name: str) -> bool:
+        declared = self._barriers.types.get(name)
+        return declared is not None and declared.dtype == onnx.TensorProto.INT64
+
+    def _is_untyped(self, name: str) -> bool:
+        return name in self._barriers.types and self._barriers.types[name] is None
+
+
+def _group_key(step: Compute | Recompute) -> tuple[str, int | None]:
+    if isinstance(step, Recompute):
+        return ("recompute", step.segment)
+    return ("forward", None) if step.chunk is None else ("backward", step.chunk)
+
+
+def _value_info(name: str, tensor_type: TensorType) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, tensor_type.dtype, tensor_type.shape)
+
+
+def _annotated(node: Node, role: str, segment: int | None) -> onnx.NodeProto:
+    proto = node.to_proto()
+    notes = {"onnxgc.role": role, "onnxgc.node": node.origin or node.name}
+    if segment is not None:
+        notes["onnxgc.segment"] = str(segment)
+    for key, value in notes.items():
+        proto.metadata_props.add(key=key, value=value)
+    return proto
+
+
+def plan_json(checkpoints: tuple[str, ...], solver: str) -> str:
+    """The plan as the file's metadata carries it."""
+    return json.dumps({"schema": SCHEMA_VERSION, "solver": solver, "checkpoints": list(checkpoints)})

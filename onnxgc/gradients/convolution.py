@@ -1,0 +1,210 @@
+"""Gradient of convolution, in the forms that run well on each execution provider.
+
+x: [N, C, spatial...], w: [K, C / groups, kernel...], y, dy: [N, K, output...]. P is the number of
+output positions of one image, G the number of groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.shaping import reduce_sum, reshape
+from onnxgc.gradients.windows import Windows, windows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Everything static about one convolution."""
+
+    windows: Windows
+    batch: int
+    channels_in: int
+    channels_out: int
+    groups: int
+
+    @property
+    def positions(self) -> int:
+        return math.prod(self.windows.output_size)
+
+    @property
+    def is_pointwise(self) -> bool:
+        return self.groups == 1 and not self.windows.is_padded and all(k == 1 for k in self.windows.kernel)
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups == self.channels_in == self.channels_out
+
+    @property
+    def is_stem(self) -> bool:
+        """Few input channels under a large kernel: one product an offset would be all overhead."""
+        return self.groups == 1 and self.channels_in <= 4 and all(k >= 5 for k in self.windows.kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """One way to compute dw. The first form that applies is taken."""
+
+    name: str
+    applies: Callable[[Convolution], bool]
+    build: Callable[[GradientContext, Convolution], str]
+
+
+def conv(g: GradientContext) -> None:
+    """y = x * w + b."""
+    shape_w = g.input_shape(1)
+    batch, channels_in = g.input_shape(0)[:2]
+    convolution = Convolution(
+        windows_of(g, shape_w[2:]), batch, channels_in, shape_w[0], int(g.attribute("group", 1))
+    )
+    if g.wants(2):
+        g.give(2, reduce_sum(g, g.dy, (0, *range(2, len(shape_w)))))
+    # The weight's gradient comes before x's: it is x's last reader, so x need not outlive it.
+    if g.wants(1):
+        form = next(form for form in WEIGHT_FORMS["cpu"] if form.applies(convolution))
+        g.give(1, form.build(g, convolution))
+    if g.wants(0):
+        g.give(0, _input_gradient(g, convolution))
+
+
+def _input_gradient(g: GradientContext, c: Convolution) -> str:
+    return g.emit("ConvTranspose", g.dy, g.x(1), group=c.groups, **c.windows.transposed())
+
+
+def _pointwise(g: GradientContext, c: Convolution) -> str:
+    """dw = sum over images and positions of dy x^T, by whichever product needs less memory."""
+    x, dy, p = g.x(0), g.dy, c.positions
+    if any(stride > 1 for stride in c.windows.strides):
+        x = _strided(g, x, c.windows, (0,) * c.windows.rank)
+    x_size, dy_size = c.batch * c.channels_in * p, c.batch * c.channels_out * p
+    product_size = c.batch * c.channels_in * c.channels_out
+    if x_size + dy_size < min(x_size, dy_size) + product_size:
+        columns = _channels_first(g, x, c.channels_in, c.batch * p)
+        rows = _channels_first(g, dy, c.channels_out, c.batch * p)
+        gradient = g.emit("Gemm", rows, columns, transB=1)
+        return reshape(g, gradient, g.input_shape(1))
+    x = reshape(g, x, (c.batch, c.channels_in, p))
+    dy = reshape(g, dy, (c.batch, c.channels_out, p))
+    if x_size <= dy_size:
+        product = g.emit("MatMul", dy, g.emit("Transpose", x, perm=[0, 2, 1]))
+        return reshape(g, reduce_sum(g, product, (0,)), g.input_shape(1))
+    product = g.emit("MatMul", x, g.emit("Transpose", dy, perm=[0, 2, 1]))
+    gradient = g.emit("Transpose", reduce_sum(g, product, (0,)), perm=[1, 0])
+    return reshape(g, gradient, g.input_shape(1))
+
+
+def _channels_first(g: GradientContext, tensor: str, channels: int, columns: int) -> str:
+    """[N, C, ...] as the matrix [C, N P]."""
+    rank = 2 + len(g.output_shape()[2:])
+    turned = g.emit("Transpose", tensor, perm=[1, 0, *range(2, rank)])
+    return reshape(g, turned, (channels, columns))
+
+
+def _padded(g: GradientContext, tensor: str, windows: Windows, lead: int) -> str:
+    """`tensor` with the convolution's zeros around it; `lead` axes come before the spatial ones."""
+    if not windows.is_padded:
+        return tensor
+    pads = (*(0,) * lead, *windows.pads_begin, *(0,) * lead, *windows.pads_end)
+    return g.emit("Pad", tensor, g.ints(*pads))
+
+
+def _offsets(windows: Windows) -> Iterator[tuple[int, ...]]:
+    yield from itertools.product(*(range(size) for size in windows.kernel))
+
+
+def _strided(
+    g: GradientContext, padded: str, windows: Windows, offset: tuple[int, ...], first_axis: int = 2
+) -> str:
+    """What the kernel element at `offset` sees of the padded input, for every output position."""
+    starts = [k * d for k, d in zip(offset, windows.dilations, strict=True)]
+    ends = [
+        start + (out - 1) * stride + 1
+        for start, out, stride in zip(starts, windows.output_size, windows.strides, strict=True)
+    ]
+    axes = range(first_axis, first_axis + windows.rank)
+    return g.emit("Slice", padded, g.ints(*starts), g.ints(*ends), g.ints(*axes), g.ints(*windows.strides))
+
+
+def _by_offset(g: GradientContext, c: Convolution) -> str:
+    """One product [K, N P] x [C, N P]^T for each kernel element."""
+    columns = c.batch * c.positions
+    rows = _channels_first(g, g.dy, c.channels_out, columns)
+    padded = _padded(g, g.x(0), c.windows, 2)
+    turned = g.emit("Transpose", padded, perm=[1, 0, *range(2, 2 + c.windows.rank)])
+    parts = []
+    for offset in _offsets(c.windows):
+        seen = reshape(g, _strided(g, turned, c.windows, offset), (c.channels_in, columns))
+        product = g.emit("Gemm", rows, seen, transB=1)
+        parts.append(g.emit("Unsqueeze", product, g.ints(2)))
+    return _stacked(g, parts)
+
+
+def _stacked(g: GradientContext, parts: list[str]) -> str:
+    """One [K, C, 1] a kernel element, put together as the weight."""
+    stacked = parts[0] if len(parts) == 1 else g.emit("Concat", *parts, axis=2)
+    return reshape(g, stacked, g.input_shape(1))
+
+
+def _grouped(g: GradientContext, c: Convolution) -> str:
+    """As `_by_offset`, all groups in one batched product [G, K/G, N P] x [G, N P, C/G]."""
+    rank, columns = c.windows.rank, c.batch * c.positions
+    per_in, per_out = c.channels_in // c.groups, c.channels_out // c.groups
+    spatial = tuple(range(3, 3 + rank))
+    dy = reshape(g, g.dy, (c.batch, c.groups, per_out, *c.windows.output_size))
+    dy = g.emit("Transpose", dy, perm=[1, 2, 0, *spatial])
+    rows = reshape(g, dy, (c.groups, per_out, columns))
+    x = reshape(g, g.x(0), (c.batch, c.groups, per_in, *c.windows.input_size))
+    padded = _padded(g, x, c.windows, 3)
+    turned = g.emit("Transpose", padded, perm=[1, 0, *spatial, 2])
+    parts = []
+    for offset in _offsets(c.windows):
+        seen = _strided(g, turned, c.windows, offset, first_axis=2)
+        product = g.emit("MatMul", rows, reshape(g, seen, (c.groups, columns, per_in)))
+        parts.append(reshape(g, product, (c.channels_out, per_in, 1)))
+    return _stacked(g, parts)
+
+
+def _depthwise(g: GradientContext, c: Convolution) -> str:
+    """dw[c, k] = sum of dy[:, c] x[:, c] shifted by k."""
+    padded = _padded(g, g.x(0), c.windows, 2)
+    axes = (0, *range(2, 2 + c.windows.rank))
+    parts = []
+    for offset in _offsets(c.windows):
+        product = g.emit("Mul", g.dy, _strided(g, padded, c.windows, offset))
+        parts.append(reshape(g, reduce_sum(g, product, axes), (c.channels_out, 1, 1)))
+    return _stacked(g, parts)
+
+
+def _exchanged(g: GradientContext, c: Convolution) -> str:
+    """Convolution of x by dy with batch and channels exchanged, strides and dilations too."""
+    rank = c.windows.rank
+    swap = [1, 0, *range(2, 2 + rank)]
+    x = g.x(0)
+    unused = [max(-over, 0) for over in c.windows.overshoot]
+    if any(unused):
+        ends = [extent - cut for extent, cut in zip(c.windows.input_size, unused, strict=True)]
+        x = g.emit("Slice", x, g.ints(*(0,) * rank), g.ints(*ends), g.ints(*range(2, 2 + rank)))
+    x = g.emit("Transpose", x, perm=swap)
+    dy = g.emit("Transpose", g.dy, perm=swap)
+    gradient = g.emit(
+        "Conv", x, dy,
+        kernel_shape=list(c.windows.output_size),
+        strides=list(c.windows.dilations),
+        dilations=list(c.windows.strides),
+        pads=[*c.windows.pads_begin, *c.windows.end_pads_used],
+    )
+    return g.emit("Transpose", gradient, perm=swap)
+
+
+WEIGHT_FORMS: dict[str, tuple[WeightForm, ...]] = {
+    "cpu": (
+        WeightForm("pointwise", lambda c: c.is_pointwise, _pointwise),
+        WeightForm("depthwise", lambda c: c.is_depthwise and c.groups > 1, _depthwise),
+        WeightForm("grouped", lambda c: c.groups > 1, _grouped),
+        WeightForm("exchanged", lambda c: c.is_stem, _exchanged),
+        WeightForm("by offset", lambda c: True, _by_offset),
+    ),
+}

@@ -1,0 +1,99 @@
+"""From a checked ModelProto to a draft: weights lifted out of the graph, names made whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from onnxgc.model.draft import (
+    ONNX_DOMAINS,
+    Draft,
+    NameSource,
+    attributes_of,
+    operator_name,
+    topologically_sorted,
+)
+from onnxgc.model.ir import Node, Weight
+from onnxgc.model.weights import constant_value, filled_value, initializers
+
+# What a model without an import of ai.onnx gets, so that a loss can be appended.
+DEFAULT_OPSET = 18
+
+
+def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
+    """The model as a draft.
+
+    Initializers (also those that are graph inputs), Constant nodes and ConstantOfShape nodes of
+    constant shape become weights; no contents are read. Nodes are sorted and get a name where they
+    have none.
+    """
+    graph = model.graph
+    weights = initializers(graph, folder)
+    nodes, weights = lift_constants(graph.node, weights, folder)
+    nodes = with_node_names(topologically_sorted(nodes, _available(graph, weights)))
+    domains = {entry.domain: entry.version for entry in model.opset_import}
+    versions = [version for domain, version in domains.items() if domain in ONNX_DOMAINS]
+    return Draft(
+        name=graph.name or "model",
+        opset=max(versions, default=DEFAULT_OPSET if domains else 1),
+        ir_version=model.ir_version,
+        other_domains={name: version for name, version in domains.items() if name not in ONNX_DOMAINS},
+        nodes=nodes,
+        inputs=tuple(value.name for value in graph.input if value.name not in weights),
+        outputs=tuple(value.name for value in graph.output),
+        weights=weights,
+        declared={value.name: value.type for value in (*graph.value_info, *graph.input)},
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+    )
+
+
+def lift_constants(
+    protos: Iterable[onnx.NodeProto], weights: dict[str, Weight], folder: str = ""
+) -> tuple[tuple[Node, ...], dict[str, Weight]]:
+    """The nodes that compute something, and `weights` with the values of those that do not."""
+    lifted = dict(weights)
+    computing: list[Node] = []
+    for proto in protos:
+        domain = "" if proto.domain in ONNX_DOMAINS else proto.domain
+        if proto.op_type == "Constant" and not domain:
+            lifted[proto.output[0]] = constant_value(proto, folder)
+            continue
+        node = Node(
+            proto.op_type,
+            tuple(proto.input),
+            tuple(proto.output),
+            attributes_of(proto),
+            name=proto.name,
+            origin=proto.name,
+            domain=domain,
+        )
+        filled = filled_value(node, lifted) if node.op == "ConstantOfShape" and not domain else None
+        if filled is not None:
+            lifted[node.outputs[0]] = filled
+        else:
+            computing.append(node)
+    return tuple(computing), lifted
+
+
+def with_node_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes with unique names that are not empty, their own where it is unique."""
+    nodes = tuple(nodes)
+    names = NameSource(node.name for node in nodes)
+    seen: set[str] = set()
+    named: list[Node] = []
+    for node in nodes:
+        name = node.name
+        if not name:
+            name = names.fresh(f"{node.op}_{next(filter(None, node.outputs), 'node')}")
+        elif name in seen:
+            name = names.fresh(name)
+        seen.add(name)
+        named.append(
+            node.with_changes(name=name, origin=node.origin or name, rule=node.rule or operator_name(node))
+        )
+    return tuple(named)
+
+
+def _available(graph: onnx.GraphProto, weights: dict[str, Weight]) -> list[str]:
+    return [*(value.name for value in graph.input), *weights]

@@ -1,0 +1,144 @@
+"""From a path or a ModelProto to a checked model without function calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import helper, inliner
+
+from onnxgc.errors import ModelFileError
+from onnxgc.model.draft import ONNX_DOMAINS
+
+_TEXT_SUFFIXES = (".json", ".textproto", ".prototxt", ".onnxtxt", ".onnxjson", ".onnxtext", ".txtpb", ".pbtxt")
+# A model file begins with the field `ir_version`: field 1, a varint.
+_FIRST_BYTE = b"\x08"
+
+
+def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """The model, and the folder that its external data is relative to.
+
+    External data is not read. Calls of model-local functions are replaced by their bodies.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not a valid ONNX model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, folder, label = source, "", f"model '{source.graph.name}'"
+    else:
+        path = os.fspath(source)
+        model, folder, label = _read_file(path), os.path.dirname(os.path.abspath(path)), f"'{path}'"
+    _check_graph(model, label)
+    if model.functions:
+        model = _without_functions(model, label)
+    _check_model(model, label)
+    return model, folder
+
+
+def without_payloads(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """A copy of the graph in which initializers are typed inputs."""
+    shell = onnx.GraphProto(name=graph.name or "graph")
+    shell.node.extend(graph.node)
+    shell.input.extend(graph.input)
+    shell.output.extend(graph.output)
+    declared = {value.name for value in graph.input}
+    shell.input.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in graph.initializer
+        if tensor.name not in declared
+    )
+    return shell
+
+
+def _read_file(path: str) -> onnx.ModelProto:
+    if os.path.isdir(path):
+        raise ModelFileError(f"'{path}' is a directory, not an ONNX file")
+    if not os.path.exists(path):
+        raise ModelFileError(f"there is no file '{path}'")
+    if path.endswith(_TEXT_SUFFIXES):
+        return _read_text(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise ModelFileError(f"'{path}' cannot be read: {error.strerror}") from error
+    if not content:
+        raise ModelFileError(f"'{path}' is empty (0 bytes)")
+    try:
+        return onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        if content.startswith(_FIRST_BYTE):
+            raise ModelFileError(f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded") from error
+        raise ModelFileError(f"'{path}' is not an ONNX file") from error
+
+
+def _read_text(path: str) -> onnx.ModelProto:
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as error:  # Each text format has its own parser, with its own exceptions.
+        raise ModelFileError(f"'{path}' is not an ONNX model in text form: {_first_line(error)}") from error
+
+
+def _check_graph(model: onnx.ModelProto, label: str) -> None:
+    if not model.HasField("graph") or (not model.ir_version and not model.graph.node):
+        raise ModelFileError(f"{label} is not an ONNX model, or is truncated: it holds no graph")
+    if not model.graph.node:
+        raise ModelFileError(f"{label} has an empty graph: there is no operator to train")
+    if not model.graph.output:
+        raise ModelFileError(f"{label} has no outputs, so nothing can be trained")
+
+
+def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    shell = onnx.ModelProto()
+    shell.CopyFrom(model) if not model.graph.initializer else _copy_without_graph(model, shell)
+    if model.graph.initializer:
+        shell.graph.CopyFrom(without_payloads(model.graph))
+    try:
+        inlined = inliner.inline_local_functions(shell, convert_version=True)
+    except Exception as error:  # The inliner raises plain RuntimeErrors from C++.
+        raise ModelFileError(f"the functions of {label} cannot be inlined: {_first_line(error)}") from error
+    return _with_payloads(inlined, model.graph)
+
+
+def _copy_without_graph(model: onnx.ModelProto, shell: onnx.ModelProto) -> None:
+    shell.ir_version = model.ir_version
+    shell.opset_import.extend(model.opset_import)
+    shell.functions.extend(model.functions)
+    shell.metadata_props.extend(model.metadata_props)
+
+
+def _with_payloads(inlined: onnx.ModelProto, source: onnx.GraphProto) -> onnx.ModelProto:
+    initial = {tensor.name for tensor in source.initializer}
+    declared = {value.name for value in source.input}
+    inputs = [value for value in inlined.graph.input if value.name in declared or value.name not in initial]
+    del inlined.graph.input[:]
+    inlined.graph.input.extend(inputs)
+    inlined.graph.initializer.extend(source.initializer)
+    return inlined
+
+
+def _check_model(model: onnx.ModelProto, label: str) -> None:
+    shell = onnx.ModelProto(ir_version=model.ir_version)
+    shell.opset_import.extend(_with_default_domain(model.opset_import, model.graph.node))
+    shell.graph.CopyFrom(without_payloads(model.graph))
+    try:
+        onnx.checker.check_model(shell)
+    except onnx.checker.ValidationError as error:
+        raise ModelFileError(f"{label} is not a valid ONNX model: {_first_line(error)}") from error
+
+
+def _with_default_domain(
+    imports: Iterable[onnx.OperatorSetIdProto], nodes: Iterable[onnx.NodeProto]
+) -> list[onnx.OperatorSetIdProto]:
+    found = list(imports)
+    uses_default = any(node.domain in ONNX_DOMAINS for node in nodes)
+    if found and not uses_default and not any(entry.domain in ONNX_DOMAINS for entry in found):
+        found.append(helper.make_opsetid("", 1))
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,121 @@
+"""Brings a draft to the target opset with ONNX's own version converter.
+
+The converter sees the graph without its weights, which keeps it fast whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper, inliner, numpy_helper, version_converter
+
+from onnxgc.errors import ModelFileError
+from onnxgc.model.draft import Draft
+from onnxgc.model.ir import Node, TensorType, Weight
+from onnxgc.model.lift import lift_constants, with_node_names
+from onnxgc.model.weights import is_external
+
+TARGET_OPSET = 18
+TARGET_IR_VERSION = 9
+# Newer operators that ONNX defines by older ones: their bodies take their place when lowering.
+_EXPANDED_TO_LOWER = ("Gelu", "GroupNormalization", "RMSNormalization", "Swish", "Attention", "RotaryEmbedding")
+# The converter turns small constants from inputs into attributes and back, so it must see them.
+_LARGEST_SEEN = 1024
+
+
+def at_target_opset(draft: Draft) -> Draft:
+    """The draft at opset 18 and IR 9 where its operators allow it, else at its own opset.
+
+    Raises:
+        ModelFileError: an operator of an older opset cannot be raised.
+    """
+    if draft.opset == TARGET_OPSET:
+        return draft.with_changes(ir_version=TARGET_IR_VERSION)
+    if draft.opset < TARGET_OPSET:
+        try:
+            return _converted(draft, _shell(draft))
+        except RuntimeError as error:
+            raise ModelFileError(
+                f"the model cannot be raised from opset {draft.opset} to {TARGET_OPSET}: {_reason(error)}; "
+                f"export it at opset {TARGET_OPSET}"
+            ) from error
+    return _lowered(draft)
+
+
+def _lowered(draft: Draft) -> Draft:
+    shell = _shell(draft)
+    note = f"the model was brought down from opset {draft.opset} to {TARGET_OPSET}"
+    present = sorted({node.op for node in draft.nodes if not node.domain and node.op in _EXPANDED_TO_LOWER})
+    try:
+        if present:
+            shell = inliner.inline_selected_functions(
+                shell, [("", name) for name in present], inline_schema_functions=True
+            )
+            note += f"; {', '.join(present)} became the operators that define it"
+        return _converted(draft, shell).with_notes(note)
+    except RuntimeError as error:
+        return draft.with_notes(
+            f"the model stays at opset {draft.opset}, because it cannot be brought down to {TARGET_OPSET} "
+            f"({_reason(error)}); some operators may then have no CUDA kernel"
+        )
+
+
+def _shell(draft: Draft) -> onnx.ModelProto:
+    """The draft as a ModelProto whose larger weights are inputs."""
+    seen = {name: weight for name, weight in draft.weights.items() if _is_seen(weight)}
+    fed = {name: weight.type for name, weight in draft.weights.items() if name not in seen}
+    fed |= {name: draft.types[name] for name in draft.inputs}
+    graph = helper.make_graph(
+        [node.to_proto() for node in draft.nodes],
+        draft.name,
+        [_value_info(name, kind) for name, kind in fed.items()],
+        [_output_info(name, draft) for name in draft.outputs],
+        [numpy_helper.from_array(weight.load(), name) for name, weight in seen.items()],
+        value_info=[
+            _value_info(name, kind)
+            for name, kind in draft.types.items()
+            if name not in fed and name not in draft.outputs
+        ],
+    )
+    imports = [helper.make_opsetid("", draft.opset)]
+    imports += [helper.make_opsetid(domain, version) for domain, version in draft.other_domains.items()]
+    return helper.make_model(graph, opset_imports=imports, ir_version=TARGET_IR_VERSION)
+
+
+def _converted(draft: Draft, shell: onnx.ModelProto) -> Draft:
+    graph = version_converter.convert_version(shell, TARGET_OPSET).graph
+    added: dict[str, Weight] = {}
+    for tensor in graph.initializer:
+        if tensor.name not in draft.weights:
+            added |= lift_constants([helper.make_node("Constant", [], [tensor.name], value=tensor)], {})[1]
+    nodes, weights = lift_constants(graph.node, {**draft.weights, **added})
+    before = {node.name: node for node in draft.nodes}
+    return draft.with_changes(
+        opset=TARGET_OPSET,
+        ir_version=TARGET_IR_VERSION,
+        nodes=tuple(_with_origin(node, before) for node in with_node_names(nodes)),
+        weights=weights,
+        derived=draft.derived | (weights.keys() - draft.weights.keys()),
+    )
+
+
+def _with_origin(node: Node, before: dict[str, Node]) -> Node:
+    source = before.get(node.name)
+    return node if source is None else node.with_changes(origin=source.origin)
+
+
+def _is_seen(weight: Weight) -> bool:
+    return not weight.type.is_floating and weight.type.element_count <= _LARGEST_SEEN and not is_external(weight)
+
+
+def _value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind.dtype, kind.shape)
+
+
+def _output_info(name: str, draft: Draft) -> onnx.ValueInfoProto:
+    kind = draft.type_of(name)
+    return onnx.ValueInfoProto(name=name) if kind is None else _value_info(name, kind)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text.rpartition("failed: ")[2]

@@ -1,0 +1,248 @@
+"""Which weights train: told by how they are used, never by what they are called."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from onnxgc.errors import NoParametersError
+from onnxgc.model.draft import Draft, operator_name
+from onnxgc.model.ir import Array, Node, TensorType, Weight
+from onnxgc.model.weights import is_external
+
+
+class Role(StrEnum):
+    """What a weight is to training."""
+
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+    STATISTIC = "statistic"
+    FROZEN = "frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterDecision:
+    """A weight, what it is taken for, and why."""
+
+    name: str
+    type: TensorType
+    role: Role
+    reason: str
+    used_by: tuple[str, ...] = ()
+
+
+# Inputs that hold parameters, by operator.
+PARAMETER_INPUTS: Mapping[str, tuple[int, ...]] = {
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3),
+    "Gemm": (0, 1, 2),
+    "MatMul": (0, 1),
+    "Einsum": tuple(range(8)),
+    "BatchNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "PRelu": (1,),
+    "Gather": (0,),
+    "GatherND": (0,),
+    "LSTM": (1, 2, 3, 7),
+    "GRU": (1, 2, 3),
+    "RNN": (1, 2, 3),
+}
+STATISTIC_INPUTS: Mapping[str, tuple[int, ...]] = {"BatchNormalization": (3, 4)}
+# Operands with more than one element are parameters; a single number is a constant of the formula.
+ARITHMETIC: Mapping[str, tuple[int, ...]] = {
+    "Add": (0, 1),
+    "Sub": (0, 1),
+    "Mul": (0, 1),
+    "Div": (0, 1),
+    "Pow": (0, 1),
+    "Sum": tuple(range(64)),
+    "Mean": tuple(range(64)),
+    "Max": tuple(range(64)),
+    "Min": tuple(range(64)),
+    "Where": (1, 2),
+}
+# Operators that hand their first input (Concat: any) on, so that its use is found behind them.
+HANDED_ON = frozenset(
+    "Reshape Transpose Unsqueeze Squeeze Flatten Identity Expand Tile Cast CastLike Slice Concat Split "
+    "Pad Neg Abs Exp Log Sqrt Reciprocal Sigmoid Softplus Tanh DepthToSpace SpaceToDepth".split()
+)
+# Below this an additive float constant is a mask, not a value that training would reach.
+MASK_VALUE = -1e4
+
+
+def classify_weights(
+    draft: Draft, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
+) -> tuple[ParameterDecision, ...]:
+    """What each weight is taken for; `trainable` and `freeze` are globs that overrule it.
+
+    Raises:
+        NoParametersError: a glob matches no float weight.
+    """
+    uses = _Uses(draft)
+    decisions = [_decide(name, weight, uses) for name, weight in draft.weights.items()]
+    floating = [decision.name for decision in decisions if decision.type.is_floating]
+    for option, globs in (("--trainable", trainable), ("--freeze", freeze)):
+        for glob in globs:
+            if not any(fnmatchcase(name, glob) for name in floating):
+                raise _unmatched(option, glob, floating)
+    return tuple(_overruled(decision, trainable, freeze) for decision in decisions)
+
+
+def tied_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
+    """One line for each parameter that several nodes use."""
+    return tuple(
+        f"parameter '{decision.name}' is used by {len(decision.used_by)} nodes ({_listed(decision.used_by)}) "
+        "and is trained as one"
+        for decision in decisions
+        if decision.role is Role.PARAMETER and len(decision.used_by) > 1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A use of a weight by an operator that does more than hand it on."""
+
+    node: Node
+    index: int
+    role: Role
+    reason: str
+
+
+class _Uses:
+    """Follows weights to the operators that use them."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._weights = draft.weights
+        self._consumers = draft.consumers()
+        self._producers = draft.producers()
+        self._declared = draft.declared
+        self._inputs = frozenset(draft.inputs)
+
+    def of(self, name: str) -> list[_Use]:
+        """Every use of a weight, through operators that hand it on, in node order."""
+        weight = self._weights[name]
+        found: list[_Use] = []
+        pending, seen = [name], {name}
+        while pending:
+            tensor = pending.pop(0)
+            for node, index in self._consumers.get(tensor, ()):
+                if self._hands_on(node, index):
+                    fresh = [output for output in node.outputs if output and output not in seen]
+                    seen.update(fresh)
+                    pending += fresh
+                else:
+                    found.append(self._judge(weight, tensor, node, index))
+        return found
+
+    def _hands_on(self, node: Node, index: int) -> bool:
+        return not node.domain and node.op in HANDED_ON and (index == 0 or node.op == "Concat")
+
+    def _judge(self, weight: Weight, tensor: str, node: Node, index: int) -> _Use:
+        where = f"input {index} of {operator_name(node)} '{node.name}'"
+        if node.domain:
+            # Unknown operators' operands train, so that a missing rule is told and not passed over.
+            role = Role.PARAMETER if weight.type.element_count > 1 else Role.CONSTANT
+            return _Use(node, index, role, where)
+        if index in STATISTIC_INPUTS.get(node.op, ()):
+            return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
+        if index in PARAMETER_INPUTS.get(node.op, ()):
+            if node.op in ("MatMul", "Mul") and self._is_position_table(tensor, node):
+                return _Use(node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer")
+            return _Use(node, index, Role.PARAMETER, where)
+        if index in ARITHMETIC.get(node.op, ()):
+            return self._judge_operand(weight, tensor, node, index, where)
+        return _Use(node, index, Role.CONSTANT, f"setting of the operator: {where}")
+
+    def _judge_operand(self, weight: Weight, tensor: str, node: Node, index: int, where: str) -> _Use:
+        if weight.type.element_count <= 1:
+            return _Use(node, index, Role.CONSTANT, f"single number: {where}")
+        if node.op in ("Mul", "Div") and self._is_position_table(tensor, node):
+            return _Use(node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer")
+        if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
+            return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
+        return _Use(node, index, Role.PARAMETER, where)
+
+    def _is_position_table(self, tensor: str, node: Node) -> bool:
+        """Whether all other operands are integers that were cast, as positions are."""
+        others = [name for name in node.inputs if name and name != tensor]
+        return bool(others) and all(self._is_cast_integer(name) for name in others)
+
+    def _is_cast_integer(self, name: str) -> bool:
+        for _ in range(8):
+            producer = self._producers.get(name)
+            if producer is None:
+                return self._is_integer(name)
+            if producer.op not in HANDED_ON and producer.op not in ("Range", "Shape", "CumSum"):
+                return False
+            if producer.op in ("Range", "Shape"):
+                return all(self._is_integer(read) for read in producer.inputs if read) or producer.op == "Shape"
+            name = producer.inputs[0]
+        return False
+
+    def _is_integer(self, name: str) -> bool:
+        if name in self._weights:
+            return not self._weights[name].type.is_floating
+        declared = self._declared.get(name)
+        if declared is None or not declared.HasField("tensor_type"):
+            return False
+        return not TensorType(declared.tensor_type.elem_type, ()).is_floating
+
+
+def _decide(name: str, weight: Weight, uses: _Uses) -> ParameterDecision:
+    if not weight.type.is_floating:
+        return ParameterDecision(name, weight.type, Role.CONSTANT, "not a floating-point tensor")
+    found = uses.of(name)
+    if not found:
+        return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
+    for role in (Role.PARAMETER, Role.STATISTIC, Role.CONSTANT):
+        of_role = [use for use in found if use.role is role]
+        if of_role:
+            used_by = tuple(dict.fromkeys(use.node.name for use in of_role))
+            return ParameterDecision(name, weight.type, role, of_role[0].reason, used_by)
+    raise AssertionError(name)
+
+
+def _overruled(
+    decision: ParameterDecision, trainable: Sequence[str], freeze: Sequence[str]
+) -> ParameterDecision:
+    if not decision.type.is_floating:
+        return decision
+    for glob in freeze:
+        if fnmatchcase(decision.name, glob) and decision.role is Role.PARAMETER:
+            return replace(decision, role=Role.FROZEN, reason=f"--freeze {glob}")
+    if decision.role is Role.STATISTIC:
+        return decision
+    if trainable:
+        for glob in trainable:
+            if fnmatchcase(decision.name, glob):
+                return replace(decision, role=Role.PARAMETER, reason=f"--trainable {glob}")
+    return decision
+
+
+def _is_mask(weight: Weight) -> bool:
+    """Whether the values are zeros and large negative numbers only, as attention masks are."""
+    if is_external(weight):
+        return False
+    values: Array = np.asarray(weight.load(), dtype=np.float64)
+    return bool(np.all((values == 0) | (values <= -100)) and np.any(values <= -100))
+
+
+def _unmatched(option: str, glob: str, names: Sequence[str]) -> NoParametersError:
+    stem = glob.strip("*?")
+    close = difflib.get_close_matches(stem, names, n=3, cutoff=0.3) or list(names[:3])
+    known = f"closest names: {', '.join(repr(name) for name in close)}" if close else "the model has no float weights"
+    return NoParametersError(f"{option} '{glob}' matches no weight of the model; {known}")
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown if len(names) <= most else f"{shown}, ..."

@@ -1,0 +1,139 @@
+"""From any forward ONNX model to a `TrainableModel`: the passes on one page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+
+from onnxgc.errors import NoParametersError
+from onnxgc.model.draft import Draft, reads_of, without_dead_nodes
+from onnxgc.model.ir import Node, TensorType, TrainableModel
+from onnxgc.model.lift import draft_of
+from onnxgc.model.load import load_proto
+from onnxgc.model.loss import LossChoice, choose_loss, with_loss
+from onnxgc.model.opset import at_target_opset
+from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, tied_notes
+from onnxgc.model.shapes import check_static, resolved, with_input_shapes
+from onnxgc.model.trainable import (
+    in_current_form,
+    with_batch_statistics,
+    with_dropout_on,
+    without_identities,
+)
+
+
+def read_model(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    loss: str = "auto",
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+) -> TrainableModel:
+    """The model as a static forward graph in training mode that ends in a scalar loss.
+
+    `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, `cross-entropy`, `mse`,
+    `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
+    that overrule what is found by use. Weights' contents are not read.
+
+    Raises:
+        ModelFileError: the file is missing, is not ONNX, or is not valid.
+        ShapeError: a tensor has no static shape, or a given shape does not fit.
+        LossError: the loss does not fit the model's outputs.
+        NoParametersError: a glob matches nothing, or no parameter reaches the loss.
+    """
+    draft = draft_of(*load_proto(source))
+    draft = in_current_form(without_dead_nodes(draft, draft.outputs))
+
+    decisions = classify_weights(draft, trainable, freeze)
+    draft, change = with_input_shapes(_with_roles(draft, decisions), input_shapes)
+    draft = resolved(draft, change)
+
+    draft, choice = choose_loss(draft, loss)
+    draft = _ending_in(draft, choice)
+    check_static(draft)
+
+    draft = at_target_opset(draft)
+    draft = without_identities(with_dropout_on(draft))
+    draft, statistics = with_batch_statistics(draft)
+    draft, roles = with_loss(draft, choice)
+    draft = resolved(draft)
+    check_static(draft)
+
+    draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
+    parameters = _parameters(draft, decisions, roles["loss"])
+    return TrainableModel(
+        name=draft.name,
+        opset=draft.opset,
+        ir_version=draft.ir_version,
+        nodes=draft.nodes,
+        types=_types(draft),
+        inputs=tuple(name for name in draft.inputs if name not in roles.values()),
+        targets=tuple(name for role, name in roles.items() if role != "loss"),
+        outputs=draft.outputs,
+        weights=draft.weights,
+        parameters=parameters,
+        statistics=statistics,
+        loss=roles["loss"],
+        loss_kind=choice.kind,
+        notes=(*draft.notes, *tied_notes(d for d in decisions if d.name in parameters)),
+        metadata={**draft.metadata, "onnxgc.names": json.dumps(roles, sort_keys=True)},
+    )
+
+
+def explain_weights(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+) -> tuple[ParameterDecision, ...]:
+    """What each weight of a model is taken for, and why; needs no shapes and no loss."""
+    draft = draft_of(*load_proto(source))
+    return classify_weights(without_dead_nodes(draft, draft.outputs), trainable, freeze)
+
+
+def _with_roles(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
+    fixed = (decision.name for decision in decisions if decision.role is not Role.CONSTANT)
+    return draft.with_changes(fixed=frozenset(fixed))
+
+
+def _ending_in(draft: Draft, choice: LossChoice) -> Draft:
+    """The draft up to the tensor that the loss is taken of, with a note of what else went."""
+    outputs = tuple(choice.of if name == choice.output else name for name in draft.outputs)
+    kept = without_dead_nodes(draft, [choice.of])
+    computed = {output for node in kept.nodes for output in node.outputs}
+    dropped = [name for name in outputs if name not in computed]
+    read = {name for node in kept.nodes for name in reads_of(node)} | {choice.of}
+    unread = [name for name in draft.inputs if name not in read]
+    notes = [f"output '{name}' does not reach the loss and is left out" for name in dropped]
+    notes += [f"input '{name}' does not reach the loss and is left out" for name in unread]
+    return kept.with_changes(
+        outputs=tuple(dict.fromkeys(name for name in outputs if name in computed)),
+        inputs=tuple(name for name in draft.inputs if name in read),
+    ).with_notes(*notes)
+
+
+def _parameters(draft: Draft, decisions: Sequence[ParameterDecision], loss: str) -> tuple[str, ...]:
+    """The parameters that the loss depends on, in the order of the file."""
+    reaching = without_dead_nodes(draft, [loss]).weights
+    found = tuple(d.name for d in decisions if d.role is Role.PARAMETER and d.name in reaching)
+    if found:
+        return found
+    frozen = sum(1 for decision in decisions if decision.role is Role.FROZEN)
+    reason = f"all {frozen} are frozen; pass a narrower --freeze" if frozen else (
+        "the model has no weight that looks like one; pass --trainable GLOB"
+    )
+    raise NoParametersError(f"no trainable parameter reaches the loss '{loss}': {reason}")
+
+
+def _types(draft: Draft) -> dict[str, TensorType]:
+    """The types of inputs and of what the nodes compute."""
+    computed = [output for node in draft.nodes for output in _named(node)]
+    return {name: draft.types[name] for name in (*draft.inputs, *computed)}
+
+
+def _named(node: Node) -> tuple[str, ...]:
+    return tuple(filter(None, node.outputs))

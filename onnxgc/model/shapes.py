@@ -1,0 +1,387 @@
+"""Gives every tensor a static shape: one walk in topological order.
+
+For each node the walk rewrites what exporters froze (literal Reshape targets), evaluates what
+depends on constants and static shapes only, and else asks ONNX for its output types. Everything
+that a node reads is static when the walk comes to it, so one walk is enough, and an inconsistency
+is found at the node that causes it. Weights take part by their types; only small constants are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import defs, helper, numpy_helper, shape_inference
+
+from onnxgc.errors import ShapeError
+from onnxgc.model import rewrites
+from onnxgc.model.draft import Draft, captured_names, operator_name, reads_of
+from onnxgc.model.folding import (
+    LARGEST_FOLDED_INPUT,
+    LARGEST_FOLDED_OUTPUT,
+    evaluate,
+    may_fold,
+    shape_value,
+)
+from onnxgc.model.ir import Array, Node, TensorType, Weight
+from onnxgc.model.weights import ArrayWeight, is_external
+
+# Larger tensors are never shapes, axes, scales or ratios.
+_LARGEST_SETTING = 1024
+_POSITIVE_OUTPUTS = frozenset("Conv ConvTranspose MaxPool AveragePool LpPool".split())
+# Contributed operators whose output has the type of their first input.
+_SAME_AS_INPUT = frozenset(
+    "FastGelu BiasGelu Gelu QuickGelu LayerNormalization SkipLayerNormalization "
+    "SimplifiedLayerNormalization SkipSimplifiedLayerNormalization RotaryEmbedding".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """The first dimension as the file has it, and as the user wants it."""
+
+    old: int
+    new: int
+
+
+def with_input_shapes(
+    draft: Draft, input_shapes: Mapping[str, tuple[int, ...]] | None
+) -> tuple[Draft, BatchChange | None]:
+    """The draft with a static type for every input, and how the batch changes by it.
+
+    Raises:
+        ShapeError: a shape is given for an unknown input, has the wrong rank or a size below 1,
+            or an input is not a tensor or has no declared rank.
+    """
+    given = dict(input_shapes or {})
+    for name in given:
+        if name not in draft.inputs:
+            known = ", ".join(f"'{known}'" for known in draft.inputs) or "none"
+            raise ShapeError(f"--input-shapes names '{name}', which is not an input; the inputs are: {known}")
+    types: dict[str, TensorType] = {}
+    notes: list[str] = []
+    change: BatchChange | None = None
+    for name in draft.inputs:
+        declared = _declared_shape(name, draft.declared[name])
+        shape = _chosen_shape(name, declared, given.get(name), notes)
+        types[name] = TensorType(draft.declared[name].tensor_type.elem_type, shape)
+        if change is None and declared and isinstance(declared[0], int) and declared[0] != shape[0]:
+            change = BatchChange(declared[0], shape[0])
+    # Inner declarations were made for the file's own input shapes.
+    stale = any(_contradicts(draft.declared[name], types[name].shape) for name in draft.inputs)
+    kept = {name: kind for name, kind in draft.declared.items() if not stale or name in types}
+    return draft.with_changes(types=types, declared=kept).with_notes(*notes), change
+
+
+def resolved(draft: Draft, change: BatchChange | None = None) -> Draft:
+    """The draft with every tensor's static type, or the reason why it has none in `problems`."""
+    walk = _Walk(draft, change)
+    for node in draft.nodes:
+        walk.visit(node)
+    return draft.with_changes(
+        nodes=tuple(walk.nodes),
+        weights=walk.weights,
+        types=walk.types,
+        derived=draft.derived | walk.derived,
+        problems=walk.problems,
+        notes=(*draft.notes, *walk.notes()),
+    )
+
+
+def check_static(draft: Draft) -> None:
+    """Raises `ShapeError` for the first tensor without a static type."""
+    for node in draft.nodes:
+        for output in node.outputs:
+            if output in draft.problems:
+                raise ShapeError(draft.problems[output])
+
+
+@dataclass(slots=True)
+class _Walk:
+    draft: Draft
+    change: BatchChange | None
+    nodes: list[Node] = field(default_factory=list)
+    weights: dict[str, Weight] = field(init=False)
+    types: dict[str, TensorType] = field(init=False)
+    protos: dict[str, onnx.TypeProto] = field(init=False)
+    values: dict[str, Array] = field(default_factory=dict)
+    settings: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    derived: set[str] = field(default_factory=set)
+    problems: dict[str, str] = field(default_factory=dict)
+    rewritten: list[str] = field(default_factory=list)
+    opsets: list[onnx.OperatorSetIdProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = dict(self.draft.weights)
+        self.types = {name: self.draft.types[name] for name in self.draft.inputs}
+        self.protos = {name: _proto(kind) for name, kind in self.types.items()}
+        self.protos |= {name: _proto(weight.type) for name, weight in self.weights.items()}
+        self.opsets = [helper.make_opsetid("", self.draft.opset)]
+
+    def visit(self, node: Node) -> None:
+        unknown = next((name for name in reads_of(node) if name not in self.protos), None)
+        if unknown is not None:
+            reason = self.problems.get(unknown, f"tensor '{unknown}' has no static shape")
+            self.problems.update(dict.fromkeys(filter(None, node.outputs), reason))
+            return
+        for lowered in self._rewrite(node):
+            self._visit_lowered(lowered)
+
+    def notes(self) -> tuple[str, ...]:
+        if not self.rewritten or self.change is None:
+            return ()
+        names = ", ".join(f"'{name}'" for name in self.rewritten[:3])
+        more = ", ..." if len(self.rewritten) > 3 else ""
+        return (
+            f"{len(self.rewritten)} literal shapes held the file's batch of {self.change.old} and were "
+            f"rewritten for {self.change.new} ({names}{more})",
+        )
+
+    def value(self, name: str) -> Array | None:
+        """The value of a constant that may be folded."""
+        weight = self.weights.get(name)
+        if weight is None or name in self.draft.fixed or weight.type.element_count > LARGEST_FOLDED_INPUT:
+            return None
+        if name not in self.values:
+            if is_external(weight) and weight.type.is_floating:
+                return None
+            self.values[name] = weight.load()
+        return self.values[name]
+
+    def type_of(self, name: str) -> TensorType | None:
+        weight = self.weights.get(name)
+        return weight.type if weight is not None else self.types.get(name)
+
+    def add_constant(self, name: str, value: Array) -> None:
+        """Records a computed constant."""
+        self.weights[name] = ArrayWeight(value)
+        self.values[name] = value
+        self.protos[name] = _proto(self.weights[name].type)
+        self.derived.add(name)
+
+    def _rewrite(self, node: Node) -> list[Node]:
+        if self.change is not None:
+            target = rewrites.batched_target(node, self.type_of, self.value, self.change.old, self.change.new)
+            if target is not None:
+                name = rewrites.unused(f"{node.inputs[1]}_{node.name}", self.protos)
+                self.add_constant(name, target)
+                self.rewritten.append(node.name)
+                node = node.with_changes(inputs=(node.inputs[0], name, *node.inputs[2:]))
+        return [rewrites.cast_like_as_cast(node, self.type_of)]
+
+    def _visit_lowered(self, node: Node) -> None:
+        known = self.type_of(node.inputs[0]) if node.inputs else None
+        value = shape_value(node, known.shape) if known is not None else None
+        if value is not None:
+            self.add_constant(node.outputs[0], value)
+            return
+        inferred = self._inferred(node)
+        if isinstance(inferred, str):
+            self.problems.update(dict.fromkeys(filter(None, node.outputs), inferred))
+            return
+        static = {name: kind for name, proto in inferred.items() if (kind := _static(proto)) is not None}
+        if self._folded(node, static):
+            return
+        self.nodes.append(node)
+        for name in filter(None, node.outputs):
+            if name in static:
+                self.types[name] = static[name]
+                self.protos[name] = inferred[name]
+            elif name in inferred and not inferred[name].HasField("tensor_type"):
+                self.protos[name] = inferred[name]
+            else:
+                self.problems[name] = self._not_static(name, node)
+
+    def _folded(self, node: Node, static: Mapping[str, TensorType]) -> bool:
+        if not may_fold(node) or len(static) != len([name for name in node.outputs if name]):
+            return False
+        if any(kind.element_count > LARGEST_FOLDED_OUTPUT for kind in static.values()):
+            return False
+        values: dict[str, Array] = {}
+        for name in filter(None, node.inputs):
+            value = self.value(name)
+            if value is None:
+                return False
+            values[name] = value
+        results = evaluate(node, values, static, self.draft.opset)
+        if results is None:
+            return False
+        for name, result in results.items():
+            self.add_constant(name, result)
+        return True
+
+    def _inferred(self, node: Node) -> dict[str, onnx.TypeProto] | str:
+        """The types of the node's outputs, or what is wrong with the node."""
+        if node.domain:
+            return self._of_other_domain(node)
+        if not all(name in self.protos for name in reads_of(node)):
+            raise AssertionError(node.name)
+        read = (*node.inputs, *captured_names(node))
+        types = {name: self.protos[name] for name in read if name}
+        proto = node.to_proto()
+        try:
+            schema = defs.get_schema(node.op, self.draft.opset, "")
+            found = shape_inference.infer_node_outputs(
+                schema,
+                proto,
+                types,
+                self._settings(node),
+                opset_imports=self.opsets,
+                ir_version=max(self.draft.ir_version, 4),
+            )
+        except (shape_inference.InferenceError, defs.SchemaError, onnx.checker.ValidationError) as error:
+            return self._inconsistent(node, _reason(error))
+        if any(name and _static(found.get(name)) is None for name in node.outputs):
+            found |= self._by_function_body(proto, types)
+        problem = self._impossible(node, found)
+        return self._inconsistent(node, problem) if problem else found
+
+    def _by_function_body(
+        self, proto: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]
+    ) -> dict[str, onnx.TypeProto]:
+        """Types of a node whose operator is defined by other operators only."""
+        graph = helper.make_graph(
+            [proto],
+            "one_node",
+            [helper.make_value_info(name, kind) for name, kind in types.items()],
+            [onnx.ValueInfoProto(name=name) for name in proto.output if name],
+        )
+        model = helper.make_model(graph, opset_imports=self.opsets, ir_version=max(self.draft.ir_version, 4))
+        found = shape_inference.infer_shapes(model).graph.output
+        return {value.name: value.type for value in found if _static(value.type) is not None}
+
+    def _of_other_domain(self, node: Node) -> dict[str, onnx.TypeProto] | str:
+        outputs = [name for name in node.outputs if name]
+        if node.op in _SAME_AS_INPUT and len(outputs) == 1:
+            return {outputs[0]: self.protos[node.inputs[0]]}
+        declared = {name: self.draft.declared[name] for name in outputs if name in self.draft.declared}
+        if all(_static(declared.get(name)) is not None for name in outputs):
+            return declared
+        return (
+            f"the shape of tensor '{outputs[0]}' cannot be inferred: node '{node.name}' is "
+            f"{operator_name(node)}, an operator outside of ONNX; export the model with standard operators"
+        )
+
+    def _settings(self, node: Node) -> dict[str, onnx.TensorProto]:
+        """The node's small constant inputs, which may decide the shape of its outputs."""
+        found: dict[str, onnx.TensorProto] = {}
+        for name in filter(None, node.inputs):
+            if name not in self.settings:
+                weight = self.weights.get(name)
+                if weight is None or weight.type.element_count > _LARGEST_SETTING or name in self.draft.fixed:
+                    continue
+                value = self.value(name)
+                if value is None:
+                    continue
+                self.settings[name] = numpy_helper.from_array(value, name)
+            found[name] = self.settings[name]
+        return found
+
+    def _impossible(self, node: Node, found: Mapping[str, onnx.TypeProto]) -> str:
+        """What ONNX's own inference lets pass."""
+        shapes = [kind.shape if (kind := self.type_of(name)) else None for name in node.inputs]
+        first = _static(found.get(node.outputs[0]))
+        if node.op == "Conv" and shapes[0] and shapes[1]:
+            wanted = shapes[1][1] * node.attribute("group", 1)
+            if shapes[0][1] != wanted:
+                return f"its weight '{node.inputs[1]}' is for {wanted} channels, but '{node.inputs[0]}' has {shapes[0][1]}"
+        if node.op == "ConvTranspose" and shapes[0] and shapes[1] and shapes[0][1] != shapes[1][0]:
+            return f"its weight '{node.inputs[1]}' is for {shapes[1][0]} channels, but '{node.inputs[0]}' has {shapes[0][1]}"
+        if first is None:
+            return ""
+        if node.op in _POSITIVE_OUTPUTS and min(first.shape) < 1:
+            return f"'{node.inputs[0]}' of {_text(shapes[0])} is too small for its kernel"
+        if node.op == "Reshape" and shapes[0] is not None:
+            source = TensorType(first.dtype, shapes[0])
+            if source.element_count != first.element_count:
+                return f"it cannot turn '{node.inputs[0]}' of {_text(shapes[0])} into {_text(first.shape)}"
+        return ""
+
+    def _inconsistent(self, node: Node, reason: str) -> str:
+        reads = [(name, self.type_of(name)) for name in node.inputs if name]
+        shapes = ", ".join(f"'{name}' {_text(kind.shape)}" for name, kind in reads if kind is not None)
+        return (
+            f"node '{node.name}' ({operator_name(node)}) does not fit its inputs: {reason}; "
+            f"it reads {shapes or 'nothing'}; check the input shapes ({self._inputs()})"
+        )
+
+    def _not_static(self, name: str, node: Node) -> str:
+        computed = [read for read in node.inputs if read and read not in self.weights]
+        on = ", ".join(f"'{read}'" for read in computed) or "nothing"
+        return (
+            f"tensor '{name}' (node '{node.name}', {operator_name(node)}) has no static shape: it depends on "
+            f"the values of {on}, which are known only at run time; export the model with static shapes, "
+            f"or pass other --input-shapes (now {self._inputs()})"
+        )
+
+    def _inputs(self) -> str:
+        texts = (f"{name}:{','.join(map(str, self.types[name].shape))}" for name in self.draft.inputs)
+        return " ".join(texts) or "the model has no inputs"
+
+
+def _declared_shape(name: str, declared: onnx.TypeProto) -> list[int | str] | None:
+    if not declared.HasField("tensor_type"):
+        raise ShapeError(f"input '{name}' is not a tensor; models with sequence or optional inputs are not supported")
+    if not declared.tensor_type.HasField("shape"):
+        return None
+    return [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or "?"
+        for dim in declared.tensor_type.shape.dim
+    ]
+
+
+def _chosen_shape(
+    name: str, declared: list[int | str] | None, given: tuple[int, ...] | None, notes: list[str]
+) -> tuple[int, ...]:
+    if given is not None:
+        if declared is not None and len(given) != len(declared):
+            raise ShapeError(
+                f"--input-shapes gives input '{name}' {len(given)} dimensions ({_text(given)}), "
+                f"but it has {len(declared)} ({_text(declared)})"
+            )
+        if any(size < 1 for size in given):
+            raise ShapeError(f"--input-shapes gives input '{name}' the shape {_text(given)}; sizes must be at least 1")
+        return tuple(int(size) for size in given)
+    if declared is None:
+        raise ShapeError(f"input '{name}' has no declared shape; pass --input-shapes {name}:SIZE,SIZE,...")
+    unknown = [str(size) for size in declared if not isinstance(size, int)]
+    shape = tuple(size if isinstance(size, int) else 1 for size in declared)
+    if unknown:
+        template = ",".join(str(size) for size in declared)
+        which = f"dimension '{unknown[0]}' was" if len(unknown) == 1 else (
+            f"dimensions {', '.join(repr(size) for size in unknown)} were"
+        )
+        notes.append(f"input '{name}': {which} taken as 1; pass --input-shapes {name}:{template}")
+    return shape
+
+
+def _contradicts(declared: onnx.TypeProto, shape: tuple[int, ...]) -> bool:
+    if not declared.tensor_type.HasField("shape"):
+        return False
+    pairs = zip(declared.tensor_type.shape.dim, shape, strict=True)
+    return any(dim.dim_value and dim.dim_value != size for dim, size in pairs)
+
+
+def _proto(kind: TensorType) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(kind.dtype, kind.shape)
+
+
+def _static(proto: onnx.TypeProto | None) -> TensorType | None:
+    if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+        return None
+    dimensions = proto.tensor_type.shape.dim
+    if not all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dimensions):
+        return None
+    return TensorType(proto.tensor_type.elem_type, tuple(dim.dim_value for dim in dimensions))
+
+
+def _text(shape: object) -> str:
+    return f"[{', '.join(map(str, shape))}]" if isinstance(shape, tuple | list) else str(shape)
+
+
+def _reason(error: Exception) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    for tag in ("[ShapeInferenceError]", "[TypeInferenceError]"):
+        line = line.rpartition(tag)[2].strip()
+    return line[0].lower() + line[1:].rstrip(".") if line else type(error).__name__

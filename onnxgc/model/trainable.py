@@ -1,0 +1,242 @@
+"""Makes an inference graph behave as in training.
+
+BatchNormalization gets the statistics of the batch and updates its running ones, Dropout is on and
+seeded, and Identity nodes go.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxgc.errors import ShapeError
+from onnxgc.model.draft import Draft, NameSource, captured_names
+from onnxgc.model.ir import Array, Node, Statistic, TensorType
+from onnxgc.model.weights import ArrayWeight
+
+_DEFAULT_MOMENTUM = 0.9
+_DEFAULT_RATIO = 0.5
+_OPTIONAL_OUTPUTS = frozenset(
+    "BatchNormalization Dropout LayerNormalization MaxPool SoftmaxCrossEntropyLoss Unique".split()
+)
+
+
+def in_current_form(draft: Draft) -> Draft:
+    """The draft without optional outputs that nobody reads, and BatchNormalization in its lasting form.
+
+    An unread output (a mask, indices) would hold memory. Older forms of BatchNormalization have
+    attributes and outputs that the version converter refuses; `with_batch_statistics` needs neither.
+    """
+    read = {*draft.consumers(), *draft.outputs}
+    nodes: list[Node] = []
+    for node in draft.nodes:
+        if node.domain or node.op not in _OPTIONAL_OUTPUTS:
+            nodes.append(node)
+            continue
+        outputs = [name if index == 0 or name in read else "" for index, name in enumerate(node.outputs)]
+        while len(outputs) > 1 and not outputs[-1]:
+            outputs.pop()
+        attributes = node.attributes
+        if node.op == "BatchNormalization" and len(outputs) == 1:
+            attributes = {key: attributes[key] for key in ("epsilon", "momentum") if key in attributes}
+        nodes.append(node.with_changes(outputs=tuple(outputs), attributes=attributes))
+    return draft.with_changes(nodes=tuple(nodes))
+
+
+def without_identities(draft: Draft) -> Draft:
+    """The draft without Identity nodes, and without Casts to the type that a tensor has already."""
+    renamed: dict[str, str] = {}
+    kept: list[Node] = []
+    fixed_names = {*draft.inputs, *draft.weights, *draft.outputs}
+    captured = {name for node in draft.nodes for name in captured_names(node)}
+    for node in draft.nodes:
+        node = node.with_changes(inputs=tuple(renamed.get(name, name) for name in node.inputs))
+        if not _is_identity(node, draft):
+            kept.append(node)
+            continue
+        source, output = node.inputs[0], node.outputs[0]
+        if output in captured:
+            kept.append(node)
+        elif output not in fixed_names:
+            renamed[output] = source
+        elif source in fixed_names or source in captured:
+            kept.append(node)
+        else:
+            # The output's name is promised to the user, so it moves to the node that computes it.
+            renamed[source] = output
+            fixed_names.add(output)
+            kept = [_renamed(other, source, output) for other in kept]
+            renamed = {name: output if target == source else target for name, target in renamed.items()}
+    return draft.with_changes(nodes=tuple(kept))
+
+
+def with_dropout_on(draft: Draft) -> Draft:
+    """The draft with every Dropout in training mode, each with a seed of its own."""
+    names = NameSource(draft.tensor_names())
+    weights = dict(draft.weights)
+    nodes: list[Node] = []
+    always = names.fresh("onnxgc_training_mode")
+    seed = 0
+    notes: list[str] = []
+    for node in draft.nodes:
+        if node.op != "Dropout" or node.domain:
+            nodes.append(node)
+            continue
+        ratio = _ratio(node, draft)
+        if ratio is None:
+            notes.append(f"Dropout '{node.name}' is left as it is, because its ratio is computed in the graph")
+            nodes.append(node)
+        elif ratio == 0.0 and not any(node.outputs[1:]):
+            nodes.append(Node("Identity", node.inputs[:1], node.outputs[:1], name=node.name, origin=node.origin, rule="Identity"))
+        else:
+            seed += 1
+            ratio_name = node.inputs[1] if len(node.inputs) > 1 and node.inputs[1] else names.fresh(f"{node.outputs[0]}_ratio")
+            weights.setdefault(ratio_name, ArrayWeight(np.asarray(ratio, dtype=np.float32)))
+            weights.setdefault(always, ArrayWeight(np.asarray(True)))
+            mask = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else names.fresh(f"{node.outputs[0]}_mask")
+            nodes.append(
+                node.with_changes(
+                    inputs=(node.inputs[0], ratio_name, always),
+                    outputs=(node.outputs[0], mask),
+                    attributes={"seed": seed},
+                )
+            )
+    return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
+
+
+def with_batch_statistics(draft: Draft) -> tuple[Draft, tuple[Statistic, ...]]:
+    """The draft with BatchNormalization on batch statistics, and its running statistics.
+
+    Mean and variance are computed by standard operators (ReduceMean; Sub, Mul, ReduceMean) and fed
+    to BatchNormalization in inference form, because the training form has no CUDA kernel. They run
+    once a step. Running statistics follow ONNX, `running * momentum + batch * (1 - momentum)`, with
+    the unbiased variance as torch has it. Where several nodes share a running statistic they update
+    it one after the other, as torch does.
+    """
+    lowering = _BatchStatistics(draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes))
+    for node in draft.nodes:
+        if node.op == "BatchNormalization" and not node.domain:
+            lowering.lower(node)
+        else:
+            lowering.nodes.append(node)
+    if not lowering.updated and not lowering.notes:
+        return draft.with_changes(nodes=tuple(lowering.nodes), weights=draft.weights | lowering.constants), ()
+    changed = draft.with_changes(nodes=tuple(lowering.nodes), weights={**draft.weights, **lowering.constants})
+    statistics = tuple(Statistic(name, updated) for name, updated in lowering.updated.items())
+    return changed.with_notes(*lowering.notes), statistics
+
+
+@dataclass(slots=True)
+class _BatchStatistics:
+    draft: Draft
+    tensors: NameSource
+    node_names: NameSource
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, ArrayWeight] = field(default_factory=dict)
+    shared: dict[tuple[str, object], str] = field(default_factory=dict)
+    updated: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def lower(self, node: Node) -> None:
+        if any(node.outputs[1:]):
+            self.notes.append(
+                f"BatchNormalization '{node.name}' is left as it is, because other nodes read its statistics"
+            )
+            self.nodes.append(node)
+            return
+        source, scale, bias, running_mean, running_variance = node.inputs
+        output = node.outputs[0]
+        kind, channels = self.draft.type_of(source), self.draft.type_of(running_mean)
+        if kind is None or channels is None:
+            raise ShapeError(self.draft.problems.get(source, f"tensor '{source}' has no static shape"))
+        axes = self._axes(len(kind.shape))
+        kept = self._statistic(node, "ReduceMean", (source, axes), f"{output}_batch_mean_kept", keepdims=1)
+        centred = self._statistic(node, "Sub", (source, kept), f"{output}_centred")
+        squared = self._statistic(node, "Mul", (centred, centred), f"{output}_squared")
+        variance = self._statistic(node, "ReduceMean", (squared, axes), f"{output}_batch_variance", keepdims=0)
+        mean = self._statistic(node, "Squeeze", (kept, axes), f"{output}_batch_mean")
+        if kind.dtype != channels.dtype:
+            mean = self._statistic(node, "Cast", (mean,), f"{output}_batch_mean_cast", to=channels.dtype)
+            variance = self._statistic(node, "Cast", (variance,), f"{output}_batch_variance_cast", to=channels.dtype)
+        epsilon = {key: value for key, value in node.attributes.items() if key == "epsilon"}
+        self.nodes.append(
+            node.with_changes(
+                inputs=(source, scale, bias, mean, variance),
+                outputs=(output,),
+                attributes=epsilon,
+                rule="BatchNormalization.batch",
+            )
+        )
+        momentum = float(node.attribute("momentum", _DEFAULT_MOMENTUM))
+        count = kind.element_count // kind.shape[1]
+        if count == 1:
+            self.notes.append(
+                f"BatchNormalization '{node.name}' sees one value a channel, so its variance is 0; use a larger batch"
+            )
+        unbiased = count / (count - 1) if count > 1 else 1.0
+        self._update(node, running_mean, mean, momentum, 1.0 - momentum, channels)
+        self._update(node, running_variance, variance, momentum, (1.0 - momentum) * unbiased, channels)
+
+    def _update(
+        self, node: Node, running: str, batch: str, momentum: float, share: float, kind: TensorType
+    ) -> None:
+        """Adds `running * momentum + batch * share`."""
+        if running not in self.draft.weights:
+            return
+        current = self.updated.get(running, running)
+        if current != running:
+            self.notes.append(f"running statistic '{running}' is shared; node '{node.name}' updates it in its turn")
+        dtype = np.dtype(self.draft.weights[running].load().dtype) if kind.dtype != 1 else np.dtype(np.float32)
+        decay = self._constant("onnxgc_momentum", np.asarray(momentum, dtype))
+        gain = self._constant("onnxgc_batch_share", np.asarray(share, dtype))
+        old = self._statistic(node, "Mul", (current, decay), f"{running}_decayed")
+        new = self._statistic(node, "Mul", (batch, gain), f"{running}_gained")
+        self.updated[running] = self._statistic(node, "Add", (old, new), f"{running}_new")
+
+    def _statistic(self, node: Node, op: str, inputs: tuple[str, ...], wanted: str, **attributes: int) -> str:
+        output = self.tensors.fresh(wanted)
+        name = self.node_names.fresh(f"{node.name}_{op}_{output}")
+        self.nodes.append(
+            Node(op, inputs, (output,), attributes, name=name, origin=node.origin, rule="", once=True)
+        )
+        return output
+
+    def _axes(self, rank: int) -> str:
+        return self._constant("onnxgc_batch_axes", np.asarray([0, *range(2, rank)], dtype=np.int64))
+
+    def _constant(self, wanted: str, value: Array) -> str:
+        key = (wanted, (str(value.dtype), value.tobytes()))
+        if key not in self.shared:
+            self.shared[key] = self.tensors.fresh(wanted)
+            self.constants[self.shared[key]] = ArrayWeight(value)
+        return self.shared[key]
+
+
+def _is_identity(node: Node, draft: Draft) -> bool:
+    if node.domain:
+        return False
+    if node.op == "Identity":
+        return True
+    if node.op == "Cast":
+        kind = draft.type_of(node.inputs[0])
+        return kind is not None and kind.dtype == node.attribute("to")
+    return False
+
+
+def _renamed(node: Node, old: str, new: str) -> Node:
+    return node.with_changes(
+        inputs=tuple(new if name == old else name for name in node.inputs),
+        outputs=tuple(new if name == old else name for name in node.outputs),
+    )
+
+
+def _ratio(node: Node, draft: Draft) -> float | None:
+    if len(node.inputs) > 1 and node.inputs[1]:
+        weight = draft.weights.get(node.inputs[1])
+        return None if weight is None else float(weight.load().reshape(-1)[0])
+    ratio = float(node.attribute("ratio", _DEFAULT_RATIO))
+    if not 0.0 <= ratio < 1.0 or math.isnan(ratio):
+        raise ShapeError(f"Dropout '{node.name}' has the ratio {ratio}; it must be at least 0 and below 1")
+    return ratio

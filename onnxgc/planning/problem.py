@@ -1,0 +1,64 @@
+"""All that a solver sees of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxgc.errors import GraphFileError
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
+from onnxgc.graph.terminals import with_single_terminals
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCost:
+    """What it costs to keep a tensor, and to compute it once more.
+
+    `size_bytes` is the memory it takes, `recompute_flops` the floating-point operations of the
+    operator that computes it. Both are at least 0.
+    """
+
+    size_bytes: int
+    recompute_flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProblem:
+    """Choose the tensors of `graph` to keep, each at its cost.
+
+    Several sources or sinks are allowed: see `closed_graph`.
+
+    Raises:
+        GraphFileError: a vertex has no cost, a cost has no vertex, or a cost is negative.
+    """
+
+    graph: ComputationGraph
+    costs: Mapping[Vertex, TensorCost] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        for vertex in self.graph.vertices:
+            if vertex not in self.costs:
+                raise GraphFileError(f"vertex {vertex!r} has no cost; give its size in bytes")
+            cost = self.costs[vertex]
+            if cost.size_bytes < 0 or cost.recompute_flops < 0:
+                raise GraphFileError(f"vertex {vertex!r} has a negative cost; sizes and flops are at least 0")
+        for vertex in self.costs:
+            if vertex not in self.graph:
+                raise GraphFileError(f"a cost is given for {vertex!r}, which is no vertex of the graph")
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all tensors together: what keeping everything takes."""
+        return sum(self.size_bytes(vertex) for vertex in self.graph.vertices)
+
+    def size_bytes(self, vertex: Vertex) -> int:
+        """Size of a tensor of the graph."""
+        return self.costs[vertex].size_bytes
+
+    def closed_graph(self) -> ComputationGraph:
+        """The graph with one source and one sink, virtual ones where it has several.
+
+        Virtual terminals cost nothing and are in no plan. Behind a virtual source, the real
+        sources are tensors like any other.
+        """
+        return with_single_terminals(self.graph)

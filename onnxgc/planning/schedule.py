@@ -1,0 +1,220 @@
+"""From the decision what to discard to the exact sequence of operators of one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What scheduling and judging know of one operator.
+
+    `inputs` and `outputs` are tensors. `is_view`: output 0 shares input 0's memory. `in_place`:
+    output 0 takes input 0's memory where nobody else needs that any more. `once`: must not run a
+    second time. `workspace_bytes` is held only while the operator runs.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    is_view: bool = False
+    in_place: bool = False
+    once: bool = False
+    workspace_bytes: int = 0
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """One training step with nothing decided: forward operators, then backward in chunks.
+
+    `resident` tensors (fed values, parameters, constants) are there before and after and count
+    nothing. `outputs` are kept to the end. `gradients_of_parameters` is the part of the outputs
+    that is reported apart.
+    """
+
+    forward: tuple[Operator, ...]
+    chunks: tuple[tuple[Operator, ...], ...]
+    sizes: Mapping[str, int]
+    resident: frozenset[str]
+    outputs: frozenset[str]
+    parameter_gradients: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run an operator of forward (`chunk` is None) or of a backward chunk for the first time."""
+
+    operator: Operator
+    chunk: int | None = None
+    segment: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Run the forward operator `source` again, under new tensor names."""
+
+    operator: Operator
+    source: str
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody needs these tensors any more."""
+
+    tensors: tuple[str, ...]
+
+
+Step = Compute | Recompute | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of one training step in order; `original_of` maps each copy to its tensor."""
+
+    steps: tuple[Step, ...]
+    original_of: Mapping[str, str]
+
+    @property
+    def recomputed(self) -> tuple[Recompute, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Recompute))
+
+    @property
+    def extra_flops(self) -> int:
+        return sum(step.operator.flops for step in self.recomputed)
+
+
+def build_schedule(
+    graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]
+) -> Schedule:
+    """Schedule that drops the `discarded` forward tensors and computes them again for backward.
+
+    Discarded tensors that depend on one another form a segment. A segment is computed again as
+    a whole, right before the first chunk that reads any of it, as far as backward needs it. The
+    segment that backward reaches first is kept instead: dropping it would save nothing.
+    """
+    segments = _segments(graph, discarded)
+    first_chunk = _first_reads(graph, segments)
+    if first_chunk:
+        kept = min(first_chunk, key=lambda segment: first_chunk[segment])
+        segments = {tensor: segment for tensor, segment in segments.items() if segment != kept}
+    needed = _needed_operators(graph, segments)
+    segment_of_operator = {
+        operator.name: segments[name]
+        for operator in graph.forward
+        for name in operator.outputs
+        if name in segments
+    }
+    steps: list[Step] = [
+        Compute(operator, None, segment_of_operator.get(operator.name)) for operator in graph.forward
+    ]
+    renamed: dict[str, str] = {}
+    done: set[int] = set()
+    for index, chunk in enumerate(graph.chunks):
+        for segment in _segments_read(chunk, segments):
+            if segment in done:
+                continue
+            done.add(segment)
+            again = needed.get(segment, [])
+            renamed.update((name, copy_name(name)) for operator in again for name in operator.outputs)
+            for operator in again:
+                copy = replace(
+                    _with_names(operator, renamed), name=f"{operator.name}__recompute"
+                )
+                steps.append(Recompute(copy, operator.name, segment))
+        steps.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
+    original_of = {copy: name for name, copy in renamed.items()}
+    return Schedule(tuple(_with_releases(_without_idle_outputs(steps, graph), graph)), original_of)
+
+
+def _with_names(operator: Operator, renamed: Mapping[str, str]) -> Operator:
+    return replace(
+        operator,
+        inputs=tuple(renamed.get(name, name) for name in operator.inputs),
+        outputs=tuple(renamed.get(name, name) for name in operator.outputs),
+    )
+
+
+def _segments(graph: StepGraph, discarded: frozenset[str]) -> dict[str, int]:
+    """Segment number of each discarded tensor, in order of forward."""
+    parent: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for operator in graph.forward:
+        outputs = [name for name in operator.outputs if name in discarded and not operator.once]
+        for name in outputs:
+            parent[name] = name
+        linked = [*outputs, *(name for name in operator.inputs if name in parent)] if outputs else []
+        for name in linked[1:]:
+            parent[find(name)] = find(linked[0])
+    numbers: dict[str, int] = {}
+    return {name: numbers.setdefault(find(name), len(numbers)) for name in parent}
+
+
+def _segments_read(chunk: Sequence[Operator], segments: Mapping[str, int]) -> list[int]:
+    read = (segments[name] for operator in chunk for name in operator.inputs if name in segments)
+    return list(dict.fromkeys(read))
+
+
+def _first_reads(graph: StepGraph, segments: Mapping[str, int]) -> dict[int, int]:
+    """First chunk that reads each segment."""
+    first: dict[int, int] = {}
+    for index, chunk in enumerate(graph.chunks):
+        for segment in _segments_read(chunk, segments):
+            first.setdefault(segment, index)
+    return first
+
+
+def _needed_operators(graph: StepGraph, segments: Mapping[str, int]) -> dict[int, list[Operator]]:
+    """Operators to run again in each segment: what backward reads there, and what that needs."""
+    needed = {
+        name for chunk in graph.chunks for operator in chunk for name in operator.inputs if name in segments
+    }
+    again: dict[int, list[Operator]] = {}
+    for operator in reversed(graph.forward):
+        made = [name for name in operator.outputs if name in segments and name in needed]
+        if not made or operator.once:
+            continue
+        needed.update(name for name in operator.inputs if name in segments)
+        again.setdefault(segments[made[0]], []).append(operator)
+    return {segment: operators[::-1] for segment, operators in again.items()}
+
+
+def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]:
+    """The steps without trailing outputs that nobody reads: a runtime would never free them."""
+    read = {name for step in steps if not isinstance(step, Release) for name in step.operator.inputs}
+    trimmed: list[Step] = []
+    for step in steps:
+        assert not isinstance(step, Release)
+        outputs = step.operator.outputs
+        while len(outputs) > 1 and outputs[-1] not in read and outputs[-1] not in graph.outputs:
+            outputs = outputs[:-1]
+        trimmed.append(replace(step, operator=replace(step.operator, outputs=outputs)))
+    return trimmed
+
+
+def _with_releases(steps: Sequence[Step], graph: StepGraph) -> Iterable[Step]:
+    """The steps, each followed by the release of what it used last."""
+    kept = graph.resident | graph.outputs
+    last_use: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        assert not isinstance(step, Release)
+        for name in step.operator.inputs:
+            last_use[name] = index
+    for index, step in enumerate(steps):
+        assert not isinstance(step, Release)
+        yield step
+        dead = tuple(
+            name
+            for name in dict.fromkeys(step.operator.inputs)
+            if last_use[name] == index and name not in kept
+        )
+        if dead:
+            yield Release(dead)

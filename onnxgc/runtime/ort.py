@@ -1,0 +1,119 @@
+"""The only place that makes ONNX Runtime sessions."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import onnx
+
+from onnxgc.errors import RuntimeUnavailableError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_BUILDS = ("onnxruntime", "onnxruntime-gpu")
+_ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What a session is made with. `file_order` stands for all settings under which a training
+    file runs in its own order and frees each tensor at its last use; without it everything is as
+    a stock session has it."""
+
+    file_order: bool = True
+    threads: int | None = None
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+
+
+def load_onnxruntime() -> ModuleType:
+    """The onnxruntime module.
+
+    Raises:
+        RuntimeUnavailableError: if it is not installed, or if two builds of it are.
+    """
+    installed = [name for name in _BUILDS if _is_installed(name)]
+    if len(installed) > 1:
+        raise RuntimeUnavailableError(
+            f"{' and '.join(installed)} are both installed and overwrite each other; "
+            "uninstall both, then install one"
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            "ONNX Runtime cannot be imported; install onnxgc[cuda] or onnxgc[cpu]"
+        ) from error
+    return onnxruntime
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def default_providers() -> tuple[str, ...]:
+    """CUDA where this machine has a driver and the installed build has it, then the CPU."""
+    available = load_onnxruntime().get_available_providers()
+    if "CUDAExecutionProvider" in available and ctypes.util.find_library("cuda"):
+        return ("CUDAExecutionProvider", "CPUExecutionProvider")
+    return ("CPUExecutionProvider",)
+
+
+def make_session(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    *,
+    providers: Sequence[str] | None = None,
+    threads: int | None = None,
+    profile_prefix: str | None = None,
+    settings: SessionSettings | None = None,
+) -> onnxruntime.InferenceSession:
+    """A session that runs a training file in its own order, within the memory it promises.
+
+    Priority order is file order; common-subexpression elimination would merge recomputed nodes
+    with their originals; memory patterns and buffer reuse hold dead buffers back. `settings`
+    chooses stock behaviour instead, for comparison.
+
+    Raises:
+        RuntimeUnavailableError: see `load_onnxruntime`.
+    """
+    ort = load_onnxruntime()
+    chosen = settings or SessionSettings(
+        threads=threads, providers=tuple(providers) if providers else default_providers()
+    )
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    if chosen.threads is not None:
+        options.intra_op_num_threads = chosen.threads
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    disabled: list[str] = []
+    if chosen.file_order:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.enable_mem_pattern = False
+        options.enable_mem_reuse = False
+        disabled.append("CommonSubexpressionElimination")
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
+    providers_with_options = [_with_options(name, chosen) for name in chosen.providers]
+    return ort.InferenceSession(
+        source, options, providers=providers_with_options, disabled_optimizers=disabled
+    )
+
+
+def _with_options(provider: str, settings: SessionSettings) -> str | tuple[str, dict[str, str]]:
+    if provider == "CUDAExecutionProvider" and settings.file_order:
+        return provider, {"arena_extend_strategy": "kSameAsRequested"}
+    return provider

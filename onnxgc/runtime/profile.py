@@ -1,0 +1,53 @@
+"""What a session really did: executed order, kernel time and the allocator's own figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_KERNEL = "_kernel_time"
+
+
+@dataclass(frozen=True, slots=True)
+class RunProfile:
+    """One run of a session.
+
+    `order` are the executed nodes' names. `requested_peak_bytes` is the most that tensors asked
+    for at once; `in_use_peak_bytes` includes the arena's slack. Both count graph outputs.
+    """
+
+    order: tuple[str, ...]
+    requested_peak_bytes: int
+    in_use_peak_bytes: int
+    kernel_seconds: float
+    nodes_by_provider: dict[str, int]
+
+
+def read_profile(path: str | Path) -> list[RunProfile]:
+    """All runs recorded in an ONNX Runtime profile, in order."""
+    events = json.loads(Path(path).read_text())
+    runs: list[list[dict[str, object]]] = [[]]
+    for event in events:
+        if event.get("cat") == "Node" and event.get("name", "").endswith(_KERNEL):
+            runs[-1].append(event)
+        elif event.get("name") == "model_run":
+            runs.append([])
+    return [_one_run(run) for run in runs if run]
+
+
+def _one_run(events: Sequence[dict[str, object]]) -> RunProfile:
+    requested = in_use = 0
+    seconds = 0.0
+    providers: dict[str, int] = {}
+    for event in events:
+        arguments = event["args"]
+        assert isinstance(arguments, dict)
+        requested = max(requested, int(arguments.get("mem_bytes_requested_in_use", 0)))
+        in_use = max(in_use, int(arguments.get("mem_bytes_in_use", 0)))
+        seconds += float(str(event["dur"])) / 1e6
+        provider = str(arguments.get("provider", ""))
+        providers[provider] = providers.get(provider, 0) + 1
+    order = tuple(str(event["name"])[: -len(_KERNEL)] for event in events)
+    return RunProfile(order, requested, in_use, seconds, providers)

@@ -1,0 +1,90 @@
+"""What every solver is: a search, and what it promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from onnxgc.errors import PlanError
+from onnxgc.graph.computation_graph import Vertex
+from onnxgc.planning.objective import Objective, paper_objective
+from onnxgc.planning.plan import CheckpointPlan, Solution, Status
+from onnxgc.planning.problem import CheckpointProblem
+
+
+@dataclass(frozen=True, slots=True)
+class SolverOptions:
+    """Everything that a caller may tell a solver; each reads what concerns it.
+
+    `checkpoints` are the user's own. `time_limit_seconds` stops a search that can give its best
+    plan so far. `seed` is for searches that draw numbers: the same seed, the same plan.
+    """
+
+    checkpoints: tuple[Vertex, ...] = ()
+    time_limit_seconds: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a search found; its value is judged outside of it.
+
+    `lower_bound_bytes` is on the paper's objective.
+    """
+
+    plan: CheckpointPlan
+    status: Status
+    lower_bound_bytes: int
+
+
+Search: TypeAlias = Callable[[CheckpointProblem, SolverOptions], Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """A way to choose checkpoints.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: one line for people.
+        search: the algorithm.
+        exact_for: the objective for which its plan is optimal when it says so; `None` if it
+            optimises nothing.
+        takes_budget: whether it plans for a memory budget.
+        max_vertices: the largest graph that it accepts; `None` for any.
+    """
+
+    name: str
+    summary: str
+    search: Search = field(repr=False)
+    exact_for: Objective | None = None
+    takes_budget: bool = False
+    max_vertices: int | None = None
+
+    def accepts(self, problem: CheckpointProblem) -> bool:
+        return self.max_vertices is None or len(problem.graph) <= self.max_vertices
+
+    def solve(self, problem: CheckpointProblem, options: SolverOptions | None = None) -> Solution:
+        """Search, and judge the plan by `paper_objective`, not by what the search believes.
+
+        Raises:
+            PlanError: the graph is larger than the solver accepts, or an option does not fit it.
+        """
+        if not self.accepts(problem):
+            raise PlanError(
+                f"solver {self.name!r} takes graphs of up to {self.max_vertices} vertices, "
+                f"this one has {len(problem.graph)}; use solver 'acg'"
+            )
+        start = time.perf_counter()
+        finding = self.search(problem, options or SolverOptions())
+        seconds = time.perf_counter() - start
+        return Solution(
+            plan=finding.plan,
+            solver=self.name,
+            status=finding.status,
+            objective_bytes=paper_objective(problem, finding.plan).total_bytes,
+            lower_bound_bytes=finding.lower_bound_bytes,
+            seconds=seconds,
+        )

@@ -1,0 +1,66 @@
+"""From a differentiated model to the step graph that schedules and the judge work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgc.gradients.engine import Differentiated
+from onnxgc.gradients.registry import differentiate
+from onnxgc.model.costs import node_flops
+from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
+from onnxgc.planning.schedule import Operator, StepGraph
+from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, VIEW_OPERATORS, workspace_bytes
+from onnxgc.tracing.types import infer_types
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """One training step of a model, with every node, type and constant, and no decision taken."""
+
+    model: TrainableModel
+    differentiated: Differentiated
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, Array]
+    graph: StepGraph
+    nodes: Mapping[str, Node]
+    parameter_gradients: Mapping[str, str]
+
+
+def trace(model: TrainableModel, *, seed: str, order: Sequence[str] | None = None) -> TrainingStep:
+    """Differentiate `model`, in the given order of forward nodes, and describe the whole step."""
+    differentiated = differentiate(model, seed=seed, order=order)
+    known = {**model.types, **differentiated.extra_types, seed: model.types[model.loss]}
+    added = infer_types(differentiated.backward, known, differentiated.constants, model.opset)
+    types = {**known, **added}
+    forward = tuple(_operator(node, types) for node in differentiated.forward)
+    chunks = tuple(tuple(_operator(node, types) for node in chunk.nodes) for chunk in differentiated.chunks)
+    gradients = {
+        name: differentiated.gradient_of[name]
+        for name in model.parameters
+        if name in differentiated.gradient_of
+    }
+    updated = [statistic.updated for statistic in model.statistics]
+    graph = StepGraph(
+        forward,
+        chunks,
+        {name: tensor_type.size_bytes for name, tensor_type in types.items()},
+        frozenset((*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed)),
+        frozenset((model.loss, *updated, *gradients.values())),
+        frozenset(gradients.values()),
+    )
+    nodes = {node.name: node for node in (*differentiated.forward, *differentiated.backward)}
+    return TrainingStep(model, differentiated, types, differentiated.constants, graph, nodes, gradients)
+
+
+def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
+    return Operator(
+        node.name,
+        tuple(name for name in node.inputs if name),
+        tuple(name for name in node.outputs if name),
+        is_view=node.op in VIEW_OPERATORS,
+        in_place=node.op in IN_PLACE_OPERATORS,
+        once=node.once,
+        workspace_bytes=workspace_bytes(node, types),
+        flops=node_flops(node, types),
+    )

@@ -1,0 +1,171 @@
+"""Imports point down only, and what is heavy or optional is imported in one place."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "onnxgc"
+
+LAYERS = (
+    "cli",
+    "api",
+    "report",
+    "runtime",
+    "torch",
+    "emission",
+    "gradients",
+    "model",
+    "solvers",
+    "planning",
+    "graph",
+    "errors",
+)
+"""From top to bottom. A layer may import itself and those below it."""
+
+FORBIDDEN = {
+    "graph": ("onnx", "onnxgc.model"),
+    "planning": ("onnx", "onnxgc.model"),
+    "solvers": ("onnx", "onnxgc.model", "onnxgc.gradients"),
+    "gradients": ("onnxgc.solvers",),
+}
+"""What a layer does not know, whatever the order says."""
+
+HOMES = {"onnxruntime": "runtime", "torch": "torch"}
+"""Optional packages and the one layer that imports each."""
+
+PRINTING_LAYER = "cli"
+
+
+def violations(path: Path, package: Path) -> list[str]:
+    """What the rules have against a file of `package`, as `file:line: reason`."""
+    inner = path.relative_to(package)
+    is_root_file = inner.name in ("__init__.py", "__main__.py") and len(inner.parts) == 1
+    layer = "" if is_root_file else inner.parts[0].removesuffix(".py")
+    if layer and layer not in LAYERS:
+        return [f"{inner}: '{layer}' is no layer; add it to LAYERS or move the file"]
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    parent = ".".join(("onnxgc", *inner.parent.parts))
+    found = [(line, complaint(layer, module)) for module, line in imported(tree, parent)]
+    if layer != PRINTING_LAYER:
+        found += [(line, "only cli prints") for line in prints(tree)]
+    return [f"{inner}:{line}: {reason}" for line, reason in sorted(found) if reason]
+
+
+def imported(tree: ast.Module, parent: str) -> Iterator[tuple[str, int]]:
+    """Full names of all imports, those in functions and under TYPE_CHECKING included."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name, node.lineno) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = resolve_name("." * level + (module or ""), parent)
+                yield from ((f"{base}.{alias.name}", node.lineno) for alias in names)
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                yield module, node.lineno
+
+
+def complaint(layer: str, module: str) -> str:
+    """Why a file of `layer` ("" for the package's own files) may not import `module`, or ""."""
+    top, _, rest = module.partition(".")
+    if top in HOMES and layer != HOMES[top]:
+        return f"{top} is imported only in {HOMES[top]}"
+    for name in FORBIDDEN.get(layer, ()):
+        if module == name or module.startswith(name + "."):
+            return f"{layer} does not know {name}"
+    if top != "onnxgc" or not layer or rest == "__version__":
+        return ""
+    target = rest.partition(".")[0]
+    # The package itself offers what api does.
+    height = LAYERS.index(target) if target in LAYERS else LAYERS.index("api")
+    if height < LAYERS.index(layer):
+        return f"{layer} is below {LAYERS[height]} and may not import {module}"
+    return ""
+
+
+def prints(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="print")):
+                yield node.lineno
+            case ast.Attribute(value=ast.Name(id="sys"), attr="stdout" | "stderr"):
+                yield node.lineno
+
+
+def test_every_file_keeps_the_rules() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files
+    assert [text for path in files for text in violations(path, PACKAGE)] == []
+
+
+@pytest.mark.parametrize(
+    "file, source",
+    [
+        ("graph/a.py", "import onnx"),
+        ("graph/a.py", "from onnx import helper"),
+        ("planning/a.py", "import onnx.helper as h"),
+        ("planning/a.py", "import onnxruntime"),
+        ("solvers/a.py", "from onnxgc.model.ir import Node"),
+        ("solvers/a.py", "from onnxgc.gradients import rules"),
+        ("gradients/a.py", "from onnxgc.solvers import registry"),
+        ("gradients/a.py", "from onnxgc import solvers"),
+        ("gradients/a.py", "from .. import solvers"),
+        ("gradients/inner/a.py", "from ...solvers import registry"),
+        ("model/a.py", "from ..emission import losses"),
+        ("errors.py", "from onnxgc.graph import segments"),
+        ("emission/a.py", "def f():\n    from onnxgc.runtime import ort"),
+        ("emission/a.py", "if TYPE_CHECKING:\n    from onnxgc.api import optimize"),
+        ("emission/a.py", "from onnxgc import optimize"),
+        ("report/a.py", "import onnxgc"),
+        ("api.py", "from onnxgc.cli import main"),
+        ("api.py", "import torch"),
+        ("emission/a.py", "import onnxruntime as ort"),
+        ("emission/a.py", "importlib.import_module('torch.fx')"),
+        ("__init__.py", "import torch"),
+        ("report/a.py", "print('done')"),
+        ("runtime/a.py", "sys.stdout.write('done')"),
+        ("helpers.py", ""),
+    ],
+)
+def test_a_breach_is_found(tmp_path: Path, file: str, source: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source, encoding="utf-8")
+    assert len(violations(path, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "file, source",
+    [
+        ("graph/a.py", "import networkx\nfrom onnxgc.errors import PlanError\nfrom . import segments"),
+        ("graph/a.py", "import onnx_ir"),
+        ("solvers/a.py", "from onnxgc.planning.problem import CheckpointProblem\nfrom ..graph import tree"),
+        ("gradients/a.py", "import onnx\nfrom onnxgc.model.ir import Node"),
+        ("emission/a.py", "from onnxgc import __version__, gradients"),
+        ("runtime/a.py", "import onnxruntime\nfrom onnxgc.emission import barriers"),
+        ("torch/a.py", "import torch\nfrom torch import fx"),
+        ("cli/a.py", "import onnxgc\nfrom onnxgc.api import optimize\nprint('done')"),
+        ("__init__.py", "from onnxgc.api import optimize"),
+        ("__main__.py", "from onnxgc.cli.main import main"),
+    ],
+)
+def test_what_is_allowed_passes(tmp_path: Path, file: str, source: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source, encoding="utf-8")
+    assert violations(path, tmp_path) == []
+
+
+def test_import_loads_no_optional_package() -> None:
+    code = "import sys, onnxgc; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HOMES.keys() & result.stdout.split()
