@@ -52,6 +52,11 @@ with_lock() {
     fi
 }
 
+# The programs of an environment that was moved or copied still point to the old place.
+is_in_place() {
+    grep -qF "$environment" "$environment_bin/activate"
+}
+
 # The stamp is written last, so an interrupted set-up is done again.
 is_current() {
     local stamp
@@ -70,7 +75,7 @@ set_up() {
     fi
     echo "onnxgc: setting up .venv for $kind [$extras]; the first time takes minutes" >&2
     locate_programs
-    if ! "$environment_bin/python" -c '' >/dev/null 2>&1; then
+    if ! "$environment_bin/python" -c '' >/dev/null 2>&1 || ! is_in_place; then
         python="$(find_python)"
         "$python" -m venv --clear "$environment"
         locate_programs
@@ -87,7 +92,7 @@ ensure_environment() {
     if [[ "$kind" == test ]]; then
         extras+=",test"
     fi
-    # The folder is part of it: an editable environment that was moved points to the old place.
+    # The folder belongs to it: an environment must be made again where it was moved to.
     fingerprint="$(cksum <"$repository/pyproject.toml") $repository"
     with_lock set_up "$kind" "$extras"
     locate_programs

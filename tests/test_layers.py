@@ -20,6 +20,7 @@ LAYERS = (
     "runtime",
     "torch",
     "emission",
+    "tracing",
     "gradients",
     "model",
     "solvers",

@@ -294,7 +294,7 @@ class _Interpreter:
         if mask is None:
             return inputs[0]
         given = len(inputs) > 1 and inputs[1] is not None
-        ratio = float(inputs[1]) if given else a.get("ratio", 0.5)
+        ratio = inputs[1].item() if given else a.get("ratio", 0.5)
         return inputs[0] * torch.from_numpy(np.array(mask)).to(self.dtype) / (1 - ratio)
 
     def _reshape(self, node: onnx.NodeProto, inputs: list[Tensor], a: Attributes) -> Tensor:
@@ -498,8 +498,8 @@ def _instance_normalization(inputs: Inputs, a: Attributes, opset: int) -> Tensor
 
 def _clip(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     low, high = (*inputs[1:], None, None)[:2]
-    low = a.get("min") if low is None else float(low)
-    high = a.get("max") if high is None else float(high)
+    low = a.get("min") if low is None else low.item()
+    high = a.get("max") if high is None else high.item()
     return inputs[0] if low is None and high is None else torch.clamp(inputs[0], low, high)
 
 
@@ -633,7 +633,7 @@ def _pad_operator(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     if a.get("mode", "constant") != "constant" or len(inputs) > 3:
         raise NotImplementedError("Pad in another mode than constant, or with axes")
     pads = a["pads"] if "pads" in a else _ints(inputs[1])
-    value = float(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else a.get("value", 0.0)
+    value = inputs[2].item() if len(inputs) > 2 and inputs[2] is not None else a.get("value", 0.0)
     return _pad(x, list(zip(pads[: x.ndim], pads[x.ndim :], strict=True)), value)
 
 

@@ -32,6 +32,7 @@ class BarrierWriter:
     constant: Callable[[Array], str]
     is_fixed: Callable[[str], bool]
     zero: str
+    small_bytes: int
     name: Callable[[str], str]
     types: dict[str, TensorType | None] = field(default_factory=dict)
     _token: str | None = None
@@ -52,32 +53,49 @@ class BarrierWriter:
         written: list[Node] = []
         if self._token is None:
             written.extend(nodes)
-        else:
-            self._index += 1
-            length = self._length(written)
-            self._write_held(nodes, length, written)
-        self._token = nodes[-1].outputs[0]
+            self._token = nodes[-1].outputs[0]
+            return written
+        self._index += 1
+        held = self._write_held(nodes, self._length(written), written)
+        # A token must itself come late, or whatever waits for it waits for nothing.
+        self._token = next((node.outputs[0] for node in reversed(nodes) if node.outputs[0] in held), self._token)
         return written
 
-    def _write_held(self, nodes: Sequence[Node], length: str, written: list[Node]) -> None:
+    def _write_held(self, nodes: Sequence[Node], length: str, written: list[Node]) -> set[str]:
+        """Append the nodes, held where they need it; returns the tensors that cannot come early."""
+        assert self._token is not None
         held = {self._token}
         made = {name for node in nodes for name in node.outputs}
         views: dict[str, str] = {}
         for node in nodes:
             node = node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
-            if not any(name in held for name in node.inputs):
-                node = self._hold(node, made, length, views, written)
+            if not any(name in held for name in node.inputs) and self._is_worth_holding(node):
+                node = self._hold(node, made, length, views, held, written)
             held.update(views.values())
-            held.update(node.outputs)
+            if any(name in held for name in node.inputs):
+                held.update(node.outputs)
             written.append(node)
+        return held
+
+    def _is_worth_holding(self, node: Node) -> bool:
+        """Whether running early would make a difference: per-channel vectors do not."""
+        touched = (*(name for name in node.inputs if name and not self.is_fixed(name)), *node.outputs)
+        return any(self.type_of(name).size_bytes > self.small_bytes for name in touched)
 
     def _hold(
-        self, node: Node, made: set[str], length: str, views: dict[str, str], written: list[Node]
+        self,
+        node: Node,
+        made: set[str],
+        length: str,
+        views: dict[str, str],
+        held: set[str],
+        written: list[Node],
     ) -> Node:
         """The node, reading one of its inputs (or its target shape) through a barrier."""
         if node.op in ("Reshape", "Expand"):
             # Held by the shape they take: a Reshape of a Reshape would be merged by the runtime.
             target = self._target(node.inputs[1], length, written)
+            held.add(target)
             return node.with_changes(inputs=(node.inputs[0], target))
         outside = [name for name in node.inputs if name and name not in made and not self.is_fixed(name)]
         if not outside:

@@ -14,6 +14,7 @@ from onnxgc import __version__
 from onnxgc.emission.barriers import ZERO, BarrierWriter
 from onnxgc.gradients.engine import ConstantPool, fresh_name
 from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.planning.simulate import simulate
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
 from onnxgc.tracing.trace import TrainingStep
@@ -70,12 +71,15 @@ class _Emitter:
         self._taken.update(schedule.original_of)
         self._constants = ConstantPool(self._taken)
         self._zero = fresh_name(ZERO, self._taken)
+        # A few thousandths of a percent of the peak: too little to matter when it is held.
+        small_bytes = simulate(schedule, step.graph).peak_bytes // 4096
         weights = set(step.model.weights) | set(step.constants) | {step.differentiated.seed}
         self._barriers = BarrierWriter(
             self._type_of,
             self._constants.add,
             lambda name: name in weights or name in self._constants.values,
             self._zero,
+            small_bytes,
             lambda wanted: fresh_name(wanted, self._taken),
         )
 
@@ -156,16 +160,18 @@ class _Emitter:
         fed = [*model.inputs, *model.targets]
         trained = [name for name in model.parameters if name in step.parameter_gradients]
         used = {name for node in written for name in node.inputs}
-        frozen = [name for name in model.weights if name in used and name not in step.parameter_gradients]
+        running = [statistic.name for statistic in model.statistics if statistic.name in used]
+        fed_weights = [*trained, *running]
+        frozen = [name for name in model.weights if name in used and name not in set(fed_weights)]
         scale = TensorType(step.types[model.loss].dtype, ())
         seed = step.differentiated.seed
         inputs = [
-            *(_value_info(name, step.types[name]) for name in (*fed, *trained)),
+            *(_value_info(name, step.types[name]) for name in (*fed, *fed_weights)),
             _value_info(seed, scale),
             helper.make_tensor_value_info(self._zero, onnx.TensorProto.INT64, (1,)),
         ]
         initializers = [
-            *(self._initializer(name) for name in (*trained, *frozen)),
+            *(self._initializer(name) for name in (*fed_weights, *frozen)),
             numpy_helper.from_array(np.ones((), helper.tensor_dtype_to_np_dtype(scale.dtype)), seed),
             numpy_helper.from_array(np.zeros(1, np.int64), self._zero),
             *(

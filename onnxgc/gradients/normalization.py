@@ -25,10 +25,11 @@ def batch_normalization(g: GradientContext) -> None:
 
 
 def batch_normalization_of_batch(g: GradientContext) -> None:
-    """The same where mean and variance are x's own: dx = A dy + B (x - mean) + D per channel.
+    """The same where mean and variance are x's own.
 
-    A = scale / std, B = -A mean(dy xhat) / std, D = -A mean(dy). Source: Ioffe & Szegedy 2015,
-    section 3, with the sums over the batch written as the two parameters' gradients.
+    dx = A (dy + R (x - mean) + Q) per channel, with A = scale / std, R = -mean(dy (x - mean)) / var,
+    Q = -mean(dy). In this form no more than three tensors of x's size live at once. Source: Ioffe
+    & Szegedy 2015, section 3.
     """
     shape = g.input_shape(0)
     rank, count = len(shape), math.prod(shape) // shape[1]
@@ -43,14 +44,14 @@ def batch_normalization_of_batch(g: GradientContext) -> None:
     if g.wants(2):
         g.give(2, d_bias)
     if g.wants(0):
-        slope = g.emit("Mul", g.x(1), inverse)
         share = g.scalar(-1.0 / count)
-        through_deviation = g.emit("Mul", g.emit("Mul", slope, share), g.emit("Mul", d_scale, inverse))
-        through_mean = g.emit("Mul", g.emit("Mul", slope, share), d_bias)
-        direct = g.emit("Mul", g.dy, per_channel(g, slope, rank))
-        second = g.emit("Mul", centred, per_channel(g, through_deviation, rank))
-        both = g.emit("Add", direct, second)
-        g.give(0, g.emit("Add", both, per_channel(g, through_mean, rank)))
+        slope = g.emit("Mul", g.x(1), inverse)
+        through_deviation = g.emit("Mul", g.emit("Mul", d_scale, inverse), share)
+        through_mean = g.emit("Mul", d_bias, share)
+        inner = g.emit("Mul", centred, per_channel(g, through_deviation, rank))
+        inner = g.emit("Add", g.dy, inner)
+        inner = g.emit("Add", inner, per_channel(g, through_mean, rank))
+        g.give(0, g.emit("Mul", inner, per_channel(g, slope, rank)))
 
 
 def _inverse_deviation(g: GradientContext) -> str:

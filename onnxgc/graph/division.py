@@ -201,7 +201,8 @@ class _Divider:
             inside.setdefault((min(around), max(around)), []).extend(component)
         for head in (*connectors, part.target):
             for tail in self._predecessors[head]:
-                if tail in ends:
+                # An edge between the part's own ends is a branch beside it.
+                if tail in ends and (tail, head) != (part.source, part.target):
                     inside.setdefault((tail, head), [])
         members = [
             _Part(tail, head, sorted(inside[tail, head]), self.has_edge(tail, head))

@@ -161,14 +161,21 @@ def attributes_of(proto: onnx.NodeProto) -> dict[str, Any]:
     for attribute in proto.attribute:
         value = helper.get_attribute_value(attribute)
         if isinstance(value, bytes):
-            value = value.decode("utf-8", "surrogateescape")
+            value = _text_or_bytes(value)
         elif attribute.type == onnx.AttributeProto.STRINGS:
-            value = [item.decode("utf-8", "surrogateescape") for item in value]
-        elif not isinstance(value, int | float | str) and hasattr(value, "__len__"):
+            value = [_text_or_bytes(item) for item in value]
+        elif not isinstance(value, int | float | str | bytes) and hasattr(value, "__len__"):
             value = list(value)
         if value != []:
             values[attribute.name] = value
     return values
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _subgraphs(node: Node) -> Iterator[onnx.GraphProto]:

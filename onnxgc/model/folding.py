@@ -17,9 +17,12 @@ logger = logging.getLogger(__name__)
 # Folding is there for shapes, masks and index tables, not to compute the network.
 LARGEST_FOLDED_INPUT = 1 << 16
 LARGEST_FOLDED_OUTPUT = 1 << 20
-_RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
-)
+# fmt: off
+_RANDOM = frozenset({
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+    "Dropout",
+})
+# fmt: on
 
 
 def shape_value(node: Node, shape: tuple[int, ...]) -> Array | None:

@@ -69,7 +69,7 @@ class Node:
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default=EMPTY_ATTRIBUTES)
+    attributes: Mapping[str, Any] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     name: str = ""
     origin: str = ""
     rule: str = ""
@@ -140,7 +140,7 @@ class TrainableModel:
     loss: str
     loss_kind: str
     notes: tuple[str, ...] = ()
-    metadata: Mapping[str, str] = field(default=EMPTY_ATTRIBUTES)
+    metadata: Mapping[str, str] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
 
     def constant(self, name: str) -> Array | None:
         """Value of a constant, or None for a tensor that is computed, fed or trained."""

@@ -6,13 +6,22 @@ import os
 from collections.abc import Iterable
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, inliner
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.draft import ONNX_DOMAINS
 
-_TEXT_SUFFIXES = (".json", ".textproto", ".prototxt", ".onnxtxt", ".onnxjson", ".onnxtext", ".txtpb", ".pbtxt")
+_TEXT_SUFFIXES = (
+    ".json",
+    ".textproto",
+    ".prototxt",
+    ".onnxtxt",
+    ".onnxjson",
+    ".onnxtext",
+    ".txtpb",
+    ".pbtxt",
+)
 # A model file begins with the field `ir_version`: field 1, a varint.
 _FIRST_BYTE = b"\x08"
 
@@ -67,11 +76,14 @@ def _read_file(path: str) -> onnx.ModelProto:
     if not content:
         raise ModelFileError(f"'{path}' is empty (0 bytes)")
     try:
-        return onnx.ModelProto.FromString(content)
+        model: onnx.ModelProto = onnx.ModelProto.FromString(content)
     except DecodeError as error:
         if content.startswith(_FIRST_BYTE):
-            raise ModelFileError(f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded") from error
+            raise ModelFileError(
+                f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded"
+            ) from error
         raise ModelFileError(f"'{path}' is not an ONNX file") from error
+    return model
 
 
 def _read_text(path: str) -> onnx.ModelProto:

@@ -23,8 +23,8 @@ CROSS_ENTROPY, MSE, L1, BCE, OUTPUT = "cross-entropy", "mse", "l1", "bce", "outp
 LOSS_KINDS = (CROSS_ENTROPY, MSE, BCE, L1)
 # The label that is left out of the mean, as in torch.
 IGNORED_LABEL = -100
-_REARRANGING = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Cast".split())
-_FEATURES_LAST = frozenset("MatMul Gemm Einsum".split())
+_REARRANGING = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"])
+_FEATURES_LAST = frozenset(["MatMul", "Gemm", "Einsum"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ def choose_loss(draft: Draft, requested: str) -> tuple[Draft, LossChoice]:
     if requested == "auto":
         for output in draft.outputs:
             if _is_scalar_float(draft.type_of(output)) and output not in draft.weights:
-                return draft.with_notes(f"loss: the model's own output '{output}'"), LossChoice(OUTPUT, output, output)
+                return draft.with_notes(f"loss: the model's own output '{output}'"), LossChoice(
+                    OUTPUT, output, output
+                )
     output = _first_floating(draft)
     choice = _automatic(draft, output) if requested == "auto" else _explicit(draft, output, requested)
     return draft.with_notes(_told(draft, choice)), choice
@@ -60,7 +62,9 @@ def choose_loss(draft: Draft, requested: str) -> tuple[Draft, LossChoice]:
 
 def with_loss(draft: Draft, choice: LossChoice) -> tuple[Draft, dict[str, str]]:
     """The draft with its loss appended, and the names of `loss` and of `labels` or `target`."""
-    head = _Head(draft, choice, NameSource(draft.tensor_names()), NameSource(node.name for node in draft.nodes))
+    head = _Head(
+        draft, choice, NameSource(draft.tensor_names()), NameSource(node.name for node in draft.nodes)
+    )
     _BUILDERS[choice.kind](head)
     added = draft.with_changes(
         nodes=(*draft.nodes, *head.nodes),
@@ -77,8 +81,8 @@ def _named_output(draft: Draft, name: str) -> LossChoice:
         hint = f" (did you mean '{close[0]}'?)" if close else ""
         known = ", ".join(f"'{output}'" for output in draft.outputs)
         raise LossError(
-            f"--loss '{name}' is neither one of auto, {', '.join(LOSS_KINDS)} nor an output of the model{hint}; "
-            f"its outputs are: {known}"
+            f"--loss '{name}' is neither one of auto, {', '.join(LOSS_KINDS)} nor an output of the "
+            f"model{hint}; its outputs are: {known}"
         )
     kind = draft.type_of(name)
     if kind is None:
@@ -101,7 +105,10 @@ def _first_floating(draft: Draft) -> str:
         if output in draft.problems:
             raise ShapeError(draft.problems[output])
     names = ", ".join(f"'{output}'" for output in draft.outputs)
-    raise LossError(f"no output is a floating-point tensor that the model computes, so there is nothing to train on: {names}")
+    raise LossError(
+        f"none of the outputs ({names}) is a floating-point tensor that the model computes, so there is "
+        "nothing to train on"
+    )
 
 
 def _automatic(draft: Draft, output: str) -> LossChoice:
@@ -178,7 +185,11 @@ def _told(draft: Draft, choice: LossChoice) -> str:
     taken = "" if choice.of == choice.output else f", taken before its final activation from '{choice.of}'"
     axis = f", classes on axis {choice.class_axis}" if choice.kind == CROSS_ENTROPY and len(shape) > 2 else ""
     others = [output for output in draft.outputs if output != choice.output]
-    among = f"; the other outputs ({', '.join(repr(name) for name in others)}) have no part in it" if others else ""
+    among = (
+        f"; the other outputs ({', '.join(repr(name) for name in others)}) have no part in it"
+        if others
+        else ""
+    )
     return f"loss: {choice.kind} of output '{choice.output}' {shape}{taken}{axis}{among}"
 
 
@@ -256,7 +267,9 @@ def _cross_entropy(head: _Head) -> None:
     labels = head.target("labels", TensorType(onnx.TensorProto.INT64, shape[:axis] + shape[axis + 1 :]))
     axes = head.constant("loss_class_axis", np.asarray([axis], np.int64))
 
-    ignored = head.add("Equal", labels, head.constant("loss_ignored_label", np.asarray(IGNORED_LABEL, np.int64)))
+    ignored = head.add(
+        "Equal", labels, head.constant("loss_ignored_label", np.asarray(IGNORED_LABEL, np.int64))
+    )
     counted = head.add("Not", ignored)
     weight = head.add("Cast", counted, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
     # An ignored label is no valid index, so it points at class 0 and its weight of 0 removes it.
@@ -268,7 +281,9 @@ def _cross_entropy(head: _Head) -> None:
     negative = head.add("Neg", head.add("Squeeze", picked, axes))
     total = head.add("ReduceSum", head.add("Mul", negative, weight), keepdims=0)
     # At least 1, so that a batch without any label has loss 0 and not NaN.
-    count = head.add("Max", head.add("ReduceSum", weight, keepdims=0), head.constant("loss_one", np.asarray(1, dtype)))
+    count = head.add(
+        "Max", head.add("ReduceSum", weight, keepdims=0), head.constant("loss_one", np.asarray(1, dtype))
+    )
     head.finish("Div", total, count)
 
 
@@ -296,12 +311,13 @@ def _binary_cross_entropy(head: _Head) -> None:
 
 def _own_output(head: _Head) -> None:
     """The model's own scalar, made a float32 of rank 0 where it is not."""
-    name = head.choice.of
+    name, is_float32 = head.choice.of, head.type.dtype == onnx.TensorProto.FLOAT
     if head.type.shape != ():
-        name = head.add("Reshape", name, head.constant("loss_shape", np.zeros((0,), np.int64)))
-    if head.type.dtype != onnx.TensorProto.FLOAT:
-        name = head.add("Cast", name, to=onnx.TensorProto.FLOAT)
-    head.roles["loss"] = name
+        scalar = head.constant("loss_shape", np.zeros((0,), np.int64))
+        name = head.add("Reshape", name, scalar, named="loss" if is_float32 else "loss_scalar")
+    head.roles["loss"] = (
+        name if is_float32 else head.add("Cast", name, named="loss", to=onnx.TensorProto.FLOAT)
+    )
 
 
 _BUILDERS: Mapping[str, Callable[[_Head], None]] = {

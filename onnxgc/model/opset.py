@@ -17,7 +17,14 @@ from onnxgc.model.weights import is_external
 TARGET_OPSET = 18
 TARGET_IR_VERSION = 9
 # Newer operators that ONNX defines by older ones: their bodies take their place when lowering.
-_EXPANDED_TO_LOWER = ("Gelu", "GroupNormalization", "RMSNormalization", "Swish", "Attention", "RotaryEmbedding")
+_EXPANDED_TO_LOWER = (
+    "Gelu",
+    "GroupNormalization",
+    "RMSNormalization",
+    "Swish",
+    "Attention",
+    "RotaryEmbedding",
+)
 # The converter turns small constants from inputs into attributes and back, so it must see them.
 _LARGEST_SEEN = 1024
 
@@ -104,7 +111,9 @@ def _with_origin(node: Node, before: dict[str, Node]) -> Node:
 
 
 def _is_seen(weight: Weight) -> bool:
-    return not weight.type.is_floating and weight.type.element_count <= _LARGEST_SEEN and not is_external(weight)
+    return (
+        not weight.type.is_floating and weight.type.element_count <= _LARGEST_SEEN and not is_external(weight)
+    )
 
 
 def _value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:

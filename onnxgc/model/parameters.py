@@ -27,13 +27,17 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterDecision:
-    """A weight, what it is taken for, and why."""
+    """A weight, what it is taken for, and why.
+
+    `doubt` says what a user should look at, where the use alone cannot tell.
+    """
 
     name: str
     type: TensorType
     role: Role
     reason: str
     used_by: tuple[str, ...] = ()
+    doubt: str = ""
 
 
 # Inputs that hold parameters, by operator.
@@ -71,18 +75,23 @@ ARITHMETIC: Mapping[str, tuple[int, ...]] = {
     "Where": (1, 2),
 }
 # Operators that hand their first input (Concat: any) on, so that its use is found behind them.
-HANDED_ON = frozenset(
-    "Reshape Transpose Unsqueeze Squeeze Flatten Identity Expand Tile Cast CastLike Slice Concat Split "
-    "Pad Neg Abs Exp Log Sqrt Reciprocal Sigmoid Softplus Tanh DepthToSpace SpaceToDepth".split()
-)
-# Below this an additive float constant is a mask, not a value that training would reach.
-MASK_VALUE = -1e4
+# fmt: off
+HANDED_ON = frozenset({
+    "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Tile", "Cast",
+    "CastLike", "Slice", "Concat", "Split", "Pad", "Neg", "Abs", "Exp", "Log", "Sqrt", "Reciprocal",
+    "Sigmoid", "Softplus", "Tanh", "DepthToSpace", "SpaceToDepth",
+})
+# fmt: on
+# An additive constant of zeros and values up to this one is a mask, as in Swin and BERT.
+MASK_VALUE = -100.0
 
 
 def classify_weights(
     draft: Draft, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
 ) -> tuple[ParameterDecision, ...]:
     """What each weight is taken for; `trainable` and `freeze` are globs that overrule it.
+
+    Where both match, `trainable` wins, so that everything but a head can be frozen.
 
     Raises:
         NoParametersError: a glob matches no float weight.
@@ -97,14 +106,16 @@ def classify_weights(
     return tuple(_overruled(decision, trainable, freeze) for decision in decisions)
 
 
-def tied_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
-    """One line for each parameter that several nodes use."""
-    return tuple(
+def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
+    """One line for each parameter that several nodes use, or that may be none."""
+    parameters = [decision for decision in decisions if decision.role is Role.PARAMETER]
+    tied = tuple(
         f"parameter '{decision.name}' is used by {len(decision.used_by)} nodes ({_listed(decision.used_by)}) "
         "and is trained as one"
-        for decision in decisions
-        if decision.role is Role.PARAMETER and len(decision.used_by) > 1
+        for decision in parameters
+        if len(decision.used_by) > 1
     )
+    return tied + tuple(decision.doubt for decision in parameters if decision.doubt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,7 @@ class _Use:
     index: int
     role: Role
     reason: str
+    beside_input: str = ""
 
 
 class _Uses:
@@ -156,7 +168,9 @@ class _Uses:
             return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
             if node.op in ("MatMul", "Mul") and self._is_position_table(tensor, node):
-                return _Use(node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer")
+                return _Use(
+                    node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer"
+                )
             return _Use(node, index, Role.PARAMETER, where)
         if index in ARITHMETIC.get(node.op, ()):
             return self._judge_operand(weight, tensor, node, index, where)
@@ -166,10 +180,13 @@ class _Uses:
         if weight.type.element_count <= 1:
             return _Use(node, index, Role.CONSTANT, f"single number: {where}")
         if node.op in ("Mul", "Div") and self._is_position_table(tensor, node):
-            return _Use(node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer")
+            return _Use(
+                node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer"
+            )
         if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
             return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
-        return _Use(node, index, Role.PARAMETER, where)
+        beside = next((name for name in node.inputs if name in self._inputs), "")
+        return _Use(node, index, Role.PARAMETER, where, beside)
 
     def _is_position_table(self, tensor: str, node: Node) -> bool:
         """Whether all other operands are integers that were cast, as positions are."""
@@ -184,7 +201,9 @@ class _Uses:
             if producer.op not in HANDED_ON and producer.op not in ("Range", "Shape", "CumSum"):
                 return False
             if producer.op in ("Range", "Shape"):
-                return all(self._is_integer(read) for read in producer.inputs if read) or producer.op == "Shape"
+                return (
+                    all(self._is_integer(read) for read in producer.inputs if read) or producer.op == "Shape"
+                )
             name = producer.inputs[0]
         return False
 
@@ -207,24 +226,33 @@ def _decide(name: str, weight: Weight, uses: _Uses) -> ParameterDecision:
         of_role = [use for use in found if use.role is role]
         if of_role:
             used_by = tuple(dict.fromkeys(use.node.name for use in of_role))
-            return ParameterDecision(name, weight.type, role, of_role[0].reason, used_by)
+            return ParameterDecision(
+                name, weight.type, role, of_role[0].reason, used_by, _doubt(name, of_role)
+            )
     raise AssertionError(name)
+
+
+def _doubt(name: str, uses: Sequence[_Use]) -> str:
+    beside = next((use.beside_input for use in uses if use.beside_input), "")
+    if not beside:
+        return ""
+    return (
+        f"parameter '{name}' is applied to input '{beside}' itself; "
+        f"if it normalises the data, pass --freeze '{name}'"
+    )
 
 
 def _overruled(
     decision: ParameterDecision, trainable: Sequence[str], freeze: Sequence[str]
 ) -> ParameterDecision:
-    if not decision.type.is_floating:
+    if not decision.type.is_floating or decision.role is Role.STATISTIC:
         return decision
+    for glob in trainable:
+        if fnmatchcase(decision.name, glob):
+            return replace(decision, role=Role.PARAMETER, reason=f"--trainable {glob}", doubt="")
     for glob in freeze:
         if fnmatchcase(decision.name, glob) and decision.role is Role.PARAMETER:
             return replace(decision, role=Role.FROZEN, reason=f"--freeze {glob}")
-    if decision.role is Role.STATISTIC:
-        return decision
-    if trainable:
-        for glob in trainable:
-            if fnmatchcase(decision.name, glob):
-                return replace(decision, role=Role.PARAMETER, reason=f"--trainable {glob}")
     return decision
 
 
@@ -233,13 +261,18 @@ def _is_mask(weight: Weight) -> bool:
     if is_external(weight):
         return False
     values: Array = np.asarray(weight.load(), dtype=np.float64)
-    return bool(np.all((values == 0) | (values <= -100)) and np.any(values <= -100))
+    masking = values <= MASK_VALUE
+    return bool(np.all(masking | (values == 0)) and np.any(masking))
 
 
 def _unmatched(option: str, glob: str, names: Sequence[str]) -> NoParametersError:
     stem = glob.strip("*?")
     close = difflib.get_close_matches(stem, names, n=3, cutoff=0.3) or list(names[:3])
-    known = f"closest names: {', '.join(repr(name) for name in close)}" if close else "the model has no float weights"
+    known = (
+        f"closest names: {', '.join(repr(name) for name in close)}"
+        if close
+        else "the model has no float weights"
+    )
     return NoParametersError(f"{option} '{glob}' matches no weight of the model; {known}")
 
 

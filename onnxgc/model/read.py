@@ -15,7 +15,7 @@ from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
 from onnxgc.model.loss import LossChoice, choose_loss, with_loss
 from onnxgc.model.opset import at_target_opset
-from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, tied_notes
+from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, parameter_notes
 from onnxgc.model.shapes import check_static, resolved, with_input_shapes
 from onnxgc.model.trainable import (
     in_current_form,
@@ -56,7 +56,7 @@ def read_model(
     draft = _ending_in(draft, choice)
     check_static(draft)
 
-    draft = at_target_opset(draft)
+    draft = resolved(at_target_opset(draft))
     draft = without_identities(with_dropout_on(draft))
     draft, statistics = with_batch_statistics(draft)
     draft, roles = with_loss(draft, choice)
@@ -73,13 +73,13 @@ def read_model(
         types=_types(draft),
         inputs=tuple(name for name in draft.inputs if name not in roles.values()),
         targets=tuple(name for role, name in roles.items() if role != "loss"),
-        outputs=draft.outputs,
+        outputs=tuple(name for name in draft.outputs if name in draft.types),
         weights=draft.weights,
         parameters=parameters,
         statistics=statistics,
         loss=roles["loss"],
         loss_kind=choice.kind,
-        notes=(*draft.notes, *tied_notes(d for d in decisions if d.name in parameters)),
+        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in parameters)),
         metadata={**draft.metadata, "onnxgc.names": json.dumps(roles, sort_keys=True)},
     )
 
@@ -123,16 +123,19 @@ def _parameters(draft: Draft, decisions: Sequence[ParameterDecision], loss: str)
     if found:
         return found
     frozen = sum(1 for decision in decisions if decision.role is Role.FROZEN)
-    reason = f"all {frozen} are frozen; pass a narrower --freeze" if frozen else (
-        "the model has no weight that looks like one; pass --trainable GLOB"
+    reason = (
+        f"all {frozen} are frozen; pass a narrower --freeze"
+        if frozen
+        else ("the model has no weight that looks like one; pass --trainable GLOB")
     )
     raise NoParametersError(f"no trainable parameter reaches the loss '{loss}': {reason}")
 
 
 def _types(draft: Draft) -> dict[str, TensorType]:
-    """The types of inputs and of what the nodes compute."""
+    """The types of inputs, of weights and of what the nodes compute."""
     computed = [output for node in draft.nodes for output in _named(node)]
-    return {name: draft.types[name] for name in (*draft.inputs, *computed)}
+    types = {name: draft.types[name] for name in (*draft.inputs, *computed)}
+    return types | {name: weight.type for name, weight in draft.weights.items()}
 
 
 def _named(node: Node) -> tuple[str, ...]:

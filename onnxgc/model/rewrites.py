@@ -22,7 +22,13 @@ def batched_target(node: Node, type_of: TypeOf, value_of: ValueOf, old: int, new
     if node.domain or node.op != "Reshape" or len(node.inputs) < 2:
         return None
     source, target = type_of(node.inputs[0]), value_of(node.inputs[1])
-    if source is None or target is None or target.ndim != 1 or target.size == 0 or node.attribute("allowzero", 0):
+    if (
+        source is None
+        or target is None
+        or target.ndim != 1
+        or target.size == 0
+        or node.attribute("allowzero", 0)
+    ):
         return None
     entries = [int(entry) for entry in target]
     if 0 in entries[len(source.shape) :]:

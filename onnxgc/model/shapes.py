@@ -16,7 +16,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from onnxgc.errors import ShapeError
 from onnxgc.model import rewrites
-from onnxgc.model.draft import Draft, captured_names, operator_name, reads_of
+from onnxgc.model.draft import Draft, operator_name, reads_of
 from onnxgc.model.folding import (
     LARGEST_FOLDED_INPUT,
     LARGEST_FOLDED_OUTPUT,
@@ -25,16 +25,19 @@ from onnxgc.model.folding import (
     shape_value,
 )
 from onnxgc.model.ir import Array, Node, TensorType, Weight
+from onnxgc.model.sequences import Sequences
 from onnxgc.model.weights import ArrayWeight, is_external
 
 # Larger tensors are never shapes, axes, scales or ratios.
 _LARGEST_SETTING = 1024
-_POSITIVE_OUTPUTS = frozenset("Conv ConvTranspose MaxPool AveragePool LpPool".split())
+_POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
 # Contributed operators whose output has the type of their first input.
-_SAME_AS_INPUT = frozenset(
-    "FastGelu BiasGelu Gelu QuickGelu LayerNormalization SkipLayerNormalization "
-    "SimplifiedLayerNormalization SkipSimplifiedLayerNormalization RotaryEmbedding".split()
-)
+# fmt: off
+_SAME_AS_INPUT = frozenset({
+    "FastGelu", "BiasGelu", "Gelu", "QuickGelu", "LayerNormalization", "SkipLayerNormalization",
+    "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding",
+})
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class _Walk:
     problems: dict[str, str] = field(default_factory=dict)
     rewritten: list[str] = field(default_factory=list)
     opsets: list[onnx.OperatorSetIdProto] = field(init=False)
+    sequences: Sequences = field(init=False)
 
     def __post_init__(self) -> None:
         self.weights = dict(self.draft.weights)
@@ -118,15 +122,20 @@ class _Walk:
         self.protos = {name: _proto(kind) for name, kind in self.types.items()}
         self.protos |= {name: _proto(weight.type) for name, weight in self.weights.items()}
         self.opsets = [helper.make_opsetid("", self.draft.opset)]
+        self.opsets += [helper.make_opsetid(*entry) for entry in self.draft.other_domains.items()]
+        self.sequences = Sequences(self.type_of, self.value, self.add_fresh_constant)
 
     def visit(self, node: Node) -> None:
-        unknown = next((name for name in reads_of(node) if name not in self.protos), None)
+        unknown = next((name for name in reads_of(node) if not self._is_known(name)), None)
         if unknown is not None:
             reason = self.problems.get(unknown, f"tensor '{unknown}' has no static shape")
-            self.problems.update(dict.fromkeys(filter(None, node.outputs), reason))
+            self._keep_unresolved(node, reason)
             return
         for lowered in self._rewrite(node):
             self._visit_lowered(lowered)
+
+    def _is_known(self, name: str) -> bool:
+        return name in self.protos or name in self.sequences
 
     def notes(self) -> tuple[str, ...]:
         if not self.rewritten or self.change is None:
@@ -153,6 +162,12 @@ class _Walk:
         weight = self.weights.get(name)
         return weight.type if weight is not None else self.types.get(name)
 
+    def add_fresh_constant(self, wanted: str, value: Array) -> str:
+        """Records a constant under a name of its own, which it returns."""
+        name = rewrites.unused(wanted, self.protos)
+        self.add_constant(name, value)
+        return name
+
     def add_constant(self, name: str, value: Array) -> None:
         """Records a computed constant."""
         self.weights[name] = ArrayWeight(value)
@@ -164,11 +179,12 @@ class _Walk:
         if self.change is not None:
             target = rewrites.batched_target(node, self.type_of, self.value, self.change.old, self.change.new)
             if target is not None:
-                name = rewrites.unused(f"{node.inputs[1]}_{node.name}", self.protos)
-                self.add_constant(name, target)
+                name = self.add_fresh_constant(f"{node.inputs[1]}_{node.name}", target)
                 self.rewritten.append(node.name)
                 node = node.with_changes(inputs=(node.inputs[0], name, *node.inputs[2:]))
-        return [rewrites.cast_like_as_cast(node, self.type_of)]
+        # Split takes its lengths as an input from opset 13 on.
+        lowered = self.sequences.lower(node, self.protos) if self.draft.opset >= 13 else None
+        return [rewrites.cast_like_as_cast(node, self.type_of)] if lowered is None else list(lowered)
 
     def _visit_lowered(self, node: Node) -> None:
         known = self.type_of(node.inputs[0]) if node.inputs else None
@@ -176,11 +192,15 @@ class _Walk:
         if value is not None:
             self.add_constant(node.outputs[0], value)
             return
+        if all(name in self.draft.types for name in node.outputs if name):
+            self._keep_known(node)
+            return
         inferred = self._inferred(node)
         if isinstance(inferred, str):
-            self.problems.update(dict.fromkeys(filter(None, node.outputs), inferred))
+            self._keep_unresolved(node, inferred)
             return
-        static = {name: kind for name, proto in inferred.items() if (kind := _static(proto)) is not None}
+        kinds = {name: _static(inferred.get(name)) for name in node.outputs if name}
+        static = {name: kind for name, kind in kinds.items() if kind is not None}
         if self._folded(node, static):
             return
         self.nodes.append(node)
@@ -192,6 +212,18 @@ class _Walk:
                 self.protos[name] = inferred[name]
             else:
                 self.problems[name] = self._not_static(name, node)
+
+    def _keep_known(self, node: Node) -> None:
+        """Keeps a node whose types an earlier walk found: passes change graphs, but not tensors."""
+        self.nodes.append(node)
+        for name in filter(None, node.outputs):
+            self.types[name] = self.draft.types[name]
+            self.protos[name] = _proto(self.types[name])
+
+    def _keep_unresolved(self, node: Node, reason: str) -> None:
+        """Keeps a node that may turn out not to matter, with the reason why it has no types."""
+        self.nodes.append(node)
+        self.problems.update(dict.fromkeys(filter(None, node.outputs), reason))
 
     def _folded(self, node: Node, static: Mapping[str, TensorType]) -> bool:
         if not may_fold(node) or len(static) != len([name for name in node.outputs if name]):
@@ -213,15 +245,16 @@ class _Walk:
 
     def _inferred(self, node: Node) -> dict[str, onnx.TypeProto] | str:
         """The types of the node's outputs, or what is wrong with the node."""
-        if node.domain:
+        version = self.draft.other_domains.get(node.domain, 1) if node.domain else self.draft.opset
+        if node.domain and not defs.has(node.op, version, node.domain):
             return self._of_other_domain(node)
-        if not all(name in self.protos for name in reads_of(node)):
-            raise AssertionError(node.name)
-        read = (*node.inputs, *captured_names(node))
-        types = {name: self.protos[name] for name in read if name}
+        read = reads_of(node)
+        if not all(name in self.protos for name in read):
+            return self._not_static(next(filter(None, node.outputs)), node)
+        types = {name: self.protos[name] for name in read}
         proto = node.to_proto()
         try:
-            schema = defs.get_schema(node.op, self.draft.opset, "")
+            schema = defs.get_schema(node.op, version, node.domain)
             found = shape_inference.infer_node_outputs(
                 schema,
                 proto,
@@ -285,9 +318,9 @@ class _Walk:
         if node.op == "Conv" and shapes[0] and shapes[1]:
             wanted = shapes[1][1] * node.attribute("group", 1)
             if shapes[0][1] != wanted:
-                return f"its weight '{node.inputs[1]}' is for {wanted} channels, but '{node.inputs[0]}' has {shapes[0][1]}"
+                return _channels(node, wanted, shapes[0][1])
         if node.op == "ConvTranspose" and shapes[0] and shapes[1] and shapes[0][1] != shapes[1][0]:
-            return f"its weight '{node.inputs[1]}' is for {shapes[1][0]} channels, but '{node.inputs[0]}' has {shapes[0][1]}"
+            return _channels(node, shapes[1][0], shapes[0][1])
         if first is None:
             return ""
         if node.op in _POSITIVE_OUTPUTS and min(first.shape) < 1:
@@ -322,7 +355,9 @@ class _Walk:
 
 def _declared_shape(name: str, declared: onnx.TypeProto) -> list[int | str] | None:
     if not declared.HasField("tensor_type"):
-        raise ShapeError(f"input '{name}' is not a tensor; models with sequence or optional inputs are not supported")
+        raise ShapeError(
+            f"input '{name}' is not a tensor; models with sequence or optional inputs are not supported"
+        )
     if not declared.tensor_type.HasField("shape"):
         return None
     return [
@@ -341,7 +376,9 @@ def _chosen_shape(
                 f"but it has {len(declared)} ({_text(declared)})"
             )
         if any(size < 1 for size in given):
-            raise ShapeError(f"--input-shapes gives input '{name}' the shape {_text(given)}; sizes must be at least 1")
+            raise ShapeError(
+                f"--input-shapes gives input '{name}' the shape {_text(given)}; sizes must be at least 1"
+            )
         return tuple(int(size) for size in given)
     if declared is None:
         raise ShapeError(f"input '{name}' has no declared shape; pass --input-shapes {name}:SIZE,SIZE,...")
@@ -349,8 +386,10 @@ def _chosen_shape(
     shape = tuple(size if isinstance(size, int) else 1 for size in declared)
     if unknown:
         template = ",".join(str(size) for size in declared)
-        which = f"dimension '{unknown[0]}' was" if len(unknown) == 1 else (
-            f"dimensions {', '.join(repr(size) for size in unknown)} were"
+        which = (
+            f"dimension '{unknown[0]}' was"
+            if len(unknown) == 1
+            else (f"dimensions {', '.join(repr(size) for size in unknown)} were")
         )
         notes.append(f"input '{name}': {which} taken as 1; pass --input-shapes {name}:{template}")
     return shape
@@ -361,6 +400,10 @@ def _contradicts(declared: onnx.TypeProto, shape: tuple[int, ...]) -> bool:
         return False
     pairs = zip(declared.tensor_type.shape.dim, shape, strict=True)
     return any(dim.dim_value and dim.dim_value != size for dim, size in pairs)
+
+
+def _channels(node: Node, wanted: int, found: int) -> str:
+    return f"its weight '{node.inputs[1]}' is for {wanted} channels, but '{node.inputs[0]}' has {found}"
 
 
 def _proto(kind: TensorType) -> onnx.TypeProto:

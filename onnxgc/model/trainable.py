@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from onnx import helper
 
 from onnxgc.errors import ShapeError
 from onnxgc.model.draft import Draft, NameSource, captured_names
@@ -19,7 +20,7 @@ from onnxgc.model.weights import ArrayWeight
 _DEFAULT_MOMENTUM = 0.9
 _DEFAULT_RATIO = 0.5
 _OPTIONAL_OUTPUTS = frozenset(
-    "BatchNormalization Dropout LayerNormalization MaxPool SoftmaxCrossEntropyLoss Unique".split()
+    ["BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss", "Unique"]
 )
 
 
@@ -86,16 +87,35 @@ def with_dropout_on(draft: Draft) -> Draft:
             continue
         ratio = _ratio(node, draft)
         if ratio is None:
-            notes.append(f"Dropout '{node.name}' is left as it is, because its ratio is computed in the graph")
+            notes.append(
+                f"Dropout '{node.name}' is left as it is, because its ratio is computed in the graph"
+            )
             nodes.append(node)
         elif ratio == 0.0 and not any(node.outputs[1:]):
-            nodes.append(Node("Identity", node.inputs[:1], node.outputs[:1], name=node.name, origin=node.origin, rule="Identity"))
+            nodes.append(
+                Node(
+                    "Identity",
+                    node.inputs[:1],
+                    node.outputs[:1],
+                    name=node.name,
+                    origin=node.origin,
+                    rule="Identity",
+                )
+            )
         else:
             seed += 1
-            ratio_name = node.inputs[1] if len(node.inputs) > 1 and node.inputs[1] else names.fresh(f"{node.outputs[0]}_ratio")
+            ratio_name = (
+                node.inputs[1]
+                if len(node.inputs) > 1 and node.inputs[1]
+                else names.fresh(f"{node.outputs[0]}_ratio")
+            )
             weights.setdefault(ratio_name, ArrayWeight(np.asarray(ratio, dtype=np.float32)))
             weights.setdefault(always, ArrayWeight(np.asarray(True)))
-            mask = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else names.fresh(f"{node.outputs[0]}_mask")
+            mask = (
+                node.outputs[1]
+                if len(node.outputs) > 1 and node.outputs[1]
+                else names.fresh(f"{node.outputs[0]}_mask")
+            )
             nodes.append(
                 node.with_changes(
                     inputs=(node.inputs[0], ratio_name, always),
@@ -115,14 +135,14 @@ def with_batch_statistics(draft: Draft) -> tuple[Draft, tuple[Statistic, ...]]:
     the unbiased variance as torch has it. Where several nodes share a running statistic they update
     it one after the other, as torch does.
     """
-    lowering = _BatchStatistics(draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes))
+    lowering = _BatchStatistics(
+        draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes)
+    )
     for node in draft.nodes:
         if node.op == "BatchNormalization" and not node.domain:
             lowering.lower(node)
         else:
             lowering.nodes.append(node)
-    if not lowering.updated and not lowering.notes:
-        return draft.with_changes(nodes=tuple(lowering.nodes), weights=draft.weights | lowering.constants), ()
     changed = draft.with_changes(nodes=tuple(lowering.nodes), weights={**draft.weights, **lowering.constants})
     statistics = tuple(Statistic(name, updated) for name, updated in lowering.updated.items())
     return changed.with_notes(*lowering.notes), statistics
@@ -155,11 +175,15 @@ class _BatchStatistics:
         kept = self._statistic(node, "ReduceMean", (source, axes), f"{output}_batch_mean_kept", keepdims=1)
         centred = self._statistic(node, "Sub", (source, kept), f"{output}_centred")
         squared = self._statistic(node, "Mul", (centred, centred), f"{output}_squared")
-        variance = self._statistic(node, "ReduceMean", (squared, axes), f"{output}_batch_variance", keepdims=0)
+        variance = self._statistic(
+            node, "ReduceMean", (squared, axes), f"{output}_batch_variance", keepdims=0
+        )
         mean = self._statistic(node, "Squeeze", (kept, axes), f"{output}_batch_mean")
         if kind.dtype != channels.dtype:
             mean = self._statistic(node, "Cast", (mean,), f"{output}_batch_mean_cast", to=channels.dtype)
-            variance = self._statistic(node, "Cast", (variance,), f"{output}_batch_variance_cast", to=channels.dtype)
+            variance = self._statistic(
+                node, "Cast", (variance,), f"{output}_batch_variance_cast", to=channels.dtype
+            )
         epsilon = {key: value for key, value in node.attributes.items() if key == "epsilon"}
         self.nodes.append(
             node.with_changes(
@@ -173,7 +197,8 @@ class _BatchStatistics:
         count = kind.element_count // kind.shape[1]
         if count == 1:
             self.notes.append(
-                f"BatchNormalization '{node.name}' sees one value a channel, so its variance is 0; use a larger batch"
+                f"BatchNormalization '{node.name}' sees one value a channel, so its variance is 0; "
+                "use a larger batch"
             )
         unbiased = count / (count - 1) if count > 1 else 1.0
         self._update(node, running_mean, mean, momentum, 1.0 - momentum, channels)
@@ -187,8 +212,10 @@ class _BatchStatistics:
             return
         current = self.updated.get(running, running)
         if current != running:
-            self.notes.append(f"running statistic '{running}' is shared; node '{node.name}' updates it in its turn")
-        dtype = np.dtype(self.draft.weights[running].load().dtype) if kind.dtype != 1 else np.dtype(np.float32)
+            self.notes.append(
+                f"running statistic '{running}' is shared; node '{node.name}' updates it in its turn"
+            )
+        dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
         decay = self._constant("onnxgc_momentum", np.asarray(momentum, dtype))
         gain = self._constant("onnxgc_batch_share", np.asarray(share, dtype))
         old = self._statistic(node, "Mul", (current, decay), f"{running}_decayed")

@@ -34,7 +34,9 @@ class StoredWeight:
             return numpy_helper.to_array(self.tensor, self.folder)
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelFileError(f"the contents of tensor '{self.tensor.name}' cannot be read: {reason}") from error
+            raise ModelFileError(
+                f"the contents of tensor '{self.tensor.name}' cannot be read: {reason}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,5 +131,5 @@ def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
 
 def _sparse(name: str) -> ModelFileError:
     return ModelFileError(
-        f"tensor '{name}' is stored as a sparse tensor, which is not supported; store it as a dense initializer"
+        f"tensor '{name}' is stored as a sparse tensor, which is not supported; store it as a dense one"
     )

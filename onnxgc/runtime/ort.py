@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import functools
 import importlib.metadata
 import os
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")
 _ERRORS_ONLY = 3
+_MOST_DEAD_BYTES_PER_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,27 @@ def make_session(
         options.enable_mem_pattern = False
         options.enable_mem_reuse = False
         disabled.append("CommonSubexpressionElimination")
+        _register_tight_arena(ort)
+        options.add_session_config_entry("session.use_env_allocators", "1")
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
     providers_with_options = [_with_options(name, chosen) for name in chosen.providers]
     return ort.InferenceSession(
         source, options, providers=providers_with_options, disabled_optimizers=disabled
+    )
+
+
+@functools.cache
+def _register_tight_arena(ort: ModuleType) -> None:
+    """Give the process a CPU arena that splits a chunk rather than lend all of it.
+
+    The stock arena hands out a chunk whole unless it is twice the request, so that a tensor may
+    occupy almost two times its size.
+    """
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(
+        memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": _MOST_DEAD_BYTES_PER_CHUNK})
     )
 
 

@@ -1,0 +1,134 @@
+"""Light models, models in text form, and runs on ONNX Runtime for the tests of reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper, parser
+
+from onnxgc.model.export import to_proto
+from onnxgc.model.ir import Array, TrainableModel
+
+LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+LIGHT_MODELS = tuple(sorted(path.stem for path in LIGHT_FOLDER.glob("*.onnx")))
+
+
+def light_path(name: str) -> Path:
+    return LIGHT_FOLDER / f"{name}.onnx"
+
+
+def image_input(path: Path) -> str:
+    """The one input of a light model that is no initializer."""
+    graph = onnx.load(path).graph
+    initial = {tensor.name for tensor in graph.initializer}
+    (name,) = [value.name for value in graph.input if value.name not in initial]
+    return name
+
+
+def text_model(body: str, *, opset: int = 18, ir_version: int = 8, domains: str = "") -> onnx.ModelProto:
+    """A checked model from ONNX text: `(inputs) => (outputs) <initializers> { nodes }`."""
+    return parser.parse_model(f'<ir_version: {ir_version}, opset_import: ["": {opset}{domains}]>\nnet {body}')
+
+
+def with_weights(model: onnx.ModelProto, **values: Array) -> onnx.ModelProto:
+    """The model with float32 initializers; integer arrays stay as they are."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for name, value in values.items():
+        array = np.asarray(value)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        copy.graph.initializer.append(numpy_helper.from_array(array, name))
+    return copy
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array], *outputs: str) -> list[Any]:
+    """Outputs of a model on ONNX Runtime's CPU kernels, one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return list(session.run(list(outputs) or None, feeds))
+
+
+def run_read(
+    model: TrainableModel, feeds: dict[str, Array], *outputs: str, values: dict[str, Array] | None = None
+) -> list[Any]:
+    """Outputs of a read model; the first is the loss unless `outputs` are named."""
+    proto = to_proto(model, values)
+    onnx.checker.check_model(proto, full_check=True)
+    return run(proto, feeds, *outputs)
+
+
+def with_values(model: onnx.ModelProto, values: dict[str, Array]) -> onnx.ModelProto:
+    """A light model with the given values for its weights, ConstantOfShape nodes or initializers."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [node for node in model.graph.node if node.output[0] not in values]
+    read = {name for node in kept for name in node.input}
+    stored = [t for t in model.graph.initializer if t.name in read and t.name not in values]
+    stored += [numpy_helper.from_array(value, name) for name, value in values.items()]
+    initial = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initial]
+    del copy.graph.node[:], copy.graph.initializer[:], copy.graph.input[:]
+    copy.graph.node.extend(kept)
+    copy.graph.initializer.extend(stored)
+    copy.graph.input.extend(inputs)
+    copy.ir_version = 8
+    return copy
+
+
+def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """A light model for another batch, changed by hand: inputs, outputs and literal shapes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for value in (*copy.graph.input, *copy.graph.output):
+        dimensions = value.type.tensor_type.shape.dim
+        if len(dimensions) > 1:
+            dimensions[0].dim_value = batch
+    for tensor in copy.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.INT64 and not tensor.name.endswith("__SHAPE"):
+            target = numpy_helper.to_array(tensor).copy()
+            target[0] = batch
+            tensor.CopyFrom(numpy_helper.from_array(target, tensor.name))
+    return copy
+
+
+def with_instance_norm(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model with each BatchNormalization as an InstanceNormalization over all samples at once.
+
+    A second, independent way to normalise by the batch: [N, C, H, W] becomes [1, C, N H W].
+    `shapes` holds the shape of each BatchNormalization's input.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "BatchNormalization":
+            nodes.append(node)
+            continue
+        x, scale, bias, y = node.input[0], node.input[1], node.input[2], node.output[0]
+        batch, channels, height, width = shapes[x]
+        epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+        flat = numpy_helper.from_array(np.asarray([1, channels, -1]), f"{y}_flat")
+        full = numpy_helper.from_array(np.asarray([channels, batch, height, width]), f"{y}_full")
+        copy.graph.initializer.extend([flat, full])
+        nodes += [
+            helper.make_node("Transpose", [x], [f"{y}_1"], perm=[1, 0, 2, 3]),
+            helper.make_node("Reshape", [f"{y}_1", flat.name], [f"{y}_2"]),
+            helper.make_node("InstanceNormalization", [f"{y}_2", scale, bias], [f"{y}_3"], epsilon=epsilon),
+            helper.make_node("Reshape", [f"{y}_3", full.name], [f"{y}_4"]),
+            helper.make_node("Transpose", [f"{y}_4"], [y], perm=[1, 0, 2, 3]),
+        ]
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    return copy

@@ -1,0 +1,139 @@
+"""The nine light models of the `onnx` package, from file to a graph that trains."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.model.draft import reads_of
+from onnxgc.model.initialise import draw_weights
+from onnxgc.model.ir import TrainableModel
+from onnxgc.model.read import read_model
+from tests.model.model_helpers import (
+    LIGHT_MODELS,
+    image_input,
+    light_path,
+    normal,
+    run,
+    run_read,
+    with_batch,
+    with_instance_norm,
+    with_values,
+)
+
+# Parameters and running statistics, counted in the files.
+COUNTS = {
+    "light_bvlc_alexnet": (16, 0),
+    "light_densenet121": (606, 242),
+    "light_inception_v1": (116, 0),
+    "light_inception_v2": (347, 138),
+    "light_resnet50": (161, 106),
+    "light_shufflenet": (150, 98),
+    "light_squeezenet": (52, 0),
+    "light_vgg19": (38, 0),
+    "light_zfnet512": (16, 0),
+}
+
+
+def read_light(name: str, batch: int) -> TrainableModel:
+    path = light_path(name)
+    return read_model(path, input_shapes={image_input(path): (batch, 3, 224, 224)})
+
+
+def assert_well_formed(model: TrainableModel) -> None:
+    known = {*model.inputs, *model.targets, *model.weights}
+    names = [node.name for node in model.nodes]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    for node in model.nodes:
+        assert node.origin
+        assert set(reads_of(node)) <= known, node
+        known.update(node.outputs)
+        assert all(name in model.types for name in node.outputs if name)
+        assert (node.rule == "") == node.once
+    assert set(model.parameters) <= model.weights.keys()
+    assert model.types[model.loss].shape == ()
+    assert all(name in known for name in (*model.outputs, model.loss))
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_reads_at_another_batch(name: str, batch: int) -> None:
+    model = read_light(name, batch)
+    assert_well_formed(model)
+    assert (model.opset, model.ir_version) == (18, 9)
+    assert model.loss_kind == "cross-entropy"
+    assert (len(model.parameters), len(model.statistics)) == COUNTS[name]
+    assert model.types[model.targets[0]].shape == (batch,)
+    assert model.types[model.outputs[0]].element_count == batch * 1000
+    maps = [node.outputs[0] for node in model.nodes if node.op in ("Conv", "Relu", "MaxPool", "Concat")]
+    assert all(model.types[name].shape[0] == batch for name in maps)
+    assert not any(node.op in ("Identity", "Shape", "Softmax", "Constant") for node in model.nodes)
+
+
+@pytest.mark.parametrize("name", ["light_resnet50", "light_densenet121"])
+def test_reading_takes_well_under_a_second_and_a_half(name: str) -> None:
+    def seconds() -> float:
+        start = time.process_time()
+        read_light(name, 64)
+        return time.process_time() - start
+
+    assert min(seconds() for _ in range(3)) < 1.5
+
+
+def test_reading_twice_gives_the_same() -> None:
+    first, second = read_light("light_shufflenet", 2), read_light("light_shufflenet", 2)
+    assert first.nodes == second.nodes
+    assert first.types == second.types
+    assert list(first.weights) == list(second.weights)
+    assert first.parameters == second.parameters
+    assert first.notes == second.notes
+
+
+@pytest.mark.parametrize("name", ["light_squeezenet", "light_inception_v1"])
+def test_forward_equals_the_source(name: str) -> None:
+    path = light_path(name)
+    source, image = onnx.load(path), image_input(path)
+    model = read_model(path)
+    values = draw_weights(model, seed=1)
+    source_values = {key: values[key] for key in model.parameters}
+    x = normal(1, 3, 224, 224)
+    (expected,) = run(with_values(source, source_values), {image: x})
+
+    # A ratio of 0 turns Dropout off without changing the graph.
+    ratios = {node.inputs[1]: np.float32(0) for node in model.nodes if node.op == "Dropout"}
+    label = np.asarray([3])
+    feeds = {image: x, model.targets[0]: label}
+    logits, loss = run_read(model, feeds, model.outputs[0], model.loss, values={**values, **ratios})
+    probabilities = np.exp(logits - logits.max()).ravel()
+    probabilities /= probabilities.sum()
+    np.testing.assert_allclose(probabilities, expected.ravel(), rtol=2e-4, atol=1e-7)
+    assert np.ptp(expected) > 1e-4, "a uniform output proves nothing"
+    np.testing.assert_allclose(loss, -np.log(expected.ravel()[3]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["light_resnet50", "light_shufflenet", "light_densenet121"])
+def test_batch_statistics_equal_normalising_all_samples_together(name: str) -> None:
+    path, batch = light_path(name), 2
+    source, image = onnx.load(path), image_input(path)
+    model = read_light(name, batch)
+    values = draw_weights(model, seed=2)
+    source_values = {key: values[key] for key in model.parameters}
+    shapes = {key: kind.shape for key, kind in model.types.items()}
+    reference = with_instance_norm(with_values(with_batch(source, batch), source_values), shapes)
+    x = normal(batch, 3, 224, 224)
+    (expected,) = run(reference, {image: x})
+
+    (logits,) = run_read(
+        model, {image: x, model.targets[0]: np.asarray([1, 2])}, model.outputs[0], values=values
+    )
+    found = logits.reshape(batch, -1)
+    if "softmax" in source.graph.output[0].name:
+        found = np.exp(found - found.max(axis=1, keepdims=True))
+        found /= found.sum(axis=1, keepdims=True)
+    expected = expected.reshape(batch, -1)
+    assert np.ptp(expected, axis=0).max() > 1e-4, "equal samples prove nothing"
+    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)

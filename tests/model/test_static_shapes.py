@@ -1,0 +1,170 @@
+"""Every tensor gets a static shape, whatever the file declares."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from onnxgc.model.ir import TrainableModel
+from onnxgc.model.read import read_model
+from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+
+
+def mse(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> TrainableModel:
+    return read_model(model, input_shapes=shapes, loss="mse")
+
+
+def test_symbolic_dimensions_become_one_and_are_told() -> None:
+    body = "(float[batch,3,height,width] x) => (float[batch,4,h,w] y) { y = Conv(x, w) }"
+    model = mse(with_weights(text_model(body), w=normal(4, 3, 1, 1)))
+    assert model.types["x"].shape == (1, 3, 1, 1)
+    assert any(
+        "'batch', 'height', 'width' were taken as 1; pass --input-shapes x:batch,3,height,width" in note
+        for note in model.notes
+    )
+
+
+def test_one_symbolic_dimension_is_told_by_name() -> None:
+    body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
+    notes = mse(with_weights(text_model(body), w=normal(3, 2))).notes
+    assert "input 'x': dimension 'N' was taken as 1; pass --input-shapes x:N,3" in notes
+
+
+def test_given_shapes_need_no_note() -> None:
+    body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
+    notes = mse(with_weights(text_model(body), w=normal(3, 2)), x=(5, 3)).notes
+    assert not any("taken as 1" in note for note in notes)
+
+
+def test_stale_declared_shapes_are_dropped() -> None:
+    body = "(float[1,3,8,8] x) => (float[1,4,8,8] y) { z = Conv(x, w)  y = Relu(z) }"
+    source = with_weights(text_model(body), w=normal(4, 3, 1, 1))
+    source.graph.value_info.append(helper.make_tensor_value_info("z", 1, [1, 4, 8, 8]))
+    model = mse(source, x=(6, 3, 10, 12))
+    assert model.types["z"].shape == model.types["y"].shape == (6, 4, 10, 12)
+
+
+@pytest.mark.parametrize(
+    "target, expected",
+    [
+        ([1, 12], (3, 12)),
+        ([1, -1], (3, 12)),
+        ([-1, 12], (3, 12)),
+        ([0, -1], (3, 12)),
+        ([1, 2, 2, 3], (3, 2, 2, 3)),
+        ([4, 3], (12, 3)),
+        ([2, 2, 3], (6, 2, 3)),
+    ],
+)
+def test_literal_reshape_targets_follow_the_batch(target: list[int], expected: tuple[int, ...]) -> None:
+    body = "(float[1,2,2,3] x) => (float[a] y) { z = Mul(x, w)  y = Reshape(z, s) }"
+    source = with_weights(text_model(body), w=normal(3), s=np.asarray(target))
+    del source.graph.output[0].type.tensor_type.shape.dim[:]
+    source.graph.output[0].type.tensor_type.ClearField("shape")
+    assert mse(source, x=(3, 2, 2, 3)).types["y"].shape == expected
+
+
+def test_literal_targets_stay_where_they_fit() -> None:
+    body = "(float[1,4] x) => (float[1,4] y) { v = Reshape(w, s)  y = Mul(x, v) }"
+    source = with_weights(text_model(body), w=normal(4), s=np.asarray([1, 4]))
+    model = mse(source, x=(3, 4))
+    assert model.types["v"].shape == (1, 4)
+    assert not any("literal" in note for note in model.notes)
+
+
+def test_shape_arithmetic_is_folded() -> None:
+    body = """(float[N,4,6] x) => (float[a,b] y) <int64 zero = {0}, int64[1] axis = {0}, int64[1] rest = {-1}> {
+        s = Shape(x)  n = Gather(s, zero)  m = Unsqueeze(n, axis)  t = Concat<axis=0>(m, rest)
+        z = Mul(x, w)  y = Reshape(z, t)
+    }"""
+    model = mse(with_weights(text_model(body), w=normal(6)), x=(5, 4, 6))
+    assert model.types["y"].shape == (5, 24)
+    assert [node.op for node in model.nodes[:2]] == ["Mul", "Reshape"]
+    target = model.constant(model.nodes[1].inputs[1])
+    assert target is not None
+    assert target.tolist() == [5, -1]
+
+
+def test_float_parameters_are_never_folded() -> None:
+    body = """(float[2,3] x) => (float[2,4] y) <float two = {2.0}> {
+        v = Transpose(w)  u = Mul(v, two)  y = MatMul(x, u)
+    }"""
+    model = mse(with_weights(text_model(body), w=normal(4, 3)))
+    assert [node.op for node in model.nodes[:3]] == ["Transpose", "Mul", "MatMul"]
+    assert model.parameters == ("w",)
+
+
+def test_frozen_parameters_keep_their_names() -> None:
+    body = "(float[2,3] x) => (float[2,4] y) { v = Transpose(w)  z = MatMul(x, v)  y = Add(z, b) }"
+    source = with_weights(text_model(body), w=normal(4, 3), b=normal(4))
+    model = read_model(source, freeze=["w"], loss="mse")
+    assert model.parameters == ("b",)
+    assert "w" in model.weights
+
+
+def test_computed_zero_bias_is_no_parameter() -> None:
+    """What torch's exporter writes for a convolution without bias (optimize=False)."""
+    body = """(float[1,3,8,8] x) => (float[1,4,8,8] y) <float zero = {0.0}> {
+        n = Shape<start=0, end=1>(w)  b = Expand(zero, n)  y = Conv(x, w, b)
+    }"""
+    model = mse(with_weights(text_model(body), w=normal(4, 3, 1, 1)))
+    assert model.parameters == ("w",)
+    assert model.weights["b"].load().tolist() == [0.0] * 4
+
+
+def test_sequences_become_split() -> None:
+    body = """(float[2,5] x) => (float[2,2] y)
+        <int64 size = {2}, int64 i0 = {0}, int64 i1 = {-2}> {
+        z = Mul(x, w)  q = SplitToSequence<axis=1>(z, size)
+        a = SequenceAt(q, i0)  b = SequenceAt(q, i1)  y = Sub(a, b)
+    }"""
+    source = with_weights(text_model(body), w=normal(5))
+    model = mse(source)
+    assert [node.op for node in model.nodes[:3]] == ["Mul", "Split", "Sub"]
+    x = normal(2, 5, seed=3)
+    (expected,) = run(source, {"x": x})
+    (found,) = run_read(model, {"x": x, "target": expected}, "y")
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_cast_like_becomes_cast() -> None:
+    body = "(float[2,3] x, float16[1] h) => (float16[2,3] y) { z = Mul(x, w)  y = CastLike(z, h) }"
+    model = mse(with_weights(text_model(body), w=normal(3)))
+    cast = model.nodes[1]
+    assert (cast.op, cast.attribute("to")) == ("Cast", onnx.TensorProto.FLOAT16)
+
+
+def test_unsorted_nodes_are_sorted() -> None:
+    source = with_weights(
+        text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Relu(z) }"), w=normal(3)
+    )
+    nodes = list(source.graph.node)[::-1]
+    del source.graph.node[:]
+    source.graph.node.extend(nodes)
+    assert [node.op for node in mse(source).nodes[:2]] == ["Mul", "Relu"]
+
+
+def test_node_names_are_made_unique() -> None:
+    body = "(float[2,3] x) => (float[2,3] y) { [a] z = Mul(x, w)  [a] v = Relu(z)  y = Tanh(v) }"
+    model = mse(with_weights(text_model(body), w=normal(3)))
+    assert [node.name for node in model.nodes[:3]] == ["a", "a_2", "Tanh_y"]
+    assert [node.origin for node in model.nodes[:3]] == ["a", "a", "Tanh_y"]
+
+
+def test_contributed_operator_keeps_its_domain() -> None:
+    body = "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.FastGelu(z) }"
+    model = mse(with_weights(text_model(body, domains=', "com.microsoft": 1'), w=normal(3, 4)))
+    node = model.nodes[1]
+    assert (node.domain, node.op, node.rule) == ("com.microsoft", "FastGelu", "com.microsoft::FastGelu")
+    assert model.types["y"].shape == (2, 4)
+
+
+def test_model_without_standard_operators() -> None:
+    body = "(float[2,3] x) => (float[2,3] y) { y = com.microsoft.BiasGelu(x, b) }"
+    source = with_weights(text_model(body, domains=', "com.microsoft": 1'), b=normal(3))
+    del source.opset_import[0]
+    model = mse(source)
+    assert model.opset == 18
+    assert model.parameters == ("b",)

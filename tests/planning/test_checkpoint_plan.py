@@ -1,0 +1,46 @@
+import pytest
+
+from onnxgc.errors import PlanError
+from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.planning.plan import CheckpointPlan, Solution, Status
+
+GRAPH = ComputationGraph.from_unsorted(
+    ["input", "layer1/conv", "layer1/relu", "output"],
+    [("input", "layer1/conv"), ("layer1/conv", "layer1/relu"), ("layer1/relu", "output")],
+)
+
+
+def test_plan_is_sorted_and_keeps_the_ends() -> None:
+    plan = CheckpointPlan.for_graph(GRAPH, ["layer1/relu", "layer1/conv", "layer1/relu"])
+    assert plan.checkpoints == ("input", "layer1/conv", "layer1/relu", "output")
+    assert CheckpointPlan.for_graph(GRAPH, []).checkpoints == ("input", "output")
+
+
+def test_several_sources_are_not_kept_unasked() -> None:
+    graph = ComputationGraph(("a", "b", "c"), (("a", "c"), ("b", "c")))
+    assert CheckpointPlan.for_graph(graph, []).checkpoints == ("c",)
+
+
+def test_unknown_checkpoint_is_told_with_the_closest_names_in_one_line() -> None:
+    with pytest.raises(PlanError) as raised:
+        CheckpointPlan.for_graph(GRAPH, ["input", "layer1/rleu"])
+    message = str(raised.value)
+    assert "'layer1/rleu'" in message
+    assert message.index("'layer1/relu'") > 0
+    assert "\n" not in message
+
+
+def test_unknown_checkpoint_that_is_like_nothing() -> None:
+    with pytest.raises(PlanError, match="'input'"):
+        CheckpointPlan.for_graph(GRAPH, ["zzz"])
+    with pytest.raises(PlanError, match="did you mean '12'"):
+        CheckpointPlan.for_graph(ComputationGraph((11, 12), ((11, 12),)), [112])
+
+
+@pytest.mark.parametrize(
+    "objective_bytes, lower_bound_bytes, gap", [(100, 80, 0.2), (100, 100, 0.0), (0, 0, 0.0), (90, 100, 0.0)]
+)
+def test_gap_is_a_share_of_the_objective(objective_bytes: int, lower_bound_bytes: int, gap: float) -> None:
+    plan = CheckpointPlan(())
+    solution = Solution(plan, "acg", Status.FEASIBLE, objective_bytes, lower_bound_bytes, seconds=0.0)
+    assert solution.gap == pytest.approx(gap)

@@ -1,0 +1,216 @@
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxgc.graph.segments import is_valid_reading_a
+from onnxgc.graph.terminals import forced_checkpoints
+from onnxgc.planning.objective import PaperObjective, paper_objective
+from onnxgc.planning.plan import CheckpointPlan, Solution, Status
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.solvers.acg import ACG, CappedSearch
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.exhaustive import EXHAUSTIVE
+from tests.graph.random_graphs import chain, problem_of, random_problem
+from tests.solvers import networks
+
+MIB = 2**20
+
+
+def interior_bytes(problem: CheckpointProblem, solution: Solution) -> int:
+    """The objective without the source and the target, as section 4 of the facts gives it."""
+    ends = {problem.graph.sources[0], problem.graph.sinks[0]}
+    return solution.objective_bytes - sum(problem.size_bytes(vertex) for vertex in ends)
+
+
+def assert_optimal(problem: CheckpointProblem) -> None:
+    found, truth = ACG.solve(problem), EXHAUSTIVE.solve(problem)
+    assert found.objective_bytes == truth.objective_bytes, problem
+    assert found.status is Status.OPTIMAL
+    assert found.lower_bound_bytes == found.objective_bytes
+    assert found.gap == 0.0
+    assert is_valid_reading_a(problem.graph, found.plan.checkpoints)
+    assert len(found.plan.checkpoints) == len(set(found.plan.checkpoints))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_optimal_on_random_graphs(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(1500):
+        assert_optimal(random_problem(random, max_vertices=10))
+
+
+def test_optimal_on_larger_random_graphs() -> None:
+    random = Random(100)
+    for _ in range(300):
+        assert_optimal(random_problem(random, max_vertices=14))
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.data())
+def test_optimal_on_any_graph(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 8))
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    sizes = data.draw(st.lists(st.integers(0, 12), min_size=count, max_size=count))
+    assert_optimal(problem_of(edges, sizes))
+
+
+@pytest.mark.parametrize(
+    "edges, sizes, optimum, checkpoints",
+    [
+        # A chain of unit costs, on which the printed Algorithm 5 does nothing.
+        ([(0, 1), (1, 2), (2, 3), (3, 4)], [1] * 5, 2, (0, 2, 4)),
+        # The clean subset of the branches between a pair, which the printed Algorithm 4 loses.
+        ([(0, 1), (0, 2), (1, 3), (1, 5), (2, 3), (3, 4), (4, 5)], [1, 1, 11, 1, 1, 20], 13, (0, 1, 3, 5)),
+        (
+            [(0, 1), (0, 4), (1, 2), (2, 3), (2, 5), (3, 6), (4, 5), (5, 6)],
+            [8, 1, 1, 1, 3, 1, 4],
+            5,
+            (0, 2, 5, 6),
+        ),
+        # Branches between one pair are not summed.
+        ([(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)], [1, 5, 5, 1, 1], 6, (0, 3, 4)),
+        # {2} alone would be better, but its second segment has two entries.
+        ([(0, 1), (1, 2), (2, 3), (3, 4), (0, 3)], [1, 1, 1, 9, 7], 11, None),
+        # A direct edge from source to target.
+        ([(0, 1), (1, 2), (2, 3), (0, 3)], [5, 2, 2, 5], 4, None),
+        ([(0, 1)], [3, 4], 0, (0, 1)),
+    ],
+)
+def test_known_optima(
+    edges: list[tuple[int, int]], sizes: list[int], optimum: int, checkpoints: tuple[int, ...] | None
+) -> None:
+    problem = problem_of(edges, sizes)
+    solution = ACG.solve(problem)
+    assert interior_bytes(problem, solution) == optimum
+    if checkpoints is not None:
+        assert solution.plan.checkpoints == checkpoints
+
+
+def test_one_vertex() -> None:
+    solution = ACG.solve(chain([7]))
+    assert solution.plan.checkpoints == (0,)
+    assert solution.objective_bytes == solution.lower_bound_bytes == 7
+
+
+def test_of_equal_sets_the_one_with_fewest_checkpoints() -> None:
+    # Tensors of no bytes could all be kept for nothing.
+    assert ACG.solve(chain([0] * 6)).plan.checkpoints == (0, 5)
+    assert ACG.solve(chain([1, 4, 0, 0, 0, 4, 1])).plan.checkpoints in {(0, 2, 6), (0, 3, 6), (0, 4, 6)}
+
+
+@pytest.mark.parametrize("inner", [0, 1, 2, 3, 10, 99, 998, 1000])
+def test_unit_chain_has_its_closed_form(inner: int) -> None:
+    problem = chain([1] * (inner + 2))
+    best = min(kept + -(-(inner - kept) // (kept + 1)) for kept in range(inner + 1))
+    assert interior_bytes(problem, ACG.solve(problem)) == best
+
+
+def chain_optimum_bytes(sizes: list[int], cap_bytes: int) -> int:
+    """The cheapest checkpoints of a chain, between its ends, by trying all pairs of neighbours."""
+    cheapest = [0]
+    for stop in range(1, len(sizes)):
+        reachable = [start for start in range(stop) if sum(sizes[start + 1 : stop]) <= cap_bytes]
+        kept = sizes[stop] if stop < len(sizes) - 1 else 0
+        cheapest.append(kept + min(cheapest[start] for start in reachable))
+    return cheapest[-1]
+
+
+def test_chain_under_a_cap_is_a_shortest_path_over_all_pairs() -> None:
+    random = Random(13)
+    for _ in range(100):
+        sizes = [random.randint(0, 30) for _ in range(random.randint(2, 40))]
+        search = CappedSearch(chain(sizes))
+        for cap_bytes in (0, 7, 30, 100, 400):
+            assert search.under(cap_bytes).interior_bytes == chain_optimum_bytes(sizes, cap_bytes)
+
+
+def test_cost_never_rises_with_the_cap_and_the_cap_holds() -> None:
+    random = Random(14)
+    for _ in range(300):
+        problem = random_problem(random, 14)
+        search = CappedSearch(problem)
+        caps = range(0, problem.total_bytes + 1, 1 + problem.total_bytes // 40)
+        found = [search.under(cap_bytes) for cap_bytes in caps]
+        assert all(f.heaviest_segment_bytes <= cap_bytes for f, cap_bytes in zip(found, caps, strict=True))
+        assert all(looser.interior_bytes <= tighter.interior_bytes for tighter, looser in pairwise(found))
+
+
+def test_capped_optimum_is_worth_what_the_judge_says() -> None:
+    random = Random(15)
+    for _ in range(500):
+        problem = random_problem(random, 14)
+        found = CappedSearch(problem).under(problem.total_bytes // random.randint(2, 8))
+        plan = CheckpointPlan.for_graph(problem.graph, found.checkpoints)
+        judged = paper_objective(problem, plan)
+        ends = sum(problem.size_bytes(vertex) for vertex in forced_checkpoints(problem.graph))
+        assert judged == PaperObjective(found.interior_bytes + ends, found.heaviest_segment_bytes)
+        assert is_valid_reading_a(problem.graph, plan.checkpoints)
+
+
+@pytest.mark.parametrize(
+    "problem, vertices, total_mib, optimum_mib",
+    [
+        (networks.vgg("6M7M88M99M99M", batch=64), 17, 2226, 1115),
+        (networks.vgg("66M77M888M999M999M", batch=64), 22, 3720, 1850),
+        (networks.vgg("66M77M8888M9999M9999M", batch=64), 25, 4039, 1899),
+        (networks.resnet((2, 2, 2, 2), bottleneck=False, batch=256), 41, 5024, 2108),
+        (networks.resnet((3, 4, 6, 3), bottleneck=False, batch=128), 73, 3737, 1127),
+        (networks.resnet((3, 4, 6, 3), bottleneck=True, batch=64), 106, 5146, 1507),
+        (networks.resnet((3, 4, 23, 3), bottleneck=True, batch=32), 208, 3822, 851),
+        (networks.resnet((3, 8, 36, 3), bottleneck=True, batch=16), 310, 2683, 475),
+        (networks.densenet((6, 12, 24, 16), growth=32, batch=32), 306, 4061, 756),
+        (networks.densenet((6, 12, 36, 24), growth=48, batch=16), 406, 3775, 598),
+        (networks.densenet((6, 12, 32, 32), growth=32, batch=32), 426, 4893, 791),
+        (networks.densenet((6, 12, 48, 32), growth=32, batch=16), 506, 3149, 451),
+    ],
+)
+def test_networks_of_the_paper(
+    problem: CheckpointProblem, vertices: int, total_mib: int, optimum_mib: int
+) -> None:
+    """The values of the paper's reference code under the same costs: facts, section 4."""
+    solution = ACG.solve(problem)
+    assert len(problem.graph) == vertices
+    assert round(problem.total_bytes / MIB) == total_mib
+    assert abs(solution.objective_bytes / MIB - optimum_mib) <= 0.51
+    assert solution.status is Status.OPTIMAL
+    # Twenty times what it takes on a slow machine; the reference code takes up to 95 s.
+    assert solution.seconds < 2
+
+
+def test_long_and_deep_graphs_are_solved_in_seconds() -> None:
+    random = Random(16)
+    long = ACG.solve(chain([random.randint(1, 10**9) for _ in range(2000)]))
+    assert long.status is Status.OPTIMAL
+    assert long.seconds < 5
+
+    depth = 1500
+    edges = [(v, v + 1) for v in range(depth)] + [(v, depth) for v in range(depth - 1)]
+    deep = ACG.solve(problem_of(edges, [1] * (depth + 1)), SolverOptions(time_limit_seconds=1.0))
+    assert deep.objective_bytes >= deep.lower_bound_bytes > 0
+
+    assert ACG.solve(networks.dense_block_with_wide_concats(40)).seconds < 5
+
+
+def test_out_of_time_it_says_feasible_with_a_bound_that_holds() -> None:
+    random = Random(17)
+    feasible = 0
+    for _ in range(200):
+        problem = random_problem(random, 12)
+        hurried = ACG.solve(problem, SolverOptions(time_limit_seconds=0.0))
+        optimum = ACG.solve(problem).objective_bytes
+        assert hurried.lower_bound_bytes <= optimum <= hurried.objective_bytes
+        if hurried.status is Status.OPTIMAL:
+            assert hurried.objective_bytes == optimum
+        feasible += hurried.status is Status.FEASIBLE
+    assert feasible > 20
+
+
+def test_same_problem_same_plan() -> None:
+    random = Random(18)
+    for _ in range(50):
+        problem = random_problem(random, 12)
+        assert ACG.solve(problem).plan == ACG.solve(problem).plan
