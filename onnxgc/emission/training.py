@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -180,8 +179,7 @@ class _Emitter:
                 if name in used
             ),
         ]
-        outputs = [model.loss, *step.parameter_gradients.values()]
-        outputs += [statistic.updated for statistic in model.statistics]
+        outputs = step.graph.outputs
         graph = helper.make_graph(
             nodes,
             model.name or "training",
@@ -258,8 +256,3 @@ def _annotated(node: Node, role: str, segment: int | None) -> onnx.NodeProto:
     for key, value in notes.items():
         proto.metadata_props.add(key=key, value=value)
     return proto
-
-
-def plan_json(checkpoints: tuple[str, ...], solver: str) -> str:
-    """The plan as the file's metadata carries it."""
-    return json.dumps({"schema": SCHEMA_VERSION, "solver": solver, "checkpoints": list(checkpoints)})

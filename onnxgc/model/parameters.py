@@ -82,6 +82,7 @@ HANDED_ON = frozenset({
     "Sigmoid", "Softplus", "Tanh", "DepthToSpace", "SpaceToDepth",
 })
 # fmt: on
+_REPEATING = ("Expand", "Tile")
 # An additive constant of zeros and values up to this one is a mask, as in Swin and BERT.
 MASK_VALUE = -100.0
 
@@ -147,7 +148,11 @@ class _Uses:
         while pending:
             tensor = pending.pop(0)
             for node, index in self._consumers.get(tensor, ()):
-                if self._hands_on(node, index):
+                if node.op in _REPEATING and weight.type.element_count <= 1:
+                    # A computed zero bias, as exporters give to convolutions without one.
+                    reason = f"single number: repeated by {node.op} '{node.name}'"
+                    found.append(_Use(node, index, Role.CONSTANT, reason))
+                elif self._hands_on(node, index):
                     fresh = [output for output in node.outputs if output and output not in seen]
                     seen.update(fresh)
                     pending += fresh

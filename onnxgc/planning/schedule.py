@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,15 +31,15 @@ class StepGraph:
     """One training step with nothing decided: forward operators, then backward in chunks.
 
     `resident` tensors (fed values, parameters, constants) are there before and after and count
-    nothing. `outputs` are kept to the end. `gradients_of_parameters` is the part of the outputs
-    that is reported apart.
+    nothing. `outputs` are kept to the end, in the order in which they are returned.
+    `parameter_gradients` is the part of them that is reported apart.
     """
 
     forward: tuple[Operator, ...]
     chunks: tuple[tuple[Operator, ...], ...]
     sizes: Mapping[str, int]
     resident: frozenset[str]
-    outputs: frozenset[str]
+    outputs: tuple[str, ...]
     parameter_gradients: frozenset[str]
 
 
@@ -129,6 +130,46 @@ def build_schedule(
     return Schedule(tuple(_with_releases(_without_idle_outputs(steps, graph), graph)), original_of)
 
 
+def segment_order(graph: StepGraph, discarded: frozenset[str]) -> tuple[str, ...]:
+    """Names of the forward operators in an order that finishes each segment before the next.
+
+    Parallel segments that the model's own order interleaves would have interleaved backward passes,
+    and both their recomputations in memory at once. Where the order is free it stays the model's.
+    """
+    segments = _segments(graph, discarded)
+    producer = {name: index for index, operator in enumerate(graph.forward) for name in operator.outputs}
+    segment_of: list[int | None] = []
+    for operator in graph.forward:
+        own = [segments[name] for name in operator.outputs if name in segments]
+        read = [segments[name] for name in operator.inputs if name in segments]
+        segment_of.append(own[0] if own else read[-1] if read and operator.once else None)
+    missing: list[int] = []
+    readers: list[list[int]] = [[] for _ in graph.forward]
+    for index, operator in enumerate(graph.forward):
+        sources = {producer[name] for name in operator.inputs if name in producer}
+        missing.append(len(sources))
+        for source in sources:
+            readers[source].append(index)
+    ready: dict[int | None, list[int]] = {}
+    for index, count in enumerate(missing):
+        if count == 0:
+            heapq.heappush(ready.setdefault(segment_of[index], []), index)
+    order: list[str] = []
+    current: int | None = None
+    while ready:
+        if current is None or current not in ready:
+            current = min(ready, key=lambda segment: ready[segment][0])
+        index = heapq.heappop(ready[current])
+        if not ready[current]:
+            del ready[current]
+        order.append(graph.forward[index].name)
+        for reader in readers[index]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready.setdefault(segment_of[reader], []), reader)
+    return tuple(order)
+
+
 def _with_names(operator: Operator, renamed: Mapping[str, str]) -> Operator:
     return replace(
         operator,
@@ -202,7 +243,7 @@ def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]
 
 def _with_releases(steps: Sequence[Step], graph: StepGraph) -> Iterable[Step]:
     """The steps, each followed by the release of what it used last."""
-    kept = graph.resident | graph.outputs
+    kept = graph.resident.union(graph.outputs)
     last_use: dict[str, int] = {}
     for index, step in enumerate(steps):
         assert not isinstance(step, Release)

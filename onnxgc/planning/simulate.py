@@ -58,6 +58,7 @@ class _Memory:
 
     def __init__(self, schedule: Schedule, graph: StepGraph) -> None:
         self._graph = graph
+        self._outputs = frozenset(graph.outputs)
         self._original_of = schedule.original_of
         self._storage_of: dict[str, int] = {}
         self._tensors_in: list[int] = []
@@ -67,7 +68,7 @@ class _Memory:
 
     def run(self, operator: Operator, dying: tuple[str, ...]) -> None:
         for position, name in enumerate(operator.outputs):
-            is_output = name in self._graph.outputs
+            is_output = name in self._outputs
             if position == 0 and operator.is_view and not is_output:
                 self._share(name, operator.inputs[0])
             elif position == 0 and operator.in_place and not is_output and self._takes_over(operator, dying):

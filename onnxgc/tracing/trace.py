@@ -27,8 +27,13 @@ class TrainingStep:
     parameter_gradients: Mapping[str, str]
 
 
-def trace(model: TrainableModel, *, seed: str, order: Sequence[str] | None = None) -> TrainingStep:
-    """Differentiate `model`, in the given order of forward nodes, and describe the whole step."""
+def trace(
+    model: TrainableModel, *, seed: str, order: Sequence[str] | None = None, keep_outputs: bool = False
+) -> TrainingStep:
+    """Differentiate `model`, in the given order of forward nodes, and describe the whole step.
+
+    With `keep_outputs` the model's own outputs are outputs of the step too.
+    """
     differentiated = differentiate(model, seed=seed, order=order)
     known = {**model.types, **differentiated.extra_types, seed: model.types[model.loss]}
     added = infer_types(differentiated.backward, known, differentiated.constants, model.opset)
@@ -40,13 +45,15 @@ def trace(model: TrainableModel, *, seed: str, order: Sequence[str] | None = Non
         for name in model.parameters
         if name in differentiated.gradient_of
     }
-    updated = [statistic.updated for statistic in model.statistics]
+    outputs = dict.fromkeys((model.loss, *gradients.values(), *(s.updated for s in model.statistics)))
+    if keep_outputs:
+        outputs.update(dict.fromkeys(name for name in model.outputs if name not in model.weights))
     graph = StepGraph(
         forward,
         chunks,
         {name: tensor_type.size_bytes for name, tensor_type in types.items()},
         frozenset((*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed)),
-        frozenset((model.loss, *updated, *gradients.values())),
+        tuple(outputs),
         frozenset(gradients.values()),
     )
     nodes = {node.name: node for node in (*differentiated.forward, *differentiated.backward)}

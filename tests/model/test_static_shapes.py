@@ -75,7 +75,8 @@ def test_literal_targets_stay_where_they_fit() -> None:
 
 
 def test_shape_arithmetic_is_folded() -> None:
-    body = """(float[N,4,6] x) => (float[a,b] y) <int64 zero = {0}, int64[1] axis = {0}, int64[1] rest = {-1}> {
+    body = """(float[N,4,6] x) => (float[a,b] y)
+        <int64 zero = {0}, int64[1] axis = {0}, int64[1] rest = {-1}> {
         s = Shape(x)  n = Gather(s, zero)  m = Unsqueeze(n, axis)  t = Concat<axis=0>(m, rest)
         z = Mul(x, w)  y = Reshape(z, t)
     }"""

@@ -1,0 +1,237 @@
+"""The pipeline on one page: read, trace, solve, schedule, judge, emit."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
+from onnxgc.emission.write import check_writable, write_model
+from onnxgc.errors import PlanError
+from onnxgc.gradients.engine import fresh_name
+from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.read import read_model
+from onnxgc.planning.objective import PaperObjective, paper_objective
+from onnxgc.planning.plan import CheckpointPlan, Solution
+from onnxgc.planning.schedule import Schedule, build_schedule, segment_order
+from onnxgc.planning.simulate import MemoryProfile, simulate
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.registry import SOLVERS
+from onnxgc.tracing.computation import TracedProblem, checkpoint_problem
+from onnxgc.tracing.trace import TrainingStep, trace
+
+LOSS_SCALE = "loss_scale"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A model's training step under a plan: the decision, the schedule, and the judge's view of it.
+
+    `step` and `regular_step` differ only where the plan asks for another order of forward.
+    """
+
+    model: TrainableModel
+    step: TrainingStep
+    traced: TracedProblem
+    solution: Solution
+    schedule: Schedule
+    profile: MemoryProfile
+    regular_schedule: Schedule
+    regular_profile: MemoryProfile
+
+    @property
+    def objective(self) -> PaperObjective:
+        return paper_objective(self.traced.problem, self.solution.plan)
+
+    @property
+    def extra_flops_ratio(self) -> float:
+        """Recomputed floating-point operations, as a share of the regular step's."""
+        graph = self.step.graph
+        regular = sum(operator.flops for operator in graph.forward)
+        regular += sum(operator.flops for chunk in graph.chunks for operator in chunk)
+        return self.schedule.extra_flops / regular if regular else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizeResult:
+    """What `optimize` returns: the emitted graph, the plan, and the figures as `--json` has them."""
+
+    training_graph: TrainingGraph
+    plan: CheckpointPlan
+    report: Mapping[str, Any]
+    planned: PlannedStep
+
+
+def optimize(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    solver: str = "acg",
+    checkpoints: Sequence[str] = (),
+    loss: str = "auto",
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    keep_outputs: bool = False,
+    external_data: bool = False,
+    dry_run: bool = False,
+    seed: int = 0,
+    time_limit: float | None = None,
+    values: Mapping[str, Array] | None = None,
+    progress: Progress | None = None,
+) -> OptimizeResult:
+    """A forward model as a training graph that runs in less memory.
+
+    `source` is a path or a loaded model. `output` is where the training file goes (nowhere if None
+    or with `dry_run`). `checkpoints` are tensors to keep; naming any chooses the solver `manual`.
+    `input_shapes` maps an input to its shape. `values` replaces weights by name.
+
+    Raises:
+        OnnxgcError: one line that says what is wrong, where and what to do.
+    """
+    tell = progress or (lambda stage: None)
+    started = time.perf_counter()
+    if output is not None and not dry_run:
+        check_writable(output)
+    tell("reading")
+    model = read_model(source, input_shapes=input_shapes, loss=loss, trainable=trainable, freeze=freeze)
+    read_seconds = time.perf_counter() - started
+    tell("planning")
+    options = SolverOptions(tuple(checkpoints), time_limit, seed)
+    planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
+    planned_seconds = time.perf_counter() - started
+    tell("emitting")
+    read_options = {"loss": loss, "trainable": list(trainable), "freeze": list(freeze)}
+    graph = emit(planned, values=values, options={**read_options, "keep_outputs": keep_outputs})
+    if output is not None and not dry_run:
+        tell("writing")
+        write_model(graph.model, output, external_data=external_data)
+    total = time.perf_counter() - started
+    seconds = {
+        "read": read_seconds,
+        "solve": planned.solution.seconds,
+        "emit": total - planned_seconds,
+        "total": total,
+    }
+    written = None if output is None or dry_run else os.fspath(output)
+    name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
+    return OptimizeResult(graph, planned.solution.plan, report(planned, name, written, seconds), planned)
+
+
+def plan_step(
+    model: TrainableModel, solver: str, options: SolverOptions | None = None, *, keep_outputs: bool = False
+) -> PlannedStep:
+    """Trace a model, solve for its checkpoints, and schedule and judge the result.
+
+    Raises:
+        PlanError: unknown solver or checkpoint.
+    """
+    options = options or SolverOptions()
+    if solver not in SOLVERS:
+        raise PlanError(f"solver '{solver}' is none of {', '.join(SOLVERS)}; pass one of them to --solver")
+    seed = fresh_name(LOSS_SCALE, set(model.types))
+    regular_step = trace(model, seed=seed, keep_outputs=keep_outputs)
+    traced = checkpoint_problem(regular_step)
+    named = tuple(traced.vertex(str(name)) for name in options.checkpoints)
+    solution = SOLVERS[solver].solve(
+        traced.problem, SolverOptions(named, options.time_limit_seconds, options.seed)
+    )
+    discarded = traced.discarded(solution.plan)
+    step = regular_step
+    order = segment_order(step.graph, discarded)
+    if order != tuple(operator.name for operator in step.graph.forward):
+        step = trace(model, seed=seed, order=order, keep_outputs=keep_outputs)
+    schedule = build_schedule(step.graph, discarded, _copy_namer(step))
+    regular_schedule = build_schedule(regular_step.graph, frozenset(), _copy_namer(regular_step))
+    return PlannedStep(
+        model,
+        step,
+        traced,
+        solution,
+        schedule,
+        simulate(schedule, step.graph),
+        regular_schedule,
+        simulate(regular_schedule, regular_step.graph),
+    )
+
+
+def store_all_schedule(planned: PlannedStep) -> Schedule:
+    """The schedule that stores everything, in the plan's order: what a plan is checked against."""
+    return build_schedule(planned.step.graph, frozenset(), _copy_namer(planned.step))
+
+
+def emit(
+    planned: PlannedStep,
+    *,
+    schedule: Schedule | None = None,
+    values: Mapping[str, Array] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> TrainingGraph:
+    """The training graph of a planned step, or of another schedule of the same step."""
+    chosen = schedule or planned.schedule
+    peak = simulate(chosen, planned.step.graph).peak_bytes
+    plan = {
+        "schema": SCHEMA_VERSION,
+        "solver": planned.solution.solver,
+        "checkpoints": list(planned.solution.plan.checkpoints),
+    }
+    metadata = {
+        "onnxgc.plan": json.dumps(plan),
+        "onnxgc.simulated_peak_bytes": str(peak),
+        "onnxgc.loss": planned.model.loss_kind,
+        "onnxgc.options": json.dumps(dict(options or {}), sort_keys=True),
+    }
+    return emit_training_graph(planned.step, chosen, metadata=metadata, values=values)
+
+
+def report(
+    planned: PlannedStep, name: str, output: str | None, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The figures of one optimisation, as `--json` prints them; bytes and seconds are numbers."""
+    problem, solution, objective = planned.traced.problem, planned.solution, planned.objective
+    types, model = planned.step.types, planned.model
+    return {
+        "model": name,
+        "output": output,
+        "objective": "paper",
+        "solver": solution.solver,
+        "status": solution.status.value,
+        "loss": model.loss_kind,
+        "vertices": len(problem.graph.vertices),
+        "operators": len({node.origin for node in model.nodes}),
+        "parameters": {
+            "count": len(planned.step.parameter_gradients),
+            "bytes": sum(types[parameter].size_bytes for parameter in planned.step.parameter_gradients),
+        },
+        "regular": {
+            "activation_bytes": problem.total_bytes,
+            "simulated_peak_bytes": planned.regular_profile.peak_bytes,
+            "simulated_activation_peak_bytes": planned.regular_profile.activation_peak_bytes,
+        },
+        "planned": {
+            "checkpoint_bytes": objective.checkpoint_bytes,
+            "heaviest_segment_bytes": objective.heaviest_segment_bytes,
+            "paper_objective_bytes": objective.total_bytes,
+            "simulated_peak_bytes": planned.profile.peak_bytes,
+            "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
+            "peak_step": planned.profile.peak_step,
+            "extra_flops_ratio": planned.extra_flops_ratio,
+        },
+        "lower_bound_bytes": solution.lower_bound_bytes,
+        "gap": solution.gap,
+        "checkpoints": list(solution.plan.checkpoints),
+        "notes": list(model.notes),
+        "seconds": dict(seconds),
+    }
+
+
+def _copy_namer(step: TrainingStep) -> Callable[[str], str]:
+    taken = set(step.types) | set(step.constants)
+    return lambda name: fresh_name(f"{name}__recompute", taken)

@@ -1,0 +1,149 @@
+"""Parameters are told from constants and statistics by their use, never by their name."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.model.parameters import Role
+from onnxgc.model.read import explain_weights, read_model
+from tests.model.model_helpers import normal, text_model, with_weights
+
+
+def roles(model: onnx.ModelProto, **options: list[str]) -> dict[str, str]:
+    return {decision.name: str(decision.role) for decision in explain_weights(model, **options)}
+
+
+IMAGE = "(float[2,3,8,8] x) => (float[a,b,c,d] y)"
+CASES = {
+    "convolution": (f"{IMAGE} {{ y = Conv(x, w, b) }}", {"w": (4, 3, 1, 1), "b": (4,)}),
+    "one weight": (f"{IMAGE} {{ y = Conv(x, w) }}", {"w": (1, 3, 1, 1)}),
+    "transposed convolution": (f"{IMAGE} {{ y = ConvTranspose(x, w, b) }}", {"w": (3, 4, 2, 2), "b": (4,)}),
+    "slope": (f"{IMAGE} {{ y = PRelu(x, s) }}", {"s": (3, 1, 1)}),
+    "instance norm": (f"{IMAGE} {{ y = InstanceNormalization(x, g, b) }}", {"g": (3,), "b": (3,)}),
+    "layer norm": (f"{IMAGE} {{ y = LayerNormalization(x, g, b) }}", {"g": (8,), "b": (8,)}),
+    "layer scale": (f"{IMAGE} {{ y = Mul(g, x) }}", {"g": (3, 1, 1)}),
+    "product": ("(float[2,3] x) => (float[2,4] y) { y = Gemm(x, w, b) }", {"w": (3, 4), "b": (4,)}),
+    "weight first": ("(float[3,2] x) => (float[4,2] y) { y = MatMul(w, x) }", {"w": (4, 3)}),
+    "embedding": ("(int64[2,5] x) => (float[2,5,4] y) { y = Gather(w, x) }", {"w": (9, 4)}),
+    "through rearranging": (
+        """(float[2,6] x) => (float[2,4] y) <int64[2] s = {6, 4}, int64[1] a = {0}> {
+            u = Unsqueeze(w, a)  v = Reshape(u, s)  i = Identity(v)  y = MatMul(x, i) }""",
+        {"w": (4, 6)},
+    ),
+    "through a cast": (
+        "(float16[2,6] x) => (float16[2,4] y) { v = Cast<to=10>(w)  y = MatMul(x, v) }",
+        {"w": (6, 4)},
+    ),
+    "class token": (
+        """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
+            e = Expand(w, s)  c = Concat<axis=1>(e, x)  y = Add(c, p) }""",
+        {"w": (1, 1, 4), "p": (1, 6, 4)},
+    ),
+    "recurrent": (
+        "(float[5,2,3] x) => (float[5,1,2,4] y) { y = LSTM<hidden_size=4>(x, w, r, b) }",
+        {"w": (1, 16, 3), "r": (1, 16, 4), "b": (1, 32)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_these_are_parameters(case: str) -> None:
+    body, shapes = CASES[case]
+    model = with_weights(text_model(body), **{name: normal(*shape) for name, shape in shapes.items()})
+    found = roles(model)
+    assert {name: found[name] for name in shapes} == dict.fromkeys(shapes, "parameter")
+    if "Concat" not in body:
+        assert set(read_model(model, loss="mse").parameters) == shapes.keys()
+
+
+def test_concatenated_weight_is_followed_to_its_use() -> None:
+    """Concat hands weights on, and the next operator decides."""
+    body, shapes = CASES["class token"]
+    model = with_weights(text_model(body), **{name: normal(*shape) for name, shape in shapes.items()})
+    assert read_model(model, loss="mse").parameters == ("w", "p")
+
+
+def test_statistics_are_neither() -> None:
+    body = f"{IMAGE} {{ y = BatchNormalization(x, g, b, m, v) }}"
+    model = with_weights(text_model(body), g=normal(3), b=normal(3), m=normal(3), v=np.ones(3))
+    assert roles(model) == {"g": "parameter", "b": "parameter", "m": "statistic", "v": "statistic"}
+
+
+@pytest.mark.parametrize(
+    "nodes, name, value",
+    [
+        ("y = Div(z, c)", "c", np.float32(8)),
+        ("y = Mul(z, c)", "c", np.float32([[0.5]])),
+        ("y = Pow(z, c)", "c", np.float32(2)),
+        ("y = Clip(z, c)", "c", np.float32(0)),
+        ("y = Resize(z, , c)", "c", np.float32([1, 2])),
+        ("q = Transpose(z)  y = Gather(q, c)", "c", np.int64([0, 1])),
+        ("y = Add(z, c)", "c", np.float32([0, -1e9, 0, 0])),
+        ("y = Add(z, c)", "c", np.float32([0, -100, 0, 0])),
+        ("y = Where(t, z, c)", "c", np.float32([-np.inf, 0, 0, 0])),
+    ],
+)
+def test_these_are_constants(nodes: str, name: str, value: np.ndarray) -> None:
+    body = f"(float[2,3] x, bool[2,4] t) => (float[a,b] y) {{ z = MatMul(x, w)  {nodes} }}"
+    model = with_weights(text_model(body), w=normal(3, 4), **{name: value})
+    assert roles(model) == {"w": "parameter", name: "constant"}
+
+
+def test_frequencies_of_positions_are_constants() -> None:
+    body = """(float[2,5,4] x, int64[2,5,1] positions) => (float[2,5,4] y) {
+        z = MatMul(x, w)  p = Cast<to=1>(positions)  f = Mul(p, inv)  s = Sin(f)  y = Mul(z, s) }"""
+    model = with_weights(text_model(body), w=normal(4, 4), inv=normal(4))
+    found = {decision.name: decision for decision in explain_weights(model)}
+    assert found["inv"].role is Role.CONSTANT
+    assert "frequency table" in found["inv"].reason
+
+
+def test_reason_names_the_node() -> None:
+    model = with_weights(text_model(f"{IMAGE} {{ [stem] y = Conv(x, w) }}"), w=normal(4, 3, 1, 1))
+    (decision,) = explain_weights(model)
+    assert decision.reason == "input 1 of Conv 'stem'"
+    assert decision.used_by == ("stem",)
+
+
+def test_tied_parameter_is_one_and_told() -> None:
+    body = "(int64[5] x) => (float[5,9] y) { e = Gather(w, x)  t = Transpose(w)  [head] y = MatMul(e, t) }"
+    model = read_model(with_weights(text_model(body), w=normal(9, 4)))
+    assert model.parameters == ("w",)
+    assert any("'w' is used by 2 nodes ('Gather_e', 'head')" in note for note in model.notes)
+
+
+def test_data_normalisation_is_doubted() -> None:
+    body = "(float[2,3] x) => (float[2,4] y) { z = Sub(x, mean)  y = MatMul(z, w) }"
+    source = with_weights(text_model(body), mean=normal(3), w=normal(3, 4))
+    assert any("--freeze 'mean'" in note for note in read_model(source).notes)
+    frozen = read_model(source, freeze=["mean"])
+    assert frozen.parameters == ("w",)
+    assert not any("--freeze" in note for note in frozen.notes)
+
+
+def test_globs_overrule() -> None:
+    body = """(float[2,3] x) => (float[2,4] y) {
+        z = MatMul(x, body.w)  h = MatMul(z, head.w)  s = Mul(h, scale)  y = Add(s, head.b) }"""
+    values = {"body.w": normal(3, 3), "head.w": normal(3, 4), "head.b": normal(4), "scale": np.float32(2)}
+    model = with_weights(text_model(body), **values)
+    assert read_model(model).parameters == ("body.w", "head.w", "head.b")
+    assert read_model(model, freeze=["body.*"]).parameters == ("head.w", "head.b")
+    assert read_model(model, trainable=["scale"]).parameters == ("body.w", "head.w", "head.b", "scale")
+    assert read_model(model, freeze=["*"], trainable=["head.*"]).parameters == ("head.w", "head.b")
+    assert roles(model, freeze=["body.*"])["body.w"] == "frozen"
+
+
+def test_globs_respect_case() -> None:
+    model = with_weights(text_model(f"{IMAGE} {{ y = Conv(x, W) }}"), W=normal(4, 3, 1, 1))
+    with pytest.raises(Exception, match="matches no weight"):
+        read_model(model, freeze=["w"])
+
+
+def test_parameters_that_do_not_reach_the_loss_are_left_out() -> None:
+    body = "(float[2,3] x) => (float[2,4] y, float[2,4] other) { y = MatMul(x, w)  other = MatMul(x, v) }"
+    model = read_model(with_weights(text_model(body), w=normal(3, 4), v=normal(3, 4)))
+    assert model.parameters == ("w",)
+    assert "v" not in model.weights
+    assert "output 'other' does not reach the loss and is left out" in model.notes
