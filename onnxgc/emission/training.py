@@ -17,6 +17,7 @@ from onnxgc.planning.simulate import simulate
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
 from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.types import type_of_array
 
 SCHEMA_VERSION = 1
 
@@ -87,11 +88,7 @@ class _Emitter:
         if declared is not None:
             return declared
         if name in self._constants.values:
-            value = self._constants.values[name]
-            return TensorType(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        if name in self._step.constants:
-            value = self._step.constants[name]
-            return TensorType(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            return type_of_array(self._constants.values[name])
         return self._step.types[self._schedule.original_of.get(name, name)]
 
     def emit(self) -> TrainingGraph:

@@ -11,7 +11,7 @@ from onnxgc.model.costs import node_flops
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.planning.schedule import Operator, StepGraph
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, VIEW_OPERATORS, workspace_bytes
-from onnxgc.tracing.types import infer_types
+from onnxgc.tracing.types import infer_types, type_of_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ def trace(
     differentiated = differentiate(model, seed=seed, order=order)
     known = {**model.types, **differentiated.extra_types, seed: model.types[model.loss]}
     added = infer_types(differentiated.backward, known, differentiated.constants, model.opset)
-    types = {**known, **added}
+    constants = {name: type_of_array(value) for name, value in differentiated.constants.items()}
+    types = {**known, **constants, **added}
     forward = tuple(_operator(node, types) for node in differentiated.forward)
     chunks = tuple(tuple(_operator(node, types) for node in chunk.nodes) for chunk in differentiated.chunks)
     gradients = {

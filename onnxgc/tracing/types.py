@@ -11,6 +11,11 @@ from onnxgc.errors import ShapeError
 from onnxgc.model.ir import Array, Node, TensorType
 
 
+def type_of_array(value: Array) -> TensorType:
+    """The ONNX type of a numpy value."""
+    return TensorType(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
 def infer_types(
     nodes: Sequence[Node], known: Mapping[str, TensorType], constants: Mapping[str, Array], opset: int
 ) -> dict[str, TensorType]:
