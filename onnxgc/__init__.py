@@ -1,3 +1,8 @@
 """onnxgc: optimal gradient checkpoints for ONNX models."""
 
 __version__ = "0.1.0"
+
+from onnxgc.api import inspect, optimize, verify
+from onnxgc.errors import OnnxgcError
+
+__all__ = ["OnnxgcError", "__version__", "inspect", "optimize", "verify"]

@@ -50,6 +50,10 @@ class RuntimeUnavailableError(OnnxgcError):
     """ONNX Runtime is missing, or two builds of it break each other."""
 
 
+class RuntimeFailedError(OnnxgcError):
+    """ONNX Runtime refuses a file, or stops while it runs it."""
+
+
 class VerificationError(OnnxgcError):
     """A check that the training file promised does not hold."""
 

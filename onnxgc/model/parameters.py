@@ -82,6 +82,11 @@ HANDED_ON = frozenset({
     "Sigmoid", "Softplus", "Tanh", "DepthToSpace", "SpaceToDepth",
 })
 # fmt: on
+_NOT_DIFFERENTIABLE = frozenset(
+    {"Shape", "Size", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "ArgMax"}
+    | {"ArgMin", "NonZero", "QuantizeLinear", "DequantizeLinear", "Range", "OneHot", "Sign", "Floor", "Ceil"}
+    | {"Round", "ConstantOfShape", "RandomNormalLike", "RandomUniformLike", "EyeLike", "NonMaxSuppression"}
+)
 _REPEATING = ("Expand", "Tile")
 # An additive constant of zeros and values up to this one is a mask, as in Swin and BERT.
 MASK_VALUE = -100.0
@@ -171,27 +176,42 @@ class _Uses:
             return _Use(node, index, role, where)
         if index in STATISTIC_INPUTS.get(node.op, ()):
             return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
+        if node.op in ("MatMul", "Mul", "Div") and self._is_position_table(tensor, node):
+            reason = f"frequency table: {where}, whose other operand is an integer"
+            return _Use(node, index, Role.CONSTANT, reason)
+        if node.op == "InstanceNormalization" and self._is_neutral(weight, node, index):
+            return _Use(node, index, Role.CONSTANT, f"neutral value in a group normalisation: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
-            if node.op in ("MatMul", "Mul") and self._is_position_table(tensor, node):
-                return _Use(
-                    node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer"
-                )
             return _Use(node, index, Role.PARAMETER, where)
         if index in ARITHMETIC.get(node.op, ()):
-            return self._judge_operand(weight, tensor, node, index, where)
+            return self._judge_operand(weight, node, index, where)
+        if index == 0 and node.op not in _NOT_DIFFERENTIABLE and weight.type.element_count > 1:
+            # The data of an operator, as a class token is once it was concatenated.
+            return _Use(node, index, Role.PARAMETER, where)
         return _Use(node, index, Role.CONSTANT, f"setting of the operator: {where}")
 
-    def _judge_operand(self, weight: Weight, tensor: str, node: Node, index: int, where: str) -> _Use:
+    def _judge_operand(self, weight: Weight, node: Node, index: int, where: str) -> _Use:
         if weight.type.element_count <= 1:
             return _Use(node, index, Role.CONSTANT, f"single number: {where}")
-        if node.op in ("Mul", "Div") and self._is_position_table(tensor, node):
-            return _Use(
-                node, index, Role.CONSTANT, f"frequency table: {where}, whose other operand is an integer"
-            )
         if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
             return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
         beside = next((name for name in node.inputs if name in self._inputs), "")
         return _Use(node, index, Role.PARAMETER, where, beside)
+
+    def _is_neutral(self, weight: Weight, node: Node, index: int) -> bool:
+        """Whether a scale of ones or a bias of zeros stands in torch's form of GroupNormalization.
+
+        The form is Reshape, InstanceNormalization, Reshape, followed by the true scale and bias.
+        """
+        producer = self._producers.get(node.inputs[0])
+        if producer is None or producer.op != "Reshape" or index not in (1, 2) or is_external(weight):
+            return False
+        readers = self._consumers.get(node.outputs[0], [])
+        return (
+            bool(readers)
+            and all(reader.op == "Reshape" for reader, _ in readers)
+            and bool(np.all(weight.load() == (1 if index == 1 else 0)))
+        )
 
     def _is_position_table(self, tensor: str, node: Node) -> bool:
         """Whether all other operands are integers that were cast, as positions are."""

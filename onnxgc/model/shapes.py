@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
@@ -31,10 +32,10 @@ from onnxgc.model.weights import ArrayWeight, is_external
 # Larger tensors are never shapes, axes, scales or ratios.
 _LARGEST_SETTING = 1024
 _POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
-# Contributed operators whose output has the type of their first input.
+# Operators whose output has the type of their first input, which ONNX's inference does not know.
 # fmt: off
 _SAME_AS_INPUT = frozenset({
-    "FastGelu", "BiasGelu", "Gelu", "QuickGelu", "LayerNormalization", "SkipLayerNormalization",
+    "GroupNormalization", "MeanVarianceNormalization", "FastGelu", "BiasGelu", "Gelu", "QuickGelu", "LayerNormalization", "SkipLayerNormalization",
     "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding",
 })
 # fmt: on
@@ -182,9 +183,34 @@ class _Walk:
                 name = self.add_fresh_constant(f"{node.inputs[1]}_{node.name}", target)
                 self.rewritten.append(node.name)
                 node = node.with_changes(inputs=(node.inputs[0], name, *node.inputs[2:]))
+            if node.op == "Concat" and not node.domain:
+                self._expand_to_batch(node)
         # Split takes its lengths as an input from opset 13 on.
         lowered = self.sequences.lower(node, self.protos) if self.draft.opset >= 13 else None
         return [rewrites.cast_like_as_cast(node, self.type_of)] if lowered is None else list(lowered)
+
+    def _expand_to_batch(self, node: Node) -> None:
+        """Widens what was expanded to the file's batch, as a class token is, to the batch beside it."""
+        assert self.change is not None
+        kinds = [self.type_of(name) for name in node.inputs]
+        shapes = [kind.shape for kind in kinds if kind is not None]
+        axis = int(node.attribute("axis", 0))
+        if axis in (0, -len(shapes[0])) or not any(shape[0] == self.change.new for shape in shapes):
+            return
+        for name in node.inputs:
+            index = next((i for i, other in enumerate(self.nodes) if name in other.outputs), None)
+            if index is None or self.nodes[index].op != "Expand":
+                continue
+            expand = self.nodes[index]
+            kind, target = self.types[name], self.value(expand.inputs[1])
+            if target is None or kind.shape[0] != self.change.old or int(target[0]) != self.change.old:
+                continue
+            widened = np.asarray([self.change.new, *target[1:]], dtype=np.int64)
+            shape = self.add_fresh_constant(f"{expand.inputs[1]}_{expand.name}", widened)
+            self.nodes[index] = expand.with_changes(inputs=(expand.inputs[0], shape))
+            self.types[name] = TensorType(kind.dtype, (self.change.new, *kind.shape[1:]))
+            self.protos[name] = _proto(self.types[name])
+            self.rewritten.append(expand.name)
 
     def _visit_lowered(self, node: Node) -> None:
         known = self.type_of(node.inputs[0]) if node.inputs else None
@@ -267,6 +293,8 @@ class _Walk:
             return self._inconsistent(node, _reason(error))
         if any(name and _static(found.get(name)) is None for name in node.outputs):
             found |= self._by_function_body(proto, types)
+        if node.op in _SAME_AS_INPUT and _static(found.get(node.outputs[0])) is None:
+            found[node.outputs[0]] = self.protos[node.inputs[0]]
         problem = self._impossible(node, found)
         return self._inconsistent(node, problem) if problem else found
 
@@ -281,7 +309,7 @@ class _Walk:
             [onnx.ValueInfoProto(name=name) for name in proto.output if name],
         )
         model = helper.make_model(graph, opset_imports=self.opsets, ir_version=max(self.draft.ir_version, 4))
-        found = shape_inference.infer_shapes(model).graph.output
+        found = shape_inference.infer_shapes(model, data_prop=True).graph.output
         return {value.name: value.type for value in found if _static(value.type) is not None}
 
     def _of_other_domain(self, node: Node) -> dict[str, onnx.TypeProto] | str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import helper
 
-from onnxgc.errors import ShapeError
+from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.draft import Draft, NameSource, captured_names
 from onnxgc.model.ir import Array, Node, Statistic, TensorType
 from onnxgc.model.weights import ArrayWeight
@@ -40,6 +40,11 @@ def in_current_form(draft: Draft) -> Draft:
         while len(outputs) > 1 and not outputs[-1]:
             outputs.pop()
         attributes = node.attributes
+        if attributes.get("spatial", 1) == 0:
+            raise UnsupportedOperatorError(
+                f"node '{node.name}' is a BatchNormalization with a statistic for each position (spatial=0), "
+                "which no opset from 9 on has; export the model at opset 9 or later"
+            )
         if node.op == "BatchNormalization" and len(outputs) == 1:
             attributes = {key: attributes[key] for key in ("epsilon", "momentum") if key in attributes}
         nodes.append(node.with_changes(outputs=tuple(outputs), attributes=attributes))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from onnxgc.errors import RuntimeFailedError
 from onnxgc.model.ir import Array
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.runtime.profile import RunProfile, read_profile
@@ -21,11 +23,15 @@ from onnxgc.runtime.profile import RunProfile, read_profile
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Peaks and times of several runs of one file in one session; index 0 is the first run."""
+    """Peaks and times of several runs of one file in one session; index 0 is the first run.
+
+    `outputs` are the last run's, where they were asked for.
+    """
 
     runs: tuple[RunProfile, ...]
     wall_seconds: tuple[float, ...]
     threads: int | None
+    outputs: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     @property
     def steady(self) -> RunProfile:
@@ -51,28 +57,50 @@ def random_feeds(
 
 
 def measure(
-    path: str | Path, feeds: Mapping[str, Array], *, settings: SessionSettings, runs: int = 3
+    path: str | os.PathLike[str],
+    feeds: Mapping[str, Array],
+    *,
+    settings: SessionSettings,
+    runs: int = 3,
+    keep_outputs: bool = False,
 ) -> Measurement:
-    """Run a training file `runs` times in a fresh process and read its profile."""
+    """Run a training file `runs` times in a fresh process and read its profile.
+
+    Raises:
+        RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
+    """
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "feeds.npz", **{f"feed{i}": value for i, value in enumerate(feeds.values())})
         request = {
-            "model": str(Path(path).resolve()),
+            "model": os.path.abspath(path),
             "names": list(feeds),
             "settings": asdict(settings),
             "runs": runs,
+            "keep_outputs": keep_outputs,
         }
         (Path(folder) / "request.json").write_text(json.dumps(request))
         result = subprocess.run(
             [sys.executable, "-m", "onnxgc.runtime.measure", folder], capture_output=True, text=True
         )
         if result.returncode:
-            raise RuntimeError(f"measuring {path} failed:\n{result.stderr}")
+            raise RuntimeFailedError(_failure(path, result.returncode, result.stderr))
         answer = json.loads((Path(folder) / "answer.json").read_text())
+        outputs: dict[str, Array] = {}
+        if keep_outputs:
+            with np.load(Path(folder) / "outputs.npz") as stored:
+                outputs = {name: stored[f"output{i}"] for i, name in enumerate(answer["outputs"])}
     profiles = tuple(
         RunProfile(tuple(run["order"]), *(run[key] for key in list(run)[1:])) for run in answer["runs"]
     )
-    return Measurement(profiles, tuple(answer["wall_seconds"]), settings.threads)
+    return Measurement(profiles, tuple(answer["wall_seconds"]), settings.threads, outputs)
+
+
+def _failure(path: str | os.PathLike[str], returncode: int, stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    reason = lines[-1] if lines else f"the process ended with status {returncode}"
+    if returncode < 0:
+        reason = f"the process was killed by signal {-returncode}; memory may have run out"
+    return f"'{os.fspath(path)}' does not run on ONNX Runtime: {reason}"
 
 
 def executed_order(model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings) -> RunProfile:
@@ -91,13 +119,17 @@ def _answer(folder: Path) -> None:
         feeds = {name: stored[f"feed{index}"] for index, name in enumerate(request["names"])}
     session = make_session(request["model"], settings=settings, profile_prefix=str(folder / "profile"))
     seconds = []
+    outputs: list[Array] = []
     for _ in range(request["runs"]):
+        outputs.clear()  # A run must not share the arena with the last one's results.
         started = time.perf_counter()
-        outputs = session.run(None, feeds)
+        outputs.extend(session.run(None, feeds))
         seconds.append(time.perf_counter() - started)
-        del outputs  # The next run must not share the arena with this one's results.
     runs = read_profile(session.end_profiling())
-    answer = {"runs": [asdict(run) for run in runs], "wall_seconds": seconds}
+    names = [output.name for output in session.get_outputs()]
+    if request["keep_outputs"]:
+        np.savez(folder / "outputs.npz", **{f"output{i}": value for i, value in enumerate(outputs)})
+    answer = {"runs": [asdict(run) for run in runs], "wall_seconds": seconds, "outputs": names}
     (folder / "answer.json").write_text(json.dumps(answer))
 
 

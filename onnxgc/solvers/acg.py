@@ -29,7 +29,8 @@ Why the division tree loses nothing. Call a tree node *closed* when both its end
    two ends, which are kept by 1; then K is the whole interior and there is no inner checkpoint.
 
 By induction from the root, whose ends are always kept, every valid set is found in the tree, and
-each set found there is valid.
+each set found there is valid. A cap leaves a choice only among the splitting vertices of a Linear
+segment: what is heavier than the cap is broken in every set. So one walk from the root down suffices.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.division import DivisionKind, DivisionTree, build_division_tree
@@ -80,134 +82,97 @@ class CappedSearch:
         self._nodes: list[_Node] = []
         if len(graph) == 1:
             return
-        # Of sets of equal bytes the one with fewest checkpoints is taken: each counts 1 in a
-        # weight whose unit byte is larger than any number of checkpoints.
-        self._unit = len(graph)
         number: dict[int, int] = {}
         for tree in build_division_tree(graph).walk():
             number[id(tree)] = len(self._nodes)
             self._nodes.append(self._prepare(problem, tree, [number[id(member)] for member in tree.members]))
 
     def under(self, cap_bytes: int) -> CappedOptimum:
-        """The optimum where each segment has at most `cap_bytes`, which is at least 0.
-
-        O(vertices): a Linear segment is a shortest path over its splitting vertices, whose
-        admissible predecessors form a sliding window.
-        """
-        if not self._nodes:
-            return CappedOptimum((), 0, 0)
-        weights = [0] * len(self._nodes)
-        previous_stop: dict[int, list[int]] = {}
-        for number, node in enumerate(self._nodes):
+        """The optimum where each segment has at most `cap_bytes`, which is at least 0: O(vertices)."""
+        checkpoints: list[Vertex] = []
+        kept_bytes = heaviest_bytes = 0
+        closed = self._nodes[-1:]  # the root; none where the graph is one vertex
+        while closed:
+            node = closed.pop()
+            if node.kind is DivisionKind.BRANCH:
+                closed.extend(self._nodes[member] for member in node.members)
+                continue
             if node.interior_bytes <= cap_bytes:
+                heaviest_bytes = max(heaviest_bytes, node.interior_bytes)
                 continue
             if node.kind is DivisionKind.LINEAR:
-                weights[number], previous_stop[number] = self._shortest_path(node, weights, cap_bytes)
+                stops = node.cheapest_stops(cap_bytes)
+                for start, stop in pairwise(stops):
+                    if stop > start + 1:
+                        heaviest_bytes = max(heaviest_bytes, node.segment_bytes(start, stop))
+                    else:
+                        closed.append(self._nodes[node.members[start]])
             else:
-                weights[number] = sum(node.connector_weights) + sum(weights[m] for m in node.members)
-        return self._trace(previous_stop, cap_bytes)
+                stops = list(range(len(node.stop_sizes)))
+                closed.extend(self._nodes[member] for member in node.members)
+            checkpoints.extend(node.connectors[stop - 1] for stop in stops[1:-1])
+            kept_bytes += sum(node.stop_sizes[stop] for stop in stops[1:-1])
+        return CappedOptimum(tuple(checkpoints), kept_bytes, heaviest_bytes)
 
     def _prepare(self, problem: CheckpointProblem, tree: DivisionTree, members: list[int]) -> _Node:
-        sizes = [problem.size_bytes(vertex) for vertex in tree.connectors]
+        sizes = [0, *(problem.size_bytes(vertex) for vertex in tree.connectors), 0]
         inside = [self._nodes[member].interior_bytes for member in members]
         before = [0]
         if tree.kind is DivisionKind.LINEAR:
-            for size, member_bytes in zip([0, *sizes], inside, strict=True):
+            for size, member_bytes in zip(sizes, inside, strict=False):
                 before.append(before[-1] + size + member_bytes)
-        return _Node(
-            kind=tree.kind,
-            members=members,
-            connectors=tree.connectors,
-            connector_sizes=sizes,
-            connector_weights=[size * self._unit + 1 for size in sizes],
-            interior_bytes=sum(sizes) + sum(inside),
-            bytes_before=before,
-        )
-
-    @staticmethod
-    def _shortest_path(node: _Node, weights: list[int], cap_bytes: int) -> tuple[int, list[int]]:
-        """Algorithm 1 over the stops of a Linear segment: its source, its splitting vertices, its target.
-
-        Returns the weight of the kept splitting vertices with all that is kept in broken members,
-        and for each stop the kept stop before it on the best path there.
-        """
-        before = node.bytes_before
-        sizes = [0, *node.connector_sizes, 0]
-        stop_weights = [0, *node.connector_weights, 0]
-        best = [0] * len(before)
-        previous = [0] * len(before)
-        # Stops from which a segment may still reach the current one, the best in front. Each is worse
-        # than those in front of it and stays admissible for longer; any other stop is never needed.
-        window: deque[int] = deque()
-        for stop in range(1, len(before)):
-            newest = stop - 1
-            while window and best[window[-1]] >= best[newest]:
-                window.pop()
-            window.append(newest)
-            reach = before[stop] - cap_bytes
-            while window and before[window[0]] + sizes[window[0]] < reach:
-                window.popleft()
-            # The member in between on its own, whole or broken, needs no cap.
-            choice, weight = newest, best[newest] + weights[node.members[newest]]
-            if window and best[window[0]] < weight:
-                choice, weight = window[0], best[window[0]]
-            best[stop] = weight + stop_weights[stop]
-            previous[stop] = choice
-        return best[-1], previous
-
-    def _trace(self, previous_stop: dict[int, list[int]], cap_bytes: int) -> CappedOptimum:
-        """Walk the choices from the root down; every node that is reached is closed."""
-        checkpoints: list[Vertex] = []
-        kept_bytes = 0
-        heaviest = 0
-        reached = [len(self._nodes) - 1]
-        while reached:
-            number = reached.pop()
-            node = self._nodes[number]
-            if node.kind is DivisionKind.BRANCH:
-                reached.extend(node.members)
-            elif node.interior_bytes <= cap_bytes:
-                heaviest = max(heaviest, node.interior_bytes)
-            elif node.kind is DivisionKind.COMPLICATE:
-                checkpoints.extend(node.connectors)
-                kept_bytes += sum(node.connector_sizes)
-                reached.extend(node.members)
-            else:
-                previous = previous_stop[number]
-                stop = len(previous) - 1
-                while stop:
-                    start = previous[stop]
-                    if start == stop - 1:
-                        reached.append(node.members[start])
-                    else:
-                        heaviest = max(heaviest, node.segment_bytes(start, stop))
-                    if start:
-                        checkpoints.append(node.connectors[start - 1])
-                        kept_bytes += node.connector_sizes[start - 1]
-                    stop = start
-        return CappedOptimum(tuple(checkpoints), kept_bytes, heaviest)
+        return _Node(tree.kind, members, tree.connectors, sum(sizes) + sum(inside), sizes, before)
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
     """A division tree node with its sizes added up.
 
-    `members` are node numbers. The stops of a Linear node are its source, its connectors and its
-    target; `bytes_before[stop]` is all that lies between the source and that stop.
+    `members` are node numbers. The stops of a node are its source, its connectors and its target;
+    `stop_sizes` counts the two ends as 0. In a Linear node, `bytes_before[stop]` is all that lies
+    between the source and that stop.
     """
 
     kind: DivisionKind
     members: list[int]
     connectors: tuple[Vertex, ...]
-    connector_sizes: list[int]
-    connector_weights: list[int]
     interior_bytes: int
+    stop_sizes: list[int]
     bytes_before: list[int]
 
     def segment_bytes(self, start: int, stop: int) -> int:
         """All that lies between two stops of a Linear node."""
-        start_size = self.connector_sizes[start - 1] if start else 0
-        return self.bytes_before[stop] - self.bytes_before[start] - start_size
+        return self.bytes_before[stop] - self.bytes_before[start] - self.stop_sizes[start]
+
+    def cheapest_stops(self, cap_bytes: int) -> list[int]:
+        """The stops of a Linear node to keep, both ends among them, in order.
+
+        Algorithm 1: a shortest path on which neighbouring stops have one member between them, which
+        may be broken, or a segment under the cap. What may precede a stop is a sliding window.
+        """
+        before, sizes = self.bytes_before, self.stop_sizes
+        # Of sets of equal bytes the one with fewest checkpoints: each counts 1 more, in a unit of
+        # a byte that is larger than any number of them.
+        unit = len(sizes)
+        weight = [0] * unit
+        previous = [0] * unit
+        # Stops from which a segment may still reach the current one, the cheapest in front. Each is
+        # dearer than those in front of it and stays in reach for longer; no other is ever needed.
+        window: deque[int] = deque()
+        for stop in range(1, unit):
+            nearest = stop - 1
+            while window and weight[window[-1]] >= weight[nearest]:
+                window.pop()
+            window.append(nearest)
+            while window and self.segment_bytes(window[0], stop) > cap_bytes:
+                window.popleft()
+            previous[stop] = window[0] if window else nearest
+            weight[stop] = weight[previous[stop]] + sizes[stop] * unit + 1
+
+        stops = [unit - 1]
+        while stops[-1]:
+            stops.append(previous[stops[-1]])
+        return stops[::-1]
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
@@ -233,9 +198,9 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         # From the heaviest segment found up to the cap, nothing is cheaper than what was found.
         below = (low, found.heaviest_segment_bytes - 1, found.interior_bytes)
         above = (cap + 1, high, floor)
-        for low, high, floor in (below, above):
-            if low <= high:
-                heapq.heappush(unexplored, (floor + low, low, high, floor))
+        for least, most, cost in (below, above):
+            if least <= most:
+                heapq.heappush(unexplored, (cost + least, least, most, cost))
         out_of_time = time.perf_counter() >= deadline
     logger.debug("%d caps tried, best %d bytes beside the ends", asked, best.total_bytes)
 

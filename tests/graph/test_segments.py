@@ -67,6 +67,19 @@ def test_late_start_may_still_come_first() -> None:
     assert [segment.interior for segment in segments_between(graph, [0, 3, 5])] == [(2,), (1, 4)]
 
 
+def test_free_segments_keep_the_order_of_their_first_tensors() -> None:
+    # {3}, {4}, {5} and {6} are free once 1 is known, and {2} before.
+    edges = [(0, 1), (0, 2), *((1, middle) for middle in (3, 4, 5, 6)), *((v, 7) for v in (2, 3, 4, 5, 6))]
+    graph = ComputationGraph.from_unsorted(range(8), edges)
+    assert [segment.interior for segment in segments_between(graph, [0, 1, 7])] == [
+        (2,),
+        (3,),
+        (4,),
+        (5,),
+        (6,),
+    ]
+
+
 def test_interleaved_segments_do_not_stall() -> None:
     # {1, 6} and {2, 5} each feed the other through a checkpoint.
     edges = ((0, 1), (0, 2), (1, 3), (3, 5), (2, 4), (4, 6), (1, 6), (2, 5), (5, 7), (6, 7))

@@ -91,6 +91,16 @@ def test_these_are_constants(nodes: str, name: str, value: np.ndarray) -> None:
     assert roles(model) == {"w": "parameter", name: "constant"}
 
 
+def test_neutral_values_of_a_group_normalisation_are_constants() -> None:
+    """The form in which torch's TorchScript exporter writes GroupNorm."""
+    body = """(float[2,4,3] x) => (float[2,4,3] y) <int64[3] t = {0, 2, -1}, int64[3] s = {2, 4, 3}> {
+        one = Constant<value_floats = [1.0, 1.0]>()  zero = Constant<value_floats = [0.0, 0.0]>()
+        r = Reshape(x, t)  n = InstanceNormalization(r, one, zero)  u = Reshape(n, s)
+        v = Mul(u, g)  y = Add(v, b) }"""
+    source = with_weights(text_model(body), g=normal(4, 1), b=normal(4, 1))
+    assert read_model(source, loss="mse").parameters == ("g", "b")
+
+
 def test_frequencies_of_positions_are_constants() -> None:
     body = """(float[2,5,4] x, int64[2,5,1] positions) => (float[2,5,4] y) {
         z = MatMul(x, w)  p = Cast<to=1>(positions)  f = Mul(p, inv)  s = Sin(f)  y = Mul(z, s) }"""
@@ -125,14 +135,14 @@ def test_data_normalisation_is_doubted() -> None:
 
 def test_globs_overrule() -> None:
     body = """(float[2,3] x) => (float[2,4] y) {
-        z = MatMul(x, body.w)  h = MatMul(z, head.w)  s = Mul(h, scale)  y = Add(s, head.b) }"""
-    values = {"body.w": normal(3, 3), "head.w": normal(3, 4), "head.b": normal(4), "scale": np.float32(2)}
+        z = MatMul(x, body_w)  h = MatMul(z, head_w)  s = Mul(h, scale)  y = Add(s, head_b) }"""
+    values = {"body_w": normal(3, 3), "head_w": normal(3, 4), "head_b": normal(4), "scale": np.float32(2)}
     model = with_weights(text_model(body), **values)
-    assert read_model(model).parameters == ("body.w", "head.w", "head.b")
-    assert read_model(model, freeze=["body.*"]).parameters == ("head.w", "head.b")
-    assert read_model(model, trainable=["scale"]).parameters == ("body.w", "head.w", "head.b", "scale")
-    assert read_model(model, freeze=["*"], trainable=["head.*"]).parameters == ("head.w", "head.b")
-    assert roles(model, freeze=["body.*"])["body.w"] == "frozen"
+    assert read_model(model).parameters == ("body_w", "head_w", "head_b")
+    assert read_model(model, freeze=["body_*"]).parameters == ("head_w", "head_b")
+    assert read_model(model, trainable=["scale"]).parameters == ("body_w", "head_w", "head_b", "scale")
+    assert read_model(model, freeze=["*"], trainable=["head_*"]).parameters == ("head_w", "head_b")
+    assert roles(model, freeze=["body_*"])["body_w"] == "frozen"
 
 
 def test_globs_respect_case() -> None:

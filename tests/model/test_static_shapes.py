@@ -115,6 +115,25 @@ def test_computed_zero_bias_is_no_parameter() -> None:
     assert model.weights["b"].load().tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("opset", [11, 12, 14, 18, 21])
+def test_shape_arithmetic_is_folded_at_every_opset(opset: int) -> None:
+    axes = "<axes=[0]>(n)" if opset < 13 else "(n, zeros)"
+    body = f"""(float[N,4,6] x) => (float[a,b] y) <int64[1] zeros = {{0}}> {{
+        s = Shape(x)  i = Constant<value = int64 {{0}}>()  n = Gather(s, i)  m = Unsqueeze{axes}
+        r = Constant<value = int64[1] {{-1}}>()  t = Concat<axis=0>(m, r)  z = Mul(x, w)  y = Reshape(z, t) }}"""
+    model = mse(with_weights(text_model(body, opset=opset), w=normal(6)), x=(5, 4, 6))
+    assert model.types["y"].shape == (5, 24)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_class_token_follows_the_batch(batch: int) -> None:
+    body = f"""(float[{batch},4,6] x) => (float[a,b,c] y) <int64[3] s = {{{batch}, 1, 6}}> {{
+        e = Expand(token, s)  c = Concat<axis=1>(e, x)  y = LayerNormalization(c, g) }}"""
+    model = mse(with_weights(text_model(body), token=normal(1, 1, 6), g=normal(6)), x=(3, 4, 6))
+    assert model.types["y"].shape == (3, 5, 6)
+    assert model.parameters == ("token", "g")
+
+
 def test_sequences_become_split() -> None:
     body = """(float[2,5] x) => (float[2,2] y)
         <int64 size = {2}, int64 i0 = {0}, int64 i1 = {-2}> {

@@ -1,0 +1,26 @@
+"""What the command line and other programs call."""
+
+from onnxgc.api.inspect import Inspection, inspect
+from onnxgc.api.pipeline import (
+    OptimizeResult,
+    PlannedStep,
+    emit,
+    optimize,
+    plan_step,
+    store_all_schedule,
+)
+from onnxgc.api.verify import Check, Verification, verify
+
+__all__ = [
+    "Check",
+    "Inspection",
+    "OptimizeResult",
+    "PlannedStep",
+    "Verification",
+    "emit",
+    "inspect",
+    "optimize",
+    "plan_step",
+    "store_all_schedule",
+    "verify",
+]

@@ -1,0 +1,135 @@
+"""What is in a model and what is in the way of training it, before anything else is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx
+
+from onnxgc.api.pipeline import plan_step
+from onnxgc.errors import ModelFileError, OnnxgcError
+from onnxgc.gradients.registry import RULES, STOPS
+from onnxgc.model.costs import node_flops
+from onnxgc.model.ir import TrainableModel
+from onnxgc.model.parameters import ParameterDecision
+from onnxgc.model.read import explain_weights, read_model
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorUse:
+    """One kind of operator in the forward graph, with its loss: how often, at what cost.
+
+    `gradient` is `rule`, `none needed` (no parameter is behind it, or its derivative is zero) or
+    `missing`; `nodes` are the nodes of the source model.
+    """
+
+    operator: str
+    gradient: str
+    nodes: tuple[str, ...]
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `inspect` found.
+
+    `obstacles` are the errors that stop the model from being planned, in the words that `optimize`
+    uses; the fields behind it are empty as far as an obstacle hides them.
+    """
+
+    weights: tuple[ParameterDecision, ...]
+    obstacles: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    operators: tuple[OperatorUse, ...] = ()
+    loss: str = ""
+    regular_peak_bytes: int | None = None
+    planned_peak_bytes: int | None = None
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "inputs": {name: list(shape) for name, shape in self.inputs.items()},
+            "loss": self.loss,
+            "weights": [
+                {
+                    "name": weight.name,
+                    "shape": list(weight.type.shape),
+                    "bytes": weight.type.size_bytes,
+                    "role": weight.role.value,
+                    "reason": weight.reason,
+                    "doubt": weight.doubt,
+                }
+                for weight in self.weights
+            ],
+            "operators": [
+                {"operator": use.operator, "gradient": use.gradient, "count": len(use.nodes), "flops": use.flops}
+                for use in self.operators
+            ],
+            "regular": {"simulated_peak_bytes": self.regular_peak_bytes},
+            "planned": {"simulated_peak_bytes": self.planned_peak_bytes},
+            "notes": list(self.notes),
+            "obstacles": list(self.obstacles),
+        }
+
+
+def inspect(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    loss: str = "auto",
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+) -> Inspection:
+    """Weights and their roles, operators and their rules, peaks, and what is in the way.
+
+    Raises:
+        ModelFileError: if the file is no ONNX model. Everything else that is wrong with it is told
+            in `obstacles`.
+    """
+    weights = explain_weights(source, trainable=trainable, freeze=freeze)
+    try:
+        model = read_model(source, input_shapes=input_shapes, loss=loss, trainable=trainable, freeze=freeze)
+    except ModelFileError:
+        raise
+    except OnnxgcError as error:
+        return Inspection(weights, (str(error),))
+    found = Inspection(
+        weights,
+        (),
+        model.notes,
+        _operator_uses(model),
+        model.loss_kind,
+        inputs={name: model.types[name].shape for name in (*model.inputs, *model.targets)},
+    )
+    try:
+        planned = plan_step(model, "acg")
+    except OnnxgcError as error:
+        return replace(found, obstacles=(str(error),))
+    return _with(
+        found,
+        regular_peak_bytes=planned.regular_profile.peak_bytes,
+        planned_peak_bytes=planned.profile.peak_bytes,
+    )
+
+
+def _operator_uses(model: TrainableModel) -> tuple[OperatorUse, ...]:
+    active = set(model.parameters)
+    nodes: dict[tuple[str, str], list[str]] = {}
+    flops: dict[tuple[str, str], int] = {}
+    for node in model.nodes:
+        gradient = "none needed"
+        floating = [name for name in node.outputs if name and model.types[name].is_floating]
+        needed = any(name in active for name in node.inputs) and floating and not node.once
+        if needed and node.rule and node.rule not in STOPS:
+            gradient = "rule" if node.rule in RULES else "missing"
+            active.update(floating)
+        key = (node.rule if gradient != "none needed" else node.op, gradient)
+        nodes.setdefault(key, []).append(node.origin or node.name)
+        flops[key] = flops.get(key, 0) + node_flops(node, model.types)
+    return tuple(
+        OperatorUse(operator, gradient, tuple(nodes[operator, gradient]), flops[operator, gradient])
+        for operator, gradient in sorted(nodes)
+    )

@@ -1,0 +1,276 @@
+"""Does a training file keep its promises: gradients, order, peak?"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxgc.api.pipeline import PlannedStep, emit, plan_step, store_all_schedule
+from onnxgc.emission.training import SCHEMA_VERSION
+from onnxgc.emission.write import write_model
+from onnxgc.errors import ModelFileError
+from onnxgc.model.initialise import draw_weights
+from onnxgc.model.ir import Array
+from onnxgc.model.load import load_proto
+from onnxgc.model.read import read_model
+from onnxgc.runtime.measure import Measurement, measure, random_feeds
+from onnxgc.runtime.ort import SessionSettings
+from onnxgc.solvers.base import SolverOptions
+
+# A gradient this much smaller than the largest proves nothing when it is compared.
+SMALLEST_GRADIENT_SHARE = 1e-6
+# How far the measured peak may be from the promised one.
+PEAK_TOLERANCE = 0.01
+# Barriers and shapes: a few bytes a node that the judge leaves out.
+_PEAK_ALLOWANCE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise: whether it held, and what was seen."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All checks of one training file, and what was measured on the way."""
+
+    checks: tuple[Check, ...]
+    regular: Measurement
+    planned: Measurement
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "holds": self.holds,
+            "checks": [{"name": c.name, "holds": c.holds, "detail": c.detail} for c in self.checks],
+            "regular": _measured(self.regular),
+            "planned": _measured(self.planned),
+        }
+
+
+def _measured(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "measured_requested_bytes": measurement.steady.requested_peak_bytes,
+        "measured_in_use_bytes": measurement.steady.in_use_peak_bytes,
+        "seconds": measurement.wall_seconds[-1],
+        "threads": measurement.threads,
+    }
+
+
+def verify(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    training: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    runs: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Run a training file beside the graph that stores everything, on ONNX Runtime's CPU provider.
+
+    Both get the same weights (those of the file; drawn anew by `seed` where the file holds one
+    repeated value), the same seeded inputs and the same session settings.
+
+    Raises:
+        ModelFileError: `training` was not written by onnxgc, or does not belong to `model`.
+        OnnxgcError: `model` cannot be read.
+    """
+    tell = progress or (lambda stage: None)
+    tell("reading")
+    promised = _Promise.of(training)
+    planned = _planned_again(model, promised)
+    settings = SessionSettings(threads=threads)
+    values = draw_weights(planned.model, seed, only_constant_filled=True)
+    feeds = _feeds(planned, promised, values, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        tell("emitting the graph that stores everything")
+        regular_file = Path(folder) / "regular.onnx"
+        regular_graph = emit(planned, schedule=store_all_schedule(planned), values=promised.values)
+        write_model(regular_graph.model, regular_file)
+        tell("running the graph that stores everything")
+        regular = measure(regular_file, feeds, settings=settings, runs=runs, keep_outputs=True)
+        tell("running the training file")
+        measured = measure(training, feeds, settings=settings, runs=runs, keep_outputs=True)
+    expected, actual = regular.outputs, measured.outputs
+    checks = (
+        _loss_check(promised.loss, expected, actual),
+        _gradient_check(planned, expected, actual),
+        _size_check(planned, expected),
+        _order_check(promised, measured),
+        _peak_check(promised, measured),
+    )
+    return Verification(checks, regular, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """What a training file says of itself."""
+
+    proto: onnx.ModelProto
+    checkpoints: tuple[str, ...]
+    options: Mapping[str, Any]
+    peak_bytes: int
+    values: Mapping[str, Array]
+
+    @property
+    def loss(self) -> str:
+        return self.proto.graph.output[0].name
+
+    @classmethod
+    def of(cls, training: str | os.PathLike[str]) -> _Promise:
+        proto, folder = load_proto(training)
+        properties = {entry.key: entry.value for entry in proto.metadata_props}
+        try:
+            plan = json.loads(properties["onnxgc.plan"])
+            options = json.loads(properties["onnxgc.options"])
+            peak = int(properties["onnxgc.simulated_peak_bytes"])
+        except (KeyError, ValueError) as error:
+            raise ModelFileError(
+                f"'{os.fspath(training)}' was not written by onnxgc: {error} is missing or malformed; "
+                "make it with `onnxgc optimize`"
+            ) from error
+        if plan["schema"] != SCHEMA_VERSION:
+            raise ModelFileError(
+                f"'{os.fspath(training)}' has schema {plan['schema']}, this onnxgc reads {SCHEMA_VERSION}; "
+                "make it again with `onnxgc optimize`"
+            )
+        fed = {value.name for value in proto.graph.input}
+        values = {
+            tensor.name: onnx.numpy_helper.to_array(tensor, base_dir=str(folder or ""))
+            for tensor in proto.graph.initializer
+            if tensor.name in fed
+        }
+        return cls(proto, tuple(plan["checkpoints"]), options, peak, values)
+
+
+def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _Promise) -> PlannedStep:
+    shapes = {value.name: _shape(value) for value in promised.proto.graph.input}
+    options = dict(promised.options)
+    keep_outputs = bool(options.pop("keep_outputs", False))
+    try:
+        first = read_model(model, **options)
+        wanted = {name: shapes[name] for name in first.inputs}
+        read = read_model(model, input_shapes=wanted, **options)
+    except KeyError as error:
+        raise ModelFileError(f"the training file has no input {error}; it belongs to another model") from error
+    planned = plan_step(read, "manual", SolverOptions(promised.checkpoints), keep_outputs=keep_outputs)
+    outputs = [value.name for value in promised.proto.graph.output]
+    if outputs != list(planned.step.graph.outputs):
+        raise ModelFileError(
+            f"the training file returns {len(outputs)} tensors, the first '{outputs[0]}'; "
+            f"this model's would return {len(planned.step.graph.outputs)}: it belongs to another model"
+        )
+    return planned
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def _feeds(
+    planned: PlannedStep, promised: _Promise, drawn: Mapping[str, Array], seed: int
+) -> dict[str, Array]:
+    """Inputs, labels and targets by seed; weights where they are drawn anew."""
+    model = planned.model
+    fed = {value.name for value in promised.proto.graph.input}
+    types = {name: planned.step.types[name] for name in (*model.inputs, *model.targets)}
+    described = {
+        name: (np.dtype(helper.tensor_dtype_to_np_dtype(kind.dtype)).name, kind.shape)
+        for name, kind in types.items()
+    }
+    logits = model.types[model.outputs[0]].shape if model.outputs else ()
+    feeds = random_feeds(described, seed, logits[1] if len(logits) > 1 else 2)
+    constant = {name for name, value in promised.values.items() if value.size > 1 and np.ptp(value) == 0}
+    feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
+    return feeds
+
+
+def _loss_check(loss: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> Check:
+    one, two = float(expected[loss]), float(actual[loss])
+    holds = bool(np.isfinite(one)) and one == two
+    return Check("loss", holds, f"{two!r}, storing everything {one!r}")
+
+
+def _gradient_check(
+    planned: PlannedStep, expected: Mapping[str, Array], actual: Mapping[str, Array]
+) -> Check:
+    names = [name for name in planned.step.graph.outputs if name != planned.model.loss]
+    different = [name for name in names if not np.array_equal(expected[name], actual[name])]
+    if not different:
+        count = len(planned.step.parameter_gradients)
+        return Check("gradients", True, f"{count} gradients and all statistics are bit-identical")
+    worst = max(different, key=lambda name: _distance(expected[name], actual[name]))
+    return Check(
+        "gradients",
+        False,
+        f"{len(different)} of {len(names)} outputs differ, '{worst}' most: relative distance "
+        f"{_distance(expected[worst], actual[worst]):.1e}",
+    )
+
+
+def _distance(expected: Array, actual: Array) -> float:
+    scale = float(np.linalg.norm(expected.astype(np.float64))) or 1.0
+    difference = float(np.linalg.norm(expected.astype(np.float64) - actual.astype(np.float64)))
+    return difference / scale if np.isfinite(difference) else float("inf")
+
+
+def _size_check(planned: PlannedStep, expected: Mapping[str, Array]) -> Check:
+    """Gradients large enough that their equality says something."""
+    norms = {
+        parameter: float(np.linalg.norm(expected[gradient].astype(np.float64)))
+        for parameter, gradient in planned.step.parameter_gradients.items()
+    }
+    largest = max(norms.values())
+    smallest = min(norms, key=lambda name: norms[name] if np.isfinite(norms[name]) else -1.0)
+    holds = bool(np.isfinite(largest)) and norms[smallest] > SMALLEST_GRADIENT_SHARE * largest
+    return Check("gradient sizes", holds, f"from {norms[smallest]:.1e} ('{smallest}') to {largest:.1e}")
+
+
+def _order_check(promised: _Promise, measured: Measurement) -> Check:
+    executed = measured.steady.order
+    file_order = [node.name for node in promised.proto.graph.node]
+    known, ran = set(file_order), set(executed)
+    recomputed = [node.name for node in promised.proto.graph.node if _role(node) == "recompute"]
+    lost = [name for name in recomputed if name not in ran]
+    if lost:
+        return Check("order", False, f"{len(lost)} recomputed nodes did not run, the first '{lost[0]}'")
+    moved = _first_difference([name for name in executed if name in known], file_order, ran)
+    if moved:
+        return Check("order", False, f"node '{moved}' ran out of file order")
+    return Check(
+        "order", True, f"{len(executed)} nodes ran in file order, {len(recomputed)} of them again"
+    )
+
+
+def _first_difference(executed: list[str], file_order: list[str], ran: set[str]) -> str | None:
+    expected = [name for name in file_order if name in ran]
+    return next((one for one, two in zip(executed, expected, strict=True) if one != two), None)
+
+
+def _role(node: onnx.NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == "onnxgc.role"), "")
+
+
+def _peak_check(promised: _Promise, measured: Measurement) -> Check:
+    peak = measured.steady.requested_peak_bytes
+    allowed = max(PEAK_TOLERANCE * promised.peak_bytes, _PEAK_ALLOWANCE_BYTES)
+    holds = abs(peak - promised.peak_bytes) <= allowed
+    return Check(
+        "peak", holds, f"measured {peak / 1e6:.1f} MB requested, promised {promised.peak_bytes / 1e6:.1f} MB"
+    )

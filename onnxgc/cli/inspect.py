@@ -1,0 +1,52 @@
+"""`onnxgc inspect`: what is in a model, and what is in the way of training it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxgc.api import inspect
+from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
+from onnxgc.report.tables import megabytes, operators_table, weights_table
+
+
+def inspect_command(
+    model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
+    loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
+    trainable: Annotated[list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")] = None,
+    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
+    input_shapes: Annotated[
+        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
+    ] = None,
+    json_target: Annotated[str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")] = None,
+) -> None:
+    """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
+    shapes = parse_shapes(input_shapes or [])
+    check_json_target(json_target)
+    console = console_for(json_target)
+    with stages() as tell:
+        tell("inspecting")
+        found = inspect(
+            model,
+            input_shapes=shapes,
+            loss=loss,
+            trainable=tuple(trainable or ()),
+            freeze=tuple(freeze or ()),
+        ).as_json()
+    console.print(weights_table(found["weights"]))
+    if found["operators"]:
+        console.print(operators_table(found["operators"]))
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
+    for name, shape in found["inputs"].items():
+        console.print(f"input {name}: {'x'.join(map(str, shape)) or 'scalar'}", markup=False)
+    roles = [weight["role"] for weight in found["weights"]]
+    trained = sum(weight["bytes"] for weight in found["weights"] if weight["role"] == "parameter")
+    console.print(f"parameters: {roles.count('parameter')} of {len(roles)} weights, {megabytes(trained)}")
+    regular, planned = (found[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
+    if regular is not None:
+        console.print(f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} planned")
+    for obstacle in found["obstacles"]:
+        console.print(f"in the way: {obstacle}", markup=False)
+    write_json(found, json_target)

@@ -1,0 +1,98 @@
+"""`onnxgc optimize`: from a forward model to a training file that runs in less memory."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxgc.api import optimize, verify
+from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
+from onnxgc.errors import PlanError, VerificationError
+from onnxgc.report.tables import before_and_after, checks_table, measured_line, verdict
+
+
+class ObjectiveName(StrEnum):
+    """What a plan is to make small; the paper's objective is the one there is."""
+
+    PAPER = "paper"
+
+
+def optimize_command(
+    model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
+    output: Annotated[
+        str | None, typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx].")
+    ] = None,
+    objective: Annotated[
+        ObjectiveName, typer.Option(help="paper: sum of the checkpoints + heaviest segment.")
+    ] = ObjectiveName.PAPER,
+    solver: Annotated[str, typer.Option(help="acg, store-all, manual or exhaustive.")] = "acg",
+    loss: Annotated[
+        str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
+    ] = "auto",
+    trainable: Annotated[list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")] = None,
+    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
+    input_shapes: Annotated[
+        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Tensors to keep, as a,b,c; chooses the solver manual.")
+    ] = None,
+    keep_outputs: Annotated[bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")] = False,
+    verify_runs: Annotated[
+        int, typer.Option("--verify", min=0, help="Run the file N times beside one that stores everything.")
+    ] = 0,
+    json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no model.")] = False,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds for the solver.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    save_external_data: Annotated[
+        bool, typer.Option("--save-external-data", help="Weights into a file beside the model.")
+    ] = False,
+) -> None:
+    """Find the checkpoints and write one ONNX file that trains: forward, recomputation, backward."""
+    shapes = parse_shapes(input_shapes or [])
+    names = tuple(name for name in (checkpoints or "").split(",") if name)
+    if solver == "manual" and checkpoints is None:
+        raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+    if verify_runs and dry_run:
+        raise PlanError("--verify needs the file that --dry-run does not write; drop one of them")
+    check_json_target(json_target)
+    target = output or f"{Path(model).stem}-training.onnx"
+    console = console_for(json_target)
+    with stages() as tell:
+        result = optimize(
+            model,
+            target,
+            solver="manual" if checkpoints is not None else solver,
+            checkpoints=names,
+            loss=loss,
+            input_shapes=shapes,
+            trainable=tuple(trainable or ()),
+            freeze=tuple(freeze or ()),
+            keep_outputs=keep_outputs,
+            external_data=save_external_data,
+            dry_run=dry_run,
+            seed=seed,
+            time_limit=time_limit,
+            progress=tell,
+        )
+        report = dict(result.report)
+        verification = None
+        if verify_runs:
+            verification = verify(model, target, seed=seed, runs=verify_runs, progress=tell)
+            report["verification"] = verification.as_json()
+    for note in report["notes"]:
+        console.print(f"note: {note}", markup=False)
+    console.print(before_and_after(report))
+    console.print(verdict(report), markup=False)
+    if report["output"]:
+        console.print(f"wrote {report['output']}", markup=False)
+    if verification is not None:
+        console.print(checks_table(report["verification"]["checks"]))
+        console.print(measured_line(report["verification"]), markup=False)
+    write_json(report, json_target)
+    if verification is not None and not verification.holds:
+        raise VerificationError(f"'{target}' does not keep its promises; see the checks above")

@@ -1,0 +1,33 @@
+"""`onnxgc verify`: does a training file keep its promises?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxgc.api import verify
+from onnxgc.cli.arguments import check_json_target, console_for, stages, write_json
+from onnxgc.errors import VerificationError
+from onnxgc.report.tables import checks_table, measured_line
+
+
+def verify_command(
+    model: Annotated[str, typer.Argument(help="The forward model that the training file was made from.")],
+    training: Annotated[str, typer.Argument(help="The training file.")],
+    seed: Annotated[int, typer.Option(help="Seed of inputs and of weights that are drawn anew.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each operator.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each graph; the last one counts.")] = 1,
+    json_target: Annotated[str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")] = None,
+) -> None:
+    """Loss and gradients equal to the graph that stores everything; order and peak as promised."""
+    check_json_target(json_target)
+    console = console_for(json_target)
+    with stages() as tell:
+        found = verify(model, training, seed=seed, threads=threads, runs=runs, progress=tell)
+    result = found.as_json()
+    console.print(checks_table(result["checks"]))
+    console.print(measured_line(result), markup=False)
+    write_json(result, json_target)
+    if not found.holds:
+        raise VerificationError(f"'{training}' does not keep its promises; see the checks above")
