@@ -35,8 +35,9 @@ _POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool"
 # Operators whose output has the type of their first input, which ONNX's inference does not know.
 # fmt: off
 _SAME_AS_INPUT = frozenset({
-    "GroupNormalization", "MeanVarianceNormalization", "FastGelu", "BiasGelu", "Gelu", "QuickGelu", "LayerNormalization", "SkipLayerNormalization",
-    "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding",
+    "GroupNormalization", "MeanVarianceNormalization", "FastGelu", "BiasGelu", "Gelu", "QuickGelu",
+    "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "RotaryEmbedding",
 })
 # fmt: on
 
@@ -364,7 +365,7 @@ class _Walk:
         shapes = ", ".join(f"'{name}' {_text(kind.shape)}" for name, kind in reads if kind is not None)
         return (
             f"node '{node.name}' ({operator_name(node)}) does not fit its inputs: {reason}; "
-            f"it reads {shapes or 'nothing'}; check the input shapes ({self._inputs()})"
+            f"it reads {shapes or 'nothing'}; check the input shapes ({self._inputs()}){self._made_for()}"
         )
 
     def _not_static(self, name: str, node: Node) -> str:
@@ -375,6 +376,11 @@ class _Walk:
             f"the values of {on}, which are known only at run time; export the model with static shapes, "
             f"or pass other --input-shapes (now {self._inputs()})"
         )
+
+    def _made_for(self) -> str:
+        if self.change is None:
+            return ""
+        return f", or export the model with a dynamic batch: the file was made for {self.change.old}"
 
     def _inputs(self) -> str:
         texts = (f"{name}:{','.join(map(str, self.types[name].shape))}" for name in self.draft.inputs)

@@ -5,9 +5,9 @@ The plan minimises the paper's objective over all sets of checkpoints whose segm
 
 Source: the paper, Algorithms 1, 5 and 6. What differs from the printed text:
 
-* Algorithm 5 on a Linear segment is one shortest path over all of its splitting vertices, in which a
-  member that is too heavy costs what breaking it costs, its two ends being kept. (As printed it
-  solves only what stands before such a member, and recurses into the wrong segment.)
+* Algorithm 5 on a Linear segment is one shortest path over all of its splitting vertices, on which a
+  member that is too heavy stands alone, its two ends kept, and is then broken. (As printed it solves
+  only what stands before such a member, and recurses into the wrong segment.)
 * Algorithm 6 does not try every cost of every segment as the cap C on segments. The cost f(C) of an
   optimal set never rises with C, so f(high) + low bounds every solution whose heaviest segment lies
   between low and high; intervals of C are halved, the most promising one first.
@@ -150,7 +150,7 @@ class _Node:
         Algorithm 1: a shortest path on which neighbouring stops have one member between them, which
         may be broken, or a segment under the cap. What may precede a stop is a sliding window.
         """
-        before, sizes = self.bytes_before, self.stop_sizes
+        sizes = self.stop_sizes
         # Of sets of equal bytes the one with fewest checkpoints: each counts 1 more, in a unit of
         # a byte that is larger than any number of them.
         unit = len(sizes)

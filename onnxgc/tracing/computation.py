@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.errors import PlanError
@@ -38,117 +39,133 @@ class TracedProblem:
         return self.vertex_of.get(tensor, tensor)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
-    """A vertex while it is put together."""
+    """A vertex while it is put together; `merged_into` once it has become part of another."""
 
     label: str
     tensors: list[str]
     size_bytes: int
     flops: int
+    merged_into: _Group | None = None
+
+    def find(self) -> _Group:
+        group = self
+        while group.merged_into is not None:
+            group = group.merged_into
+        return group
 
 
 def checkpoint_problem(step: TrainingStep) -> TracedProblem:
     """Vertices, edges and costs of a training step.
 
-    Batch statistics and whatever does not depend on the model's inputs (masks of the labels, counts)
-    are no vertices: they are small and always kept.
+    A ReLU, an Add or a scaling is one vertex with what it was made from, where that is made for it
+    alone, has its size and is not read by backward: such tensors are never held for long. Batch
+    statistics and whatever does not depend on the model's inputs (masks of the labels, counts) are
+    no vertices: they are small and always kept.
 
     Raises:
         PlanError: the loss does not depend on any input of the model.
     """
-    graph = step.graph
-    readers = _reader_counts(graph)
-    read_by_backward = {name for chunk in graph.chunks for operator in chunk for name in operator.inputs}
-    groups: list[_Group] = []
-    group_of: dict[str, _Group] = {}
-    edges: list[tuple[_Group, _Group]] = []
+    builder = _GraphBuilder(step.graph)
     for name in step.model.inputs:
-        _new_group(name, (name,), graph.sizes[name], 0, groups, group_of)
-    for operator in graph.forward:
-        sources = [group_of[name] for name in dict.fromkeys(operator.inputs) if name in group_of]
-        if not sources or operator.once:
-            continue
-        extra = [name for name in operator.outputs[1:] if name in read_by_backward]
+        builder.add_input(name)
+    for operator in step.graph.forward:
+        if not operator.once:
+            builder.add_operator(operator)
+    return builder.problem(step.model.loss)
+
+
+class _GraphBuilder:
+    """Puts tensors together to vertices, one operator after the other."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
+        self._groups: list[_Group] = []
+        self._group_of: dict[str, _Group] = {}
+        self._edges: list[tuple[_Group, _Group]] = []
+        self._readers = Counter(
+            name for operator in graph.forward for name in dict.fromkeys(operator.inputs)
+        )
+        self._read_by_backward = {
+            name for chunk in graph.chunks for operator in chunk for name in operator.inputs
+        }
+
+    def add_input(self, name: str) -> None:
+        self._new_group(name, [name], self._graph.sizes[name], 0)
+
+    def add_operator(self, operator: Operator) -> None:
+        sources = [name for name in dict.fromkeys(operator.inputs) if name in self._group_of]
+        if not sources:
+            return
         output = operator.outputs[0]
         if operator.is_view:
-            group = sources[0]
+            group = self._group_of[sources[0]].find()
             group.tensors.append(output)
-            group_of[output] = group
-        elif _runs_in_place(operator, graph, readers, read_by_backward, group_of):
-            group = group_of[operator.inputs[0]]
-            group.label = output
-            group.tensors.append(output)
-            group.flops += operator.flops
-            group_of[output] = group
-        else:
-            size = graph.sizes[output] + sum(graph.sizes[name] for name in extra)
-            group = _new_group(output, (output, *extra), size, operator.flops, groups, group_of)
-        edges.extend((source, group) for source in sources if source is not group)
-    useful = _reaching(edges, group_of.get(step.model.loss))
-    if not useful:
-        raise PlanError(f"the loss '{step.model.loss}' depends on no input of the model; check --loss")
-    vertices = [group for group in groups if group.label in useful]
-    return TracedProblem(
-        CheckpointProblem(
-            ComputationGraph.from_unsorted(
-                [group.label for group in vertices],
-                [(tail.label, head.label) for tail, head in edges if head.label in useful],
+            self._group_of[output] = group
+            return
+        extra = [name for name in operator.outputs[1:] if name in self._read_by_backward]
+        size = self._graph.sizes[output] + sum(self._graph.sizes[name] for name in extra)
+        group = self._new_group(output, [output, *extra], size, operator.flops)
+        for source in sources:
+            before = self._group_of[source].find()
+            if self._is_passing(source, before, output):
+                group.tensors[:0] = before.tensors
+                group.flops += before.flops
+                group.size_bytes += before.size_bytes - self._graph.sizes[source]
+                before.merged_into = group
+            else:
+                self._edges.append((before, group))
+
+    def _is_passing(self, source: str, group: _Group, output: str) -> bool:
+        """Whether a tensor ends where `output` begins: made for it alone, and of its size."""
+        return (
+            group.label == source
+            and source not in self._graph.resident
+            and self._readers[source] == 1
+            and source not in self._read_by_backward
+            and self._graph.sizes[source] == self._graph.sizes[output]
+        )
+
+    def _new_group(self, label: str, tensors: list[str], size_bytes: int, flops: int) -> _Group:
+        group = _Group(label, tensors, size_bytes, flops)
+        self._groups.append(group)
+        self._group_of.update(dict.fromkeys(tensors, group))
+        return group
+
+    def problem(self, loss: str) -> TracedProblem:
+        edges = [(tail.find(), head.find()) for tail, head in self._edges]
+        edges = [(tail, head) for tail, head in edges if tail is not head]
+        useful = _reaching(edges, self._group_of[loss].find()) if loss in self._group_of else set()
+        if not useful:
+            raise PlanError(f"the loss '{loss}' depends on no input of the model; check --loss")
+        vertices = [group for group in self._groups if group.merged_into is None and group.label in useful]
+        return TracedProblem(
+            CheckpointProblem(
+                ComputationGraph.from_unsorted(
+                    [group.label for group in vertices],
+                    [(tail.label, head.label) for tail, head in edges if head.label in useful],
+                ),
+                {group.label: TensorCost(group.size_bytes, group.flops) for group in vertices},
             ),
-            {group.label: TensorCost(group.size_bytes, group.flops) for group in vertices},
-        ),
-        {group.label: tuple(group.tensors) for group in vertices},
-        {name: group.label for name, group in group_of.items() if group.label in useful},
-    )
+            {group.label: tuple(group.tensors) for group in vertices},
+            {
+                name: group.find().label
+                for name, group in self._group_of.items()
+                if group.find().label in useful
+            },
+        )
 
 
-def _new_group(
-    label: str,
-    tensors: tuple[str, ...],
-    size_bytes: int,
-    flops: int,
-    groups: list[_Group],
-    group_of: dict[str, _Group],
-) -> _Group:
-    group = _Group(label, list(tensors), size_bytes, flops)
-    groups.append(group)
-    group_of.update(dict.fromkeys(tensors, group))
-    return group
-
-
-def _reader_counts(graph: StepGraph) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for operator in graph.forward:
-        for name in dict.fromkeys(operator.inputs):
-            counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def _runs_in_place(
-    operator: Operator,
-    graph: StepGraph,
-    readers: Mapping[str, int],
-    read_by_backward: set[str],
-    group_of: Mapping[str, _Group],
-) -> bool:
-    """Whether the output takes its input's place, so that both are one tensor in memory."""
-    source = operator.inputs[0]
-    return (
-        operator.in_place
-        and source in group_of
-        and group_of[source].label == source
-        and source not in graph.resident
-        and readers[source] == 1
-        and source not in read_by_backward
-    )
-
-
-def _reaching(edges: list[tuple[_Group, _Group]], loss: _Group | None) -> set[str]:
+def _reaching(edges: Sequence[tuple[_Group, _Group]], loss: _Group) -> set[str]:
     """Labels of the groups from which the loss can be reached."""
-    if loss is None:
-        return set()
-    useful = {loss.label}
-    for tail, head in reversed(edges):
-        if head.label in useful:
-            useful.add(tail.label)
+    tails: dict[str, list[str]] = {}
+    for tail, head in edges:
+        tails.setdefault(head.label, []).append(tail.label)
+    useful, pending = {loss.label}, [loss.label]
+    while pending:
+        for tail_label in tails.get(pending.pop(), ()):
+            if tail_label not in useful:
+                useful.add(tail_label)
+                pending.append(tail_label)
     return useful

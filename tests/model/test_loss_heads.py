@@ -84,7 +84,7 @@ def test_ignored_labels_do_not_count() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     model = read_model(linear((2, 3)))
-    x = np.float32([[1000, 0, 0], [0, 0, -1000]])
+    x = np.asarray([[1000, 0, 0], [0, 0, -1000]], dtype=np.float32)
     assert loss_of(model, x, np.asarray([1, 2])) == pytest.approx(1000 + np.log(2) / 2, rel=1e-5)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -16,7 +18,7 @@ def roles(model: onnx.ModelProto, **options: list[str]) -> dict[str, str]:
 
 
 IMAGE = "(float[2,3,8,8] x) => (float[a,b,c,d] y)"
-CASES = {
+CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "convolution": (f"{IMAGE} {{ y = Conv(x, w, b) }}", {"w": (4, 3, 1, 1), "b": (4,)}),
     "one weight": (f"{IMAGE} {{ y = Conv(x, w) }}", {"w": (1, 3, 1, 1)}),
     "transposed convolution": (f"{IMAGE} {{ y = ConvTranspose(x, w, b) }}", {"w": (3, 4, 2, 2), "b": (4,)}),
@@ -75,14 +77,14 @@ def test_statistics_are_neither() -> None:
     "nodes, name, value",
     [
         ("y = Div(z, c)", "c", np.float32(8)),
-        ("y = Mul(z, c)", "c", np.float32([[0.5]])),
+        ("y = Mul(z, c)", "c", np.asarray([[0.5]])),
         ("y = Pow(z, c)", "c", np.float32(2)),
         ("y = Clip(z, c)", "c", np.float32(0)),
-        ("y = Resize(z, , c)", "c", np.float32([1, 2])),
-        ("q = Transpose(z)  y = Gather(q, c)", "c", np.int64([0, 1])),
-        ("y = Add(z, c)", "c", np.float32([0, -1e9, 0, 0])),
-        ("y = Add(z, c)", "c", np.float32([0, -100, 0, 0])),
-        ("y = Where(t, z, c)", "c", np.float32([-np.inf, 0, 0, 0])),
+        ("y = Resize(z, , c)", "c", np.asarray([1.0, 2.0])),
+        ("q = Transpose(z)  y = Gather(q, c)", "c", np.asarray([0, 1])),
+        ("y = Add(z, c)", "c", np.asarray([0.0, -1e9, 0.0, 0.0])),
+        ("y = Add(z, c)", "c", np.asarray([0.0, -100.0, 0.0, 0.0])),
+        ("y = Where(t, z, c)", "c", np.asarray([-np.inf, 0, 0, 0])),
     ],
 )
 def test_these_are_constants(nodes: str, name: str, value: np.ndarray) -> None:
@@ -136,7 +138,12 @@ def test_data_normalisation_is_doubted() -> None:
 def test_globs_overrule() -> None:
     body = """(float[2,3] x) => (float[2,4] y) {
         z = MatMul(x, body_w)  h = MatMul(z, head_w)  s = Mul(h, scale)  y = Add(s, head_b) }"""
-    values = {"body_w": normal(3, 3), "head_w": normal(3, 4), "head_b": normal(4), "scale": np.float32(2)}
+    values: dict[str, Any] = {
+        "body_w": normal(3, 3),
+        "head_w": normal(3, 4),
+        "head_b": normal(4),
+        "scale": np.float32(2),
+    }
     model = with_weights(text_model(body), **values)
     assert read_model(model).parameters == ("body_w", "head_w", "head_b")
     assert read_model(model, freeze=["body_*"]).parameters == ("head_w", "head_b")

@@ -104,7 +104,7 @@ def test_forward_equals_the_source(name: str) -> None:
     (expected,) = run(with_values(source, source_values), {image: x})
 
     # A ratio of 0 turns Dropout off without changing the graph.
-    ratios = {node.inputs[1]: np.float32(0) for node in model.nodes if node.op == "Dropout"}
+    ratios = {node.inputs[1]: np.zeros((), np.float32) for node in model.nodes if node.op == "Dropout"}
     label = np.asarray([3])
     feeds = {image: x, model.targets[0]: label}
     logits, loss = run_read(model, feeds, model.outputs[0], model.loss, values={**values, **ratios})

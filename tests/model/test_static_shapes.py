@@ -120,7 +120,8 @@ def test_shape_arithmetic_is_folded_at_every_opset(opset: int) -> None:
     axes = "<axes=[0]>(n)" if opset < 13 else "(n, zeros)"
     body = f"""(float[N,4,6] x) => (float[a,b] y) <int64[1] zeros = {{0}}> {{
         s = Shape(x)  i = Constant<value = int64 {{0}}>()  n = Gather(s, i)  m = Unsqueeze{axes}
-        r = Constant<value = int64[1] {{-1}}>()  t = Concat<axis=0>(m, r)  z = Mul(x, w)  y = Reshape(z, t) }}"""
+        r = Constant<value = int64[1] {{-1}}>()  t = Concat<axis=0>(m, r)
+        z = Mul(x, w)  y = Reshape(z, t) }}"""
     model = mse(with_weights(text_model(body, opset=opset), w=normal(6)), x=(5, 4, 6))
     assert model.types["y"].shape == (5, 24)
 
