@@ -79,7 +79,7 @@ class Draft:
         for node in self.nodes:
             yield from filter(None, node.inputs)
             yield from filter(None, node.outputs)
-            for graph in _subgraphs(node):
+            for graph in subgraphs(node):
                 yield from _names_in(graph)
 
 
@@ -101,7 +101,7 @@ class NameSource:
 def captured_names(node: Node) -> tuple[str, ...]:
     """Outer tensors that a node's subgraphs (If, Loop, Scan) read."""
     found: dict[str, None] = {}
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         found.update(dict.fromkeys(_captured_by(graph)))
     return tuple(found)
 
@@ -178,7 +178,8 @@ def _text_or_bytes(value: bytes) -> str | bytes:
         return value
 
 
-def _subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
+    """The graphs inside of an If, Loop or Scan."""
     for value in node.attributes.values():
         if isinstance(value, onnx.GraphProto):
             yield value

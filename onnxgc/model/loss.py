@@ -50,8 +50,8 @@ def choose_loss(draft: Draft, requested: str) -> tuple[Draft, LossChoice]:
     if requested != "auto" and requested not in LOSS_KINDS:
         return draft, _named_output(draft, requested)
     if requested == "auto":
-        for output in draft.outputs:
-            if _is_scalar_float(draft.type_of(output)) and output not in draft.weights:
+        for output in _computed_outputs(draft):
+            if _is_scalar_float(draft.type_of(output)):
                 return draft.with_notes(f"loss: the model's own output '{output}'"), LossChoice(
                     OUTPUT, output, output
                 )
@@ -96,10 +96,14 @@ def _named_output(draft: Draft, name: str) -> LossChoice:
     return LossChoice(OUTPUT, name, name)
 
 
+def _computed_outputs(draft: Draft) -> list[str]:
+    return [name for name in draft.outputs if name not in draft.weights and name not in draft.inputs]
+
+
 def _first_floating(draft: Draft) -> str:
-    for output in draft.outputs:
+    for output in _computed_outputs(draft):
         kind = draft.type_of(output)
-        if kind is not None and kind.is_floating and output not in draft.weights:
+        if kind is not None and kind.is_floating:
             return output
     for output in draft.outputs:
         if output in draft.problems:

@@ -5,17 +5,22 @@ The converter sees the graph without its weights, which keeps it fast whatever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
-from onnx import helper, inliner, numpy_helper, version_converter
+from onnx import defs, helper, inliner, numpy_helper, version_converter
 
 from onnxgc.errors import ModelFileError
-from onnxgc.model.draft import Draft
+from onnxgc.model.draft import Draft, attributes_of
 from onnxgc.model.ir import Node, TensorType, Weight
 from onnxgc.model.lift import lift_constants, with_node_names
+from onnxgc.model.shapes import resolved
 from onnxgc.model.weights import is_external
 
 TARGET_OPSET = 18
 TARGET_IR_VERSION = 9
+# Below it Add and its kind broadcast by an attribute, which no tool raises correctly.
+OLDEST_OPSET = 7
 # Newer operators that ONNX defines by older ones: their bodies take their place when lowering.
 _EXPANDED_TO_LOWER = (
     "Gelu",
@@ -25,8 +30,25 @@ _EXPANDED_TO_LOWER = (
     "Attention",
     "RotaryEmbedding",
 )
+# Functions without a kernel on CUDA.
+_EXPANDED_ALWAYS = (
+    "SoftmaxCrossEntropyLoss",
+    "NegativeLogLikelihoodLoss",
+    "MeanVarianceNormalization",
+    "Celu",
+    "Mish",
+)
 # The converter turns small constants from inputs into attributes and back, so it must see them.
 _LARGEST_SEEN = 1024
+
+
+def check_supported(draft: Draft) -> None:
+    """Raises `ModelFileError` for opsets whose operators broadcast in another way."""
+    if draft.opset < OLDEST_OPSET:
+        raise ModelFileError(
+            f"the model is of opset {draft.opset}, and {OLDEST_OPSET} is the oldest that is supported; "
+            f"export it at opset {TARGET_OPSET}"
+        )
 
 
 def at_target_opset(draft: Draft) -> Draft:
@@ -35,35 +57,60 @@ def at_target_opset(draft: Draft) -> Draft:
     Raises:
         ModelFileError: an operator of an older opset cannot be raised.
     """
+    draft = _expanded(draft, _EXPANDED_ALWAYS)
     if draft.opset == TARGET_OPSET:
         return draft.with_changes(ir_version=TARGET_IR_VERSION)
-    if draft.opset < TARGET_OPSET:
-        try:
-            return _converted(draft, _shell(draft))
-        except RuntimeError as error:
-            raise ModelFileError(
-                f"the model cannot be raised from opset {draft.opset} to {TARGET_OPSET}: {_reason(error)}; "
-                f"export it at opset {TARGET_OPSET}"
-            ) from error
-    return _lowered(draft)
+    if draft.opset > TARGET_OPSET:
+        return _lowered(draft)
+    try:
+        return _converted(draft)
+    except RuntimeError as error:
+        raise ModelFileError(
+            f"the model cannot be raised from opset {draft.opset} to {TARGET_OPSET}: {_reason(error)}; "
+            f"export it at opset {TARGET_OPSET}"
+        ) from error
 
 
 def _lowered(draft: Draft) -> Draft:
-    shell = _shell(draft)
+    present = _present(draft, _EXPANDED_TO_LOWER)
     note = f"the model was brought down from opset {draft.opset} to {TARGET_OPSET}"
-    present = sorted({node.op for node in draft.nodes if not node.domain and node.op in _EXPANDED_TO_LOWER})
+    if present:
+        note += f"; {', '.join(present)} became the operators that define it"
     try:
-        if present:
-            shell = inliner.inline_selected_functions(
-                shell, [("", name) for name in present], inline_schema_functions=True
-            )
-            note += f"; {', '.join(present)} became the operators that define it"
-        return _converted(draft, shell).with_notes(note)
-    except RuntimeError as error:
+        # Bodies compute shapes with operators that cannot come down themselves, so these are folded first.
+        expanded = resolved(_expanded(draft, present)) if present else draft
+        return _converted(expanded).with_notes(note)
+    except (RuntimeError, ModelFileError) as error:
         return draft.with_notes(
             f"the model stays at opset {draft.opset}, because it cannot be brought down to {TARGET_OPSET} "
             f"({_reason(error)}); some operators may then have no CUDA kernel"
         )
+
+
+def _present(draft: Draft, operators: Sequence[str]) -> list[str]:
+    found = {node.op for node in draft.nodes if not node.domain}
+    return [name for name in operators if name in found]
+
+
+def _expanded(draft: Draft, operators: Sequence[str]) -> Draft:
+    """The draft with the bodies of these operators, which ONNX defines by others, in their place."""
+    if not _present(draft, operators):
+        return draft
+    nodes = (_with_defaults(node, draft.opset) if node.op in operators else node for node in draft.nodes)
+    shell = _shell(draft.with_changes(nodes=tuple(nodes)))
+    names = [("", name) for name in operators]
+    graph = inliner.inline_selected_functions(shell, names, inline_schema_functions=True).graph
+    return _lifted(draft, graph)
+
+
+def _with_defaults(node: Node, opset: int) -> Node:
+    """The node with its default attributes written out, which the inliner does not fill in."""
+    if node.domain:
+        return node
+    schema = defs.get_schema(node.op, opset, "")
+    known = {key: attribute.default_value for key, attribute in schema.attributes.items()}
+    stated = onnx.NodeProto(attribute=[value for value in known.values() if value.name])
+    return node.with_changes(attributes={**attributes_of(stated), **node.attributes})
 
 
 def _shell(draft: Draft) -> onnx.ModelProto:
@@ -88,8 +135,13 @@ def _shell(draft: Draft) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=TARGET_IR_VERSION)
 
 
-def _converted(draft: Draft, shell: onnx.ModelProto) -> Draft:
-    graph = version_converter.convert_version(shell, TARGET_OPSET).graph
+def _converted(draft: Draft) -> Draft:
+    graph = version_converter.convert_version(_shell(draft), TARGET_OPSET).graph
+    return _lifted(draft, graph).with_changes(opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
+
+
+def _lifted(draft: Draft, graph: onnx.GraphProto) -> Draft:
+    """The draft with the nodes of a changed shell, and the constants that came with them."""
     added: dict[str, Weight] = {}
     for tensor in graph.initializer:
         if tensor.name not in draft.weights:
@@ -97,8 +149,6 @@ def _converted(draft: Draft, shell: onnx.ModelProto) -> Draft:
     nodes, weights = lift_constants(graph.node, {**draft.weights, **added})
     before = {node.name: node for node in draft.nodes}
     return draft.with_changes(
-        opset=TARGET_OPSET,
-        ir_version=TARGET_IR_VERSION,
         nodes=tuple(_with_origin(node, before) for node in with_node_names(nodes)),
         weights=weights,
         derived=draft.derived | (weights.keys() - draft.weights.keys()),

@@ -14,7 +14,7 @@ from onnxgc.model.ir import Node, TensorType, TrainableModel
 from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
 from onnxgc.model.loss import LossChoice, choose_loss, with_loss
-from onnxgc.model.opset import at_target_opset
+from onnxgc.model.opset import at_target_opset, check_supported
 from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, parameter_notes
 from onnxgc.model.shapes import check_static, resolved, with_input_shapes
 from onnxgc.model.trainable import (
@@ -46,6 +46,7 @@ def read_model(
         NoParametersError: a glob matches nothing, or no parameter reaches the loss.
     """
     draft = draft_of(*load_proto(source))
+    check_supported(draft)
     draft = in_current_form(without_dead_nodes(draft, draft.outputs))
 
     decisions = classify_weights(draft, trainable, freeze)

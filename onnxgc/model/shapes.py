@@ -17,7 +17,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from onnxgc.errors import ShapeError
 from onnxgc.model import rewrites
-from onnxgc.model.draft import Draft, operator_name, reads_of
+from onnxgc.model.draft import Draft, operator_name, reads_of, subgraphs
 from onnxgc.model.folding import (
     LARGEST_FOLDED_INPUT,
     LARGEST_FOLDED_OUTPUT,
@@ -369,6 +369,11 @@ class _Walk:
         )
 
     def _not_static(self, name: str, node: Node) -> str:
+        if any(True for _ in subgraphs(node)):
+            return (
+                f"tensor '{name}' (node '{node.name}', {operator_name(node)}) has no static shape: control "
+                "flow is not supported where it decides shapes; export the model without it"
+            )
         computed = [read for read in node.inputs if read and read not in self.weights]
         on = ", ".join(f"'{read}'" for read in computed) or "nothing"
         return (

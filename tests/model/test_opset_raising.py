@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.errors import ModelFileError, UnsupportedOperatorError
 from onnxgc.model.ir import Array
 from onnxgc.model.read import read_model
 from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
@@ -80,6 +80,8 @@ def test_old_dropout() -> None:
         (20, 'y = Gelu<approximate="tanh">(z)', "Gelu"),
         (21, "y = GroupNormalization<num_groups=2>(z, g, h)", "GroupNormalization"),
         (23, "y = RMSNormalization(z, k)", "RMSNormalization"),
+        (23, "y = Attention(z, z, z)", "Attention"),
+        (24, "y = Swish(z)", "Swish"),
     ],
 )
 def test_new_functions_are_expanded_to_come_down(opset: int, nodes: str, expanded: str) -> None:
@@ -100,6 +102,38 @@ def test_what_cannot_come_down_stays_and_is_told() -> None:
     model = read_model(with_weights(text_model(body, opset=19, ir_version=9), w=normal(4)), loss="mse")
     assert model.opset == 19
     assert any("stays at opset 19" in note for note in model.notes)
+
+
+@pytest.mark.parametrize("opset", [18, 22])
+@pytest.mark.parametrize(
+    "nodes", ["y = Celu<alpha=0.5>(z)", "y = Mish(z)", "y = MeanVarianceNormalization(z)"]
+)
+def test_functions_without_a_cuda_kernel_are_expanded(nodes: str, opset: int) -> None:
+    body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, w)  {nodes} }}"
+    source = with_weights(text_model(body, opset=opset), w=normal(6))
+    same_output(source, normal(2, 4, 6, 6))
+    assert not any(node.op in nodes for node in read_model(source, loss="mse").nodes if node.op != "Mul")
+
+
+def test_loss_function_in_the_model_is_expanded() -> None:
+    body = """(float[4,3] x, int64[4] t) => (float total) {
+        y = MatMul(x, w)  total = SoftmaxCrossEntropyLoss<ignore_index=2>(y, t) }"""
+    source = with_weights(text_model(body), w=normal(3, 5))
+    model = read_model(source)
+    assert (model.loss, model.inputs, model.targets) == ("total", ("x", "t"), ())
+    assert not any(node.op.endswith("Loss") for node in model.nodes)
+    feeds = {"x": normal(4, 3), "t": np.asarray([0, 2, 4, 1])}
+    (expected,) = run(source, feeds)
+    (found,) = run_read(model, feeds, "total")
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_opsets_below_7_are_refused() -> None:
+    source = with_weights(
+        text_model("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }", opset=6), w=normal(4, 4)
+    )
+    with pytest.raises(ModelFileError, match="opset 6"):
+        read_model(source)
 
 
 def test_statistics_for_each_position_are_refused() -> None:

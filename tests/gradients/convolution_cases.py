@@ -1,0 +1,144 @@
+"""Cases of convolution and of matrix products."""
+
+from __future__ import annotations
+
+from tests.gradients.gradient_case import Case, case, normal
+
+
+def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: bool) -> Case:
+    """y = Conv(x, w, b): x [N, C, spatial...], w [K, C / groups, kernel...]."""
+    operator = f"Conv<{attributes}>" if attributes else "Conv"
+    if settings.get("bias", True):
+        return case("Conv", name, f"y = {operator}(x, w, b)", x=normal(*x), w=normal(*w), b=normal(w[0]))
+    return case("Conv", name, f"y = {operator}(x, w)", x=normal(*x), w=normal(*w))
+
+
+CONVOLUTION_CASES = (
+    # by offset, the general form
+    _conv("3x3", (2, 3, 6, 5), (4, 3, 3, 3)),
+    _conv("without bias", (2, 3, 6, 5), (4, 3, 3, 3), bias=False),
+    _conv("batch of one", (1, 3, 6, 5), (4, 3, 3, 3), "pads=[1,1,1,1]"),
+    _conv("kernel not square", (2, 3, 6, 7), (4, 3, 2, 5), "pads=[0,2,1,2]"),
+    _conv("1x3 kernel", (2, 5, 4, 6), (3, 5, 1, 3), "pads=[0,1,0,1]"),
+    _conv("same pads", (2, 3, 6, 5), (4, 3, 3, 3), "pads=[1,1,1,1]"),
+    _conv("pads on every side different", (2, 3, 6, 5), (4, 3, 3, 3), "pads=[0,2,1,3]"),
+    _conv("pads as large as the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[2,2,2,2]"),
+    _conv("pads larger than the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[3,4,5,3]"),
+    _conv("pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"),
+    _conv("stride 2", (2, 3, 7, 9), (4, 3, 3, 3), "strides=[2,2]"),
+    _conv("stride 2 leaves a row unused", (2, 3, 8, 7), (4, 3, 3, 3), "strides=[2,2]"),
+    _conv("stride 2 leaves end padding unused", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,2], pads=[1,1,1,1]"),
+    _conv("stride 2 unused pads and rows", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,3], pads=[1,0,2,1]"),
+    _conv("strides differ", (2, 3, 9, 8), (4, 3, 3, 3), "strides=[3,1], pads=[1,1,1,1]"),
+    _conv("stride larger than the kernel", (2, 5, 10, 11), (4, 5, 2, 2), "strides=[3,4]"),
+    _conv("stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"),
+    _conv("5x5 stride 3 pad 1 on 32", (1, 5, 32, 32), (3, 5, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
+    _conv("dilation", (2, 3, 9, 8), (4, 3, 3, 3), "dilations=[2,3], pads=[1,3,2,3]"),
+    _conv("dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"),
+    _conv("one output position", (2, 3, 3, 3), (4, 3, 3, 3)),
+    _conv("one input channel", (2, 1, 5, 5), (3, 1, 3, 3), "pads=[1,1,1,1]"),
+    _conv("one output channel", (2, 3, 5, 5), (1, 3, 3, 3), "pads=[1,1,1,1]"),
+    _conv("auto_pad SAME_UPPER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_UPPER"'),
+    _conv("auto_pad SAME_LOWER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_LOWER"'),
+    _conv("auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'),
+    _conv("auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'),
+    _conv("auto_pad SAME_UPPER, stride 3 of kernel 2", (2, 3, 7, 8), (4, 3, 2, 2), 'auto_pad="SAME_UPPER", strides=[3,3]'),
+    _conv("auto_pad VALID", (2, 3, 6, 7), (4, 3, 3, 2), 'auto_pad="VALID", strides=[2,2]'),
+    _conv("kernel_shape given", (2, 3, 6, 5), (4, 3, 3, 2), "kernel_shape=[3,2]"),
+    _conv("1D", (2, 3, 9), (4, 3, 3), "pads=[1,2], strides=[2], dilations=[2]"),
+    _conv("3D", (2, 3, 5, 4, 6), (4, 3, 2, 3, 2), "strides=[2,1,2], pads=[1,1,0,0,1,1], dilations=[1,1,2]"),
+    # grouped
+    _conv("two groups", (2, 4, 6, 5), (6, 2, 3, 3), "group=2, pads=[1,1,1,1]"),
+    _conv("groups, stride, dilation", (2, 6, 9, 8), (6, 2, 3, 2), "group=3, strides=[2,3], dilations=[2,1], pads=[0,1,2,1]"),
+    _conv("groups of 1x1", (2, 4, 5, 6), (6, 2, 1, 1), "group=2, strides=[2,2]"),
+    _conv("groups 1D", (2, 4, 9), (6, 2, 3), "group=2, strides=[2], pads=[1,0]"),
+    _conv("groups 3D", (2, 4, 3, 4, 5), (2, 2, 2, 2, 2), "group=2, pads=[1,0,1,0,1,0]"),
+    # depthwise
+    _conv("depthwise", (2, 4, 6, 5), (4, 1, 3, 3), "group=4, pads=[1,1,1,1]"),
+    _conv("depthwise, stride 2 of odd size", (2, 4, 7, 8), (4, 1, 3, 3), "group=4, strides=[2,2], pads=[1,1,1,1]"),
+    _conv("depthwise, dilation", (2, 4, 8, 8), (4, 1, 3, 3), "group=4, dilations=[2,2], pads=[2,1,0,3]"),
+    _conv("depthwise, multiplier 3", (2, 4, 6, 5), (12, 1, 3, 3), "group=4, pads=[1,1,1,1], strides=[2,1]"),
+    _conv("depthwise 1D", (2, 4, 9), (4, 1, 3), "group=4, strides=[2]"),
+    _conv("depthwise 1x1", (2, 4, 5, 5), (4, 1, 1, 1), "group=4"),
+    # pointwise: one Gemm, or a batched product from either side
+    _conv("1x1 by Gemm", (2, 3, 2, 2), (4, 3, 1, 1)),
+    _conv("1x1 by Gemm, stride 2 of odd size", (2, 7, 5, 3), (6, 7, 1, 1), "strides=[2,2]"),
+    _conv("1x1 by product, fewer inputs", (2, 3, 8, 8), (5, 3, 1, 1)),
+    _conv("1x1 by product, more inputs", (2, 5, 8, 8), (3, 5, 1, 1)),
+    _conv("1x1 by product, stride 2 of even size", (2, 3, 12, 14), (5, 3, 1, 1), "strides=[2,2]"),
+    _conv("1x1 by product, strides 3 and 2", (2, 5, 12, 13), (3, 5, 1, 1), "strides=[3,2]"),
+    _conv("1x1 with pads", (2, 3, 4, 5), (4, 3, 1, 1), "pads=[1,0,2,1]"),
+    _conv("1D of kernel 1", (2, 3, 9), (4, 3, 1)),
+    _conv("3D of kernel 1", (2, 3, 4, 4, 4), (4, 3, 1, 1, 1), "strides=[2,1,3]"),
+    _conv("1x1 on one position", (3, 4, 1, 1), (5, 4, 1, 1)),
+    # stem: exchanged
+    _conv("stem 7x7 stride 2 pad 3", (2, 3, 16, 15), (4, 3, 7, 7), "strides=[2,2], pads=[3,3,3,3]"),
+    _conv("stem 11x11 stride 4", (2, 3, 27, 31), (4, 3, 11, 11), "strides=[4,4], pads=[2,2,2,2]"),
+    _conv("stem that leaves rows unused", (1, 3, 18, 16), (4, 3, 5, 5), "strides=[3,4]"),
+    _conv("stem with unused end padding", (2, 1, 12, 12), (4, 1, 5, 5), "strides=[3,3], pads=[1,1,3,2]"),
+    _conv("stem 5x5 stride 3 pad 1 on 32", (1, 3, 32, 32), (4, 3, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
+    _conv("stem, dilation", (2, 2, 14, 15), (3, 2, 5, 5), "dilations=[2,3], strides=[2,1], pads=[1,2,0,1]"),
+    _conv("stem 1D", (2, 2, 17), (4, 2, 5), "strides=[2], pads=[2,2]"),
+    _conv("stem 3D", (1, 1, 7, 6, 8), (2, 1, 5, 5, 5), "strides=[2,1,2], pads=[1,1,1,1,1,1]"),
+    _conv("stem, SAME_UPPER", (2, 3, 13, 14), (4, 3, 7, 7), 'auto_pad="SAME_UPPER", strides=[2,2]'),
+)
+
+
+def _gemm(name: str, attributes: str, a: tuple[int, ...], b: tuple[int, ...], *c: tuple[int, ...]) -> Case:
+    operator = f"Gemm<{attributes}>" if attributes else "Gemm"
+    if c:
+        return case("Gemm", name, f"y = {operator}(a, b, c)", a=normal(*a), b=normal(*b), c=normal(*c[0]))
+    return case("Gemm", name, f"y = {operator}(a, b)", a=normal(*a), b=normal(*b))
+
+
+def _matmul(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> Case:
+    return case("MatMul", name, "y = MatMul(a, b)", a=normal(*a), b=normal(*b))
+
+
+PRODUCT_CASES = (
+    _gemm("plain", "", (3, 4), (4, 5)),
+    _gemm("A transposed", "transA=1", (4, 3), (4, 5), (5,)),
+    _gemm("B transposed", "transB=1", (3, 4), (5, 4), (5,)),
+    _gemm("both transposed", "transA=1, transB=1", (4, 3), (5, 4), (5,)),
+    _gemm("plain, scaled", "alpha=0.5, beta=-2.0", (3, 4), (4, 5), (5,)),
+    _gemm("A transposed, scaled", "transA=1, alpha=0.5, beta=3.0", (4, 3), (4, 5), (3, 1)),
+    _gemm("B transposed, scaled", "transB=1, alpha=-1.5, beta=0.5", (3, 4), (5, 4), (1, 5)),
+    _gemm("both transposed, scaled", "transA=1, transB=1, alpha=2.0, beta=0.25", (4, 3), (5, 4), (3, 5)),
+    _gemm("C a scalar", "", (3, 4), (4, 5), ()),
+    _gemm("C of one element", "beta=2.0", (3, 4), (4, 5), (1,)),
+    _gemm("C [M, 1]", "", (3, 4), (4, 5), (3, 1)),
+    _gemm("C [1, N]", "", (3, 4), (4, 5), (1, 5)),
+    _gemm("C [M, N]", "", (3, 4), (4, 5), (3, 5)),
+    _gemm("one row", "transB=1", (1, 4), (5, 4), (5,)),
+    _gemm("one column", "", (3, 4), (4, 1), (1,)),
+    case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
+    _matmul("2D x 2D", (3, 4), (4, 5)),
+    _matmul("1D x 1D", (4,), (4,)),
+    _matmul("1D x 2D", (4,), (4, 5)),
+    _matmul("2D x 1D", (3, 4), (4,)),
+    _matmul("1D x 3D", (4,), (2, 4, 5)),
+    _matmul("3D x 1D", (2, 3, 4), (4,)),
+    _matmul("1D x 4D", (4,), (2, 3, 4, 5)),
+    _matmul("3D x 2D", (2, 3, 4), (4, 5)),
+    _matmul("4D x 2D", (2, 3, 4, 5), (5, 2)),
+    _matmul("2D x 3D", (3, 4), (2, 4, 5)),
+    _matmul("2D x 4D", (3, 4), (2, 3, 4, 5)),
+    _matmul("batches alike", (2, 3, 4), (2, 4, 5)),
+    _matmul("batch broadcast on the left", (1, 3, 4), (2, 4, 5)),
+    _matmul("batch broadcast on the right", (2, 3, 4), (1, 4, 5)),
+    _matmul("batch broadcast on both sides", (2, 1, 3, 4), (1, 5, 4, 2)),
+    _matmul("batch ranks differ", (3, 2, 4), (2, 3, 4, 5)),
+    _matmul("batch ranks differ, left broadcast", (1, 2, 4), (2, 3, 4, 5)),
+    _matmul("batch of ones", (1, 1, 3, 4), (1, 1, 4, 5)),
+    _matmul("rows, columns and inner of one", (2, 1, 1), (2, 1, 1)),
+    _matmul("outer product", (3, 1), (1, 5)),
+    case("MatMul", "a times itself", "y = MatMul(a, a)", a=normal(2, 3, 3)),
+    case(
+        "MatMul",
+        "empty inner dimension",
+        "p = MatMul(a, b) y = Add(p, c)",
+        a=normal(2, 0),
+        b=normal(0, 3),
+        c=normal(2, 3),
+    ),
+)

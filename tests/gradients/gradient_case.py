@@ -1,0 +1,249 @@
+"""One gradient case: a few ONNX nodes, run through the whole pipeline and held against torch float64.
+
+The first operand of a case is the sum of a fed tensor and a parameter, every other one is a parameter
+itself, so the gradient of each input of the operator comes out as a parameter's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper, parser
+from torch import Tensor
+
+from onnxgc.api import emit, optimize, plan_step
+from onnxgc.emission.training import TrainingGraph
+from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
+from onnxgc.tracing.trace import TrainingStep
+from tests.torch_reference import reference_step
+
+TOLERANCE = 1e-5
+FED = "data"
+# A gradient below this norm would agree with anything: cases must stay above it.
+SMALLEST_NORM = 1e-4
+
+Formula = Callable[[Mapping[str, Tensor]], Tensor]
+Change = Callable[[TrainableModel], TrainableModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How an operand's value is drawn: normal around `mean`, or uniform in [0.5, 1.5)."""
+
+    shape: tuple[int, ...]
+    mean: float = 0.0
+    is_positive: bool = False
+    dtype: type = np.float32
+
+    def value(self, *key: str) -> Array:
+        generator = np.random.default_rng([zlib.crc32(part.encode()) for part in key])
+        if self.is_positive:
+            return np.asarray(generator.random(self.shape) + 0.5, self.dtype)
+        return np.asarray(generator.standard_normal(self.shape) + self.mean, self.dtype)
+
+
+def normal(*shape: int, mean: float = 0.0, dtype: type = np.float32) -> Draw:
+    return Draw(shape, mean, dtype=dtype)
+
+
+def positive(*shape: int) -> Draw:
+    return Draw(shape, is_positive=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A gradient rule in one setting.
+
+    `body` are nodes in ONNX text that compute `outputs` from `operands` (drawn; trained unless in
+    `frozen`) and `constants`. `formula` is the output in torch where `tests.torch_reference` has no
+    such operator. `change` edits the model between reading and planning.
+    """
+
+    rule: str
+    name: str
+    body: str
+    operands: Mapping[str, Draw]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("y",)
+    opset: int = 18
+    loss: str = "mse"
+    target: Array | None = None
+    frozen: tuple[str, ...] = ()
+    tolerance: float = TOLERANCE
+    formula: Formula | None = None
+    change: Change | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.name}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the weights whose gradients are compared."""
+        return tuple(_weight(self, name) for name in self.operands if name not in self.frozen)
+
+    def weights(self) -> dict[str, Array]:
+        return {_weight(self, name): draw.value(str(self), name) for name, draw in self.operands.items()}
+
+    def fed(self) -> dict[str, Array]:
+        """The input: small and positive, so that it changes no operand's sign by much."""
+        draw = next(iter(self.operands.values()))
+        value = Draw(draw.shape, is_positive=True).value(str(self), FED)
+        return {FED: np.asarray((value - 0.5) / 10, draw.dtype)}
+
+    def model(self) -> onnx.ModelProto:
+        """The forward graph with its weights."""
+        fed = self.fed()[FED]
+        first = next(iter(self.operands))
+        nodes = [helper.make_node("Add", [FED, _weight(self, first)], [first]), *_parsed(self.body)]
+        graph = helper.make_graph(
+            nodes,
+            "case",
+            [helper.make_tensor_value_info(FED, helper.np_dtype_to_tensor_dtype(fed.dtype), fed.shape)],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in self.outputs],
+            [numpy_helper.from_array(value, name) for name, value in self.weights().items()]
+            + [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
+        )
+        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", self.opset)])
+
+
+def case(rule: str, name: str, body: str, **settings: Any) -> Case:
+    """A case whose drawn settings are operands and whose arrays and lists are constants."""
+    operands = {key: value for key, value in settings.items() if isinstance(value, Draw)}
+    target = settings.pop("target", None)
+    constants = {key: _constant(value) for key, value in settings.items() if _is_constant(value)}
+    others = {key: value for key, value in settings.items() if key not in operands and key not in constants}
+    return Case(rule, name, body, operands, constants, target=target, **others)
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, (list, np.ndarray)) or type(value) is np.float32
+
+
+def _constant(value: Any) -> Array:
+    return np.asarray(value, None if isinstance(value, (np.ndarray, np.float32)) else np.int64)
+
+
+def _weight(case: Case, operand: str) -> str:
+    return f"{operand}_weight" if operand == next(iter(case.operands)) else operand
+
+
+def _parsed(body: str) -> list[onnx.NodeProto]:
+    return list(parser.parse_graph(f"body () => () {{ {body} }}").node)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Loss and gradients of one step, with what was fed to get them."""
+
+    loss: float
+    gradients: Mapping[str, Array]
+    target: Array
+    masks: Mapping[str, Array]
+
+
+def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
+    """The case's training step and graph, as the pipeline makes them."""
+    trainable, frozen = list(case.parameters), [_weight(case, name) for name in case.frozen]
+    if case.change is None:
+        result = optimize(case.model(), loss=case.loss, trainable=trainable, freeze=frozen)
+        return result.planned.step, result.training_graph
+    model = read_model(case.model(), loss=case.loss, trainable=trainable, freeze=frozen)
+    planned = plan_step(case.change(model), "acg")
+    return planned.step, emit(planned)
+
+
+def outcome(case: Case) -> Outcome:
+    """What ONNX Runtime makes of the emitted training graph."""
+    step, graph = emitted(case)
+    mask_of = {node.outputs[0]: node.outputs[1] for node in step.model.nodes if node.op == "Dropout"}
+    proto = _with_outputs(graph.model, mask_of.values())
+    session = make_session(proto, providers=["CPUExecutionProvider"], threads=1)
+    feeds, target = case.fed(), np.zeros(0)
+    if step.model.targets:
+        (name,) = step.model.targets
+        target = _target(case, step.model.types[name].shape)
+        feeds[name] = target
+    names = [step.model.loss, *graph.gradient_of.values(), *mask_of.values()]
+    loss, *values = session.run(names, feeds)
+    gradients = dict(zip(graph.gradient_of, values, strict=False))
+    return Outcome(
+        float(loss), gradients, target, dict(zip(mask_of, values[len(gradients) :], strict=True))
+    )
+
+
+def _with_outputs(model: onnx.ModelProto, names: Any) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model)
+    wanted = set(names)
+    kept = [info for info in proto.graph.value_info if info.name not in wanted]
+    proto.graph.output.extend(info for info in proto.graph.value_info if info.name in wanted)
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(kept)
+    return proto
+
+
+def _target(case: Case, shape: tuple[int, ...]) -> Array:
+    if case.target is not None:
+        return case.target
+    draw = Draw(shape, is_positive=case.loss == "bce")
+    value = draw.value(str(case), "target")
+    return value - np.float32(0.5) if case.loss == "bce" else value
+
+
+def truth(case: Case, target: Array, masks: Mapping[str, Array]) -> tuple[float, dict[str, Array]]:
+    """Loss and gradients in torch float64."""
+    if case.formula is not None:
+        return _by_formula(case, target)
+    step = reference_step(
+        case.model(), case.weights(), case.fed(), target, loss=case.loss, masks=masks, dtype=torch.float64
+    )
+    return step.loss, {name: step.gradients[name] for name in case.parameters}
+
+
+def _by_formula(case: Case, target: Array) -> tuple[float, dict[str, Array]]:
+    assert case.formula is not None
+    assert case.loss == "mse"
+    weights = {name: torch.from_numpy(value).double() for name, value in case.weights().items()}
+    for name in case.parameters:
+        weights[name].requires_grad_()
+    operands = {name: weights[_weight(case, name)] for name in case.operands}
+    first = next(iter(operands))
+    operands[first] = operands[first] + torch.from_numpy(case.fed()[FED]).double()
+    loss = torch.nn.functional.mse_loss(case.formula(operands), torch.from_numpy(target).double())
+    gradients = torch.autograd.grad(loss, [weights[name] for name in case.parameters])
+    found = {name: value.numpy() for name, value in zip(case.parameters, gradients, strict=True)}
+    return float(loss.detach()), found
+
+
+def errors(case: Case) -> dict[str, float]:
+    """Relative error of the loss and, norm-wise, of each gradient; infinite where one is missing.
+
+    Raises:
+        ValueError: the true gradient of a parameter is so small that it shows nothing.
+    """
+    found = outcome(case)
+    loss, gradients = truth(case, found.target, found.masks)
+    compared = {"loss": abs(found.loss - loss) / max(abs(loss), SMALLEST_NORM)}
+    for name, expected in gradients.items():
+        if expected.size and np.linalg.norm(expected) < SMALLEST_NORM:
+            raise ValueError(f"{case}: the gradient of '{name}' is too small to show anything")
+        compared[name] = _relative_error(found.gradients.get(name), expected)
+    compared |= {name: np.inf for name in found.gradients if name not in gradients}
+    return compared
+
+
+def _relative_error(found: Array | None, expected: Array) -> float:
+    if found is None or found.shape != expected.shape:
+        return np.inf
+    if not expected.size:
+        return 0.0
+    error = np.linalg.norm((found - expected).ravel()) / np.linalg.norm(expected.ravel())
+    return float(error) if np.isfinite(error) else np.inf
