@@ -28,6 +28,8 @@ from onnxgc.solvers.base import SolverOptions
 
 # A gradient this much smaller than the largest proves nothing when it is compared.
 SMALLEST_GRADIENT_SHARE = 1e-6
+# How much the loss may move, of itself, with parameters that have no effect: float32 rounding.
+INVARIANCE_TOLERANCE = 1e-4
 # How far the measured peak may be from the promised one.
 PEAK_TOLERANCE = 0.01
 # Barriers and shapes: a few bytes a node that the judge leaves out.
@@ -66,8 +68,8 @@ class Verification:
 
 def _measured(measurement: Measurement) -> dict[str, Any]:
     return {
-        "measured_requested_bytes": measurement.steady.requested_peak_bytes,
-        "measured_in_use_bytes": measurement.steady.in_use_peak_bytes,
+        "measured_requested_bytes": measurement.requested_peak_bytes,
+        "measured_in_use_bytes": measurement.in_use_peak_bytes,
         "seconds": measurement.wall_seconds[-1],
         "threads": measurement.threads,
     }
@@ -107,11 +109,17 @@ def verify(
         regular = measure(regular_file, feeds, settings=settings, runs=runs, keep_outputs=True)
         tell("running the training file")
         measured = measure(training, feeds, settings=settings, runs=runs, keep_outputs=True)
+        without_effect = _smallest(planned, regular.outputs)
+        moved: Measurement | None = None
+        if without_effect:
+            tell("moving the parameters whose gradients vanish")
+            moved_feeds = {**feeds, **_moved(without_effect, promised, feeds, seed)}
+            moved = measure(training, moved_feeds, settings=settings, runs=1, keep_outputs=True)
     expected, actual = regular.outputs, measured.outputs
     checks = (
         _loss_check(promised.loss, expected, actual),
         _gradient_check(planned, expected, actual),
-        _size_check(planned, expected),
+        _size_check(planned, expected, without_effect, moved.outputs if moved else expected),
         _order_check(promised, measured),
         _peak_check(promised, measured),
     )
@@ -230,16 +238,55 @@ def _distance(expected: Array, actual: Array) -> float:
     return difference / scale if np.isfinite(difference) else float("inf")
 
 
-def _size_check(planned: PlannedStep, expected: Mapping[str, Array]) -> Check:
-    """Gradients large enough that their equality says something."""
-    norms = {
-        parameter: float(np.linalg.norm(expected[gradient].astype(np.float64)))
+def _gradient_norms(planned: PlannedStep, outputs: Mapping[str, Array]) -> dict[str, float]:
+    return {
+        parameter: float(np.linalg.norm(outputs[gradient].astype(np.float64)))
         for parameter, gradient in planned.step.parameter_gradients.items()
     }
+
+
+def _smallest(planned: PlannedStep, outputs: Mapping[str, Array]) -> tuple[str, ...]:
+    """Parameters whose gradient is nothing beside the largest one."""
+    norms = _gradient_norms(planned, outputs)
+    limit = SMALLEST_GRADIENT_SHARE * max(norms.values())
+    return tuple(name for name, norm in norms.items() if norm < limit)
+
+
+def _moved(
+    names: tuple[str, ...], promised: _Promise, feeds: Mapping[str, Array], seed: int
+) -> dict[str, Array]:
+    """Other values for some parameters, as far from their own as those are from zero."""
+    generator = np.random.default_rng(seed)
+    values = {name: feeds[name] if name in feeds else promised.values[name] for name in names}
+    return {
+        name: (value + generator.standard_normal(value.shape) * (np.std(value) or 1.0)).astype(value.dtype)
+        for name, value in values.items()
+    }
+
+
+def _size_check(
+    planned: PlannedStep, expected: Mapping[str, Array], small: tuple[str, ...], moved: Mapping[str, Array]
+) -> Check:
+    """Gradients large enough that their equality says something.
+
+    A gradient that vanishes is right only where the parameter has no effect, such as a bias that a
+    batch normalisation behind it removes: the loss must then not move with the parameter.
+    """
+    norms = _gradient_norms(planned, expected)
     largest = max(norms.values())
-    smallest = min(norms, key=lambda name: norms[name] if np.isfinite(norms[name]) else -1.0)
-    holds = bool(np.isfinite(largest)) and norms[smallest] > SMALLEST_GRADIENT_SHARE * largest
-    return Check("gradient sizes", holds, f"from {norms[smallest]:.1e} ('{smallest}') to {largest:.1e}")
+    others = {name: norm for name, norm in norms.items() if name not in small} or norms
+    least = min(others, key=lambda name: others[name])
+    detail = f"from {others[least]:.1e} ('{least}') to {largest:.1e}"
+    if not np.isfinite(list(norms.values())).all():
+        return Check("gradient sizes", False, f"{detail}, some are not finite")
+    if not small:
+        return Check("gradient sizes", True, detail)
+    loss = planned.model.loss
+    before, after = float(expected[loss]), float(moved[loss])
+    holds = abs(after - before) <= INVARIANCE_TOLERANCE * abs(before)
+    effect = "has no effect on the loss" if holds else f"vanishes, yet the loss moves by {after - before:.1e}"
+    more = f" and {len(small) - 1} more" if len(small) > 1 else ""
+    return Check("gradient sizes", holds, f"{detail}; '{small[0]}'{more} {effect}")
 
 
 def _order_check(promised: _Promise, measured: Measurement) -> Check:
@@ -268,7 +315,7 @@ def _role(node: onnx.NodeProto) -> str:
 
 
 def _peak_check(promised: _Promise, measured: Measurement) -> Check:
-    peak = measured.steady.requested_peak_bytes
+    peak = measured.requested_peak_bytes
     allowed = max(PEAK_TOLERANCE * promised.peak_bytes, _PEAK_ALLOWANCE_BYTES)
     holds = abs(peak - promised.peak_bytes) <= allowed
     return Check(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 
+from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
 from onnxgc.gradients.shaping import unbroadcast
 
@@ -133,9 +133,18 @@ def cast(g: GradientContext) -> None:
 
 
 def dropout(g: GradientContext) -> None:
-    """y = x mask / (1 - ratio): dx = dy mask / (1 - ratio), with forward's own mask."""
+    """y = x mask / (1 - ratio): dx = dy mask / (1 - ratio), with forward's own mask.
+
+    Raises:
+        UnsupportedOperatorError: the ratio is computed in the graph.
+    """
     ratio = g.constant_input(1)
-    kept = 1.0 - float(np.asarray(ratio).reshape(())) if ratio is not None else 0.5
+    if ratio is None:
+        raise UnsupportedOperatorError(
+            f"Dropout '{g.node.origin or g.node.name}' computes its ratio in the graph, which has no gradient rule; "
+            "export the model with a constant ratio"
+        )
+    kept = 1.0 - float(ratio.reshape(()))
     mask = _as_number(g, g.y(1))
     if kept <= 0.0:
         g.give(0, g.emit("Mul", g.dy, mask))

@@ -197,10 +197,9 @@ def needs_gradient(model: TrainableModel, rules: Mapping[str, Rule], stops: froz
         floating = [name for name in node.outputs if name and model.types[name].is_floating]
         if not floating:
             continue
-        if node.rule not in rules:
-            if any(name in useful for name in floating):
-                missing.append(node)
-            continue
+        if node.rule not in rules and any(name in useful for name in floating):
+            missing.append(node)
+        # Also behind a missing rule, so that one message names all of them.
         active.update(floating)
     if missing:
         raise UnsupportedOperatorError(_missing_rules(missing))
@@ -276,6 +275,7 @@ def differentiate(
             node, types, model.constant, wanted, incoming, constants, taken, model.opset
         )
         rules[node.rule](context)
+        _check_given(context)
         for index, gradient, nodes in context.chunks:
             target = node.inputs[index]
             if target in gradient_of:
@@ -287,6 +287,17 @@ def differentiate(
     return Differentiated(
         tuple(forward), tuple(chunks), dict(constants.values), extra_types, gradient_of, seed
     )
+
+
+def _check_given(context: GradientContext) -> None:
+    """A gradient that a rule leaves out must not pass for one of zero."""
+    node = context.node
+    left_out = sorted(context.wanted - {index for index, _, _ in context.chunks})
+    if left_out:
+        raise UnsupportedOperatorError(
+            f"{node.op} '{node.origin or node.name}' has no gradient rule for its input {left_out[0]} "
+            f"('{node.inputs[left_out[0]]}'), which depends on a parameter; freeze that parameter, or leave it out of --trainable"
+        )
 
 
 def _add_to(

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 
+from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
 from onnxgc.gradients.shaping import per_channel, reduce_sum, reshape
 
 
 def batch_normalization(g: GradientContext) -> None:
-    """y = (x - mean) / sqrt(var + eps) scale + bias, with mean and variance given from elsewhere."""
+    """y = (x - mean) / sqrt(var + eps) scale + bias, with mean and variance given from elsewhere.
+
+    Raises:
+        UnsupportedOperatorError: the node takes the statistics of the batch itself.
+    """
+    if g.attribute("training_mode", 0):
+        raise UnsupportedOperatorError(
+            f"BatchNormalization '{g.node.origin or g.node.name}' is in training mode and other nodes or outputs "
+            "read its statistics, which has no gradient rule; export the model without these outputs"
+        )
     rank = len(g.input_shape(0))
     axes = (0, *range(2, rank))
     inverse = _inverse_deviation(g)

@@ -25,15 +25,20 @@ def max_pool(g: GradientContext) -> None:
     """y = maximum of each window: dy goes back to where the maximum was.
 
     The indices count through the whole of x, so x is flattened; windows may overlap, so the
-    contributions are added.
+    contributions are added. With column-major indices the first spatial axis is the fastest.
     """
     shape = g.input_shape(0)
+    is_column_major = bool(g.attribute("storage_order", 0))
+    counted = (*shape[:2], *reversed(shape[2:])) if is_column_major else shape
     count = math.prod(shape)
     zeros = g.emit("Expand", g.scalar(0.0), g.ints(count))
     places = reshape(g, g.y(1), (math.prod(g.output_shape()),))
     values = reshape(g, g.dy, (math.prod(g.output_shape()),))
     scattered = g.emit("ScatterElements", zeros, places, values, axis=0, reduction="add")
-    g.give(0, reshape(g, scattered, shape))
+    gradient = reshape(g, scattered, counted)
+    if is_column_major:
+        gradient = g.emit("Transpose", gradient, perm=[0, 1, *reversed(range(2, len(shape)))])
+    g.give(0, gradient)
 
 
 def average_pool(g: GradientContext) -> None:

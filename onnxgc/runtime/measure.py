@@ -38,6 +38,16 @@ class Measurement:
         """The last run: what every later training step will look like."""
         return self.runs[-1]
 
+    @property
+    def requested_peak_bytes(self) -> int:
+        """The highest of all runs: later ones do not show workspaces again."""
+        return max(run.requested_peak_bytes for run in self.runs)
+
+    @property
+    def in_use_peak_bytes(self) -> int:
+        """As `requested_peak_bytes`, with the arena's slack."""
+        return max(run.in_use_peak_bytes for run in self.runs)
+
 
 def random_feeds(
     inputs: Mapping[str, tuple[str, Sequence[int]]], seed: int, classes: int | None

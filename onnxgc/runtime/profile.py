@@ -14,8 +14,10 @@ _KERNEL = "_kernel_time"
 class RunProfile:
     """One run of a session.
 
-    `order` are the executed nodes' names. `requested_peak_bytes` is the most that tensors asked
-    for at once; `in_use_peak_bytes` includes the arena's slack. Both count graph outputs.
+    `order` are the executed nodes' names. `requested_peak_bytes` is the most that was asked for at
+    once; `in_use_peak_bytes` includes the arena's slack. Both count graph outputs, and the
+    workspaces of kernels as far as they raised the arena's own maximum: that is kept over the
+    session's life, so a later run shows workspaces only where they go above all earlier runs.
     """
 
     order: tuple[str, ...]
@@ -34,20 +36,32 @@ def read_profile(path: str | Path) -> list[RunProfile]:
             runs[-1].append(event)
         elif event.get("name") == "model_run":
             runs.append([])
-    return [_one_run(run) for run in runs if run]
+    profiles: list[RunProfile] = []
+    arena_peak = 0
+    for run in runs:
+        if run:
+            profile, arena_peak = _one_run(run, arena_peak)
+            profiles.append(profile)
+    return profiles
 
 
-def _one_run(events: Sequence[dict[str, object]]) -> RunProfile:
+def _one_run(events: Sequence[dict[str, object]], arena_peak: int) -> tuple[RunProfile, int]:
+    """The run, and the arena's maximum after it."""
     requested = in_use = 0
     seconds = 0.0
     providers: dict[str, int] = {}
     for event in events:
         arguments = event["args"]
         assert isinstance(arguments, dict)
-        requested = max(requested, int(arguments.get("mem_bytes_requested_in_use", 0)))
-        in_use = max(in_use, int(arguments.get("mem_bytes_in_use", 0)))
+        held = int(arguments.get("mem_bytes_in_use", 0))
+        highest = int(arguments.get("mem_in_use_peak", held))
+        # What a kernel gave back before it ended is only in the maximum that it raised.
+        workspace = highest - held if highest > arena_peak else 0
+        arena_peak = max(arena_peak, highest)
+        requested = max(requested, int(arguments.get("mem_bytes_requested_in_use", 0)) + workspace)
+        in_use = max(in_use, held + workspace)
         seconds += float(str(event["dur"])) / 1e6
         provider = str(arguments.get("provider", ""))
         providers[provider] = providers.get(provider, 0) + 1
     order = tuple(str(event["name"])[: -len(_KERNEL)] for event in events)
-    return RunProfile(order, requested, in_use, seconds, providers)
+    return RunProfile(order, requested, in_use, seconds, providers), arena_peak

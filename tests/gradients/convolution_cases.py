@@ -113,7 +113,7 @@ PRODUCT_CASES = (
     _gemm("one column", "", (3, 4), (4, 1), (1,)),
     case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
     _matmul("2D x 2D", (3, 4), (4, 5)),
-    _matmul("1D x 1D", (4,), (4,)),
+    case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)),
     _matmul("1D x 2D", (4,), (4, 5)),
     _matmul("2D x 1D", (3, 4), (4,)),
     _matmul("1D x 3D", (4,), (2, 4, 5)),
@@ -136,9 +136,9 @@ PRODUCT_CASES = (
     case(
         "MatMul",
         "empty inner dimension",
-        "p = MatMul(a, b) y = Add(p, c)",
+        "p = MatMul(a, b) y = Add(x, p)",
+        x=normal(2, 3),
         a=normal(2, 0),
         b=normal(0, 3),
-        c=normal(2, 3),
     ),
 )

@@ -12,7 +12,6 @@ _BROADCASTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "shapes alike": ((2, 3), (2, 3)),
     "scalar on the right": ((2, 3), ()),
     "scalar on the left": ((), (2, 3)),
-    "two scalars": ((), ()),
     "one element of rank 1": ((2, 3), (1,)),
     "one element of higher rank": ((2, 3), (1, 1, 1)),
     "vector along the last axis": ((2, 3, 4), (4,)),
@@ -28,6 +27,8 @@ _BROADCASTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 def _binary(rule: str) -> tuple[Case, ...]:
     body = f"y = {rule}(a, b)"
+    # A scalar is spread over two elements: the reference compares with a target of at least one axis.
+    scalars = {"a": normal(), "b": positive(), "spread": normal(2)}
 
     def operand(shape: tuple[int, ...]) -> Draw:
         return positive(*shape) if rule == "Div" else normal(*shape)
@@ -36,8 +37,9 @@ def _binary(rule: str) -> tuple[Case, ...]:
         *(case(rule, name, body, a=normal(*a), b=operand(b)) for name, (a, b) in _BROADCASTS.items()),
         case(rule, "constant on the right", body, a=normal(2, 3), b=np.float32(0.7)),
         case(rule, "constant on the left", f"y = {rule}(c, a)", a=operand((2, 3)), c=np.float32(0.7)),
-        # The gradient of a / a vanishes, so it is looked at in a product.
-        case(rule, "with itself", f"z = {rule}(a, a) y = Mul(z, a)", a=positive(2, 3)),
+        case(rule, "two scalars", f"s = {rule}(a, b) y = Mul(s, spread)", **scalars),
+        # Alone, a - a and a / a would have gradients of zero.
+        case(rule, "with itself", f"z = {rule}(a, a) y = Add(z, a)", a=positive(2, 3)),
         case(rule, "frozen on the right", body, a=normal(2, 3), b=operand((3,)), frozen=("b",)),
     )
 
@@ -65,9 +67,9 @@ ELEMENTWISE_CASES = (
     _unary("Neg"),
     _unary("Relu"),
     _unary("Relu", "three axes", normal(2, 3, 4)),
-    _unary("Relu", "scalar", positive()),
+    case("Relu", "scalar", "s = Relu(x) y = Mul(s, spread)", x=positive(), spread=normal(2)),
     _unary("Sigmoid"),
-    _unary("Sigmoid", "saturating", normal(3, 4, mean=6.0)),
+    _unary("Sigmoid", "large values", normal(3, 4, mean=3.0)),
     _unary("Softplus"),
     _unary("Softplus", "large values", normal(3, 4, mean=25.0)),
     _unary("Sqrt", "positive values", positive(3, 4)),
@@ -152,7 +154,13 @@ LOSS_CASES = (
         rule="GatherElements",
     ),
     _head("mse", "y = Exp(x)", x=normal(3, 4), rule="ReduceMean"),
-    _head("mse of a scalar", "y = ReduceSum<keepdims=0>(x)", x=normal(3, 4), rule="ReduceSum"),
+    _head(
+        "mse of a scalar",
+        "y = ReduceSum<keepdims=0>(x)",
+        x=normal(3, 4),
+        rule="ReduceSum",
+        formula=lambda operands: operands["x"].sum(),
+    ),
     _head("l1", "y = Exp(x)", x=normal(3, 4), loss="l1", rule="Abs"),
     _head("bce", "y = Mul(x, w)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"),
     _head("bce behind Sigmoid", "z = Mul(x, w) y = Sigmoid(z)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"),

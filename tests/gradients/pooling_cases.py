@@ -36,6 +36,11 @@ def _dilated_mean(kernel: Sequence[int], dilations: Sequence[int], pads: int, *,
     return mean
 
 
+def _at_opset_19(model: TrainableModel) -> TrainableModel:
+    """AveragePool has dilations from opset 19 on; reading brings such a model to 18."""
+    return replace(model, opset=19)
+
+
 POOLING_CASES = (
     _pool("MaxPool", "2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
     _pool("MaxPool", "overlapping", _FEW, "kernel_shape=[3,3]"),
@@ -43,7 +48,7 @@ POOLING_CASES = (
     _pool("MaxPool", "kernel not square", _FEW, "kernel_shape=[2,3], strides=[2,1], pads=[0,1,1,2]"),
     _pool("MaxPool", "stride larger than the kernel", _FEW, "kernel_shape=[2,2], strides=[3,4]"),
     _pool("MaxPool", "ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
-    _pool("MaxPool", "ceil_mode and pads", (2, 3, 7, 7), "kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
+    _pool("MaxPool", "ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
     _pool("MaxPool", "dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
     _pool("MaxPool", "SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
     _pool("MaxPool", "SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
@@ -90,6 +95,7 @@ POOLING_CASES = (
         _FEW,
         "kernel_shape=[3,2], dilations=[2,3]",
         opset=19,
+        change=_at_opset_19,
         formula=_dilated_mean((3, 2), (2, 3), 0, counts_pads=False),
     ),
     _pool(
@@ -98,6 +104,7 @@ POOLING_CASES = (
         _FEW,
         "kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1]",
         opset=19,
+        change=_at_opset_19,
         formula=_dilated_mean((3, 3), (2, 2), 1, counts_pads=False),
     ),
     _pool(
@@ -106,6 +113,7 @@ POOLING_CASES = (
         _FEW,
         "kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1], count_include_pad=1",
         opset=19,
+        change=_at_opset_19,
         formula=_dilated_mean((3, 3), (2, 2), 1, counts_pads=True),
     ),
     _pool("GlobalAveragePool", "1D", (2, 3, 5)),
@@ -177,9 +185,7 @@ NORMALIZATION_CASES = (
     _lrn("size 3", (2, 6, 4, 5), "size=3, alpha=0.9, beta=0.6, bias=1.5"),
     _lrn("size 5 beyond the channels", (2, 4, 3, 3), "size=5, alpha=0.9"),
     _lrn("size 1", (2, 4, 3, 3), "size=1, alpha=0.7, beta=1.2"),
-    _lrn("defaults on large values", (2, 6, 3, 3), "size=5"),
-    _lrn("size 4", (2, 6, 4, 5), "size=4, alpha=0.9, beta=0.6, bias=1.5"),
-    _lrn("size 2", (2, 6, 4, 5), "size=2, alpha=0.9"),
+    _lrn("defaults", (2, 6, 3, 3), "size=5"),
     _of_batch("[N, C]", (6, 3)),
     _of_batch("[N, C, L]", (4, 3, 5)),
     _of_batch("[N, C, H, W]", (3, 4, 5, 6), "epsilon=0.01, momentum=0.8"),

@@ -20,22 +20,27 @@ def _on_cube(rule: str, name: str, attributes: str = "", inputs: str = "x", **se
 
 
 def _reductions(rule: str) -> tuple[Case, ...]:
+    def to_scalar(name: str, inputs: str, attributes: str = "keepdims=0", **settings: Any) -> Case:
+        """The result, spread over two elements: the reference compares with a target of at least one axis."""
+        body = f"s = {rule}<{attributes}>({inputs}) y = Mul(s, spread)"
+        return case(rule, name, body, **{"x": normal(*_CUBE), "spread": normal(2), **settings})
+
     return (
         _on_cube(rule, "no axes"),
-        _on_cube(rule, "no axes, keepdims 0", "keepdims=0"),
+        to_scalar("no axes, keepdims 0", "x"),
         _on_cube(rule, "one axis", "", "x, axes", axes=[1]),
         _on_cube(rule, "one axis, keepdims 0", "keepdims=0", "x, axes", axes=[1]),
         _on_cube(rule, "negative axis", "keepdims=0", "x, axes", axes=[-1]),
         _on_cube(rule, "several axes out of order", "keepdims=0", "x, axes", axes=[-1, 0]),
         _on_cube(rule, "several axes kept", "keepdims=1", "x, axes", axes=[2, 1]),
-        _on_cube(rule, "all axes", "keepdims=0", "x, axes", axes=[0, 1, 2]),
-        _on_cube(rule, "empty axes reduce all", "keepdims=0", "x, axes", axes=[]),
+        to_scalar("all axes", "x, axes", axes=[0, 1, 2]),
+        to_scalar("empty axes reduce all", "x, axes", axes=[]),
         _on_cube(rule, "empty axes reduce nothing", "noop_with_empty_axes=1", "x, axes", axes=[]),
         _on_cube(rule, "absent axes reduce nothing", "noop_with_empty_axes=1, keepdims=0"),
         _on_cube(rule, "an axis of one", "keepdims=0", "x, axes", x=normal(2, 1, 4), axes=[1]),
-        _on_cube(rule, "vector to scalar", "keepdims=0", x=normal(5)),
+        to_scalar("vector", "x", x=normal(5)),
         _on_cube(rule, "axes as attribute, opset 11", "axes=[-2], keepdims=0", opset=11),
-        _on_cube(rule, "no axes, opset 11", "keepdims=0", opset=11),
+        to_scalar("no axes, opset 11", "x", opset=11),
     )
 
 
@@ -89,16 +94,16 @@ SHAPE_CASES = (
     _scaled("Reshape", "0 and -1", "Reshape(x, to)", _CUBE, to=[0, -1]),
     _scaled("Reshape", "-1 first", "Reshape(x, to)", _CUBE, to=[-1, 2]),
     _scaled("Reshape", "axes of one", "Reshape(x, to)", _CUBE, to=[1, 2, 1, 12, 1]),
-    _scaled("Reshape", "to a scalar", "Reshape(x, to)", (1, 1), to=[]),
+    case("Reshape", "to a scalar", "s = Reshape(x, to) y = Mul(s, spread)", x=normal(1, 1), to=[], spread=normal(2)),
     _scaled("Reshape", "of a scalar", "Reshape(x, to)", (), to=[1, 1]),
     _scaled("Reshape", "opset 13", "Reshape(x, to)", _CUBE, to=[3, -1], opset=13),
     case(
         "Reshape",
         "empty",
-        "v = Reshape<allowzero=1>(x, to) y = Concat<axis=0>(v, a)",
-        x=normal(0, 3),
+        "v = Reshape<allowzero=1>(a, to) y = Concat<axis=0>(x, v)",
+        x=normal(3, 2),
+        a=normal(0, 3),
         to=[0, 2],
-        a=normal(3, 2),
     ),
     _scaled("Flatten", "axis by default", "Flatten(x)", _CUBE),
     _scaled("Flatten", "axis 0", "Flatten<axis=0>(x)", _CUBE),
@@ -110,7 +115,7 @@ SHAPE_CASES = (
     _scaled("Squeeze", "no axes", "Squeeze(x)", (1, 3, 1, 4)),
     _scaled("Squeeze", "one axis", "Squeeze(x, axes)", (1, 3, 1, 4), axes=[0]),
     _scaled("Squeeze", "negative axes", "Squeeze(x, axes)", (1, 3, 1, 4), axes=[-2, 0]),
-    _scaled("Squeeze", "to a scalar", "Squeeze(x)", (1, 1)),
+    case("Squeeze", "to a scalar", "s = Squeeze(x) y = Mul(s, spread)", x=normal(1, 1), spread=normal(2)),
     _scaled("Squeeze", "axes as attribute, opset 11", "Squeeze<axes=[0, -2]>(x)", (1, 3, 1, 4), opset=11),
     _scaled("Squeeze", "no axes, opset 9", "Squeeze(x)", (1, 3, 1, 4), opset=9),
     _scaled("Unsqueeze", "one axis", "Unsqueeze(x, axes)", (3, 4), axes=[1]),
@@ -137,8 +142,8 @@ SHAPE_CASES = (
         frozen=("a",),
     ),
     case("Concat", "frozen first", "z = Concat<axis=1>(a, x) y = Exp(z)", x=normal(2, 3), a=normal(2, 2), frozen=("a",)),
-    case("Concat", "an empty input", "y = Concat<axis=0>(x, a)", x=normal(0, 3), a=normal(2, 3)),
-    case("ReduceSum", "over an empty axis", "s = ReduceSum<keepdims=0>(x, axes) y = Add(s, a)", x=normal(2, 0, 3), axes=[1], a=normal(2, 3)),
+    case("Concat", "an empty input", "y = Concat<axis=0>(a, x)", x=normal(2, 3), a=normal(0, 3)),
+    case("ReduceSum", "over an empty axis", "s = ReduceSum<keepdims=0>(a, axes) y = Add(x, s)", x=normal(2, 3), a=normal(2, 0, 3), axes=[1]),
     _gather_elements("each once", (3, 4), [[1, 3], [0, 2], [2, 1]], 1),
     _gather_elements("duplicates", (3, 4), [[1, 1, 1, 3], [0, 0, 2, 2], [3, 3, 3, 3]], 1),
     _gather_elements("negative indices", (3, 4), [[-1, 3, 0], [-4, 0, -2], [1, -3, 1]], 1),

@@ -1,0 +1,123 @@
+"""Times training steps of several contenders, each in a process of its own, in turns.
+
+Turns matter: on a machine that is not quiet all contenders meet the same noise, and figures of
+one round may be compared. A contender answers each line on its standard input with the seconds
+of one step.
+
+    python -m scripts.benchmarking.contenders FOLDER    run one contender (used by `Contender`)
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxgc.model.ir import Array
+from onnxgc.runtime.ort import SessionSettings, make_session
+from scripts.benchmarking.records import ROOT
+
+_WARM_UP_STEPS = 2
+# ONNX Runtime's threads keep spinning for a moment after a step.
+_PAUSE_SECONDS = 0.2
+
+
+class Contender:
+    """One process that takes a training step whenever it is told to."""
+
+    def __init__(self, folder: Path, request: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Array]]):
+        folder.mkdir()
+        for kind, values in arrays.items():
+            np.savez(folder / f"{kind}.npz", **{f"a{i}": value for i, value in enumerate(values.values())})
+        names = {kind: list(values) for kind, values in arrays.items()}
+        (folder / "request.json").write_text(json.dumps({**request, "names": names}))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.benchmarking.contenders", str(folder)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._answer()
+
+    def _answer(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a contender ended with status {self._process.wait()}; see its message above")
+        return float(line)
+
+    def step_seconds(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def in_turns(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, Any]]:
+    """Minimum, median and all times of each contender."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            time.sleep(_PAUSE_SECONDS)
+            seconds[name].append(contender.step_seconds())
+    return {
+        name: {"minimum": min(times), "median": statistics.median(times), "all": times}
+        for name, times in seconds.items()
+    }
+
+
+def _session_step(request: Mapping[str, Any], arrays: Mapping[str, dict[str, Array]]) -> Callable[[], Any]:
+    session = make_session(request["model"], settings=SessionSettings(threads=request["threads"]))
+    return lambda: session.run(None, arrays["feeds"])
+
+
+def _torch_step(request: Mapping[str, Any], arrays: Mapping[str, dict[str, Array]]) -> Callable[[], Any]:
+    import torch
+
+    from tests.torch_reference import reference_step
+
+    torch.set_num_threads(request["threads"])
+    model = onnx.load(request["model"])
+    feeds = dict(arrays["feeds"])
+    labels = feeds.pop("labels")
+    return lambda: reference_step(model, arrays["weights"], feeds, labels, dtype=torch.float32)
+
+
+_STEPS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, dict[str, Array]]], Callable[[], Any]]] = {
+    "onnxruntime": _session_step,
+    "torch": _torch_step,
+}
+
+
+def _load(folder: Path, kind: str, names: Sequence[str]) -> dict[str, Array]:
+    with np.load(folder / f"{kind}.npz") as stored:
+        return {name: stored[f"a{index}"] for index, name in enumerate(names)}
+
+
+def main(folder: Path) -> None:
+    """Answer every line on standard input with the seconds of one step, until it is closed."""
+    request = json.loads((folder / "request.json").read_text())
+    arrays = {kind: _load(folder, kind, names) for kind, names in request["names"].items()}
+    step = _STEPS[request["kind"]](request, arrays)
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    print(0.0, flush=True)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        step()
+        print(time.perf_counter() - started, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
