@@ -304,7 +304,8 @@ def _add_to(
     context: GradientContext, target: str, partial: str, gradient: str, nodes: Sequence[Node]
 ) -> tuple[list[Node], str]:
     total = fresh_name(f"{target}_grad/sum", context.taken)
-    name = f"{context.node.name}/grad/{total.rsplit('/', 1)[1]}"
+    # With the target in its name: one forward node may add to the gradients of several tensors.
+    name = f"{context.node.name}/grad/{total}"
     add = Node("Add", (partial, gradient), (total,), {}, name, context.node.name)
     return [*nodes, add], total
 

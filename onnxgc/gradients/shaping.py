@@ -33,5 +33,8 @@ def unbroadcast(
 
 
 def per_channel(g: GradientContext, vector: str, rank: int) -> str:
-    """A vector [C] as [1, C, 1, ...] of the given rank, to broadcast over [N, C, ...]."""
-    return g.emit("Unsqueeze", vector, g.ints(*(axis for axis in range(rank) if axis != 1)))
+    """A vector [C] as [1, C, 1, ...] of the given rank, to broadcast over [N, C, ...].
+
+    By Reshape: a runtime would merge an Unsqueeze with the barrier in front of it and lose both.
+    """
+    return reshape(g, vector, (1, g.input_shape(0)[1], *(1,) * (rank - 2)))

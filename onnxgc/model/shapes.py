@@ -400,7 +400,7 @@ def _declared_shape(name: str, declared: onnx.TypeProto) -> list[int | str] | No
     if not declared.tensor_type.HasField("shape"):
         return None
     return [
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or "?"
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
         for dim in declared.tensor_type.shape.dim
     ]
 
@@ -423,6 +423,12 @@ def _chosen_shape(
         raise ShapeError(f"input '{name}' has no declared shape; pass --input-shapes {name}:SIZE,SIZE,...")
     unknown = [str(size) for size in declared if not isinstance(size, int)]
     shape = tuple(size if isinstance(size, int) else 1 for size in declared)
+    if 0 in shape:
+        # Valid ONNX, but some exporters mean an unknown size by it.
+        template = ",".join("N" if size == 0 else str(size) for size in shape)
+        notes.append(
+            f"input '{name}' is declared empty, {_text(shape)}; pass --input-shapes {name}:{template}"
+        )
     if unknown:
         template = ",".join(str(size) for size in declared)
         which = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")
 _ERRORS_ONLY = 3
-_MOST_DEAD_BYTES_PER_CHUNK = 1 << 20
+_MOST_DEAD_BYTES_PER_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ _DISTRIBUTIONS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "torch")
 
 
 def environment(threads: int | None = None) -> dict[str, Any]:
-    """Versions and machine; `threads` only where something ran."""
+    """Versions, machine and its load; `threads` only where something ran."""
     found: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
+        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else [],
         "system": platform.system(),
         "versions": {"python": platform.python_version(), "onnxgc": _version("onnxgc"), **_versions()},
     }

@@ -136,8 +136,9 @@ PRODUCT_CASES = (
     case(
         "MatMul",
         "empty inner dimension",
-        "p = MatMul(a, b) y = Add(x, p)",
+        "p = MatMul(a, b) z = Add(x, p) y = MatMul(z, w)",
         x=normal(2, 3),
+        w=normal(3, 4),
         a=normal(2, 0),
         b=normal(0, 3),
     ),

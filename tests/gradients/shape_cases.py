@@ -100,10 +100,11 @@ SHAPE_CASES = (
     case(
         "Reshape",
         "empty",
-        "v = Reshape<allowzero=1>(a, to) y = Concat<axis=0>(x, v)",
+        "v = Reshape<allowzero=1>(a, empty) z = Concat<axis=0>(x, v) y = Reshape(z, flat)",
         x=normal(3, 2),
         a=normal(0, 3),
-        to=[0, 2],
+        empty=[0, 2],
+        flat=[6],
     ),
     _scaled("Flatten", "axis by default", "Flatten(x)", _CUBE),
     _scaled("Flatten", "axis 0", "Flatten<axis=0>(x)", _CUBE),

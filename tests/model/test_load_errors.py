@@ -117,7 +117,7 @@ def test_wrong_rank() -> None:
     assert "3 dimensions" in message(ShapeError, linear(), input_shapes={"x": (1, 1, 3)})
 
 
-def test_size_of_zero() -> None:
+def test_given_size_of_zero() -> None:
     assert "at least 1" in message(ShapeError, linear(), input_shapes={"x": (0, 3)})
 
 

@@ -32,6 +32,13 @@ def test_one_symbolic_dimension_is_told_by_name() -> None:
     assert "input 'x': dimension 'N' was taken as 1; pass --input-shapes x:N,3" in notes
 
 
+def test_declared_empty_dimension_is_kept_and_told() -> None:
+    body = "(float[0,3] x) => (float[0,2] y) { y = MatMul(x, w) }"
+    model = mse(with_weights(text_model(body), w=normal(3, 2)))
+    assert model.types["y"].shape == (0, 2)
+    assert any("declared empty, [0, 3]; pass --input-shapes x:N,3" in note for note in model.notes)
+
+
 def test_given_shapes_need_no_note() -> None:
     body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
     notes = mse(with_weights(text_model(body), w=normal(3, 2)), x=(5, 3)).notes

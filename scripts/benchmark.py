@@ -1,0 +1,198 @@
+"""Takes the project's figures and writes them where people read them.
+
+    python scripts/benchmark.py resnet50    equality, accuracy, memory and time on ResNet-50
+    python scripts/benchmark.py light       the onnx package's light models and models/: planned, verified
+    python scripts/benchmark.py paper       simulated peaks beside the paper's Table 1; nothing is run
+    python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg
+    python scripts/benchmark.py render      README.md and the picture from the recorded figures
+
+Each but the last records a JSON file in benchmarks/ (or in the folder given by --record) and
+prints a table; progress goes to stderr. Every figure is measured or simulated by the very run
+that records it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# The checkout itself, for `tests.torch_reference`, and for `scripts` when this file is the program.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.benchmarking import networks, picture, readme, resnet50
+from scripts.benchmarking.records import BENCHMARKS, Progress, write_record
+
+MEGABYTE = 10**6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code is 1 where a promised equality or check does not hold."""
+    options = _parser().parse_args(arguments)
+    run: Any = options.run
+    return int(run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    threads = {"type": int, "default": os.cpu_count() or 1, "help": "threads of each operator (default: cores)"}
+
+    command = _command(commands, "resnet50", _resnet50)
+    command.add_argument("--threads", **threads)
+    command.add_argument("--rounds", type=int, default=7, help="steps of each contender that are timed")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--network", default="resnet50", help="another of models/, for a trial")
+    command.add_argument("--batch", type=int, default=16)
+    command.add_argument("--pixels", type=int, default=224)
+
+    command = _command(commands, "light", _light)
+    command.add_argument("--threads", **threads)
+    command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
+    command.add_argument("--batch", type=int, default=2, help="images, for the networks of models/")
+    command.add_argument("--pixels", type=int, help="image size, for the networks of models/")
+
+    command = _command(commands, "paper", _paper)
+    command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
+
+    command = _command(commands, "picture", _picture)
+    command.add_argument("--network", default="resnet50")
+    command.add_argument("--batch", type=int, default=16)
+    command.add_argument("--pixels", type=int, default=224)
+
+    command = commands.add_parser("render", help="README.md and docs/memory.svg from the recorded figures")
+    command.set_defaults(run=_render)
+    command.add_argument("--check", action="store_true", help="write nothing; exit with 1 if one is stale")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name)
+    command.set_defaults(run=run)
+    command.add_argument("--record", type=Path, default=BENCHMARKS, help="folder for the JSON file")
+    return command
+
+
+def _resnet50(options: argparse.Namespace) -> int:
+    chosen = resnet50.Options(
+        options.network, options.batch, options.pixels, options.threads, options.rounds, options.seed
+    )
+    figures = resnet50.measure_network(chosen, Progress())
+    _say(write_record("resnet50", figures, threads=options.threads, folder=options.record))
+    same, accuracy, times = figures["identical"], figures["accuracy"], figures["step_seconds"]
+    table = _table(f"{figures['network']}, batch {figures['batch']}, {figures['input']}", "regular", "planned")
+    simulated = figures["simulated_peak_bytes"]
+    _add_pair(table, "simulated peak, MB", simulated, MEGABYTE)
+    for settings, measured in figures["measured"].items():
+        for key, what in (("requested_bytes", "requested"), ("in_use_bytes", "in use")):
+            pair = {kind: measured[kind][key] for kind in ("regular", "planned")}
+            _add_pair(table, f"measured, {settings}, {what}, MB", pair, MEGABYTE)
+            third = {kind: measured[kind][f"{key}_by_run"][-1] for kind in ("regular", "planned")}
+            _add_pair(table, "  last run alone", third, MEGABYTE)
+    for key in ("minimum", "median"):
+        pair = {kind: times[kind][key] for kind in ("regular", "planned")}
+        _add_pair(table, f"step {key}, s (torch {times['torch'][key]:.3f})", pair, 1)
+    Console().print(table)
+    equal = (
+        same["loss"]
+        and same["gradients"] == same["gradients_of"]
+        and same["statistics"] == same["statistics_of"]
+    )
+    print(
+        f"bit-identical: loss {same['loss']}, gradients {same['gradients']}/{same['gradients_of']}, "
+        f"statistics {same['statistics']}/{same['statistics_of']}"
+    )
+    print(
+        f"distance to torch float64 over torch float32's own: median {accuracy['ratio_median']:.2f}, "
+        f"max {accuracy['ratio_max']:.2f} ({accuracy['ratio_max_parameter']})"
+    )
+    return 0 if equal else 1
+
+
+def _light(options: argparse.Namespace) -> int:
+    rows = networks.run_light(options.only, options.batch, options.pixels, options.threads, Progress())
+    _say(write_record("light", rows, threads=options.threads, folder=options.record))
+    table = _table("light networks", "tensors", "regular, MB", "planned, MB", "ratio", "s", "verify")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["network"], "", "", "", "", "", row["error"])
+            continue
+        regular, planned = row["regular_peak_bytes"], row["planned_peak_bytes"]
+        failed = [check["name"] for check in row["verification"]["checks"] if not check["holds"]]
+        table.add_row(
+            row["network"], str(row["vertices"]), f"{regular / MEGABYTE:,.1f}", f"{planned / MEGABYTE:,.1f}",
+            f"{planned / regular:.2f}", f"{row['seconds']['total']:.1f}", ", ".join(failed) or "holds",
+        )  # fmt: skip
+    Console().print(table)
+    return 0 if all(row.get("verification", {}).get("holds") for row in rows) else 1
+
+
+def _paper(options: argparse.Namespace) -> int:
+    rows = networks.run_paper(options.only, Progress())
+    _say(write_record("paper", rows, folder=options.record))
+    table = _table(
+        "simulated here, without parameters and their gradients; measured in the paper",
+        "regular, MB", "planned, MB", "ratio", "paper regular", "paper optimal", "ratio",
+    )  # fmt: skip
+    for row in rows:
+        regular, planned = row["regular_bytes"], row["planned_bytes"]
+        table.add_row(
+            f"{row['network']}, {row['batch']}", f"{regular / MEGABYTE:,.0f}", f"{planned / MEGABYTE:,.0f}",
+            f"{planned / regular:.2f}", f"{row['paper_regular_mb']:,}", f"{row['paper_optimal_mb']:,}",
+            f"{row['paper_optimal_mb'] / row['paper_regular_mb']:.2f}",
+        )  # fmt: skip
+    Console().print(table)
+    return 0
+
+
+def _picture(options: argparse.Namespace) -> int:
+    figures = picture.simulate_timelines(options.network, options.batch, options.pixels)
+    _say(write_record("memory", figures, folder=options.record))
+    if options.record == BENCHMARKS:
+        readme.PICTURE.write_text(picture.draw(figures), encoding="utf-8")
+    table = _table(f"{figures['network']}, batch {figures['batch']}", "regular", "planned")
+    _add_pair(table, "simulated peak, MB", figures["peak_bytes"], MEGABYTE)
+    Console().print(table)
+    return 0
+
+
+def _render(options: argparse.Namespace) -> int:
+    wanted = {readme.README: readme.render_readme(readme.README.read_text(encoding="utf-8"))}
+    drawn = readme.render_picture()
+    if drawn is not None:
+        wanted[readme.PICTURE] = drawn
+    stale = [
+        path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        if not options.check:
+            path.write_text(wanted[path], encoding="utf-8")
+        print(f"{'stale' if options.check else 'wrote'}: {path.name}")
+    return 1 if stale and options.check else 0
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _add_pair(table: Table, label: str, pair: dict[str, float], unit: int) -> None:
+    ratio = pair["planned"] / pair["regular"]
+    table.add_row(label, f"{pair['regular'] / unit:,.3f}", f"{pair['planned'] / unit:,.3f} ({ratio:.2f})")
+
+
+def _say(path: Path) -> None:
+    print(f"recorded {path.parent.name}/{path.name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Which form of a gradient is taken where, and a form that ONNX Runtime has no forward operator for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+
+from onnxgc.gradients.registry import differentiate
+from onnxgc.model.ir import Array
+from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
+from tests.gradients.gradient_case import case, emitted, normal
+from tests.gradients.gradient_cases import CASES
+from tests.torch_reference import OPERATORS
+
+
+@pytest.mark.parametrize(
+    "name, operators",
+    [
+        ("3x3", {"Gemm": 9, "Transpose": 2}),
+        ("two groups", {"MatMul": 9, "Transpose": 2}),
+        ("depthwise", {"Mul": 9, "ReduceSum": 9}),
+        ("depthwise, multiplier 3", {"MatMul": 9, "Transpose": 2}),
+        ("1x1 by Gemm", {"Gemm": 1, "Transpose": 2}),
+        ("1x1 by Gemm, stride 2 of odd size", {"Gemm": 1, "Transpose": 2, "Slice": 1}),
+        ("1x1 by product, fewer inputs", {"MatMul": 1, "Transpose": 1, "ReduceSum": 1}),
+        ("1x1 by product, more inputs", {"MatMul": 1, "Transpose": 2, "ReduceSum": 1}),
+        ("1x1 with pads", {"Gemm": 1, "Transpose": 2, "Pad": 1, "Slice": 1}),
+        ("stem 7x7 stride 2 pad 3", {"Conv": 1, "Transpose": 3}),
+        ("stem that leaves rows unused", {"Conv": 1, "Transpose": 3, "Slice": 1}),
+    ],
+)
+def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> None:
+    (chosen,) = [entry for entry in CASES if str(entry) == f"Conv: {name}"]
+    step, graph = emitted(chosen)
+    (chunk,) = [c for c in step.differentiated.chunks if c.gradients == (graph.gradient_of["w"],)]
+    found = Counter(node.op for node in chunk.nodes)
+    assert {op: found[op] for op in operators} == operators
+    products = {"Conv", "Gemm", "MatMul", "Mul"}
+    assert products & set(found) == products & set(operators)
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_lrn_over_an_even_number_of_channels(size: int) -> None:
+    # ONNX Runtime refuses the forward operator, so its gradient runs alone.
+    settings = {"size": size, "alpha": 0.9, "beta": 0.6, "bias": 1.5}
+    attributes = ", ".join(f"{name}={value}" for name, value in settings.items())
+    model = read_model(
+        case("LRN", "even size", f"y = LRN<{attributes}>(x)", x=normal(2, 5, 3, 4)).model(),
+        loss="mse",
+        trainable=["x_weight"],
+    )
+    step = differentiate(model)
+    (chunk,) = [c for c in step.chunks if c.nodes and "LRN" in {n.op for n in model.nodes if n.name == c.source}]
+    x, dy = (normal(2, 5, 3, 4).value("even", name) for name in ("x", "dy"))
+
+    leaf = torch.from_numpy(x).double().requires_grad_()
+    (expected,) = torch.autograd.grad(
+        OPERATORS["LRN"]([leaf], settings, 18), leaf, torch.from_numpy(dy).double()
+    )
+
+    read = {name for node in chunk.nodes for name in node.inputs}
+    (incoming,) = read & set(step.gradient_of.values()) - set(chunk.gradients)
+    constants = {name: value for name, value in step.constants.items() if name in read}
+    nodes = [node.to_proto() for node in chunk.nodes]
+    found = _run(nodes, {"x": x, incoming: dy}, constants, chunk.gradients[0])
+    assert np.linalg.norm(found - expected.numpy()) <= 1e-5 * float(expected.norm())
+
+
+def _run(
+    nodes: list[onnx.NodeProto], fed: dict[str, Array], constants: dict[str, Array], output: str
+) -> Array:
+    graph = helper.make_graph(
+        nodes,
+        "backward",
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape) for name, value in fed.items()],
+        [helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+    (found,) = make_session(model, threads=1).run(None, fed)
+    return np.asarray(found)

@@ -1,0 +1,198 @@
+"""What the engine does around the rules: sums of gradients, frozen weights, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxgc.api import optimize
+from onnxgc.errors import NoParametersError, UnsupportedOperatorError
+from onnxgc.gradients.registry import RULES, STOPS, differentiate
+from onnxgc.model.ir import Array
+from onnxgc.model.read import read_model
+from tests.gradients.gradient_case import Case, case, emitted, errors, normal, outcome
+
+NETWORKS = (
+    case("", "parameter used twice", "u = MatMul(x, w) v = Tanh(u) y = MatMul(v, w)", x=normal(3, 4), w=normal(4, 4)),
+    case("", "parameter used by two operators", "u = MatMul(x, w) v = Tanh(u) y = Mul(v, w)", x=normal(4, 4), w=normal(4, 4)),
+    case("", "parameter used three times by one", "y = Sum(w, x, w, w)", x=normal(3, 4), w=normal(4)),
+    case(
+        "",
+        "three consumers",
+        "u = Mul(x, w) a = Exp(u) b = Tanh(u) c = Mul(u, v) d = Mul(a, b) y = Add(c, d)",
+        x=normal(3, 4),
+        w=normal(4),
+        v=normal(3, 4),
+    ),
+    # One operator adds to the gradients of both its operands.
+    case(
+        "",
+        "two tensors read by the same two operators",
+        "a = Mul(x, w) b = Tanh(x) c = Add(a, b) d = Mul(a, b) e = Div(c, s) y = Sub(d, e)",
+        x=normal(3, 4),
+        w=normal(4),
+        s=normal(3, 4, mean=5.0),
+    ),
+    case("", "one bias added twice", "u = Add(x, b) v = Exp(u) y = Add(v, b)", x=normal(3, 4), b=normal(3, 4)),
+    # The gradient of the sum is that of all three, and each is an output of its own.
+    case("", "two biases with one gradient", "u = Add(x, b) y = Add(u, c)", x=normal(3, 4), b=normal(3, 4), c=normal(3, 4)),
+    case("", "a chain of views", "u = Reshape(x, s) v = Flatten(u) w = Transpose(v) y = Exp(w)", x=normal(2, 6), s=[3, 2, 2]),
+    case(
+        "",
+        "a view of a parameter",
+        "t = Transpose(w) r = Reshape(t, s) u = MatMul(x, r) y = Add(u, w)",
+        x=normal(4, 4),
+        w=normal(4, 4),
+        s=[4, 4],
+    ),
+)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_gradients_of_networks(network: Case) -> None:
+    wrong = {name: error for name, error in errors(network).items() if not error <= network.tolerance}
+    assert wrong == {}
+
+
+def test_equal_gradients_are_separate_outputs() -> None:
+    (network,) = [network for network in NETWORKS if network.name == "two biases with one gradient"]
+    _, graph = emitted(network)
+    names = list(graph.gradient_of.values())
+    assert len(set(names)) == 3
+    assert set(names) < {value.name for value in graph.model.graph.output}
+    gradients = outcome(network).gradients
+    assert np.array_equal(gradients["b"], gradients["c"])
+
+
+def test_gradients_are_named_after_their_tensor() -> None:
+    for network in NETWORKS:
+        _, graph = emitted(network)
+        assert graph.gradient_of == {name: f"{name}_grad" for name in network.parameters}
+
+
+def test_nodes_have_names_of_their_own() -> None:
+    for network in NETWORKS:
+        names = [node.name for node in emitted(network)[1].model.graph.node]
+        assert len(set(names)) == len(names)
+
+
+def _model(body: str, outputs: tuple[str, ...] = ("y",), **weights: Any) -> onnx.ModelProto:
+    """A model on x [4, 3]."""
+    graph = helper.make_graph(
+        list(parser.parse_graph(f"body () => () {{ {body} }}").node),
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, 3))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    for node in graph.node:
+        node.name = f"/net/{node.output[0]}"
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def _weight(*shape: int) -> Array:
+    return normal(*shape).value("structure")
+
+
+_DEEP = "u = MatMul(x, v) h = Relu(u) k = MatMul(h, w) y = Tanh(k)"
+
+
+def test_nothing_before_a_frozen_parameter_is_differentiated() -> None:
+    model = read_model(_model(_DEEP, v=_weight(3, 5), w=_weight(5, 2)), loss="mse", freeze=["v"])
+    step = differentiate(model)
+    assert set(step.gradient_of) & {"v", "u", "h", "x"} == set()
+    assert "w" in step.gradient_of
+    sources = {chunk.source for chunk in step.chunks}
+    assert not any(node.name in sources for node in model.nodes if set(node.outputs) & {"u", "h"})
+
+
+def test_a_frozen_parameter_has_no_gradient_but_lets_it_pass() -> None:
+    model = read_model(_model(_DEEP, v=_weight(3, 5), w=_weight(5, 2)), loss="mse", freeze=["w"])
+    step = differentiate(model)
+    assert "w" not in step.gradient_of
+    assert {"v", "u", "h", "k"} <= set(step.gradient_of)
+
+
+def test_inputs_and_statistics_have_no_gradient() -> None:
+    body = "n = BatchNormalization(x, s, b, m, q) y = MatMul(n, w)"
+    weights = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q": _weight(3) ** 2, "w": _weight(3, 2)}
+    result = optimize(_model(body, **weights), loss="mse")
+    assert set(result.training_graph.gradient_of) == {"s", "b", "w"}
+
+
+def test_all_operators_without_a_rule_are_named_at_once() -> None:
+    body = "a = Mul(x, w) b = Asinh(a) c = Acosh(b) d = Asinh(c) y = Add(d, x)"
+    assert {"Asinh", "Acosh"}.isdisjoint(RULES)
+    with pytest.raises(UnsupportedOperatorError) as raised:
+        optimize(_model(body, w=_weight(3)), loss="mse")
+    for part in ("Acosh", "Asinh", "'/net/b'", "'/net/c'", "'/net/d'"):
+        assert part in str(raised.value)
+
+
+def test_an_operator_without_a_rule_is_no_error_off_the_path() -> None:
+    body = "a = Asinh(x) b = MatMul(a, w) z = Acosh(b) y = Tanh(b)"
+    result = optimize(_model(body, outputs=("y", "z"), w=_weight(3, 2)), loss="mse")
+    assert set(result.training_graph.gradient_of) == {"w"}
+
+
+def test_freezing_mends_a_missing_rule() -> None:
+    body = "a = MatMul(x, v) b = Asinh(a) y = MatMul(b, w)"
+    model = _model(body, v=_weight(3, 3), w=_weight(3, 2))
+    with pytest.raises(UnsupportedOperatorError, match="/net/b"):
+        optimize(model, loss="mse")
+    assert set(optimize(model, loss="mse", freeze=["v"]).training_graph.gradient_of) == {"w"}
+
+
+@pytest.mark.parametrize(
+    "body, weights",
+    [
+        ("y = Mul(x, x) z = Mul(x, w)", {"w": _weight(3)}),
+        ("u = MatMul(x, w) v = Floor(u) y = Mul(v, x)", {"w": _weight(3, 3)}),
+        ("u = MatMul(x, w) i = ArgMax<axis=1>(u) f = Cast<to=1>(i) y = Mul(f, x)", {"w": _weight(3, 3)}),
+    ],
+    ids=["beside the path", "behind Floor", "behind integers"],
+)
+def test_a_parameter_that_does_not_reach_the_loss(body: str, weights: dict[str, Array]) -> None:
+    outputs = ("y", "z") if "z = " in body else ("y",)
+    with pytest.raises(NoParametersError):
+        optimize(_model(body, outputs=outputs, **weights), loss="mse")
+
+
+def test_rules_and_stops_are_disjoint() -> None:
+    assert not set(RULES) & STOPS
+
+
+_NORM = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q": _weight(3) ** 2}
+
+
+@pytest.mark.parametrize(
+    "model, named",
+    [
+        (
+            lambda: _model(
+                "y, p, r = BatchNormalization<training_mode=1>(x, s, b, m, q)", ("y", "p", "r"), **_NORM
+            ),
+            ("BatchNormalization", "'/net/y'", "statistics"),
+        ),
+        (
+            lambda: _model("e = Exp(low) u = Mul(x, w) y = Clip(u, e)", w=_weight(3), low=np.float32(-2)),
+            ("Clip", "'/net/y'", "input 1", "'e'"),
+        ),
+        (
+            lambda: _model("r = ReduceMax<keepdims=0>(x) p = Sigmoid(r) u = Mul(x, w) y = Dropout(u, p)", w=_weight(3)),
+            ("Dropout", "'/net/y'", "ratio"),
+        ),
+    ],
+    ids=["statistics read", "learned limit", "computed ratio"],
+)
+def test_no_gradient_is_left_out_silently(model: Callable[[], onnx.ModelProto], named: tuple[str, ...]) -> None:
+    proto = model()
+    trainable = [tensor.name for tensor in proto.graph.initializer if tensor.name == "low"]
+    with pytest.raises(UnsupportedOperatorError) as raised:
+        optimize(proto, loss="mse", trainable=trainable)
+    assert [part for part in named if part not in str(raised.value)] == []

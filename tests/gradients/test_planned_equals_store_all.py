@@ -1,0 +1,171 @@
+"""Recomputation changes no bit: a planned training graph against the same step with everything stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxgc.api import PlannedStep, emit, plan_step, store_all_schedule
+from onnxgc.model.ir import Array
+from onnxgc.model.read import read_model
+from onnxgc.runtime.measure import executed_order
+from onnxgc.runtime.ort import SessionSettings, make_session
+from onnxgc.solvers.base import SolverOptions
+from tests.gradients.gradient_case import Draw
+
+_IMAGES = (4, 6, 10, 9)
+_CHANNELS = 6
+
+
+class _Network:
+    """Nodes in ONNX text on images [4, 6, 10, 9], and the weights they name."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.weights: dict[str, tuple[int, ...]] = {}
+
+    def convolution(self, name: str, source: str, channels: tuple[int, int], size: int = 3) -> str:
+        """Conv, BatchNormalization on batch statistics, ReLU; the spatial size stays."""
+        pads = ",".join(["1" if size == 3 else "0"] * 4)
+        norm = [f"{name}_{part}" for part in ("scale", "bias", "mean", "var")]
+        self.lines += [
+            f"{name}_c = Conv<pads=[{pads}]>({source}, {name}_w)",
+            f"{name}_n = BatchNormalization({name}_c, {', '.join(norm)})",
+            f"{name} = Relu({name}_n)",
+        ]
+        self.weights[f"{name}_w"] = (channels[1], channels[0], size, size)
+        self.weights.update(dict.fromkeys(norm, (channels[1],)))
+        return name
+
+    def model(self, last: str, channels: int) -> onnx.ModelProto:
+        """The network with a classifier on top of `last`."""
+        self.lines += [f"pooled = GlobalAveragePool({last})", "flat = Flatten(pooled)", "y = Gemm(flat, fc, fc_b)"]
+        self.weights |= {"fc": (channels, 5), "fc_b": (5,)}
+        graph = helper.make_graph(
+            list(parser.parse_graph(f"body () => () {{ {' '.join(self.lines)} }}").node),
+            "network",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, _IMAGES)],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(_drawn(name, shape), name) for name, shape in self.weights.items()],
+        )
+        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def _drawn(name: str, shape: tuple[int, ...]) -> Array:
+    value = Draw(shape, is_positive=len(shape) == 1).value("network", name)
+    return value if len(shape) == 1 else (value / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def _residual() -> onnx.ModelProto:
+    net, source = _Network(), "x"
+    for block in range(3):
+        inner = net.convolution(f"b{block}a", source, (_CHANNELS, _CHANNELS))
+        inner = net.convolution(f"b{block}b", inner, (_CHANNELS, _CHANNELS))
+        net.lines.append(f"b{block} = Add({inner}, {source})")
+        source = f"b{block}"
+    return net.model(source, _CHANNELS)
+
+
+def _branches() -> onnx.ModelProto:
+    net, source, channels = _Network(), "x", _CHANNELS
+    for block in range(2):
+        left = net.convolution(f"m{block}l", source, (channels, 4), size=1)
+        middle = net.convolution(f"m{block}n", source, (channels, 3), size=1)
+        middle = net.convolution(f"m{block}o", middle, (3, 5))
+        net.lines.append(f"m{block}p = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>({source})")
+        net.lines.append(f"m{block}q = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1]>({source})")
+        right = net.convolution(f"m{block}r", f"m{block}p", (channels, 2), size=1)
+        net.lines.append(f"m{block} = Concat<axis=1>({left}, {middle}, {right}, m{block}q)")
+        source, channels = f"m{block}", 4 + 5 + 2 + channels
+    return net.model(source, channels)
+
+
+def _dense() -> onnx.ModelProto:
+    net, features, channels = _Network(), ["x"], _CHANNELS
+    for layer in range(4):
+        net.lines.append(f"l{layer}i = Concat<axis=1>({', '.join(features)})")
+        features.append(net.convolution(f"l{layer}", f"l{layer}i", (channels, 3)))
+        channels += 3
+    net.lines.append(f"all = Concat<axis=1>({', '.join(features)})")
+    return net.model("all", channels)
+
+
+def _dropout() -> onnx.ModelProto:
+    net, source = _Network(), "x"
+    for block in range(4):
+        inner = net.convolution(f"d{block}a", source, (_CHANNELS, _CHANNELS))
+        net.lines += [f"d{block}t = Tanh({inner})", f"d{block} = Dropout(d{block}t)"]
+        source = f"d{block}"
+    return net.model(source, _CHANNELS)
+
+
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "residual": _residual,
+    "branches": _branches,
+    "dense": _dense,
+    "dropout": _dropout,
+}
+
+Choice = Callable[[Sequence[str]], Sequence[str]]
+
+# Which vertices to keep. None leaves the choice to the solver acg.
+CHOICES: dict[str, Choice | None] = {
+    "acg": None,
+    "none": lambda vertices: (),
+    "every second": lambda vertices: vertices[::2],
+    "every third from the second": lambda vertices: vertices[1::3],
+    "two": lambda vertices: [vertices[len(vertices) // 3], vertices[2 * len(vertices) // 3]],
+    "all but the middle": lambda vertices: [*vertices[: len(vertices) // 4], *vertices[-len(vertices) // 4 :]],
+    "all but every fourth": lambda vertices: [name for i, name in enumerate(vertices) if i % 4 != 1],
+}
+
+
+@cache
+def _planned(network: str, choice: str) -> PlannedStep:
+    model = read_model(NETWORKS[network](), loss="cross-entropy")
+    chosen = CHOICES[choice]
+    if chosen is None:
+        return plan_step(model, "acg")
+    vertices = [str(vertex) for vertex in plan_step(model, "store-all").traced.problem.graph.vertices]
+    return plan_step(model, "manual", SolverOptions(tuple(chosen(vertices))))
+
+
+def _feeds(planned: PlannedStep) -> dict[str, Array]:
+    labels = np.random.default_rng(0).integers(0, 5, _IMAGES[0])
+    (target,) = planned.model.targets
+    return {"x": Draw(_IMAGES).value("images"), target: labels}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_planned_and_stored_are_bit_identical(network: str, choice: str) -> None:
+    planned = _planned(network, choice)
+    print(network, choice, len(planned.schedule.recomputed))
+    feeds = _feeds(planned)
+    graphs = {"planned": emit(planned), "stored": emit(planned, schedule=store_all_schedule(planned))}
+    for threads in (1, 2):
+        results = {}
+        for name, graph in graphs.items():
+            session = make_session(graph.model, threads=threads)
+            names = [output.name for output in session.get_outputs()]
+            results[name] = dict(zip(names, session.run(names, feeds), strict=True))
+        assert list(results["planned"]) == list(results["stored"])
+        different = [
+            name for name, value in results["planned"].items() if value.tobytes() != results["stored"][name].tobytes()
+        ]
+        assert different == []
+        assert all(np.linalg.norm(results["stored"][name]) > 0 for name in graphs["stored"].gradient_of.values())
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_runtime_runs_in_file_order(network: str, choice: str) -> None:
+    planned = _planned(network, choice)
+    proto = emit(planned).model
+    profile = executed_order(proto, _feeds(planned), SessionSettings(threads=1))
+    assert profile.order == tuple(node.name for node in proto.graph.node)
