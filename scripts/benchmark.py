@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    threads = {"type": int, "default": os.cpu_count() or 1, "help": "threads of each operator (default: cores)"}
-
     command = _command(commands, "resnet50", _resnet50)
-    command.add_argument("--threads", **threads)
+    _add_threads(command)
     command.add_argument("--rounds", type=int, default=7, help="steps of each contender that are timed")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--network", default="resnet50", help="another of models/, for a trial")
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--pixels", type=int, default=224)
 
     command = _command(commands, "light", _light)
-    command.add_argument("--threads", **threads)
+    _add_threads(command)
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
     command.add_argument("--batch", type=int, default=2, help="images, for the networks of models/")
     command.add_argument("--pixels", type=int, help="image size, for the networks of models/")
@@ -79,6 +79,13 @@ def _command(commands: Any, name: str, run: Any) -> argparse.ArgumentParser:
     return command
 
 
+def _add_threads(command: argparse.ArgumentParser) -> None:
+    cores = os.cpu_count() or 1
+    command.add_argument(
+        "--threads", type=int, default=cores, help="threads of each operator (default: cores)"
+    )
+
+
 def _resnet50(options: argparse.Namespace) -> int:
     chosen = resnet50.Options(
         options.network, options.batch, options.pixels, options.threads, options.rounds, options.seed
@@ -86,7 +93,9 @@ def _resnet50(options: argparse.Namespace) -> int:
     figures = resnet50.measure_network(chosen, Progress())
     _say(write_record("resnet50", figures, threads=options.threads, folder=options.record))
     same, accuracy, times = figures["identical"], figures["accuracy"], figures["step_seconds"]
-    table = _table(f"{figures['network']}, batch {figures['batch']}, {figures['input']}", "regular", "planned")
+    table = _table(
+        f"{figures['network']}, batch {figures['batch']}, {figures['input']}", "regular", "planned"
+    )
     simulated = figures["simulated_peak_bytes"]
     _add_pair(table, "simulated peak, MB", simulated, MEGABYTE)
     for settings, measured in figures["measured"].items():

@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import ctypes
 import datetime
+import functools
 import importlib.metadata
 import importlib.util
 import io
@@ -39,12 +40,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from onnxgc import __version__
 from onnxgc.api import emit, plan_step, store_all_schedule
@@ -56,6 +57,7 @@ from onnxgc.runtime import ort as runtime_ort
 from onnxgc.runtime.measure import random_feeds
 from onnxgc.runtime.ort import SessionSettings, make_session
 
+ROOT = Path(__file__).resolve().parent.parent
 SCHEMA_VERSION = 1
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 SEED = 0
@@ -95,7 +97,7 @@ PAPER_NETWORKS = (
     Network("inception_v3", (32, 3, 300, 300)),
     Network("vgg16", (64, 3, 224, 224)),
 )
-SMOKE_NETWORKS = (Network("resnet50", (2, 3, 64, 64)), Network("mobilenet_v2", (2, 3, 64, 64)))
+SMOKE_NETWORKS = (Network("resnet18", (2, 3, 64, 64)), Network("mobilenet_v2", (2, 3, 64, 64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,9 @@ def _node_event(event: Mapping[str, Any]) -> NodeEvent:
 def arena_report(events: Sequence[NodeEvent]) -> Json:
     """Peaks of one run by provider, less what the arena held before the run began.
 
-    Empty for a provider whose events carry no figures, or only zeros.
+    They are taken at the end of each node, so a node's own workspace is in `high_water_bytes` alone,
+    which is the most in use since the process began. A provider whose events carry no figures, or
+    only zeros, is left out.
     """
     report: Json = {}
     for provider in sorted({event.provider for event in events}):
@@ -215,7 +219,7 @@ def arena_report(events: Sequence[NodeEvent]) -> Json:
         if not own:
             continue
         first = own[0].memory
-        figures: Json = {"keys": sorted({key for event in own for key in event.memory})}
+        figures: Json = {}
         for name, key, delta in (
             ("requested", "mem_bytes_requested_in_use", "mem_requested_in_use_delta"),
             ("in_use", "mem_bytes_in_use", "mem_in_use_delta"),
@@ -223,6 +227,7 @@ def arena_report(events: Sequence[NodeEvent]) -> Json:
             before = first.get(key, 0) - first.get(delta, 0)
             figures[f"{name}_before_bytes"] = before
             figures[f"{name}_peak_bytes"] = max(event.memory.get(key, 0) for event in own) - before
+        figures["high_water_bytes"] = max(event.memory.get("mem_in_use_peak", 0) for event in own)
         figures["held_bytes"] = max(event.memory.get("mem_arena_held", 0) for event in own)
         report[provider] = figures
     return report
@@ -312,6 +317,7 @@ def barrier_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
         if event.is_copy and any(other is not None and other.name in barriers for other in (before, after))
     ]
     seconds = sum(event.seconds for event in own)
+    copies = Counter(event.operator for event in beside)
     return {
         "in_file": len(barriers),
         "executed": len(own),
@@ -319,7 +325,8 @@ def barrier_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
         "host_seconds": seconds,
         "host_time_share": seconds / total if total else 0.0,
         "slowest_host_seconds": max((event.seconds for event in own), default=0.0),
-        "copies_beside": len(beside),
+        # A copy to the host waits for the card.
+        "copies_beside": dict(sorted(copies.items())),
         "copies_beside_host_seconds": sum(event.seconds for event in beside),
     }
 
@@ -362,6 +369,7 @@ class Measured:
     runs: tuple[tuple[NodeEvent, ...], ...]
     answer: Json
     outputs: Path
+    names: tuple[str, ...]
 
     @property
     def steady(self) -> tuple[NodeEvent, ...]:
@@ -390,7 +398,9 @@ def prepare(network: Network, folder: Path) -> Prepared:
         for name in (*model.inputs, *model.targets)
     }
     feeds = random_feeds(described, SEED, model.types[model.outputs[0]].shape[1])
-    feeds.update((name, drawn.get(name, weight.load())) for name, weight in model.weights.items() if name in fed)
+    for name, weight in model.weights.items():
+        if name in fed:
+            feeds[name] = drawn[name] if name in drawn else weight.load()
     _save(folder / "feeds.npz", feeds.values())
     return Prepared(network, folder, models, model.loss, tuple(feeds), simulated)
 
@@ -422,7 +432,7 @@ def measure_graph(
     runs = tuple(tuple(run) for run in node_events(Path(answer.pop("profile"))))
     if len(runs) != RUNS:
         raise CheckError(f"the profile of '{prepared.network.name}' holds {len(runs)} runs instead of {RUNS}")
-    return Measured(runs, answer, folder / "outputs.npz")
+    return Measured(runs, answer, folder / "outputs.npz", tuple(answer.pop("outputs")))
 
 
 def in_process(work: str, request: Json, folder: Path, timeout: float) -> Json:
@@ -442,17 +452,18 @@ def in_process(work: str, request: Json, folder: Path, timeout: float) -> Json:
 
 
 def _reason(stderr: str) -> str:
-    told = [line.strip() for line in stderr.splitlines() if re.match(r"[^\s]", line)]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stderr)
+    told = [line.strip() for line in plain.splitlines() if re.match(r"\S", line)]
     return " | ".join(line for line in told if not line.startswith("Traceback"))[-800:] or "it said nothing"
 
 
 def _save(path: Path, values: Iterable[Array]) -> None:
-    np.savez(path, **{f"value{index}": value for index, value in enumerate(values)})
+    np.savez(path, *values)
 
 
 def _load(path: Path, names: Sequence[str]) -> dict[str, Array]:
     with np.load(path) as stored:
-        return {name: stored[f"value{index}"] for index, name in enumerate(names)}
+        return {name: stored[f"arr_{index}"] for index, name in enumerate(names)}
 
 
 # --- The steps ------------------------------------------------------------------------------------
@@ -466,7 +477,7 @@ class Check:
         self._work = work
         self._started = time.perf_counter()
         self._prepared: dict[str, Prepared] = {}
-        self._measured: dict[tuple[str, str, str], Measured] = {}
+        self._measured: dict[tuple[str, str, str], Measured | CheckError] = {}
         self.record: Json = {
             "schema": SCHEMA_VERSION,
             "smoke": options.smoke,
@@ -504,14 +515,25 @@ class Check:
     def measured(
         self, network: Network, graph: str, setting: Setting = MAKE_SESSION, timeout: float | None = None
     ) -> Measured:
+        """A graph's run; what failed once is not tried again by a later step.
+
+        Raises:
+            CheckError: the process failed or took longer than `timeout` (or the network's limit).
+        """
         key = (network.name, graph, setting.name)
+        prepared = self.prepared(network)
         if key not in self._measured:
-            prepared = self.prepared(network)
             limit = min(self.options.network_limit_seconds, self.seconds_left())
-            self._measured[key] = measure_graph(
-                prepared, graph, setting, self.options, limit if timeout is None else timeout
-            )
-        return self._measured[key]
+            try:
+                self._measured[key] = measure_graph(
+                    prepared, graph, setting, self.options, limit if timeout is None else timeout
+                )
+            except CheckError as error:
+                self._measured[key] = error
+        found = self._measured[key]
+        if isinstance(found, CheckError):
+            raise found
+        return found
 
     def forget(self, network: Network) -> None:
         """Free the disk of a network that is done."""
@@ -544,7 +566,8 @@ def fallback_step(check: Check) -> Finding:
     reports = {graph: fallback_report(check.measured(network, graph).steady, provider) for graph in GRAPHS}
     planned = reports["planned"]
     line = (
-        f"{network.name} planned: {planned['nodes']} nodes, elsewhere {_counts(planned['compute_elsewhere'])}, "
+        f"{network.name} planned: {planned['nodes']} nodes, "
+        f"compute elsewhere {_counts(planned['compute_elsewhere'])}, "
         f"shape arithmetic elsewhere {_counts(planned['shape_arithmetic_elsewhere'])}, "
         f"copies {_counts(planned['copies'])}, of data {_counts(planned['copies_of_data'])}"
     )
@@ -564,11 +587,12 @@ def order_step(check: Check) -> Finding:
         reports[graph] = {**order_report(model, events), "barriers": barrier_report(model, events)}
     planned = reports["planned"]
     barriers = planned["barriers"]
+    beside = sum(barriers["copies_beside"].values())
     line = (
         f"{network.name} planned: {planned['executed']} nodes, late {planned['late']['count']}, "
         f"lost {planned['lost_recomputed']['count']} of {planned['recomputed']} recomputed, "
         f"unknown {planned['unknown']['count']}; {barriers['executed']} barrier nodes take "
-        f"{barriers['host_time_share']:.1%} of host time, {barriers['copies_beside']} copies beside them"
+        f"{barriers['host_time_share']:.1%} of host time, {beside} copies beside them"
     )
     holds = all(report["equals_schedule"] for report in reports.values())
     return Finding(holds, line, {"network": network.name, **reports})
@@ -578,23 +602,26 @@ def peak_step(check: Check) -> Finding:
     """Every network in turn, as far as the time goes; each is in the record as soon as it is known."""
     rows: dict[str, Json] = {}
     other: dict[str, Json] = {}
-    check.record["steps"]["4"] = {"name": "peak", "status": "unfinished", "networks": rows, "other_settings": other}
+    details: Json = {"networks": rows, "other_settings": other}
+    check.record["steps"]["4"] = {"name": "peak", "status": "unfinished", **details}
     for name in check.options.networks:
-        rows[name] = _guarded_row(check, lambda name=name: _network_row(check, name))
+        rows[name] = _guarded_row(check, functools.partial(_network_row, check, name))
         _print_row(name, rows[name])
         check.write()
     first = check.options.networks[0]
     for setting in OTHER_SETTINGS:
         if check.options.smoke and setting.cuda_options:
             continue
-        other[setting.name] = _guarded_row(check, lambda setting=setting: _network_row(check, first, setting))
+        measure = functools.partial(_network_row, check, first, setting)
+        other[setting.name] = _guarded_row(check, measure)
         _print_row(f"{first} ({setting.name})", other[setting.name])
         check.write()
     reached = [row for row in rows.values() if row["status"] != "not reached"]
     holds = bool(reached) and all(row["status"] == "held" for row in reached)
     failed = [f"{name}: {row['error']}" for name, row in rows.items() if row["status"] == "error"]
-    told = f"{len(reached)} of {len(rows)} networks reached, planned below regular: {'all' if holds else 'not all'}"
-    return Finding(holds, "; ".join([told, *failed]), {"networks": rows, "other_settings": other})
+    below = [name for name, row in rows.items() if row["status"] == "held"]
+    told = f"{len(reached)} of {len(rows)} networks reached, planned below regular in {len(below)}"
+    return Finding(holds, "; ".join([told, *failed]), details)
 
 
 def _guarded_row(check: Check, measure: Callable[[], Json]) -> Json:
@@ -608,7 +635,8 @@ def _guarded_row(check: Check, measure: Callable[[], Json]) -> Json:
 
 def _network_row(check: Check, name: str, setting: Setting = MAKE_SESSION) -> Json:
     network = check.options.network(name)
-    end = min(check.options.network_limit_seconds, check.seconds_left() - LAST_STEPS_SECONDS) + time.perf_counter()
+    seconds = min(check.options.network_limit_seconds, check.seconds_left() - LAST_STEPS_SECONDS)
+    end = time.perf_counter() + seconds
     prepared = check.prepared(network)
     row: Json = {"shape": list(network.shape), "setting": setting.name}
     measured: dict[str, Measured] = {}
@@ -645,18 +673,20 @@ def _figures(prepared: Prepared, measured: Measured, graph: str, provider: str) 
 
 def _distance(regular: Measured, planned: Measured, loss: str) -> Json:
     """Norm-wise relative distances of all outputs; equality is not promised on a GPU."""
-    expected = _load(regular.outputs, regular.answer["outputs"])
-    actual = _load(planned.outputs, planned.answer["outputs"])
+    expected = _load(regular.outputs, regular.names)
+    actual = _load(planned.outputs, planned.names)
     distances = {name: _relative(expected[name], actual[name]) for name in expected}
-    gradients = {name: distance for name, distance in distances.items() if name != loss}
-    worst = max(gradients, key=lambda name: gradients[name])
+    gradients = {name: far for name, far in distances.items() if name != loss and np.isfinite(far)}
+    worst = max(gradients, key=lambda name: gradients[name], default=None)
+    finite_loss = bool(np.isfinite(distances[loss]))
     return {
-        "loss": distances[loss],
-        "loss_value": float(expected[loss]),
-        "loss_is_finite": bool(np.isfinite(expected[loss])),
-        "largest": gradients[worst],
+        "loss": distances[loss] if finite_loss else None,
+        "loss_value": float(expected[loss]) if finite_loss else None,
+        "loss_is_finite": finite_loss,
+        "largest": None if worst is None else gradients[worst],
         "largest_of": worst,
-        "median": float(np.median(list(gradients.values()))),
+        "median": float(np.median(list(gradients.values()))) if gradients else None,
+        "not_finite": sum(not np.isfinite(far) for far in distances.values()),
         "bit_equal": sum(np.array_equal(expected[name], actual[name]) for name in expected),
         "outputs": len(expected),
     }
@@ -680,7 +710,14 @@ def _print_row(name: str, row: Json) -> None:
             flush=True,
         )
     distance = row["distance"]
-    print(f"    {name}: gradients apart by {distance['largest']:.1e}, loss by {distance['loss']:.1e}", flush=True)
+    apart = {
+        key: distance[key] if distance[key] is None else f"{distance[key]:.1e}" for key in ("loss", "largest")
+    }
+    print(
+        f"    {name}: loss apart by {apart['loss']}, gradients by at most {apart['largest']}; "
+        f"{distance['bit_equal']} of {distance['outputs']} outputs bit-equal",
+        flush=True,
+    )
 
 
 def exchange_step(check: Check) -> Finding:
@@ -722,7 +759,8 @@ def run_step(check: Check, step: Step) -> bool:
             entry.update(status="error", line=_told(error), error=_told(error))
     entry["seconds"] = time.perf_counter() - started
     check.record["steps"][str(step.number)] = entry
-    print(f"{step.number} {step.name}: {entry['status']}: {entry['line']} [{entry['seconds']:.1f} s]", flush=True)
+    took = f"{entry['seconds']:.1f} s"
+    print(f"{step.number} {step.name}: {entry['status']}: {entry['line']} [{took}]", flush=True)
     check.write()
     return entry["status"] in ("held", "not reached")
 
@@ -826,7 +864,7 @@ def _forget_shadowed_build() -> None:
         for distribution in importlib.metadata.distributions(name=name):
             found.add(Path(str(distribution.locate_file(""))).resolve())
     if all(folders.values()) and not folders["onnxruntime"] & folders["onnxruntime-gpu"]:
-        runtime_ort._BUILDS = ("onnxruntime-gpu",)
+        runtime_ort._BUILDS = ("onnxruntime-gpu",)  # type: ignore[assignment]
 
 
 def session_on(model: Any, request: Json, folder: Path) -> Any:
@@ -846,11 +884,8 @@ def session_on(model: Any, request: Json, folder: Path) -> Any:
             return plain
         return (plain, added) if isinstance(plain, str) else (plain[0], {**plain[1], **added})
 
-    runtime_ort._with_options = with_options
-    try:
+    with mock.patch.object(runtime_ort, "_with_options", with_options):
         session = make_session(model, settings=settings, profile_prefix=str(folder / "profile"))
-    finally:
-        runtime_ort._with_options = standard
     if session.get_providers()[0] != provider:
         raise CheckError(f"asked for {provider}, the session has {', '.join(session.get_providers())}")
     return session
@@ -920,7 +955,8 @@ def work_run(request: Json, folder: Path) -> Json:
         free.append(free_device_bytes(provider))
     profile = session.end_profiling()
     timed = [_run_bound(session, binding, device_of(provider)) for _ in range(TIMED_RUNS)]
-    _save(folder / "outputs.npz", (value.numpy() for value in binding.get_outputs()))
+    outputs = binding.copy_outputs_to_cpu()
+    _save(folder / "outputs.npz", outputs)
     return {
         "profile": profile,
         "outputs": [output.name for output in session.get_outputs()],
@@ -928,18 +964,39 @@ def work_run(request: Json, folder: Path) -> Json:
         "load_seconds": load_seconds,
         "profiled_seconds": profiled,
         "step_seconds": timed,
-        # After each run; arenas never shrink, so this is the most that was reserved so far.
+        # After each run. An arena never shrinks by itself, so this is the most that was reserved
+        # so far; the first run's includes code and handles that are loaded with the first kernels.
         "device_growth_bytes": [before - after for after in free if before is not None and after is not None],
+        "output_bytes": sum(value.nbytes for value in outputs),
+        "arena": _arena_on_device(ort, session, binding, provider),
     }
 
 
-def _run_bound(session: Any, binding: Any, device: str) -> float:
+def _arena_on_device(ort: Any, session: Any, binding: Any, provider: str) -> Json:
+    """What the arena gives back when it is made to shrink: its reserve, without code and handles.
+
+    The last run's outputs stay, and so do the chunks that they are in.
+    """
+    before = free_device_bytes(provider)
+    if before is None:
+        return {}
+    try:
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "gpu:0")
+        _run_bound(session, binding, device_of(provider), options)
+        after = free_device_bytes(provider)
+        return {"shrunk_bytes": (after or 0) - before}
+    except Exception as error:
+        return {"error": _told(error)}
+
+
+def _run_bound(session: Any, binding: Any, device: str, options: Any = None) -> float:
     """Seconds of one run. The last run's outputs go first: two sets of gradients would add up."""
     binding.clear_binding_outputs()
     for output in session.get_outputs():
         binding.bind_output(output.name, device, 0)
     started = time.perf_counter()
-    session.run_with_iobinding(binding)
+    session.run_with_iobinding(binding, options)
     binding.synchronize_outputs()
     return time.perf_counter() - started
 
@@ -975,7 +1032,7 @@ def work_exchange(request: Json, folder: Path) -> Json:
         "in_place_same_pointer": weight.data_ptr() == pointer,
         "in_place_values_right": bool(np.allclose(weight.numpy(), expected, rtol=1e-6, atol=1e-6)),
     }
-    seen = torch.from_dlpack(weight)
+    seen = torch.from_dlpack(weight)  # type: ignore[attr-defined]
     answer["onnxruntime_to_torch_same_pointer"] = seen.data_ptr() == pointer
     answer["onnxruntime_to_torch_same_device"] = seen.device.type == device
     owned = torch.from_numpy(w.copy()).to(device)
@@ -984,7 +1041,7 @@ def work_exchange(request: Json, folder: Path) -> Json:
     answer["torch_to_onnxruntime_same_device"] = lent.device_name() == device
     update(lent, gradient)
     answer["torch_sees_update"] = bool(np.allclose(owned.cpu().numpy(), expected, rtol=1e-6, atol=1e-6))
-    return {**answer, "torch": torch.__version__, "device": device, "session_providers": session.get_providers()}
+    return {**answer, "torch": torch.__version__, "session_providers": session.get_providers()}
 
 
 WORK: Mapping[str, Callable[[Json, Path], Json]] = {
@@ -1004,11 +1061,14 @@ def work(name: str, folder: Path) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
     parser.add_argument("--smoke", action="store_true", help="tiny networks on the CPU provider")
-    parser.add_argument("--only", type=int, nargs="+", metavar="STEP", choices=[step.number for step in STEPS])
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="instead of all; the first serves steps 2, 3")
+    numbers = [step.number for step in STEPS]
+    parser.add_argument("--only", type=int, nargs="+", metavar="STEP", choices=numbers)
+    told = "instead of all; steps 2 and 3 take the first"
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help=told)
     parser.add_argument("--limit-s", type=float, default=460.0, help="for everything (default: 460)")
     parser.add_argument("--network-limit-s", type=float, default=120.0, help="for one network (default: 120)")
     given = parser.parse_args(arguments)
@@ -1019,7 +1079,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         given.limit_s,
         given.network_limit_s,
         tuple(given.networks or (network.name for network in networks)),
-        tuple(given.only or (step.number for step in STEPS)),
+        tuple(given.only or numbers),
     )
 
 
@@ -1028,8 +1088,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         check = Check(options, Path(folder))
-        told = "SMOKE RUN ON THE CPU: nothing here is a CUDA result" if options.smoke else check.record["card"]
-        print(told or "no card found", flush=True)
+        card = check.record["card"] or "no card found"
+        print("smoke run on the CPU: no CUDA result" if options.smoke else card, flush=True)
         check.write()
         fine = [run_step(check, step) for step in STEPS if step.number in options.only]
     return 0 if all(fine) else 1

@@ -33,12 +33,14 @@ def main() -> int:
         cases = cases_of(rule)
         found = unnoticed(rule, cases)
         inputs = ", ".join(map(str, given_inputs(rule, cases)))
-        print(f"{rule}: {len(cases)} cases, inputs {inputs}: {'UNNOTICED' if found else 'noticed'}", flush=True)
+        print(
+            f"{rule}: {len(cases)} cases, inputs {inputs}: {'UNNOTICED' if found else 'noticed'}", flush=True
+        )
         for reason in found:
             print(f"    {reason}")
         if found:
             failed.append(rule)
-    print(f"{len(failed)} of {len(rules)} rules may be wrong unnoticed{': ' if failed else ''}{', '.join(failed)}")
+    print(f"rules that may be wrong unnoticed: {', '.join(failed) or 'none'} of {len(rules)}")
     return 1 if failed else 0
 
 

@@ -25,6 +25,22 @@ ZERO = "barrier_zero"
 
 
 @dataclass(slots=True)
+class _Group:
+    """A group while it is written: `held` are the tensors that cannot come early, `views` the
+    barriers by the tensor that they show, `length` the zero that waits for the token."""
+
+    token: str
+    made: frozenset[str]
+    held: set[str] = field(init=False)
+    views: dict[str, str] = field(default_factory=dict)
+    written: list[Node] = field(default_factory=list)
+    length: str | None = None
+
+    def __post_init__(self) -> None:
+        self.held = {self.token}
+
+
+@dataclass(slots=True)
 class BarrierWriter:
     """Writes groups of nodes, each held back until the one before it is done."""
 
@@ -34,8 +50,8 @@ class BarrierWriter:
     zero: str
     small_bytes: int
     name: Callable[[str], str]
+    token: str
     types: dict[str, TensorType | None] = field(default_factory=dict)
-    _token: str | None = None
     _index: int = 0
 
     def opaque_view(self, tensor: str) -> tuple[Node, Node, str]:
@@ -49,88 +65,73 @@ class BarrierWriter:
         return add, self._reshape(tensor, target, view), view
 
     def group(self, nodes: Sequence[Node]) -> list[Node]:
-        """The group's nodes with the barriers that hold them; remembers its last tensor."""
-        written: list[Node] = []
-        if self._token is None:
-            written.extend(nodes)
-            self._token = nodes[-1].outputs[0]
-            return written
+        """The group's nodes with the barriers that hold them; `token` becomes its last tensor."""
         self._index += 1
-        held = self._write_held(nodes, self._length(written), written)
-        # A token must itself come late, or whatever waits for it waits for nothing.
-        self._token = next((node.outputs[0] for node in reversed(nodes) if node.outputs[0] in held), self._token)
-        return written
-
-    def _write_held(self, nodes: Sequence[Node], length: str, written: list[Node]) -> set[str]:
-        """Append the nodes, held where they need it; returns the tensors that cannot come early."""
-        assert self._token is not None
-        held = {self._token}
-        made = {name for node in nodes for name in node.outputs}
-        views: dict[str, str] = {}
+        group = _Group(self.token, frozenset(name for node in nodes for name in node.outputs))
         for node in nodes:
-            node = node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
-            if not any(name in held for name in node.inputs) and self._is_worth_holding(node):
-                node = self._hold(node, made, length, views, held, written)
-            held.update(views.values())
-            if any(name in held for name in node.inputs):
-                held.update(node.outputs)
-            written.append(node)
-        return held
+            held = node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
+            if not any(name in group.held for name in held.inputs) and self._is_worth_holding(held):
+                held = self._hold(held, group)
+            if any(name in group.held for name in held.inputs):
+                group.held.update(held.outputs)
+            group.written.append(held)
+        # A token must itself come late, or whatever waits for it waits for nothing.
+        late = (node.outputs[0] for node in reversed(nodes) if node.outputs[0] in group.held)
+        self.token = next(late, self.token)
+        return group.written
 
     def _is_worth_holding(self, node: Node) -> bool:
         """Whether running early would make a difference: per-channel vectors do not."""
         touched = (*(name for name in node.inputs if name and not self.is_fixed(name)), *node.outputs)
         return any(self.type_of(name).size_bytes > self.small_bytes for name in touched)
 
-    def _hold(
-        self,
-        node: Node,
-        made: set[str],
-        length: str,
-        views: dict[str, str],
-        held: set[str],
-        written: list[Node],
-    ) -> Node:
+    def _hold(self, node: Node, group: _Group) -> Node:
         """The node, reading one of its inputs (or its target shape) through a barrier."""
         if node.op in ("Reshape", "Expand"):
             # Held by the shape they take: a Reshape of a Reshape would be merged by the runtime.
-            target = self._target(node.inputs[1], length, written)
-            held.add(target)
-            return node.with_changes(inputs=(node.inputs[0], target))
-        outside = [name for name in node.inputs if name and name not in made and not self.is_fixed(name)]
+            return node.with_changes(inputs=(node.inputs[0], self._target(node.inputs[1], group)))
+        outside = [name for name in node.inputs if name and name not in group.made and not self.is_fixed(name)]
         if not outside:
             return node
         source = max(outside, key=lambda name: self.type_of(name).size_bytes)
-        target = self._target(self._shape(self.type_of(source).shape), length, written)
+        target = self._target(self._shape(self.type_of(source).shape), group)
         view = self.name(f"{source}/held{self._index}")
         self.types[view] = self.type_of(source)
-        written.append(self._reshape(source, target, view))
-        views[source] = view
-        return node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
+        group.written.append(self._reshape(source, target, view))
+        group.views[source] = view
+        group.held.add(view)
+        return node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
 
-    def _length(self, written: list[Node]) -> str:
-        """The int64 vector [0], known only when the token is."""
-        assert self._token is not None
-        token, shape = self._token, self.type_of(self._token).shape
+    def _length(self, group: _Group) -> str:
+        """The int64 vector [0], known only when the token is.
+
+        Written when the group first needs it: one that nobody reads would keep the token alive.
+        """
+        if group.length is not None:
+            return group.length
+        token, shape = self.token, self.type_of(self.token).shape
+        axes = self.constant(np.asarray([0], np.int64))
         if not shape:
             unsqueezed = self.name(f"barrier{self._index}/token")
-            axes = self.constant(np.asarray([0], np.int64))
             self._declare(unsqueezed, self.type_of(token).dtype, (1,))
-            written.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
-            token, shape = unsqueezed, (1,)
+            group.written.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
+            token = unsqueezed
         empty, length = self.name(f"barrier{self._index}/empty"), self.name(f"barrier{self._index}/length")
-        axes = self.constant(np.asarray([0], np.int64))
-        written.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
-        written.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
+        group.written.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
+        group.written.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
         # No type for `empty`: with a static first dimension of 0 its Shape would be folded away.
         self.types[empty] = None
         self._declare(length, onnx.TensorProto.INT64, (1,))
+        group.length = length
         return length
 
-    def _target(self, shape: str, length: str, written: list[Node]) -> str:
+    def _target(self, shape: str, group: _Group) -> str:
+        """`shape` plus the zero that waits for the token."""
+        length = self._length(group)
         target = self.name(f"barrier{self._index}/shape")
         self._declare(target, onnx.TensorProto.INT64, self.type_of(shape).shape)
-        written.append(Node("Add", (shape, length), (target,), name=target))
+        group.written.append(Node("Add", (shape, length), (target,), name=target))
+        group.held.add(target)
         return target
 
     def _shape(self, shape: tuple[int, ...]) -> str:

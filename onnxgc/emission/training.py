@@ -40,6 +40,23 @@ class _Group:
     segments: tuple[int | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _LiveRatios:
+    """Nodes that compute Dropout's ratios, and the computed ratio of each constant one."""
+
+    nodes: tuple[Node, ...]
+    live: Mapping[str, str]
+
+    def applied_to(self, node: Node) -> Node:
+        if node.op != "Dropout":
+            return node
+        return node.with_changes(
+            inputs=tuple(
+                self.live.get(name, name) if index == 1 else name for index, name in enumerate(node.inputs)
+            )
+        )
+
+
 def emit_training_graph(
     step: TrainingStep,
     schedule: Schedule,
@@ -81,6 +98,7 @@ class _Emitter:
             self._zero,
             small_bytes,
             lambda wanted: fresh_name(wanted, self._taken),
+            step.model.loss,
         )
 
     def _type_of(self, name: str) -> TensorType:
@@ -100,9 +118,15 @@ class _Emitter:
             written.extend((add, view_node))
             nodes.extend(_annotated(node, "forward", None) for node in (add, view_node))
             views[name] = view
+        live_ratio = self._live_dropout_ratios()
+        for node in live_ratio.nodes:
+            written.append(node)
+            nodes.append(_annotated(node, "forward", None))
         for group in self._groups():
             group_nodes = [
-                node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
+                live_ratio.applied_to(
+                    node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
+                )
                 for node in group.nodes
             ]
             segment_of = dict(zip((node.name for node in group_nodes), group.segments, strict=True))
@@ -116,6 +140,36 @@ class _Emitter:
         return TrainingGraph(
             self._model(nodes, written), dict(self._step.parameter_gradients), self._schedule
         )
+
+    def _live_dropout_ratios(self) -> _LiveRatios:
+        """Dropout ratios that the runtime cannot see.
+
+        ONNX Runtime removes a Dropout with a constant ratio whose mask nobody reads, in training
+        mode too: where only the recomputed copy's mask is read, forward would run without one.
+        """
+        ratios = dict.fromkeys(
+            node.inputs[1]
+            for node in self._step.differentiated.forward
+            if node.op == "Dropout" and len(node.inputs) > 1 and node.inputs[1]
+        )
+        nodes: list[Node] = []
+        live: dict[str, str] = {}
+        for ratio in ratios:
+            kind = self._type_of(ratio)
+            zero, scalar, result = (
+                fresh_name(f"{ratio}/{part}", self._taken) for part in ("zero", "scalar_zero", "live")
+            )
+            axes = self._constants.add(np.asarray([0], np.int64))
+            nodes += [
+                Node("Cast", (self._zero,), (zero,), {"to": kind.dtype}, zero),
+                Node("Squeeze", (zero, axes), (scalar,), name=scalar),
+                Node("Add", (ratio, scalar), (result,), name=result),
+            ]
+            self._barriers.types[zero] = TensorType(kind.dtype, (1,))
+            self._barriers.types[scalar] = TensorType(kind.dtype, ())
+            self._barriers.types[result] = kind
+            live[ratio] = result
+        return _LiveRatios(tuple(nodes), live)
 
     def _groups(self) -> Iterator[_Group]:
         """The schedule cut into groups, views of views taken from their source."""

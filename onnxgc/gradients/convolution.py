@@ -190,7 +190,9 @@ def _exchanged(g: GradientContext, c: Convolution) -> str:
     x = g.emit("Transpose", x, perm=swap)
     dy = g.emit("Transpose", g.dy, perm=swap)
     gradient = g.emit(
-        "Conv", x, dy,
+        "Conv",
+        x,
+        dy,
         kernel_shape=list(c.windows.output_size),
         strides=list(c.windows.dilations),
         dilations=list(c.windows.strides),

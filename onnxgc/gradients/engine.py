@@ -215,7 +215,9 @@ def _missing_rules(nodes: Sequence[Node]) -> str:
     by_rule: dict[str, list[str]] = {}
     for node in nodes:
         by_rule.setdefault(node.rule, []).append(f"'{node.origin or node.name}'")
-    listed = "; ".join(f"{rule} at {', '.join(dict.fromkeys(names))}" for rule, names in sorted(by_rule.items()))
+    listed = "; ".join(
+        f"{rule} at {', '.join(dict.fromkeys(names))}" for rule, names in sorted(by_rule.items())
+    )
     return (
         f"no gradient rule for: {listed}; rewrite these operators in supported ones, "
         "or pass --freeze so that no parameter before them trains"
@@ -296,7 +298,8 @@ def _check_given(context: GradientContext) -> None:
     if left_out:
         raise UnsupportedOperatorError(
             f"{node.op} '{node.origin or node.name}' has no gradient rule for its input {left_out[0]} "
-            f"('{node.inputs[left_out[0]]}'), which depends on a parameter; freeze that parameter, or leave it out of --trainable"
+            f"('{node.inputs[left_out[0]]}'), which depends on a parameter; freeze that parameter, or leave "
+            "it out of --trainable"
         )
 
 

@@ -17,8 +17,8 @@ def batch_normalization(g: GradientContext) -> None:
     """
     if g.attribute("training_mode", 0):
         raise UnsupportedOperatorError(
-            f"BatchNormalization '{g.node.origin or g.node.name}' is in training mode and other nodes or outputs "
-            "read its statistics, which has no gradient rule; export the model without these outputs"
+            f"BatchNormalization '{g.node.origin or g.node.name}' is in training mode and its statistics are "
+            "read, which has no gradient rule; export the model without these outputs"
         )
     rank = len(g.input_shape(0))
     axes = (0, *range(2, rank))

@@ -52,8 +52,16 @@ def average_pool(g: GradientContext) -> None:
         # With stride 1 the windows that hold a position are a window themselves.
         weight = size / counts.astype(np.float64)
         scaled = _scaled(g, size / uniform if uniform else weight, uniform is not None)
-        g.give(0, g.emit("AveragePool", scaled, kernel_shape=list(windows.kernel), pads=backward_pads,
-                         count_include_pad=1))
+        g.give(
+            0,
+            g.emit(
+                "AveragePool",
+                scaled,
+                kernel_shape=list(windows.kernel),
+                pads=backward_pads,
+                count_include_pad=1,
+            ),
+        )
         return
     channels = g.input_shape(0)[1]
     scaled = g.dy if uniform else _scaled(g, 1.0 / counts.astype(np.float64), False)

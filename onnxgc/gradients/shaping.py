@@ -16,9 +16,7 @@ def reduce_sum(g: GradientContext, tensor: str, axes: tuple[int, ...], *, keepdi
     return g.emit("ReduceSum", tensor, g.ints(*axes), keepdims=int(keepdims))
 
 
-def unbroadcast(
-    g: GradientContext, tensor: str, shape: tuple[int, ...], target: tuple[int, ...]
-) -> str:
+def unbroadcast(g: GradientContext, tensor: str, shape: tuple[int, ...], target: tuple[int, ...]) -> str:
     """Sum `tensor` of `shape` over the axes along which `target` was broadcast to it."""
     if shape == target:
         return tensor

@@ -37,13 +37,20 @@ class Windows:
 
     @property
     def overshoot(self) -> tuple[int, ...]:
-        """How far the last window reaches past the input's end, per axis; negative: how many
-        elements at the end no window covers."""
+        """How far the last window reaches past the input's end, per axis.
+
+        Negative: how many elements at the end no window covers.
+        """
         return tuple(
             (out - 1) * stride + dilation * (size - 1) + 1 - begin - extent
             for out, stride, dilation, size, begin, extent in zip(
-                self.output_size, self.strides, self.dilations, self.kernel,
-                self.pads_begin, self.input_size, strict=True,
+                self.output_size,
+                self.strides,
+                self.dilations,
+                self.kernel,
+                self.pads_begin,
+                self.input_size,
+                strict=True,
             )
         )
 

@@ -36,7 +36,7 @@ class Contender:
     def __init__(self, folder: Path, request: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Array]]):
         folder.mkdir()
         for kind, values in arrays.items():
-            np.savez(folder / f"{kind}.npz", **{f"a{i}": value for i, value in enumerate(values.values())})
+            np.savez(folder / f"{kind}.npz", *values.values())
         names = {kind: list(values) for kind, values in arrays.items()}
         (folder / "request.json").write_text(json.dumps({**request, "names": names}))
         self._process = subprocess.Popen(
@@ -59,9 +59,8 @@ class Contender:
         return self._answer()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # Closes the pipes, which ends the process, and waits for it.
+            pass
 
 
 def in_turns(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, Any]]:
@@ -102,7 +101,7 @@ _STEPS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, dict[str, Array]]
 
 def _load(folder: Path, kind: str, names: Sequence[str]) -> dict[str, Array]:
     with np.load(folder / f"{kind}.npz") as stored:
-        return {name: stored[f"a{index}"] for index, name in enumerate(names)}
+        return {name: stored[f"arr_{index}"] for index, name in enumerate(names)}
 
 
 def main(folder: Path) -> None:

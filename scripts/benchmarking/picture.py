@@ -50,9 +50,10 @@ def _thinned(timeline: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def draw(figures: dict[str, Any]) -> str:
     """The SVG of recorded timelines: operators to the right, MB (10^6 bytes) upwards."""
-    step = _tick(max(figures["peak_bytes"].values()) / MEGABYTE)
-    highest = step * (int(max(figures["peak_bytes"].values()) / MEGABYTE / step) + 1)
-    longest = max(figures["operators"].values())
+    peak_megabytes = max(figures["peak_bytes"].values()) / MEGABYTE
+    step = _tick(peak_megabytes)
+    highest = step * (int(peak_megabytes / step) + 1)
+    longest = int(max(figures["operators"].values()))
 
     def x(operator: float) -> float:
         return _LEFT + operator / longest * (_WIDTH - _LEFT - _RIGHT)
@@ -72,11 +73,14 @@ def draw(figures: dict[str, Any]) -> str:
     ]
     for tick in range(0, highest + 1, step):
         lines.append(
-            f'<line x1="{_LEFT}" y1="{y(tick):.1f}" x2="{_WIDTH - _RIGHT}" y2="{y(tick):.1f}" stroke="{_GRID}"/>'
+            f'<line x1="{_LEFT}" y1="{y(tick):.1f}" x2="{_WIDTH - _RIGHT}" y2="{y(tick):.1f}" '
+            f'stroke="{_GRID}"/>'
             f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>'
         )
     for tick in range(0, longest + 1, _tick(longest)):
-        lines.append(f'<text x="{x(tick):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick}</text>')
+        lines.append(
+            f'<text x="{x(tick):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick}</text>'
+        )
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     boundary = x(figures["forward_operators"])
     lines += [

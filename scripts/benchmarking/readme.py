@@ -45,7 +45,10 @@ def _mb(size_bytes: float) -> str:
 
 def _results(folder: Path) -> str:
     parts = [part for part in (_resnet50(folder), _light(folder), _paper(folder)) if part]
-    return "\n\n".join(parts) or "No figures are recorded yet; `python scripts/benchmark.py resnet50` records them."
+    return (
+        "\n\n".join(parts)
+        or "No figures are recorded yet; `python scripts/benchmark.py resnet50` records them."
+    )
 
 
 def _where(record: Mapping[str, Any]) -> str:
@@ -69,9 +72,7 @@ def _resnet50(folder: Path) -> str:
     for settings, label in (("make_session", "`make_session()`"), ("default", "all-default session")):
         measured = figures["measured"][settings]
         for key, what in (("requested_bytes", "requested"), ("in_use_bytes", "in use")):
-            row = _peak_row(
-                f"measured, {label}, {what}", measured["regular"][key], measured["planned"][key]
-            )
+            row = _peak_row(f"measured, {label}, {what}", measured["regular"][key], measured["planned"][key])
             rows.append(row)
     times = figures["step_seconds"]
     for key in ("minimum", "median"):
@@ -85,18 +86,21 @@ def _resnet50(folder: Path) -> str:
             ]
         )
     same, accuracy = figures["identical"], figures["accuracy"]
-    torch_version = record["environment"]["versions"]["torch"]
+    torch_version = record["environment"]["versions"]["torch"].partition("+")[0]
     sentences = [
-        f"**ResNet-50, batch {figures['batch']}, {figures['input']}**, one training step "
+        f"**{figures['network']}, batch {figures['batch']}, {figures['input']}**, one training step "
         f"(peaks in MB of 10^6 bytes, the highest of {figures['memory_runs']} runs, parameters' gradients of "
         f"{_mb(figures['parameter_gradient_bytes'])} MB included):",
         markdown_table(["", "storing everything", "planned", "planned / storing everything"], rows),
-        f"Planned against storing everything: the loss is {'' if same['loss'] else 'NOT '}bit-identical, and so "
-        f"are {same['gradients']} of {same['gradients_of']} gradients. Distance of the gradients to torch "
-        f"{torch_version} in float64, as a multiple of torch float32's own distance: median "
-        f"{accuracy['ratio_median']:.2f}, largest {accuracy['ratio_max']:.2f}. Time against torch eager: "
+        f"Planned against storing everything: the loss is {'' if same['loss'] else 'NOT '}"
+        f"bit-identical, and so are {same['gradients']} of {same['gradients_of']} gradients. Distance of the "
+        f"gradients to torch {torch_version} in float64, as a multiple of torch float32's own distance: "
+        f"median {accuracy['ratio_median']:.2f}, largest {accuracy['ratio_max']:.2f}. "
+        "Time against torch eager (the "
+        "same graph by torch's operators and autograd, storing everything): "
         f"{times['regular']['minimum'] / times['torch']['minimum']:.2f} (storing everything) and "
-        f"{times['planned']['minimum'] / times['torch']['minimum']:.2f} (planned), by minima. {_where(record)}.",
+        f"{times['planned']['minimum'] / times['torch']['minimum']:.2f} (planned), by minima. "
+        f"{_where(record)}.",
     ]
     return "\n\n".join(sentences)
 
@@ -149,13 +153,14 @@ def _paper(folder: Path) -> str:
         for row in record["figures"]
     ]
     headings = [
-        "network, batch", "simulated, storing everything", "planned", "ratio", "paper, regular", "paper, optimal",
-        "ratio",
+        "network, batch", "simulated, storing everything", "planned", "ratio",
+        "paper, regular", "paper, optimal", "ratio",
     ]  # fmt: skip
     return (
-        "**Beside the paper's Table 1**, at its batch sizes and inputs: simulated here for the CPU (MB of 10^6 "
-        "bytes, parameters and their gradients left out), measured there on a GPU in PyTorch 1.5 (MB as printed, "
-        f"weights left out). Ratios can be compared, megabytes only roughly.\n\n{markdown_table(headings, rows)}"
+        "**Beside the paper's Table 1**, at its batch sizes and inputs: simulated here for the CPU (MB of "
+        "10^6 bytes, parameters and their gradients left out), measured there on a GPU in PyTorch 1.5 (MB as "
+        "printed, weights left out). Ratios can be compared, megabytes only roughly.\n\n"
+        + markdown_table(headings, rows)
     )
 
 
@@ -164,7 +169,7 @@ def _operators(folder: Path) -> str:
     rules = ", ".join(f"`{name}`" for name in sorted(RULES) if "." not in name)
     stops = ", ".join(f"`{name}`" for name in sorted(STOPS))
     return (
-        f"Gradient rules: {rules}.\n\nNo gradient flows through: {stops}, and through integer or Boolean results."
+        f"Gradient rules: {rules}.\n\nNo gradient flows through {stops}, nor through integers and Booleans."
     )
 
 

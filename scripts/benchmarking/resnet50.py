@@ -115,8 +115,11 @@ def _measured(setup: _Setup, kind: str, settings: SessionSettings, label: str, t
 
 
 def _peaks(measurement: Measurement) -> dict[str, Any]:
-    """The highest of all runs, and each run's: kernels' workspaces show only where they raise the
-    arena's maximum, which is mostly in the first run, and memory patterns act from the second on."""
+    """The highest of all runs, and each run's.
+
+    Kernels' workspaces show only where they raise the arena's maximum, which is mostly in the first
+    run, and memory patterns act from the second on.
+    """
     return {
         "requested_bytes": measurement.requested_peak_bytes,
         "in_use_bytes": measurement.in_use_peak_bytes,
@@ -151,7 +154,8 @@ def _accuracy(
     model = onnx.load(MODELS / f"{options.network}.onnx")
     inputs = {name: setup.feeds[name] for name in setup.planned.model.inputs}
     (target,) = setup.planned.model.targets
-    exact, single = {}, {}
+    exact: dict[str, Array] = {}
+    single: dict[str, Array] = {}
     for dtype, gradients in ((torch.float64, exact), (torch.float32, single)):
         tell(f"torch reference in {dtype}")
         step = reference_step(model, setup.weights, inputs, setup.feeds[target], dtype=dtype)

@@ -24,45 +24,70 @@ CONVOLUTION_CASES = (
     _conv("pads on every side different", (2, 3, 6, 5), (4, 3, 3, 3), "pads=[0,2,1,3]"),
     _conv("pads as large as the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[2,2,2,2]"),
     _conv("pads larger than the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[3,4,5,3]"),
-    _conv("pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"),
+    _conv(
+        "pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"
+    ),
     _conv("stride 2", (2, 3, 7, 9), (4, 3, 3, 3), "strides=[2,2]"),
     _conv("stride 2 leaves a row unused", (2, 3, 8, 7), (4, 3, 3, 3), "strides=[2,2]"),
     _conv("stride 2 leaves end padding unused", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,2], pads=[1,1,1,1]"),
     _conv("stride 2 unused pads and rows", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,3], pads=[1,0,2,1]"),
     _conv("strides differ", (2, 3, 9, 8), (4, 3, 3, 3), "strides=[3,1], pads=[1,1,1,1]"),
     _conv("stride larger than the kernel", (2, 5, 10, 11), (4, 5, 2, 2), "strides=[3,4]"),
-    _conv("stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"),
+    _conv(
+        "stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"
+    ),
     _conv("5x5 stride 3 pad 1 on 32", (1, 5, 32, 32), (3, 5, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
     _conv("dilation", (2, 3, 9, 8), (4, 3, 3, 3), "dilations=[2,3], pads=[1,3,2,3]"),
-    _conv("dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"),
+    _conv(
+        "dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"
+    ),
     _conv("one output position", (2, 3, 3, 3), (4, 3, 3, 3)),
     _conv("one input channel", (2, 1, 5, 5), (3, 1, 3, 3), "pads=[1,1,1,1]"),
     _conv("one output channel", (2, 3, 5, 5), (1, 3, 3, 3), "pads=[1,1,1,1]"),
     _conv("auto_pad SAME_UPPER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_UPPER"'),
     _conv("auto_pad SAME_LOWER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_LOWER"'),
-    _conv("auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'),
-    _conv("auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'),
-    _conv("auto_pad SAME_UPPER, stride 3 of kernel 2", (2, 3, 7, 8), (4, 3, 2, 2), 'auto_pad="SAME_UPPER", strides=[3,3]'),
+    _conv(
+        "auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'
+    ),
+    _conv(
+        "auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'
+    ),
+    _conv(
+        "auto_pad SAME_UPPER, stride 3 of kernel 2",
+        (2, 3, 7, 8),
+        (4, 3, 2, 2),
+        'auto_pad="SAME_UPPER", strides=[3,3]',
+    ),
     _conv("auto_pad VALID", (2, 3, 6, 7), (4, 3, 3, 2), 'auto_pad="VALID", strides=[2,2]'),
     _conv("kernel_shape given", (2, 3, 6, 5), (4, 3, 3, 2), "kernel_shape=[3,2]"),
     _conv("1D", (2, 3, 9), (4, 3, 3), "pads=[1,2], strides=[2], dilations=[2]"),
     _conv("3D", (2, 3, 5, 4, 6), (4, 3, 2, 3, 2), "strides=[2,1,2], pads=[1,1,0,0,1,1], dilations=[1,1,2]"),
     # grouped
     _conv("two groups", (2, 4, 6, 5), (6, 2, 3, 3), "group=2, pads=[1,1,1,1]"),
-    _conv("groups, stride, dilation", (2, 6, 9, 8), (6, 2, 3, 2), "group=3, strides=[2,3], dilations=[2,1], pads=[0,1,2,1]"),
+    _conv(
+        "groups, stride, dilation",
+        (2, 6, 9, 8),
+        (6, 2, 3, 2),
+        "group=3, strides=[2,3], dilations=[2,1], pads=[0,1,2,1]",
+    ),
     _conv("groups of 1x1", (2, 4, 5, 6), (6, 2, 1, 1), "group=2, strides=[2,2]"),
     _conv("groups 1D", (2, 4, 9), (6, 2, 3), "group=2, strides=[2], pads=[1,0]"),
     _conv("groups 3D", (2, 4, 3, 4, 5), (2, 2, 2, 2, 2), "group=2, pads=[1,0,1,0,1,0]"),
     # depthwise
     _conv("depthwise", (2, 4, 6, 5), (4, 1, 3, 3), "group=4, pads=[1,1,1,1]"),
-    _conv("depthwise, stride 2 of odd size", (2, 4, 7, 8), (4, 1, 3, 3), "group=4, strides=[2,2], pads=[1,1,1,1]"),
+    _conv(
+        "depthwise, stride 2 of odd size",
+        (2, 4, 7, 8),
+        (4, 1, 3, 3),
+        "group=4, strides=[2,2], pads=[1,1,1,1]",
+    ),
     _conv("depthwise, dilation", (2, 4, 8, 8), (4, 1, 3, 3), "group=4, dilations=[2,2], pads=[2,1,0,3]"),
     _conv("depthwise, multiplier 3", (2, 4, 6, 5), (12, 1, 3, 3), "group=4, pads=[1,1,1,1], strides=[2,1]"),
     _conv("depthwise 1D", (2, 4, 9), (4, 1, 3), "group=4, strides=[2]"),
     _conv("depthwise 1x1", (2, 4, 5, 5), (4, 1, 1, 1), "group=4"),
     # pointwise: one Gemm, or a batched product from either side
-    _conv("1x1 by Gemm", (2, 3, 2, 2), (4, 3, 1, 1)),
-    _conv("1x1 by Gemm, stride 2 of odd size", (2, 7, 5, 3), (6, 7, 1, 1), "strides=[2,2]"),
+    _conv("1x1 by Gemm", (2, 5, 2, 2), (6, 5, 1, 1)),
+    _conv("1x1 by Gemm, stride 2 of odd size", (2, 7, 5, 3), (8, 7, 1, 1), "strides=[2,2]"),
     _conv("1x1 by product, fewer inputs", (2, 3, 8, 8), (5, 3, 1, 1)),
     _conv("1x1 by product, more inputs", (2, 5, 8, 8), (3, 5, 1, 1)),
     _conv("1x1 by product, stride 2 of even size", (2, 3, 12, 14), (5, 3, 1, 1), "strides=[2,2]"),
@@ -113,7 +138,9 @@ PRODUCT_CASES = (
     _gemm("one column", "", (3, 4), (4, 1), (1,)),
     case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
     _matmul("2D x 2D", (3, 4), (4, 5)),
-    case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)),
+    case(
+        "MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)
+    ),
     _matmul("1D x 2D", (4,), (4, 5)),
     _matmul("2D x 1D", (3, 4), (4,)),
     _matmul("1D x 3D", (4,), (2, 4, 5)),

@@ -58,7 +58,9 @@ ELEMENTWISE_CASES = (
     *(entry for rule in ("Add", "Sub", "Mul", "Div") for entry in _binary(rule)),
     case("Sum", "one input", "y = Sum(a)", a=normal(2, 3)),
     case("Sum", "two inputs", "y = Sum(a, b)", a=normal(2, 3), b=normal(2, 3)),
-    case("Sum", "three inputs, broadcast", "y = Sum(a, b, c)", a=normal(2, 1, 4), b=normal(3, 1), c=normal(4)),
+    case(
+        "Sum", "three inputs, broadcast", "y = Sum(a, b, c)", a=normal(2, 1, 4), b=normal(3, 1), c=normal(4)
+    ),
     case("Sum", "scalar among them", "y = Sum(a, b, c)", a=normal(2, 3), b=normal(), c=normal(1, 3)),
     case("Sum", "with itself", "y = Sum(a, a, b)", a=normal(2, 3), b=normal(3)),
     _unary("Abs"),
@@ -83,16 +85,35 @@ ELEMENTWISE_CASES = (
     _clip("lower limit", "y = Clip(x, low)", low=_LOW),
     _clip("upper limit", "y = Clip(x, , high)", high=_HIGH),
     _clip("no limit", "y = Clip(x)"),
-    _clip("ReLU6", "z = Mul(x, four) y = Clip(z, low, high)", four=np.float32(4), low=np.float32(0), high=np.float32(6)),
+    _clip(
+        "ReLU6",
+        "z = Mul(x, four) y = Clip(z, low, high)",
+        four=np.float32(4),
+        low=np.float32(0),
+        high=np.float32(6),
+    ),
     _clip("opset 6 attributes", "y = Clip<min=-0.6, max=0.8>(x)", opset=10),
     _clip("opset 6, minimum only", "y = Clip<min=-0.6>(x)", opset=10),
     _clip("opset 11 inputs", "y = Clip(x, low, high)", low=_LOW, high=_HIGH, opset=11),
     case("Dropout", "ratio given", "y = Dropout(x, ratio)", x=normal(6, 7), ratio=np.float32(0.3)),
     case("Dropout", "ratio by default", "y = Dropout(x)", x=normal(6, 7)),
-    case("Dropout", "twice", "z = Dropout(x, r) y = Dropout(z, s)", x=normal(9, 8), r=np.float32(0.2), s=np.float32(0.4)),
+    case(
+        "Dropout",
+        "twice",
+        "z = Dropout(x, r) y = Dropout(z, s)",
+        x=normal(9, 8),
+        r=np.float32(0.2),
+        s=np.float32(0.4),
+    ),
     case("Dropout", "opset 7 attribute", "y = Dropout<ratio=0.25>(x)", x=normal(6, 7), opset=7),
     case("Dropout", "opset 10 attribute", "y = Dropout<ratio=0.6>(x)", x=normal(6, 7), opset=10),
-    case("Exp", "behind a Dropout of ratio zero", "z = Dropout(x, ratio) y = Exp(z)", x=normal(6, 7), ratio=np.float32(0)),
+    case(
+        "Exp",
+        "behind a Dropout of ratio zero",
+        "z = Dropout(x, ratio) y = Exp(z)",
+        x=normal(6, 7),
+        ratio=np.float32(0),
+    ),
 )
 
 
@@ -109,7 +130,14 @@ def _head(name: str, body: str, **settings: Any) -> Case:
 
 
 LOSS_CASES = (
-    _head("cross-entropy", "y = Mul(x, w)", x=normal(4, 5), w=normal(5), loss="cross-entropy", target=_labels(4, classes=5)),
+    _head(
+        "cross-entropy",
+        "y = Mul(x, w)",
+        x=normal(4, 5),
+        w=normal(5),
+        loss="cross-entropy",
+        target=_labels(4, classes=5),
+    ),
     _head(
         "cross-entropy, ignored labels",
         "y = Mul(x, w)",
@@ -163,7 +191,20 @@ LOSS_CASES = (
     ),
     _head("l1", "y = Exp(x)", x=normal(3, 4), loss="l1", rule="Abs"),
     _head("bce", "y = Mul(x, w)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"),
-    _head("bce behind Sigmoid", "z = Mul(x, w) y = Sigmoid(z)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"),
-    _head("own output", "z = Mul(x, x) y = ReduceMean<keepdims=0>(z)", x=normal(3, 4), loss="y", rule="ReduceMean"),
+    _head(
+        "bce behind Sigmoid",
+        "z = Mul(x, w) y = Sigmoid(z)",
+        x=normal(3, 4),
+        w=normal(4),
+        loss="bce",
+        rule="Softplus",
+    ),
+    _head(
+        "own output",
+        "z = Mul(x, x) y = ReduceMean<keepdims=0>(z)",
+        x=normal(3, 4),
+        loss="y",
+        rule="ReduceMean",
+    ),
     _head("own output [1]", "z = Mul(x, x) y = ReduceMean(z)", x=normal(3, 4), loss="y", rule="ReduceMean"),
 )

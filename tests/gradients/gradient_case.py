@@ -160,12 +160,12 @@ def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
     return planned.step, emit(planned)
 
 
-def outcome(case: Case) -> Outcome:
+def outcome(case: Case, threads: int = 1) -> Outcome:
     """What ONNX Runtime makes of the emitted training graph."""
     step, graph = emitted(case)
     mask_of = {node.outputs[0]: node.outputs[1] for node in step.model.nodes if node.op == "Dropout"}
     proto = _with_outputs(graph.model, mask_of.values())
-    session = make_session(proto, providers=["CPUExecutionProvider"], threads=1)
+    session = make_session(proto, providers=["CPUExecutionProvider"], threads=threads)
     feeds, target = case.fed(), np.zeros(0)
     if step.model.targets:
         (name,) = step.model.targets
@@ -174,9 +174,7 @@ def outcome(case: Case) -> Outcome:
     names = [step.model.loss, *graph.gradient_of.values(), *mask_of.values()]
     loss, *values = session.run(names, feeds)
     gradients = dict(zip(graph.gradient_of, values, strict=False))
-    return Outcome(
-        float(loss), gradients, target, dict(zip(mask_of, values[len(gradients) :], strict=True))
-    )
+    return Outcome(float(loss), gradients, target, dict(zip(mask_of, values[len(gradients) :], strict=True)))
 
 
 def _with_outputs(model: onnx.ModelProto, names: Any) -> onnx.ModelProto:
@@ -223,13 +221,13 @@ def _by_formula(case: Case, target: Array) -> tuple[float, dict[str, Array]]:
     return float(loss.detach()), found
 
 
-def errors(case: Case) -> dict[str, float]:
+def errors(case: Case, threads: int = 1) -> dict[str, float]:
     """Relative error of the loss and, norm-wise, of each gradient; infinite where one is missing.
 
     Raises:
         ValueError: the true gradient of a parameter is so small that it shows nothing.
     """
-    found = outcome(case)
+    found = outcome(case, threads)
     loss, gradients = truth(case, found.target, found.masks)
     compared = {"loss": abs(found.loss - loss) / max(abs(loss), SMALLEST_NORM)}
     for name, expected in gradients.items():

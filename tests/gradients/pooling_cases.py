@@ -16,12 +16,21 @@ from tests.gradients.gradient_case import Case, Formula, case, normal, positive
 _FEW = (2, 3, 8, 7)
 
 
-def _pool(rule: str, name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    operator = f"{rule}<{attributes}>" if attributes else rule
-    return case(rule, name, f"y = {operator}(x)", x=normal(*shape), **settings)
+def _max(name: str, shape: tuple[int, ...], attributes: str, **settings: Any) -> Case:
+    return case("MaxPool", name, f"y = MaxPool<{attributes}>(x)", x=normal(*shape), **settings)
 
 
-def _dilated_mean(kernel: Sequence[int], dilations: Sequence[int], pads: int, *, counts_pads: bool) -> Formula:
+def _mean(name: str, shape: tuple[int, ...], attributes: str, **settings: Any) -> Case:
+    return case("AveragePool", name, f"y = AveragePool<{attributes}>(x)", x=normal(*shape), **settings)
+
+
+def _global(name: str, shape: tuple[int, ...]) -> Case:
+    return case("GlobalAveragePool", name, "y = GlobalAveragePool(x)", x=normal(*shape))
+
+
+def _dilated_mean(
+    kernel: Sequence[int], dilations: Sequence[int], pads: int, *, counts_pads: bool
+) -> Formula:
     """AveragePool-19 with dilations and equal pads: a sum over taps by a convolution with ones."""
 
     def mean(operands: Mapping[str, Tensor]) -> Tensor:
@@ -42,55 +51,59 @@ def _at_opset_19(model: TrainableModel) -> TrainableModel:
 
 
 POOLING_CASES = (
-    _pool("MaxPool", "2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
-    _pool("MaxPool", "overlapping", _FEW, "kernel_shape=[3,3]"),
-    _pool("MaxPool", "overlapping, stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
-    _pool("MaxPool", "kernel not square", _FEW, "kernel_shape=[2,3], strides=[2,1], pads=[0,1,1,2]"),
-    _pool("MaxPool", "stride larger than the kernel", _FEW, "kernel_shape=[2,2], strides=[3,4]"),
-    _pool("MaxPool", "ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
-    _pool("MaxPool", "ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
-    _pool("MaxPool", "dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
-    _pool("MaxPool", "SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
-    _pool("MaxPool", "SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
-    _pool("MaxPool", "VALID", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"'),
-    _pool("MaxPool", "1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
-    _pool("MaxPool", "3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
-    _pool("MaxPool", "column-major indices", _FEW, "kernel_shape=[3,3], strides=[2,2], storage_order=1"),
-    _pool("MaxPool", "column-major indices 3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], storage_order=1"),
-    _pool("MaxPool", "one window", (2, 3, 4, 4), "kernel_shape=[4,4]"),
-    _pool("MaxPool", "opset 8", _FEW, "kernel_shape=[3,3], strides=[2,2]", opset=8),
-    _pool("AveragePool", "2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
-    _pool("AveragePool", "stride 1", _FEW, "kernel_shape=[3,2]"),
-    _pool("AveragePool", "stride 1, pads", _FEW, "kernel_shape=[3,3], pads=[1,1,1,1]"),
-    _pool("AveragePool", "stride 1, pads counted", _FEW, "kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1"),
-    _pool("AveragePool", "stride 1, pads differ", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3]"),
-    _pool("AveragePool", "stride 1, pads differ, counted", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3], count_include_pad=1"),
-    _pool("AveragePool", "stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
-    _pool("AveragePool", "stride 2, pads counted", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1"),
-    _pool("AveragePool", "rows left unused", (2, 3, 8, 9), "kernel_shape=[3,2], strides=[3,4]"),
-    _pool("AveragePool", "stride 3, one pad", (2, 3, 11, 10), "kernel_shape=[3,2], strides=[3,3], pads=[1,0,0,1]"),
-    _pool("AveragePool", "ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
-    _pool("AveragePool", "ceil_mode, stride 1", _FEW, "kernel_shape=[3,3], ceil_mode=1"),
-    _pool("AveragePool", "ceil_mode and pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
-    _pool(
-        "AveragePool",
+    _max("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
+    _max("overlapping", _FEW, "kernel_shape=[3,3]"),
+    _max("overlapping, stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    _max("kernel not square", _FEW, "kernel_shape=[2,3], strides=[2,1], pads=[0,1,1,2]"),
+    _max("stride larger than the kernel", _FEW, "kernel_shape=[2,2], strides=[3,4]"),
+    _max("ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
+    _max(
+        "ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"
+    ),
+    _max("dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
+    _max("SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
+    _max("SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
+    _max("VALID", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"'),
+    _max("1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
+    _max("3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
+    _max("column-major indices", _FEW, "kernel_shape=[3,3], strides=[2,2], storage_order=1"),
+    _max("column-major indices 3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], storage_order=1"),
+    _max("one window", (2, 3, 4, 4), "kernel_shape=[4,4]"),
+    _max("opset 8", _FEW, "kernel_shape=[3,3], strides=[2,2]", opset=8),
+    _mean("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
+    _mean("stride 1", _FEW, "kernel_shape=[3,2]"),
+    _mean("stride 1, pads", _FEW, "kernel_shape=[3,3], pads=[1,1,1,1]"),
+    _mean("stride 1, pads counted", _FEW, "kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1"),
+    _mean("stride 1, pads differ", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3]"),
+    _mean("stride 1, pads differ, counted", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3], count_include_pad=1"),
+    _mean("stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    _mean(
+        "stride 2, pads counted",
+        _FEW,
+        "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1",
+    ),
+    _mean("rows left unused", (2, 3, 8, 9), "kernel_shape=[3,2], strides=[3,4]"),
+    _mean("stride 3, one pad", (2, 3, 11, 10), "kernel_shape=[3,2], strides=[3,3], pads=[1,0,0,1]"),
+    _mean("ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
+    _mean("ceil_mode, stride 1", _FEW, "kernel_shape=[3,3], ceil_mode=1"),
+    _mean("ceil_mode and pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
+    _mean(
         "ceil_mode and pads counted",
         _FEW,
         "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1, count_include_pad=1",
     ),
-    _pool("AveragePool", "ceil_mode at opset 19", _FEW, "kernel_shape=[3,2], strides=[2,3], ceil_mode=1", opset=19),
-    _pool("AveragePool", "SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
-    _pool("AveragePool", "SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
-    _pool("AveragePool", "SAME_UPPER, counted", _FEW, 'kernel_shape=[2,4], auto_pad="SAME_UPPER", count_include_pad=1'),
-    _pool("AveragePool", "VALID", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"'),
-    _pool("AveragePool", "1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
-    _pool("AveragePool", "1D, stride 1", (2, 3, 9), "kernel_shape=[3], pads=[1,1]"),
-    _pool("AveragePool", "3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
-    _pool("AveragePool", "3D, stride 1", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], pads=[1,1,1,0,1,0]"),
-    _pool("AveragePool", "one window", (2, 3, 4, 4), "kernel_shape=[4,4]"),
-    _pool("AveragePool", "opset 7", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]", opset=7),
-    _pool(
-        "AveragePool",
+    _mean("ceil_mode at opset 19", _FEW, "kernel_shape=[3,2], strides=[2,3], ceil_mode=1", opset=19),
+    _mean("SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
+    _mean("SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
+    _mean("SAME_UPPER, counted", _FEW, 'kernel_shape=[2,4], auto_pad="SAME_UPPER", count_include_pad=1'),
+    _mean("VALID", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"'),
+    _mean("1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
+    _mean("1D, stride 1", (2, 3, 9), "kernel_shape=[3], pads=[1,1]"),
+    _mean("3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
+    _mean("3D, stride 1", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], pads=[1,1,1,0,1,0]"),
+    _mean("one window", (2, 3, 4, 4), "kernel_shape=[4,4]"),
+    _mean("opset 7", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]", opset=7),
+    _mean(
         "dilations",
         _FEW,
         "kernel_shape=[3,2], dilations=[2,3]",
@@ -98,8 +111,7 @@ POOLING_CASES = (
         change=_at_opset_19,
         formula=_dilated_mean((3, 2), (2, 3), 0, counts_pads=False),
     ),
-    _pool(
-        "AveragePool",
+    _mean(
         "dilations and pads",
         _FEW,
         "kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1]",
@@ -107,8 +119,7 @@ POOLING_CASES = (
         change=_at_opset_19,
         formula=_dilated_mean((3, 3), (2, 2), 1, counts_pads=False),
     ),
-    _pool(
-        "AveragePool",
+    _mean(
         "dilations and pads counted",
         _FEW,
         "kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1], count_include_pad=1",
@@ -116,10 +127,10 @@ POOLING_CASES = (
         change=_at_opset_19,
         formula=_dilated_mean((3, 3), (2, 2), 1, counts_pads=True),
     ),
-    _pool("GlobalAveragePool", "1D", (2, 3, 5)),
-    _pool("GlobalAveragePool", "2D", (2, 3, 5, 4)),
-    _pool("GlobalAveragePool", "3D", (2, 3, 2, 5, 4)),
-    _pool("GlobalAveragePool", "one position", (2, 3, 1, 1)),
+    _global("1D", (2, 3, 5)),
+    _global("2D", (2, 3, 5, 4)),
+    _global("3D", (2, 3, 2, 5, 4)),
+    _global("one position", (2, 3, 1, 1)),
 )
 
 

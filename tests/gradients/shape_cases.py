@@ -65,7 +65,7 @@ def _scaled(rule: str, name: str, operator: str, shape: tuple[int, ...], **setti
     return case(rule, name, f"v = {operator} y = Exp(v)", x=normal(*shape), **settings)
 
 
-def _gathered(indices: list[Any], axis: int) -> Formula:
+def gathered(indices: list[Any], axis: int) -> Formula:
     def gather(operands: Mapping[str, Tensor]) -> Tensor:
         x = operands["x"]
         places = torch.tensor(indices)
@@ -81,7 +81,7 @@ def _gather_elements(name: str, shape: tuple[int, ...], indices: list[Any], axis
         f"y = GatherElements<axis={axis}>(x, indices)",
         x=normal(*shape),
         indices=indices,
-        formula=_gathered(indices, axis),
+        formula=gathered(indices, axis),
     )
 
 
@@ -94,7 +94,14 @@ SHAPE_CASES = (
     _scaled("Reshape", "0 and -1", "Reshape(x, to)", _CUBE, to=[0, -1]),
     _scaled("Reshape", "-1 first", "Reshape(x, to)", _CUBE, to=[-1, 2]),
     _scaled("Reshape", "axes of one", "Reshape(x, to)", _CUBE, to=[1, 2, 1, 12, 1]),
-    case("Reshape", "to a scalar", "s = Reshape(x, to) y = Mul(s, spread)", x=normal(1, 1), to=[], spread=normal(2)),
+    case(
+        "Reshape",
+        "to a scalar",
+        "s = Reshape(x, to) y = Mul(s, spread)",
+        x=normal(1, 1),
+        to=[],
+        spread=normal(2),
+    ),
     _scaled("Reshape", "of a scalar", "Reshape(x, to)", (), to=[1, 1]),
     _scaled("Reshape", "opset 13", "Reshape(x, to)", _CUBE, to=[3, -1], opset=13),
     case(
@@ -129,7 +136,14 @@ SHAPE_CASES = (
     _scaled("Transpose", "four axes", "Transpose<perm=[2,0,3,1]>(x)", (2, 3, 4, 5)),
     _scaled("Transpose", "identity", "Transpose<perm=[0,1,2]>(x)", _CUBE),
     _scaled("Transpose", "vector", "Transpose(x)", (5,)),
-    case("Concat", "negative axis, unequal sizes", "y = Concat<axis=-2>(x, a, b)", x=normal(2, 3, 2), a=normal(2, 1, 2), b=normal(2, 4, 2)),
+    case(
+        "Concat",
+        "negative axis, unequal sizes",
+        "y = Concat<axis=-2>(x, a, b)",
+        x=normal(2, 3, 2),
+        a=normal(2, 1, 2),
+        b=normal(2, 4, 2),
+    ),
     case("Concat", "first axis", "y = Concat<axis=0>(x, a)", x=normal(2, 3), a=normal(1, 3)),
     case("Concat", "one input", "y = Concat<axis=1>(x)", x=normal(2, 3)),
     case("Concat", "with itself", "z = Concat<axis=1>(x, x) y = Mul(z, w)", x=normal(2, 3), w=normal(2, 6)),
@@ -142,13 +156,29 @@ SHAPE_CASES = (
         b=normal(2, 4),
         frozen=("a",),
     ),
-    case("Concat", "frozen first", "z = Concat<axis=1>(a, x) y = Exp(z)", x=normal(2, 3), a=normal(2, 2), frozen=("a",)),
+    case(
+        "Concat",
+        "frozen first",
+        "z = Concat<axis=1>(a, x) y = Exp(z)",
+        x=normal(2, 3),
+        a=normal(2, 2),
+        frozen=("a",),
+    ),
     case("Concat", "an empty input", "y = Concat<axis=0>(a, x)", x=normal(2, 3), a=normal(0, 3)),
-    case("ReduceSum", "over an empty axis", "s = ReduceSum<keepdims=0>(a, axes) y = Add(x, s)", x=normal(2, 3), a=normal(2, 0, 3), axes=[1]),
+    case(
+        "ReduceSum",
+        "over an empty axis",
+        "s = ReduceSum<keepdims=0>(a, axes) y = Add(x, s)",
+        x=normal(2, 3),
+        a=normal(2, 0, 3),
+        axes=[1],
+    ),
     _gather_elements("each once", (3, 4), [[1, 3], [0, 2], [2, 1]], 1),
     _gather_elements("duplicates", (3, 4), [[1, 1, 1, 3], [0, 0, 2, 2], [3, 3, 3, 3]], 1),
     _gather_elements("negative indices", (3, 4), [[-1, 3, 0], [-4, 0, -2], [1, -3, 1]], 1),
-    _gather_elements("first axis, duplicates", (4, 3), [[0, 2, -1], [0, 2, 3], [1, 2, 0], [0, 1, 1], [2, 2, 2]], 0),
+    _gather_elements(
+        "first axis, duplicates", (4, 3), [[0, 2, -1], [0, 2, 3], [1, 2, 0], [0, 1, 1], [2, 2, 2]], 0
+    ),
     _gather_elements("negative axis", (2, 3, 4), [[[0, 0], [3, -1], [2, 2]], [[1, 1], [1, 0], [-2, 2]]], -1),
     _gather_elements("fewer rows than the data", (4, 3), [[2, 0], [2, 1]], 0),
 )

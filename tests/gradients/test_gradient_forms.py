@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.ir import Array
@@ -56,7 +56,8 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
         trainable=["x_weight"],
     )
     step = differentiate(model)
-    (chunk,) = [c for c in step.chunks if c.nodes and "LRN" in {n.op for n in model.nodes if n.name == c.source}]
+    (source,) = [node.name for node in model.nodes if node.op == "LRN"]
+    (chunk,) = [chunk for chunk in step.chunks if chunk.source == source]
     x, dy = (normal(2, 5, 3, 4).value("even", name) for name in ("x", "dy"))
 
     leaf = torch.from_numpy(x).double().requires_grad_()
@@ -78,8 +79,8 @@ def _run(
     graph = helper.make_graph(
         nodes,
         "backward",
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape) for name, value in fed.items()],
-        [helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape) for name, value in fed.items()],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])

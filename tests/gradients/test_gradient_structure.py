@@ -17,12 +17,26 @@ from onnxgc.model.ir import Array
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, case, emitted, errors, normal, outcome
 
+
+def _network(name: str, body: str, **settings: Any) -> Case:
+    return case("network", name, body, **settings)
+
+
 NETWORKS = (
-    case("", "parameter used twice", "u = MatMul(x, w) v = Tanh(u) y = MatMul(v, w)", x=normal(3, 4), w=normal(4, 4)),
-    case("", "parameter used by two operators", "u = MatMul(x, w) v = Tanh(u) y = Mul(v, w)", x=normal(4, 4), w=normal(4, 4)),
-    case("", "parameter used three times by one", "y = Sum(w, x, w, w)", x=normal(3, 4), w=normal(4)),
-    case(
-        "",
+    _network(
+        "parameter used twice",
+        "u = MatMul(x, w) v = Tanh(u) y = MatMul(v, w)",
+        x=normal(3, 4),
+        w=normal(4, 4),
+    ),
+    _network(
+        "parameter used by two operators",
+        "u = MatMul(x, w) v = Tanh(u) y = Mul(v, w)",
+        x=normal(4, 4),
+        w=normal(4, 4),
+    ),
+    _network("parameter used three times by one", "y = Sum(w, x, w, w)", x=normal(3, 4), w=normal(4)),
+    _network(
         "three consumers",
         "u = Mul(x, w) a = Exp(u) b = Tanh(u) c = Mul(u, v) d = Mul(a, b) y = Add(c, d)",
         x=normal(3, 4),
@@ -30,20 +44,31 @@ NETWORKS = (
         v=normal(3, 4),
     ),
     # One operator adds to the gradients of both its operands.
-    case(
-        "",
+    _network(
         "two tensors read by the same two operators",
         "a = Mul(x, w) b = Tanh(x) c = Add(a, b) d = Mul(a, b) e = Div(c, s) y = Sub(d, e)",
         x=normal(3, 4),
         w=normal(4),
         s=normal(3, 4, mean=5.0),
     ),
-    case("", "one bias added twice", "u = Add(x, b) v = Exp(u) y = Add(v, b)", x=normal(3, 4), b=normal(3, 4)),
+    _network(
+        "one bias added twice", "u = Add(x, b) v = Exp(u) y = Add(v, b)", x=normal(3, 4), b=normal(3, 4)
+    ),
     # The gradient of the sum is that of all three, and each is an output of its own.
-    case("", "two biases with one gradient", "u = Add(x, b) y = Add(u, c)", x=normal(3, 4), b=normal(3, 4), c=normal(3, 4)),
-    case("", "a chain of views", "u = Reshape(x, s) v = Flatten(u) w = Transpose(v) y = Exp(w)", x=normal(2, 6), s=[3, 2, 2]),
-    case(
-        "",
+    _network(
+        "two biases with one gradient",
+        "u = Add(x, b) y = Add(u, c)",
+        x=normal(3, 4),
+        b=normal(3, 4),
+        c=normal(3, 4),
+    ),
+    _network(
+        "a chain of views",
+        "u = Reshape(x, s) v = Flatten(u) w = Transpose(v) y = Exp(w)",
+        x=normal(2, 6),
+        s=[3, 2, 2],
+    ),
+    _network(
         "a view of a parameter",
         "t = Transpose(w) r = Reshape(t, s) u = MatMul(x, r) y = Add(u, w)",
         x=normal(4, 4),
@@ -99,6 +124,7 @@ def _weight(*shape: int) -> Array:
     return normal(*shape).value("structure")
 
 
+_NORM: dict[str, Any] = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q": _weight(3) ** 2}
 _DEEP = "u = MatMul(x, v) h = Relu(u) k = MatMul(h, w) y = Tanh(k)"
 
 
@@ -120,8 +146,7 @@ def test_a_frozen_parameter_has_no_gradient_but_lets_it_pass() -> None:
 
 def test_inputs_and_statistics_have_no_gradient() -> None:
     body = "n = BatchNormalization(x, s, b, m, q) y = MatMul(n, w)"
-    weights = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q": _weight(3) ** 2, "w": _weight(3, 2)}
-    result = optimize(_model(body, **weights), loss="mse")
+    result = optimize(_model(body, **_NORM, w=_weight(3, 2)), loss="mse")
     assert set(result.training_graph.gradient_of) == {"s", "b", "w"}
 
 
@@ -160,14 +185,11 @@ def test_freezing_mends_a_missing_rule() -> None:
 def test_a_parameter_that_does_not_reach_the_loss(body: str, weights: dict[str, Array]) -> None:
     outputs = ("y", "z") if "z = " in body else ("y",)
     with pytest.raises(NoParametersError):
-        optimize(_model(body, outputs=outputs, **weights), loss="mse")
+        optimize(_model(body, outputs, **dict[str, Any](weights)), loss="mse")
 
 
 def test_rules_and_stops_are_disjoint() -> None:
     assert not set(RULES) & STOPS
-
-
-_NORM = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q": _weight(3) ** 2}
 
 
 @pytest.mark.parametrize(
@@ -184,13 +206,17 @@ _NORM = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q": _weight(3) ** 2
             ("Clip", "'/net/y'", "input 1", "'e'"),
         ),
         (
-            lambda: _model("r = ReduceMax<keepdims=0>(x) p = Sigmoid(r) u = Mul(x, w) y = Dropout(u, p)", w=_weight(3)),
+            lambda: _model(
+                "r = ReduceMax<keepdims=0>(x) p = Sigmoid(r) u = Mul(x, w) y = Dropout(u, p)", w=_weight(3)
+            ),
             ("Dropout", "'/net/y'", "ratio"),
         ),
     ],
     ids=["statistics read", "learned limit", "computed ratio"],
 )
-def test_no_gradient_is_left_out_silently(model: Callable[[], onnx.ModelProto], named: tuple[str, ...]) -> None:
+def test_no_gradient_is_left_out_silently(
+    model: Callable[[], onnx.ModelProto], named: tuple[str, ...]
+) -> None:
     proto = model()
     trainable = [tensor.name for tensor in proto.graph.initializer if tensor.name == "low"]
     with pytest.raises(UnsupportedOperatorError) as raised:

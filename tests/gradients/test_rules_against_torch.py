@@ -4,22 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from onnxgc.gradients.registry import RULES
-from tests.gradients.gradient_case import Case, errors
+from tests.gradients.gradient_case import Case, case, errors, normal
 from tests.gradients.gradient_cases import CASES
+from tests.gradients.shape_cases import gathered
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_equal_those_of_torch(case: Case) -> None:
-    found = errors(case)
-    wrong = {name: error for name, error in found.items() if not error <= case.tolerance}
+@pytest.mark.parametrize("entry", CASES, ids=str)
+def test_gradients_equal_those_of_torch(entry: Case) -> None:
+    wrong = {name: error for name, error in errors(entry).items() if not error <= entry.tolerance}
     assert wrong == {}
 
 
+_MANY = np.random.default_rng(0).integers(-128, 128, (2, 8192)).tolist()
+_RACES = (
+    case(
+        "GatherElements",
+        "many duplicates",
+        "y = GatherElements<axis=1>(x, indices)",
+        x=normal(2, 128),
+        indices=_MANY,
+        formula=gathered(_MANY, 1),
+    ),
+    case(
+        "MaxPool",
+        "many windows",
+        "y = MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>(x)",
+        x=normal(2, 8, 40, 40),
+    ),
+)
+
+
+@pytest.mark.parametrize("race", _RACES, ids=str)
+def test_scattered_sums_are_right_on_several_threads(race: Case) -> None:
+    # ScatterND would lose additions here, in most runs but not in all.
+    for _ in range(3):
+        assert max(errors(race, threads=4).values()) <= race.tolerance
+
+
 def test_every_rule_has_a_case() -> None:
-    assert set(RULES) - {case.rule for case in CASES} == set()
+    assert set(RULES) - {entry.rule for entry in CASES} == set()
 
 
 def test_no_two_cases_have_one_name() -> None:

@@ -1,0 +1,183 @@
+"""What ONNX Runtime does with training files, measured: order, recomputation, peaks.
+
+The chain is the one on which barriers were found: MatMul and ReLU in turn, 32 layers of equal size.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxgc.api import OptimizeResult, emit, optimize, store_all_schedule
+from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
+from onnxgc.model.ir import Array
+from onnxgc.runtime.measure import Measurement, executed_order, measure
+from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
+
+BATCH, WIDTH, LAYERS = 1024, 512, 16
+# Three segments of four layers are dropped; the operator that makes a checkpoint is in none.
+RECOMPUTED = 3 * 3 * 2
+FILE_ORDER = SessionSettings(threads=1)
+STOCK = SessionSettings(file_order=False, threads=1)
+
+
+def chain_model() -> onnx.ModelProto:
+    generator = np.random.default_rng(0)
+    nodes, weights, tensor = [], [], "x"
+    for layer in range(LAYERS):
+        nodes.append(helper.make_node("MatMul", [tensor, f"w{layer}"], [f"h{layer}"], name=f"matmul{layer}"))
+        nodes.append(helper.make_node("Relu", [f"h{layer}"], [f"y{layer}"], name=f"relu{layer}"))
+        value = generator.standard_normal((WIDTH, WIDTH)) * np.sqrt(2 / WIDTH)
+        weights.append(numpy_helper.from_array(value.astype(np.float32), f"w{layer}"))
+        tensor = f"y{layer}"
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [BATCH, WIDTH])],
+        [helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, [BATCH, WIDTH])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@functools.cache
+def planned_chain() -> OptimizeResult:
+    return optimize(chain_model(), loss="mse", checkpoints=["y3", "y7", "y11"])
+
+
+def feeds() -> dict[str, Array]:
+    generator = np.random.default_rng(1)
+    return {
+        name: generator.standard_normal((BATCH, WIDTH)).astype(np.float32) for name in ("x", "target")
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Measurement]:
+    """Both files under both settings, each in a process of its own."""
+    folder = tmp_path_factory.mktemp("chain")
+    result = planned_chain()
+    files = {
+        "planned": result.training_graph.model,
+        "regular": emit(result.planned, schedule=store_all_schedule(result.planned)).model,
+    }
+    found = {}
+    for name, model in files.items():
+        onnx.save(model, folder / f"{name}.onnx")
+        for settings in (FILE_ORDER, STOCK):
+            found[name, settings.file_order] = measure(
+                folder / f"{name}.onnx", feeds(), settings=settings, keep_outputs=True
+            )
+    return found
+
+
+def test_the_peak_is_the_simulated_one(measured: dict[tuple[str, bool], Measurement]) -> None:
+    planned = planned_chain().planned
+    for name, profile in (("planned", planned.profile), ("regular", planned.regular_profile)):
+        requested = measured[name, True].requested_peak_bytes
+        assert requested == pytest.approx(profile.peak_bytes, rel=0.01), name
+        assert measured[name, True].in_use_peak_bytes == pytest.approx(requested, rel=0.1), name
+
+
+def test_every_run_has_the_same_peak(measured: dict[tuple[str, bool], Measurement]) -> None:
+    for name in ("planned", "regular"):
+        first, *_, last = measured[name, True].runs
+        assert first.requested_peak_bytes == last.requested_peak_bytes
+
+
+def test_stock_settings_keep_the_saving(measured: dict[tuple[str, bool], Measurement]) -> None:
+    stock = measured["planned", False].in_use_peak_bytes
+    assert stock <= 0.75 * measured["regular", False].in_use_peak_bytes
+
+
+def test_results_are_bit_identical(measured: dict[tuple[str, bool], Measurement]) -> None:
+    regular, planned = measured["regular", True].outputs, measured["planned", True].outputs
+    assert list(regular) == list(planned)
+    for name, value in regular.items():
+        np.testing.assert_array_equal(planned[name], value, err_msg=name)
+
+
+def test_file_order_is_executed_order_and_recomputation_survives(
+    measured: dict[tuple[str, bool], Measurement],
+) -> None:
+    model = planned_chain().training_graph.model
+    order = measured["planned", True].steady.order
+    names = [node.name for node in model.graph.node]
+    assert list(order) == [name for name in names if name in set(order)]
+    recomputed = {name for name in names if name.endswith("__recompute")}
+    assert len(recomputed) == RECOMPUTED
+    for stock in (True, False):
+        assert recomputed <= set(measured["planned", stock].steady.order)
+
+
+def test_without_barriers_stock_settings_lose_the_saving(
+    measured: dict[tuple[str, bool], Measurement], tmp_path: Path
+) -> None:
+    """The control: it is the barriers that keep the order, nothing else about the file."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(planned_chain().training_graph.model)
+    views = {
+        node.output[0]: node.input[0]
+        for node in bare.graph.node
+        if node.op_type == "Reshape" and "/held" in node.output[0]
+    }
+    kept = [node for node in bare.graph.node if node.output[0] not in views]
+    for node in kept:
+        node.input[:] = [views.get(name, name) for name in node.input]
+    del bare.graph.node[:]
+    bare.graph.node.extend(kept)
+    onnx.save(bare, tmp_path / "bare.onnx")
+    without = measure(tmp_path / "bare.onnx", feeds(), settings=STOCK)
+    assert without.in_use_peak_bytes > 1.2 * measured["planned", False].in_use_peak_bytes
+
+
+@pytest.mark.parametrize("attribute", [True, False])
+def test_the_attribute_keeps_recomputation_from_being_merged(attribute: bool) -> None:
+    """Without barriers, `__recompute` alone decides whether stock settings merge the copies.
+
+    The nodes are renamed: the runtime spares some by their name, and files may be renamed by tools.
+    """
+    bare = onnx.ModelProto()
+    bare.CopyFrom(planned_chain().training_graph.model)
+    copies = set()
+    for node in bare.graph.node:
+        node.input[:] = [name.split("/held")[0] for name in node.input]
+        if node.name.endswith("__recompute"):
+            node.name = node.name.replace("__recompute", "_again")
+            copies.add(node.name)
+        if not attribute:
+            for found in [a for a in node.attribute if a.name == "__recompute"]:
+                node.attribute.remove(found)
+    ran = copies & set(executed_order(bare, feeds(), STOCK).order)
+    assert len(copies) == RECOMPUTED
+    assert (ran == copies) if attribute else not ran
+
+
+def test_a_file_that_does_not_run_is_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"nothing of the kind")
+    with pytest.raises(RuntimeFailedError, match="does not run on ONNX Runtime"):
+        measure(broken, {}, settings=FILE_ORDER)
+
+
+def test_two_builds_of_onnxruntime_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: object())
+    with pytest.raises(RuntimeUnavailableError, match="both installed"):
+        load_onnxruntime()
+
+
+def test_make_session_takes_every_form_of_a_model(tmp_path: Path) -> None:
+    model = planned_chain().training_graph.model
+    path = tmp_path / "chain.onnx"
+    onnx.save(model, path)
+    losses = [
+        make_session(source, threads=1).run(["loss"], feeds())[0]
+        for source in (model, model.SerializeToString(), path, str(path))
+    ]
+    assert all(loss == losses[0] for loss in losses)
