@@ -97,7 +97,8 @@ PAPER_NETWORKS = (
     Network("inception_v3", (32, 3, 300, 300)),
     Network("vgg16", (64, 3, 224, 224)),
 )
-SMOKE_NETWORKS = (Network("resnet18", (2, 3, 64, 64)), Network("mobilenet_v2", (2, 3, 64, 64)))
+# Large enough that activations, not only the gradients of all parameters, decide the peak.
+SMOKE_NETWORKS = (Network("resnet18", (8, 3, 64, 64)), Network("mobilenet_v2", (8, 3, 64, 64)))
 
 
 @dataclass(frozen=True, slots=True)

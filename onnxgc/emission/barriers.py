@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
 ZERO = "barrier_zero"
 
@@ -87,9 +88,16 @@ class BarrierWriter:
 
     def _hold(self, node: Node, group: _Group) -> Node:
         """The node, reading one of its inputs (or its target shape) through a barrier."""
-        if node.op in ("Reshape", "Expand"):
-            # Held by the shape they take: a Reshape of a Reshape would be merged by the runtime.
+        if node.op == "Expand":
             return node.with_changes(inputs=(node.inputs[0], self._target(node.inputs[1], group)))
+        if node.op in VIEW_OPERATORS:
+            # Held by its own shape: the runtime would merge a view of a view, and the order with it.
+            target = self._target(self._shape(self.type_of(node.outputs[0]).shape), group)
+            again = {key: value for key, value in node.attributes.items() if key.startswith("__")}
+            view = self._reshape(node.inputs[0], target, node.outputs[0])
+            return node.with_changes(
+                op=view.op, inputs=view.inputs, attributes={**view.attributes, **again}
+            )
         outside = [name for name in node.inputs if name and name not in group.made and not self.is_fixed(name)]
         if not outside:
             return node

@@ -41,10 +41,15 @@ class TracedProblem:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A vertex while it is put together; `merged_into` once it has become part of another."""
+    """A vertex while it is put together.
+
+    `ends` are the outputs of its last operator: what others may read. `merged_into` is the vertex
+    that it has become part of.
+    """
 
     label: str
     tensors: list[str]
+    ends: tuple[str, ...]
     size_bytes: int
     flops: int
     merged_into: _Group | None = None
@@ -92,7 +97,7 @@ class _GraphBuilder:
         }
 
     def add_input(self, name: str) -> None:
-        self._new_group(name, [name], self._graph.sizes[name], 0)
+        self._new_group(name, [name], (name,), self._graph.sizes[name], 0)
 
     def add_operator(self, operator: Operator) -> None:
         sources = [name for name in dict.fromkeys(operator.inputs) if name in self._group_of]
@@ -106,7 +111,7 @@ class _GraphBuilder:
             return
         extra = [name for name in operator.outputs[1:] if name in self._read_by_backward]
         size = self._graph.sizes[output] + sum(self._graph.sizes[name] for name in extra)
-        group = self._new_group(output, [output, *extra], size, operator.flops)
+        group = self._new_group(output, list(operator.outputs), operator.outputs, size, operator.flops)
         for source in sources:
             before = self._group_of[source].find()
             if self._is_passing(source, before, output):
@@ -122,13 +127,15 @@ class _GraphBuilder:
         return (
             group.label == source
             and source not in self._graph.resident
-            and self._readers[source] == 1
+            and sum(self._readers[name] for name in group.ends) == 1
             and source not in self._read_by_backward
             and self._graph.sizes[source] == self._graph.sizes[output]
         )
 
-    def _new_group(self, label: str, tensors: list[str], size_bytes: int, flops: int) -> _Group:
-        group = _Group(label, tensors, size_bytes, flops)
+    def _new_group(
+        self, label: str, tensors: list[str], ends: tuple[str, ...], size_bytes: int, flops: int
+    ) -> _Group:
+        group = _Group(label, tensors, ends, size_bytes, flops)
         self._groups.append(group)
         self._group_of.update(dict.fromkeys(tensors, group))
         return group
