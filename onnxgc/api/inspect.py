@@ -108,7 +108,7 @@ def inspect(
         planned = plan_step(model, "acg")
     except OnnxgcError as error:
         return replace(found, obstacles=(str(error),))
-    return _with(
+    return replace(
         found,
         regular_peak_bytes=planned.regular_profile.peak_bytes,
         planned_peak_bytes=planned.profile.peak_bytes,

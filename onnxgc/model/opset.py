@@ -79,12 +79,41 @@ def _lowered(draft: Draft) -> Draft:
     try:
         # Bodies compute shapes with operators that cannot come down themselves, so these are folded first.
         expanded = resolved(_expanded(draft, present)) if present else draft
-        return _converted(expanded).with_notes(note)
+        return _without_newer_attributes(_converted(expanded), draft.opset).with_notes(note)
     except (RuntimeError, ModelFileError) as error:
         return draft.with_notes(
             f"the model stays at opset {draft.opset}, because it cannot be brought down to {TARGET_OPSET} "
             f"({_reason(error)}); some operators may then have no CUDA kernel"
         )
+
+
+def _without_newer_attributes(lowered: Draft, source_opset: int) -> Draft:
+    """The lowered draft without attributes that its opset does not know and that say nothing.
+
+    The converter keeps them, and a runtime refuses the file.
+
+    Raises:
+        RuntimeError: such an attribute says something.
+    """
+    return lowered.with_changes(nodes=tuple(_without_newer(n, lowered, source_opset) for n in lowered.nodes))
+
+
+def _without_newer(node: Node, lowered: Draft, source_opset: int) -> Node:
+    if node.domain or not defs.has(node.op, lowered.opset, ""):
+        return node
+    known = defs.get_schema(node.op, lowered.opset, "").attributes
+    newer = [name for name in node.attributes if name not in known]
+    if not newer:
+        return node
+    defaults = _with_defaults(Node(node.op, (), ()), source_opset).attributes
+    for name in newer:
+        value = node.attributes[name]
+        neutral = list(value) == [1] * len(value) if name == "dilations" else value == defaults.get(name)
+        if not neutral:
+            raise RuntimeError(f"{node.op} has the attribute {name}, which is newer")
+    return node.with_changes(
+        attributes={name: value for name, value in node.attributes.items() if name in known}
+    )
 
 
 def _present(draft: Draft, operators: Sequence[str]) -> list[str]:

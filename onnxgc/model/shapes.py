@@ -32,6 +32,7 @@ from onnxgc.model.weights import ArrayWeight, is_external
 # Larger tensors are never shapes, axes, scales or ratios.
 _LARGEST_SETTING = 1024
 _POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
+_POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 # Operators whose output has the type of their first input, which ONNX's inference does not know.
 # fmt: off
 _SAME_AS_INPUT = frozenset({
@@ -296,6 +297,7 @@ class _Walk:
             found |= self._by_function_body(proto, types)
         if node.op in _SAME_AS_INPUT and _static(found.get(node.outputs[0])) is None:
             found[node.outputs[0]] = self.protos[node.inputs[0]]
+        _drop_windows_in_padding(node, types, found)
         problem = self._impossible(node, found)
         return self._inconsistent(node, problem) if problem else found
 
@@ -449,6 +451,35 @@ def _contradicts(declared: onnx.TypeProto, shape: tuple[int, ...]) -> bool:
 
 def _channels(node: Node, wanted: int, found: int) -> str:
     return f"its weight '{node.inputs[1]}' is for {wanted} channels, but '{node.inputs[0]}' has {found}"
+
+
+def _drop_windows_in_padding(
+    node: Node, types: Mapping[str, onnx.TypeProto], found: dict[str, onnx.TypeProto]
+) -> None:
+    """Correct the extent of pooling with ceil_mode: no window begins in the padding at the end.
+
+    Older versions of ONNX's inference count such a window; runtimes never compute it. Source: ONNX
+    MaxPool-22 and AveragePool-22, `ceil_mode`.
+    """
+    if node.op not in _POOLING or not node.attribute("ceil_mode", 0):
+        return
+    source = _static(types[node.inputs[0]])
+    if source is None or node.attribute("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET", ""):
+        return
+    rank = len(source.shape) - 2
+    strides = node.attribute("strides") or [1] * rank
+    pads = node.attribute("pads") or [0] * (2 * rank)
+    for output in filter(None, node.outputs):
+        kind = _static(found.get(output))
+        if kind is None:
+            continue
+        spatial = tuple(
+            extent - 1 if (extent - 1) * stride >= size + begin else extent
+            for extent, stride, size, begin in zip(
+                kind.shape[2:], strides, source.shape[2:], pads[:rank], strict=True
+            )
+        )
+        found[output] = _proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
 
 
 def _proto(kind: TensorType) -> onnx.TypeProto:

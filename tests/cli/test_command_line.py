@@ -1,0 +1,241 @@
+"""The command line: exit codes, one line for each error, JSON keys, nothing half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.cli.arguments import parse_shapes
+from onnxgc.errors import ShapeError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESNET18 = ROOT / "models" / "resnet18.onnx"
+SMALL = ("--input-shapes", "x:2,3,64,64")
+
+
+def onnxgc(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    return subprocess.run(
+        [sys.executable, "-m", "onnxgc", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+    generator = np.random.default_rng(0)
+    for name, shape in weights.items():
+        value = generator.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    onnx.save(model, path)
+    return path
+
+
+def test_optimize_writes_a_file_and_says_what_it_found(tmp_path: Path) -> None:
+    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--json", "-", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert set(report) >= {
+        "model", "output", "objective", "solver", "status", "vertices", "operators", "regular",
+        "planned", "lower_bound_bytes", "gap", "checkpoints", "seconds",
+    }  # fmt: skip
+    assert set(report["regular"]) >= {"activation_bytes", "simulated_peak_bytes"}
+    assert set(report["planned"]) >= {
+        "checkpoint_bytes", "heaviest_segment_bytes", "paper_objective_bytes", "simulated_peak_bytes",
+        "extra_flops_ratio",
+    }  # fmt: skip
+    assert set(report["seconds"]) == {"read", "solve", "emit", "total"}
+    assert report["objective"] == "paper"
+    assert report["status"] == "optimal"
+    planned = report["planned"]
+    assert planned["paper_objective_bytes"] == report["lower_bound_bytes"]
+    assert planned["checkpoint_bytes"] + planned["heaviest_segment_bytes"] == planned["paper_objective_bytes"]
+    assert "stores everything" in done.stderr
+    onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_the_default_output_and_dry_run(tmp_path: Path) -> None:
+    assert onnxgc("optimize", RESNET18, *SMALL, "--dry-run", cwd=tmp_path).returncode == 0
+    assert not list(tmp_path.iterdir())
+    done = onnxgc("optimize", RESNET18, *SMALL, "--json", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.json", "resnet18-training.onnx"]
+    assert json.loads((tmp_path / "figures.json").read_text())["output"] == "resnet18-training.onnx"
+
+
+def test_checkpoints_by_hand(tmp_path: Path) -> None:
+    names = "layer1.1.relu2,layer3.0.relu2"
+    done = onnxgc("optimize", RESNET18, *SMALL, "--checkpoints", names, "--dry-run", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["solver"] == "manual"
+    assert set(names.split(",")) <= set(report["checkpoints"])
+    assert report["status"] == "feasible"
+
+
+def test_optimize_and_verify(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    done = onnxgc("optimize", RESNET18, out, *SMALL, "--verify", "1")
+    assert done.returncode == 0, done.stderr
+    assert "bit-identical" in done.stdout
+    verified = onnxgc("verify", RESNET18, out, "--json", "-", "--threads", "1")
+    assert verified.returncode == 0, verified.stderr
+    assert json.loads(verified.stdout)["holds"] is True
+
+
+def test_verify_notices_a_wrong_gradient(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
+    model = onnx.load(out)
+    node = next(n for n in model.graph.node if n.output[0] == "fc.weight_grad")
+    node.output[0] = "fc.weight_grad_right"
+    index = list(model.graph.node).index(node)
+    wrong = onnx.helper.make_node("Mul", ["fc.weight_grad_right", "wrong"], ["fc.weight_grad"], name="wrong")
+    model.graph.node.insert(index + 1, wrong)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1.01), "wrong"))
+    onnx.save(model, out)
+    done = onnxgc("verify", RESNET18, out)
+    assert done.returncode == 1
+    assert "fc.weight_grad" in done.stdout
+    assert "FAILS" in done.stdout
+
+
+def test_inspect_tells_parameters_rules_and_peaks() -> None:
+    done = onnxgc("inspect", RESNET18, *SMALL, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    roles = [weight["role"] for weight in found["weights"]]
+    assert roles.count("parameter") == 62
+    assert roles.count("statistic") == 40
+    assert not found["obstacles"]
+    assert found["planned"]["simulated_peak_bytes"] < found["regular"]["simulated_peak_bytes"]
+    assert {use["gradient"] for use in found["operators"]} == {"rule", "none needed"}
+
+
+def test_inspect_names_what_is_in_the_way(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Asinh(a)}", w=(4, 4))
+    done = onnxgc("inspect", model)
+    assert done.returncode == 0, done.stderr
+    assert "Asinh" in done.stdout
+    assert "missing" in done.stdout
+    assert "in the way" in done.stdout
+
+
+MATMUL = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
+
+
+@pytest.mark.parametrize(
+    "name, content, arguments, words",
+    [
+        ("missing.onnx", None, (), ("missing.onnx",)),
+        ("text.onnx", b"this is no model", (), ("text.onnx",)),
+        ("empty.onnx", b"", (), ("empty.onnx",)),
+        ("truncated.onnx", RESNET18.read_bytes()[:2000], (), ("truncated.onnx",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "y:1,3,64,64"), ("'y'", "'x'")),
+        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,3,64"), ("x", "dimensions")),
+        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x=1,3,64,64"), ("x:64,3,224,224",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:0,3,64,64"), ("at least 1",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,4,64,64"), ("conv1",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--loss", "nonsense"), ("nonsense",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--loss", "logits"), ("logits", "single floating-point number")),
+        ("good.onnx", RESNET18.read_bytes(), ("--freeze", "*"), ("parameter",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--freeze", "fc.wieght"), ("fc.wieght", "fc.weight")),
+        ("good.onnx", RESNET18.read_bytes(), ("--checkpoints", "layer1.0.relu3"), ("layer1.0.relu",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--solver", "best"), ("best", "acg")),
+        ("good.onnx", RESNET18.read_bytes(), ("--solver", "exhaustive"), ("exhaustive", "vertices")),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, name: str, content: bytes | None, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    done = onnxgc("optimize", name, "out.onnx", *arguments, "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert not done.stdout
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("onnxgc: ")
+    for word in words:
+        assert word in lines[0]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) b = Asinh(a) c = Relu(b) y = Det2(c)}"
+    text = text.replace("Det2", "Atanh")
+    save(tmp_path / "m.onnx", text, w=(4, 4))
+    done = onnxgc("optimize", "m.onnx", "out.onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Asinh" in done.stderr
+    assert "Atanh" in done.stderr
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_shapes_that_cannot_be_inferred(tmp_path: Path) -> None:
+    text = "g (float[2,4] x) => (y) {a = MatMul(x, w) n = NonZero(a) f = Cast<to = 1>(n) y = MatMul(f, f)}"
+    path = save(tmp_path / "m.onnx", text.replace("(y)", "(float[N,N] y)"), w=(4, 4))
+    done = onnxgc("optimize", path, "out.onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "'n'" in done.stderr
+
+
+@pytest.mark.parametrize("output", ["nowhere/out.onnx", "folder", "nowhere/deep/out.onnx"])
+def test_an_output_that_cannot_be_written(tmp_path: Path, output: str) -> None:
+    (tmp_path / "folder").mkdir()
+    done = onnxgc("optimize", RESNET18, output, *SMALL, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_a_failed_run_leaves_an_earlier_file(tmp_path: Path) -> None:
+    (tmp_path / "out.onnx").write_text("precious")
+    done = onnxgc("optimize", RESNET18, "out.onnx", "--loss", "nonsense", cwd=tmp_path)
+    assert done.returncode == 2
+    assert (tmp_path / "out.onnx").read_text() == "precious"
+
+
+def test_verify_refuses_other_files(tmp_path: Path) -> None:
+    done = onnxgc("verify", RESNET18, RESNET18)
+    assert done.returncode == 2
+    assert "not written by onnxgc" in done.stderr
+    out = tmp_path / "out.onnx"
+    assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
+    done = onnxgc("verify", ROOT / "models" / "resnet50.onnx", out)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_external_data(tmp_path: Path) -> None:
+    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--save-external-data", "--verify", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.onnx").stat().st_size < 2_000_000
+    assert (tmp_path / "out.onnx.data").stat().st_size > 40_000_000
+
+
+def test_version() -> None:
+    assert onnxgc("--version").stdout.startswith("onnxgc ")
+
+
+def test_shapes_in_both_forms() -> None:
+    assert parse_shapes(["x:64,3,224,224 y:2x8"]) == {"x": (64, 3, 224, 224), "y": (2, 8)}
+    assert parse_shapes(["in:put:1,2", "s:"]) == {"in:put": (1, 2), "s": ()}
+    for text in ("x", "x:a,b", ":1", "x:1,,2", "x:-1,2"):
+        with pytest.raises(ShapeError):
+            parse_shapes([text])
