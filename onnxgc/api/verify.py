@@ -110,16 +110,19 @@ def verify(
         tell("running the training file")
         measured = measure(training, feeds, settings=settings, runs=runs, keep_outputs=True)
         without_effect = _smallest(planned, regular.outputs)
-        moved: Measurement | None = None
+        loss_change, distance = 0.0, 0.0
         if without_effect:
             tell("moving the parameters whose gradients vanish")
-            moved_feeds = {**feeds, **_moved(without_effect, promised, feeds, seed)}
+            moves = _moves(without_effect, promised, feeds, seed)
+            moved_feeds = {**feeds, **{name: moved for name, (_, moved) in moves.items()}}
             moved = measure(training, moved_feeds, settings=settings, runs=1, keep_outputs=True)
+            loss_change = float(moved.outputs[promised.loss]) - float(regular.outputs[promised.loss])
+            distance = float(np.sqrt(sum(np.sum((new - old) ** 2) for old, new in moves.values())))
     expected, actual = regular.outputs, measured.outputs
     checks = (
         _loss_check(promised.loss, expected, actual),
         _gradient_check(planned, expected, actual),
-        _size_check(planned, expected, without_effect, moved.outputs if moved else expected),
+        _size_check(planned, expected, without_effect, loss_change, distance),
         _order_check(promised, measured),
         _peak_check(promised, measured),
     )
@@ -252,25 +255,33 @@ def _smallest(planned: PlannedStep, outputs: Mapping[str, Array]) -> tuple[str, 
     return tuple(name for name, norm in norms.items() if norm < limit)
 
 
-def _moved(
+def _moves(
     names: tuple[str, ...], promised: _Promise, feeds: Mapping[str, Array], seed: int
-) -> dict[str, Array]:
-    """Other values for some parameters, as far from their own as those are from zero."""
+) -> dict[str, tuple[Array, Array]]:
+    """Values of some parameters, and others as far from them as those are spread."""
     generator = np.random.default_rng(seed)
     values = {name: feeds[name] if name in feeds else promised.values[name] for name in names}
     return {
-        name: (value + generator.standard_normal(value.shape) * (np.std(value) or 1.0)).astype(value.dtype)
+        name: (
+            value,
+            (value + generator.standard_normal(value.shape) * (np.std(value) or 1.0)).astype(value.dtype),
+        )
         for name, value in values.items()
     }
 
 
 def _size_check(
-    planned: PlannedStep, expected: Mapping[str, Array], small: tuple[str, ...], moved: Mapping[str, Array]
+    planned: PlannedStep,
+    expected: Mapping[str, Array],
+    small: tuple[str, ...],
+    loss_change: float,
+    distance: float,
 ) -> Check:
     """Gradients large enough that their equality says something.
 
     A gradient that vanishes is right only where the parameter has no effect, such as a bias that a
-    batch normalisation behind it removes: the loss must then not move with the parameter.
+    batch normalisation behind it removes. So moving all such parameters by `distance` must change
+    the loss by no more than so small a gradient allows, and rounding.
     """
     norms = _gradient_norms(planned, expected)
     largest = max(norms.values())
@@ -281,10 +292,10 @@ def _size_check(
         return Check("gradient sizes", False, f"{detail}, some are not finite")
     if not small:
         return Check("gradient sizes", True, detail)
-    loss = planned.model.loss
-    before, after = float(expected[loss]), float(moved[loss])
-    holds = abs(after - before) <= INVARIANCE_TOLERANCE * abs(before)
-    effect = "has no effect on the loss" if holds else f"vanishes, yet the loss moves by {after - before:.1e}"
+    loss = abs(float(expected[planned.model.loss]))
+    allowed = INVARIANCE_TOLERANCE * loss + SMALLEST_GRADIENT_SHARE * largest * distance
+    holds = abs(loss_change) <= allowed
+    effect = "without effect on the loss" if holds else f"vanishing, yet moving it changes the loss by {loss_change:.1e}"
     more = f" and {len(small) - 1} more" if len(small) > 1 else ""
     return Check("gradient sizes", holds, f"{detail}; '{small[0]}'{more} {effect}")
 

@@ -27,13 +27,18 @@ ZERO = "barrier_zero"
 
 @dataclass(slots=True)
 class _Group:
-    """A group while it is written: `held` are the tensors that cannot come early, `views` the
-    barriers by the tensor that they show, `length` the zero that waits for the token."""
+    """A group while it is written.
+
+    `held` are the tensors that cannot come early, `views` the barriers by the tensor that they show,
+    `length` the zero that waits for the token. `opening` computes it: in front of all else, since
+    later it would keep the token alive.
+    """
 
     token: str
     made: frozenset[str]
     held: set[str] = field(init=False)
     views: dict[str, str] = field(default_factory=dict)
+    opening: list[Node] = field(default_factory=list)
     written: list[Node] = field(default_factory=list)
     length: str | None = None
 
@@ -79,7 +84,7 @@ class BarrierWriter:
         # A token must itself come late, or whatever waits for it waits for nothing.
         late = (node.outputs[0] for node in reversed(nodes) if node.outputs[0] in group.held)
         self.token = next(late, self.token)
-        return group.written
+        return [*group.opening, *group.written]
 
     def _is_worth_holding(self, node: Node) -> bool:
         """Whether running early would make a difference: per-channel vectors do not."""
@@ -94,9 +99,9 @@ class BarrierWriter:
             # Held by its own shape: the runtime would merge a view of a view, and the order with it.
             target = self._target(self._shape(self.type_of(node.outputs[0]).shape), group)
             again = {key: value for key, value in node.attributes.items() if key.startswith("__")}
-            view = self._reshape(node.inputs[0], target, node.outputs[0])
+            reshaped = self._reshape(node.inputs[0], target, node.outputs[0])
             return node.with_changes(
-                op=view.op, inputs=view.inputs, attributes={**view.attributes, **again}
+                op=reshaped.op, inputs=reshaped.inputs, attributes={**reshaped.attributes, **again}
             )
         outside = [name for name in node.inputs if name and name not in group.made and not self.is_fixed(name)]
         if not outside:
@@ -113,7 +118,7 @@ class BarrierWriter:
     def _length(self, group: _Group) -> str:
         """The int64 vector [0], known only when the token is.
 
-        Written when the group first needs it: one that nobody reads would keep the token alive.
+        Computed only if the group needs it: one that nobody reads would keep the token alive.
         """
         if group.length is not None:
             return group.length
@@ -122,11 +127,11 @@ class BarrierWriter:
         if not shape:
             unsqueezed = self.name(f"barrier{self._index}/token")
             self._declare(unsqueezed, self.type_of(token).dtype, (1,))
-            group.written.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
+            group.opening.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
             token = unsqueezed
         empty, length = self.name(f"barrier{self._index}/empty"), self.name(f"barrier{self._index}/length")
-        group.written.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
-        group.written.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
+        group.opening.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
+        group.opening.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
         # No type for `empty`: with a static first dimension of 0 its Shape would be folded away.
         self.types[empty] = None
         self._declare(length, onnx.TensorProto.INT64, (1,))

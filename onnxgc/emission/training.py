@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -88,7 +89,7 @@ class _Emitter:
         self._taken.update(schedule.original_of)
         self._constants = ConstantPool(self._taken)
         self._zero = fresh_name(ZERO, self._taken)
-        # A few thousandths of a percent of the peak: too little to matter when it is held.
+        # Hundredths of a percent of the peak: whether they come early does not matter.
         small_bytes = simulate(schedule, step.graph).peak_bytes // 4096
         weights = set(step.model.weights) | set(step.constants) | {step.differentiated.seed}
         self._barriers = BarrierWriter(
@@ -239,6 +240,13 @@ class _Emitter:
             initializers,
             value_info=self._value_infos(written, set(outputs)),
         )
+        names = {
+            **json.loads(model.metadata.get("onnxgc.names", "{}")),
+            "loss_scale": seed,
+            "barrier_zero": self._zero,
+            "gradients": dict(step.parameter_gradients),
+            "statistics": {statistic.name: statistic.updated for statistic in model.statistics},
+        }
         proto = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", model.opset)],
@@ -247,7 +255,14 @@ class _Emitter:
             producer_version=__version__,
         )
         helper.set_model_props(
-            proto, {**model.metadata, "onnxgc.schema": str(SCHEMA_VERSION), **self._metadata}
+            proto,
+            {
+                **model.metadata,
+                "onnxgc.version": __version__,
+                "onnxgc.schema": str(SCHEMA_VERSION),
+                "onnxgc.names": json.dumps(names),
+                **self._metadata,
+            },
         )
         return proto
 

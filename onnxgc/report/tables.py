@@ -87,8 +87,8 @@ def checks_table(checks: Iterable[Mapping[str, Any]]) -> Table:
 def measured_line(verification: Mapping[str, Any]) -> str:
     """What the runtime's allocator saw, both graphs."""
     regular, planned = verification["regular"], verification["planned"]
-    requested = planned["measured_requested_bytes"] / max(regular["measured_requested_bytes"], 1)
+    before, after = regular["measured_in_use_bytes"], planned["measured_in_use_bytes"]
     return (
-        f"measured peak: {megabytes(regular['measured_in_use_bytes'])} storing everything, "
-        f"{megabytes(planned['measured_in_use_bytes'])} planned ({requested:.0%} of the bytes requested)"
+        f"measured peak in use: {megabytes(before)} storing everything, "
+        f"{megabytes(after)} planned ({after / max(before, 1):.0%})"
     )

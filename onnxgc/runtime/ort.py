@@ -40,10 +40,10 @@ def load_onnxruntime() -> ModuleType:
     Raises:
         RuntimeUnavailableError: if it is not installed, or if two builds of it are.
     """
-    installed = [name for name in _BUILDS if _is_installed(name)]
-    if len(installed) > 1:
+    folders = [folder for name in _BUILDS if (folder := _installed_in(name)) is not None]
+    if len(folders) > len(set(folders)):
         raise RuntimeUnavailableError(
-            f"{' and '.join(installed)} are both installed and overwrite each other; "
+            f"{' and '.join(_BUILDS)} are both installed in {folders[0]} and overwrite each other; "
             "uninstall both, then install one"
         )
     try:
@@ -55,12 +55,12 @@ def load_onnxruntime() -> ModuleType:
     return onnxruntime
 
 
-def _is_installed(distribution: str) -> bool:
+def _installed_in(distribution: str) -> str | None:
+    """The folder of an installed build, or None."""
     try:
-        importlib.metadata.distribution(distribution)
+        return str(importlib.metadata.distribution(distribution).locate_file(""))
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def default_providers() -> tuple[str, ...]:
@@ -81,13 +81,17 @@ def make_session(
 ) -> onnxruntime.InferenceSession:
     """A session that runs a training file in its own order, within the memory it promises.
 
-    Priority order is file order; common-subexpression elimination would merge recomputed nodes
-    with their originals; memory patterns and buffer reuse hold dead buffers back. `settings`
-    chooses stock behaviour instead, for comparison.
+    Priority order is file order as long as no optimiser replaces a node, and common-subexpression
+    elimination would merge recomputed nodes with their originals: so none runs. Memory patterns and
+    buffer reuse hold dead buffers back. `settings` takes the place of `providers` and `threads`, and
+    may choose stock behaviour for comparison.
 
     Raises:
         RuntimeUnavailableError: see `load_onnxruntime`.
+        ValueError: both `settings` and what it takes the place of are given.
     """
+    if settings is not None and (providers is not None or threads is not None):
+        raise ValueError("settings already hold providers and threads; give one or the other")
     ort = load_onnxruntime()
     chosen = settings or SessionSettings(
         threads=threads, providers=tuple(providers) if providers else default_providers()
@@ -99,22 +103,18 @@ def make_session(
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = profile_prefix
-    disabled: list[str] = []
     if chosen.file_order:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_mem_pattern = False
         options.enable_mem_reuse = False
-        disabled.append("CommonSubexpressionElimination")
         _register_tight_arena(ort)
         options.add_session_config_entry("session.use_env_allocators", "1")
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
     providers_with_options = [_with_options(name, chosen) for name in chosen.providers]
-    return ort.InferenceSession(
-        source, options, providers=providers_with_options, disabled_optimizers=disabled
-    )
+    return ort.InferenceSession(source, options, providers=providers_with_options)
 
 
 @functools.cache

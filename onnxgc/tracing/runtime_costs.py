@@ -1,7 +1,7 @@
 """How ONNX Runtime allocates: which operators share memory and which take a workspace.
 
 Source: kernel definitions of ONNX Runtime's CPU provider (`Alias`, `MayInplace`), checked by
-measuring; see docs/decisions.
+measuring.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ def workspace_bytes(node: Node, types: Mapping[str, TensorType]) -> int:
 
 
 def _transposed_columns(dy: TensorType, weight: TensorType, node: Node) -> int:
-    """One image's columns: (C_out / groups) k^2 for every input position of one group."""
-    groups = int(node.attribute("group", 1))
-    per_group = math.prod(weight.shape[1:])
+    """The columns of one image and one group, which the kernel computes before it folds them."""
     itemsize = dy.size_bytes // max(dy.element_count, 1)
-    del groups  # The kernel works on one group at a time, so its buffer is one group's.
-    return per_group * math.prod(dy.shape[2:]) * itemsize
+    return math.prod(weight.shape[1:]) * math.prod(dy.shape[2:]) * itemsize
