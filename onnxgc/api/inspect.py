@@ -65,7 +65,12 @@ class Inspection:
                 for weight in self.weights
             ],
             "operators": [
-                {"operator": use.operator, "gradient": use.gradient, "count": len(use.nodes), "flops": use.flops}
+                {
+                    "operator": use.operator,
+                    "gradient": use.gradient,
+                    "count": len(use.nodes),
+                    "flops": use.flops,
+                }
                 for use in self.operators
             ],
             "regular": {"simulated_peak_bytes": self.regular_peak_bytes},

@@ -141,7 +141,7 @@ class _Promise:
 
     @property
     def loss(self) -> str:
-        return self.proto.graph.output[0].name
+        return str(self.proto.graph.output[0].name)
 
     @classmethod
     def of(cls, training: str | os.PathLike[str]) -> _Promise:
@@ -179,7 +179,9 @@ def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _P
         wanted = {name: shapes[name] for name in first.inputs}
         read = read_model(model, input_shapes=wanted, **options)
     except KeyError as error:
-        raise ModelFileError(f"the training file has no input {error}; it belongs to another model") from error
+        raise ModelFileError(
+            f"the training file has no input {error}; it belongs to another model"
+        ) from error
     planned = plan_step(read, "manual", SolverOptions(promised.checkpoints), keep_outputs=keep_outputs)
     outputs = [value.name for value in promised.proto.graph.output]
     if outputs != list(planned.step.graph.outputs):
@@ -295,7 +297,9 @@ def _size_check(
     loss = abs(float(expected[planned.model.loss]))
     allowed = INVARIANCE_TOLERANCE * loss + SMALLEST_GRADIENT_SHARE * largest * distance
     holds = abs(loss_change) <= allowed
-    effect = "without effect on the loss" if holds else f"vanishing, yet moving it changes the loss by {loss_change:.1e}"
+    effect = "without effect on the loss"
+    if not holds:
+        effect = f"vanishing, yet moving it changes the loss by {loss_change:.1e}"
     more = f" and {len(small) - 1} more" if len(small) > 1 else ""
     return Check("gradient sizes", holds, f"{detail}; '{small[0]}'{more} {effect}")
 
@@ -311,9 +315,7 @@ def _order_check(promised: _Promise, measured: Measurement) -> Check:
     moved = _first_difference([name for name in executed if name in known], file_order, ran)
     if moved:
         return Check("order", False, f"node '{moved}' ran out of file order")
-    return Check(
-        "order", True, f"{len(executed)} nodes ran in file order, {len(recomputed)} of them again"
-    )
+    return Check("order", True, f"{len(executed)} nodes ran in file order, {len(recomputed)} of them again")
 
 
 def _first_difference(executed: list[str], file_order: list[str], ran: set[str]) -> str | None:

@@ -14,12 +14,16 @@ from onnxgc.report.tables import megabytes, operators_table, weights_table
 def inspect_command(
     model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
     loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
-    trainable: Annotated[list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")] = None,
+    trainable: Annotated[
+        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
+    ] = None,
     freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
     input_shapes: Annotated[
         list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
     ] = None,
-    json_target: Annotated[str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")] = None,
+    json_target: Annotated[
+        str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")
+    ] = None,
 ) -> None:
     """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
     shapes = parse_shapes(input_shapes or [])
@@ -46,7 +50,9 @@ def inspect_command(
     console.print(f"parameters: {roles.count('parameter')} of {len(roles)} weights, {megabytes(trained)}")
     regular, planned = (found[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
     if regular is not None:
-        console.print(f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} planned")
+        console.print(
+            f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} planned"
+        )
     for obstacle in found["obstacles"]:
         console.print(f"in the way: {obstacle}", markup=False)
     write_json(found, json_target)

@@ -23,7 +23,8 @@ class ObjectiveName(StrEnum):
 def optimize_command(
     model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
     output: Annotated[
-        str | None, typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx].")
+        str | None,
+        typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx]."),
     ] = None,
     objective: Annotated[
         ObjectiveName, typer.Option(help="paper: sum of the checkpoints + heaviest segment.")
@@ -32,7 +33,9 @@ def optimize_command(
     loss: Annotated[
         str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
     ] = "auto",
-    trainable: Annotated[list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")] = None,
+    trainable: Annotated[
+        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
+    ] = None,
     freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
     input_shapes: Annotated[
         list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
@@ -40,7 +43,9 @@ def optimize_command(
     checkpoints: Annotated[
         str | None, typer.Option(help="Tensors to keep, as a,b,c; chooses the solver manual.")
     ] = None,
-    keep_outputs: Annotated[bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")] = False,
+    keep_outputs: Annotated[
+        bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")
+    ] = False,
     verify_runs: Annotated[
         int, typer.Option("--verify", min=0, help="Run the file N times beside one that stores everything.")
     ] = 0,

@@ -18,7 +18,9 @@ def verify_command(
     seed: Annotated[int, typer.Option(help="Seed of inputs and of weights that are drawn anew.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each operator.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each graph; the last one counts.")] = 1,
-    json_target: Annotated[str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")] = None,
+    json_target: Annotated[
+        str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")
+    ] = None,
 ) -> None:
     """Loss and gradients equal to the graph that stores everything; order and peak as promised."""
     check_json_target(json_target)

@@ -61,8 +61,10 @@ class BarrierWriter:
     _index: int = 0
 
     def opaque_view(self, tensor: str) -> tuple[Node, Node, str]:
-        """A view of an input whose static shape the runtime cannot see, so that no buffer is kept
-        waiting for a later tensor of the same shape."""
+        """A view of an input whose static shape the runtime cannot see.
+
+        So no buffer is kept waiting for a later tensor of the same shape.
+        """
         shape = self.type_of(tensor).shape
         target, view = self.name(f"{tensor}/shape"), self.name(f"{tensor}/view")
         self._declare(target, onnx.TensorProto.INT64, (len(shape),))
@@ -103,7 +105,9 @@ class BarrierWriter:
             return node.with_changes(
                 op=reshaped.op, inputs=reshaped.inputs, attributes={**reshaped.attributes, **again}
             )
-        outside = [name for name in node.inputs if name and name not in group.made and not self.is_fixed(name)]
+        outside = [
+            name for name in node.inputs if name and name not in group.made and not self.is_fixed(name)
+        ]
         if not outside:
             return node
         source = max(outside, key=lambda name: self.type_of(name).size_bytes)

@@ -14,8 +14,8 @@ from onnxgc import __version__
 from onnxgc.emission.barriers import ZERO, BarrierWriter
 from onnxgc.gradients.engine import ConstantPool, fresh_name
 from onnxgc.model.ir import Array, Node, TensorType
-from onnxgc.planning.simulate import simulate
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
+from onnxgc.planning.simulate import simulate
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
 from onnxgc.tracing.trace import TrainingStep
 from onnxgc.tracing.types import type_of_array
@@ -131,10 +131,7 @@ class _Emitter:
                 for node in group.nodes
             ]
             segment_of = dict(zip((node.name for node in group_nodes), group.segments, strict=True))
-            if group.role == "forward":
-                ordered = group_nodes
-            else:
-                ordered = self._barriers.group(group_nodes)
+            ordered = group_nodes if group.role == "forward" else self._barriers.group(group_nodes)
             for node in ordered:
                 written.append(node)
                 nodes.append(_annotated(node, group.role, segment_of.get(node.name)))
@@ -268,7 +265,9 @@ class _Emitter:
 
     def _initializer(self, name: str) -> onnx.TensorProto:
         value = self._values.get(name)
-        return numpy_helper.from_array(self._step.model.weights[name].load() if value is None else value, name)
+        return numpy_helper.from_array(
+            self._step.model.weights[name].load() if value is None else value, name
+        )
 
     def _value_infos(self, written: list[Node], outputs: set[str]) -> list[onnx.ValueInfoProto]:
         """Types of all inner tensors.

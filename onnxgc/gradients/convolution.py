@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxgc.gradients.engine import GradientContext
 from onnxgc.gradients.shaping import reduce_sum, reshape
 from onnxgc.gradients.windows import Windows, windows_of
+
+_MOST_PARTS = 8
+_FEWEST_COLUMNS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class WeightForm:
 
     name: str
     applies: Callable[[Convolution], bool]
-    build: Callable[[GradientContext, Convolution], str]
+    build: Callable[[GradientContext, Convolution, str, str], str]
 
 
 def conv(g: GradientContext) -> None:
@@ -64,19 +67,43 @@ def conv(g: GradientContext) -> None:
         g.give(2, reduce_sum(g, g.dy, (0, *range(2, len(shape_w)))))
     # The weight's gradient comes before x's: it is x's last reader, so x need not outlive it.
     if g.wants(1):
-        form = next(form for form in WEIGHT_FORMS["cpu"] if form.applies(convolution))
-        g.give(1, form.build(g, convolution))
+        g.give(1, _weight_gradient(g, convolution))
     if g.wants(0):
         g.give(0, _input_gradient(g, convolution))
+
+
+def _weight_gradient(g: GradientContext, c: Convolution) -> str:
+    """dw by the first form that applies, over a few images at a time where these are large.
+
+    Every form lays x and dy out anew; in parts, no more than a part of either exists twice.
+    """
+    form = next(form for form in WEIGHT_FORMS["cpu"] if form.applies(c))
+    parts = _parts(c)
+    if parts == 1:
+        return form.build(g, c, g.x(0), g.dy)
+    images = c.batch // parts
+    total = ""
+    for start in range(0, c.batch, images):
+        span = (g.ints(start), g.ints(start + images), g.ints(0))
+        x, dy = g.emit("Slice", g.x(0), *span), g.emit("Slice", g.dy, *span)
+        piece = form.build(g, replace(c, batch=images), x, dy)
+        total = g.emit("Add", total, piece) if total else piece
+    return total
+
+
+def _parts(c: Convolution) -> int:
+    """How many parts of the batch to take one after the other; each keeps a product worth its start."""
+    most = min(_MOST_PARTS, c.batch * c.positions // _FEWEST_COLUMNS)
+    return max((parts for parts in range(1, most + 1) if c.batch % parts == 0), default=1)
 
 
 def _input_gradient(g: GradientContext, c: Convolution) -> str:
     return g.emit("ConvTranspose", g.dy, g.x(1), group=c.groups, **c.windows.transposed())
 
 
-def _pointwise(g: GradientContext, c: Convolution) -> str:
+def _pointwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """dw = sum over images and positions of dy x^T, by whichever product needs less memory."""
-    x, dy, p = g.x(0), g.dy, c.positions
+    p = c.positions
     if any(stride > 1 for stride in c.windows.strides):
         x = _strided(g, x, c.windows, (0,) * c.windows.rank)
     x_size, dy_size = c.batch * c.channels_in * p, c.batch * c.channels_out * p
@@ -128,11 +155,11 @@ def _strided(
     return g.emit("Slice", padded, g.ints(*starts), g.ints(*ends), g.ints(*axes), g.ints(*windows.strides))
 
 
-def _by_offset(g: GradientContext, c: Convolution) -> str:
+def _by_offset(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """One product [K, N P] x [C, N P]^T for each kernel element."""
     columns = c.batch * c.positions
-    rows = _channels_first(g, g.dy, c.channels_out, columns)
-    padded = _padded(g, g.x(0), c.windows, 2)
+    rows = _channels_first(g, dy, c.channels_out, columns)
+    padded = _padded(g, x, c.windows, 2)
     turned = g.emit("Transpose", padded, perm=[1, 0, *range(2, 2 + c.windows.rank)])
     parts = []
     for offset in _offsets(c.windows):
@@ -148,15 +175,15 @@ def _stacked(g: GradientContext, parts: list[str]) -> str:
     return reshape(g, stacked, g.input_shape(1))
 
 
-def _grouped(g: GradientContext, c: Convolution) -> str:
+def _grouped(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """As `_by_offset`, all groups in one batched product [G, K/G, N P] x [G, N P, C/G]."""
     rank, columns = c.windows.rank, c.batch * c.positions
     per_in, per_out = c.channels_in // c.groups, c.channels_out // c.groups
     spatial = tuple(range(3, 3 + rank))
-    dy = reshape(g, g.dy, (c.batch, c.groups, per_out, *c.windows.output_size))
+    dy = reshape(g, dy, (c.batch, c.groups, per_out, *c.windows.output_size))
     dy = g.emit("Transpose", dy, perm=[1, 2, 0, *spatial])
     rows = reshape(g, dy, (c.groups, per_out, columns))
-    x = reshape(g, g.x(0), (c.batch, c.groups, per_in, *c.windows.input_size))
+    x = reshape(g, x, (c.batch, c.groups, per_in, *c.windows.input_size))
     padded = _padded(g, x, c.windows, 3)
     turned = g.emit("Transpose", padded, perm=[1, 0, *spatial, 2])
     parts = []
@@ -167,28 +194,27 @@ def _grouped(g: GradientContext, c: Convolution) -> str:
     return _stacked(g, parts)
 
 
-def _depthwise(g: GradientContext, c: Convolution) -> str:
+def _depthwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """dw[c, k] = sum of dy[:, c] x[:, c] shifted by k."""
-    padded = _padded(g, g.x(0), c.windows, 2)
+    padded = _padded(g, x, c.windows, 2)
     axes = (0, *range(2, 2 + c.windows.rank))
     parts = []
     for offset in _offsets(c.windows):
-        product = g.emit("Mul", g.dy, _strided(g, padded, c.windows, offset))
+        product = g.emit("Mul", dy, _strided(g, padded, c.windows, offset))
         parts.append(reshape(g, reduce_sum(g, product, axes), (c.channels_out, 1, 1)))
     return _stacked(g, parts)
 
 
-def _exchanged(g: GradientContext, c: Convolution) -> str:
+def _exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """Convolution of x by dy with batch and channels exchanged, strides and dilations too."""
     rank = c.windows.rank
     swap = [1, 0, *range(2, 2 + rank)]
-    x = g.x(0)
     unused = [max(-over, 0) for over in c.windows.overshoot]
     if any(unused):
         ends = [extent - cut for extent, cut in zip(c.windows.input_size, unused, strict=True)]
         x = g.emit("Slice", x, g.ints(*(0,) * rank), g.ints(*ends), g.ints(*range(2, 2 + rank)))
     x = g.emit("Transpose", x, perm=swap)
-    dy = g.emit("Transpose", g.dy, perm=swap)
+    dy = g.emit("Transpose", dy, perm=swap)
     gradient = g.emit(
         "Conv",
         x,

@@ -19,7 +19,7 @@ from onnx import helper
 
 Array = npt.NDArray[Any]
 EMPTY_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_SUB_BYTE_BITS = {
+_SUB_BYTE_BITS: dict[int, int] = {
     onnx.TensorProto.INT4: 4,
     onnx.TensorProto.UINT4: 4,
     onnx.TensorProto.FLOAT4E2M1: 4,
@@ -43,7 +43,7 @@ class TensorType:
         bits = _SUB_BYTE_BITS.get(self.dtype)
         if bits is not None:
             return (self.element_count * bits + 7) // 8
-        return self.element_count * helper.tensor_dtype_to_np_dtype(self.dtype).itemsize
+        return self.element_count * int(helper.tensor_dtype_to_np_dtype(self.dtype).itemsize)
 
     @property
     def is_floating(self) -> bool:

@@ -87,9 +87,7 @@ class Schedule:
         return sum(step.operator.flops for step in self.recomputed)
 
 
-def build_schedule(
-    graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]
-) -> Schedule:
+def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]) -> Schedule:
     """Schedule that drops the `discarded` forward tensors and computes them again for backward.
 
     Discarded tensors that depend on one another form a segment. A segment is computed again as
@@ -121,9 +119,7 @@ def build_schedule(
             again = needed.get(segment, [])
             renamed.update((name, copy_name(name)) for operator in again for name in operator.outputs)
             for operator in again:
-                copy = replace(
-                    _with_names(operator, renamed), name=f"{operator.name}__recompute"
-                )
+                copy = replace(_with_names(operator, renamed), name=f"{operator.name}__recompute")
                 steps.append(Recompute(copy, operator.name, segment))
         steps.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
     original_of = {copy: name for name, copy in renamed.items()}

@@ -48,9 +48,7 @@ def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
         if held > peak:
             peak, peak_step = held, step.operator.name
         activation_peak = max(activation_peak, held - memory.parameter_gradient_bytes)
-    return MemoryProfile(
-        peak, peak_step, activation_peak, memory.parameter_gradient_bytes, tuple(timeline)
-    )
+    return MemoryProfile(peak, peak_step, activation_peak, memory.parameter_gradient_bytes, tuple(timeline))
 
 
 class _Memory:
@@ -68,13 +66,13 @@ class _Memory:
 
     def run(self, operator: Operator, dying: tuple[str, ...]) -> None:
         for position, name in enumerate(operator.outputs):
-            is_output = name in self._outputs
-            if position == 0 and operator.is_view and not is_output:
-                self._share(name, operator.inputs[0])
-            elif position == 0 and operator.in_place and not is_output and self._takes_over(operator, dying):
+            if position == 0 and name not in self._outputs and self._shares(operator, dying):
                 self._share(name, operator.inputs[0])
             else:
                 self._allocate(name)
+
+    def _shares(self, operator: Operator, dying: tuple[str, ...]) -> bool:
+        return operator.is_view or (operator.in_place and self._takes_over(operator, dying))
 
     def _takes_over(self, operator: Operator, dying: tuple[str, ...]) -> bool:
         """Whether the first input's storage has no other use than this operator's."""

@@ -80,7 +80,7 @@ def measure(
         RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
     """
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "feeds.npz", **{f"feed{i}": value for i, value in enumerate(feeds.values())})
+        np.savez(Path(folder) / "feeds.npz", *feeds.values())
         request = {
             "model": os.path.abspath(path),
             "names": list(feeds),
@@ -98,7 +98,7 @@ def measure(
         outputs: dict[str, Array] = {}
         if keep_outputs:
             with np.load(Path(folder) / "outputs.npz") as stored:
-                outputs = {name: stored[f"output{i}"] for i, name in enumerate(answer["outputs"])}
+                outputs = {name: stored[f"arr_{i}"] for i, name in enumerate(answer["outputs"])}
     profiles = tuple(
         RunProfile(tuple(run["order"]), *(run[key] for key in list(run)[1:])) for run in answer["runs"]
     )
@@ -113,7 +113,9 @@ def _failure(path: str | os.PathLike[str], returncode: int, stderr: str) -> str:
     return f"'{os.fspath(path)}' does not run on ONNX Runtime: {reason}"
 
 
-def executed_order(model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings) -> RunProfile:
+def executed_order(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings
+) -> RunProfile:
     """Profile of one run in this process; for small models, where only the order matters."""
     with tempfile.TemporaryDirectory() as folder:
         session = make_session(model, settings=settings, profile_prefix=str(Path(folder) / "profile"))
@@ -126,7 +128,7 @@ def _answer(folder: Path) -> None:
     chosen = request["settings"]
     settings = SessionSettings(chosen["file_order"], chosen["threads"], tuple(chosen["providers"]))
     with np.load(folder / "feeds.npz") as stored:
-        feeds = {name: stored[f"feed{index}"] for index, name in enumerate(request["names"])}
+        feeds = {name: stored[f"arr_{index}"] for index, name in enumerate(request["names"])}
     session = make_session(request["model"], settings=settings, profile_prefix=str(folder / "profile"))
     seconds = []
     outputs: list[Array] = []
@@ -138,7 +140,7 @@ def _answer(folder: Path) -> None:
     runs = read_profile(session.end_profiling())
     names = [output.name for output in session.get_outputs()]
     if request["keep_outputs"]:
-        np.savez(folder / "outputs.npz", **{f"output{i}": value for i, value in enumerate(outputs)})
+        np.savez(folder / "outputs.npz", *outputs)
     answer = {"runs": [asdict(run) for run in runs], "wall_seconds": seconds, "outputs": names}
     (folder / "answer.json").write_text(json.dumps(answer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import functools
+import importlib
 import importlib.metadata
 import os
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ _MOST_DEAD_BYTES_PER_CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a session is made with. `file_order` stands for all settings under which a training
-    file runs in its own order and frees each tensor at its last use; without it everything is as
-    a stock session has it."""
+    """What a session is made with.
+
+    `file_order` stands for all settings under which a training file runs in its own order and frees
+    each tensor at its last use; without it everything is as a stock session has it.
+    """
 
     file_order: bool = True
     threads: int | None = None
@@ -47,7 +50,7 @@ def load_onnxruntime() -> ModuleType:
             "uninstall both, then install one"
         )
     try:
-        import onnxruntime
+        onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise RuntimeUnavailableError(
             "ONNX Runtime cannot be imported; install onnxgc[cuda] or onnxgc[cpu]"

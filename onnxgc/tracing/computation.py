@@ -89,9 +89,7 @@ class _GraphBuilder:
         self._groups: list[_Group] = []
         self._group_of: dict[str, _Group] = {}
         self._edges: list[tuple[_Group, _Group]] = []
-        self._readers = Counter(
-            name for operator in graph.forward for name in dict.fromkeys(operator.inputs)
-        )
+        self._readers = Counter(name for operator in graph.forward for name in dict.fromkeys(operator.inputs))
         self._read_by_backward = {
             name for chunk in graph.chunks for operator in chunk for name in operator.inputs
         }

@@ -66,9 +66,7 @@ def step_graphs(draw: st.DrawFn) -> tuple[StepGraph, frozenset[str]]:
         chunks.append((Operator(f"b{i}", (*reads, before), (f"g{i}",)),))
         before = f"g{i}"
     discarded = frozenset(draw(st.lists(st.sampled_from(tensors[1:]), unique=True)))
-    graph = StepGraph(
-        tuple(forward), tuple(chunks), sizes, frozenset({"t0", "seed"}), (before,), frozenset()
-    )
+    graph = StepGraph(tuple(forward), tuple(chunks), sizes, frozenset({"t0", "seed"}), (before,), frozenset())
     return graph, discarded
 
 
@@ -202,9 +200,7 @@ def test_parallel_segments_are_computed_one_after_the_other() -> None:
     forward = [Operator(f"f_{name}", (source,), (name,)) for name, source in reads.items()]
     forward.append(Operator("f_y", ("a3", "b3"), ("y",)))
     forward.append(Operator("f_z", ("y",), ("z",)))
-    graph = StepGraph(
-        tuple(forward), (), dict.fromkeys(names, 1), frozenset({"x"}), ("z",), frozenset()
-    )
+    graph = StepGraph(tuple(forward), (), dict.fromkeys(names, 1), frozenset({"x"}), ("z",), frozenset())
     order = segment_order(graph, frozenset(reads))
     assert order[:3] in (("f_a1", "f_a2", "f_a3"), ("f_b1", "f_b2", "f_b3"))
     assert segment_order(graph, frozenset()) == tuple(operator.name for operator in forward)

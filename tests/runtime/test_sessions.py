@@ -53,9 +53,7 @@ def planned_chain() -> OptimizeResult:
 
 def feeds() -> dict[str, Array]:
     generator = np.random.default_rng(1)
-    return {
-        name: generator.standard_normal((BATCH, WIDTH)).astype(np.float32) for name in ("x", "target")
-    }
+    return {name: generator.standard_normal((BATCH, WIDTH)).astype(np.float32) for name in ("x", "target")}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +166,11 @@ def test_a_file_that_does_not_run_is_one_line(tmp_path: Path) -> None:
 
 
 def test_two_builds_of_onnxruntime_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: object())
+    class Installed:
+        def locate_file(self, path: str) -> Path:
+            return Path("site-packages")
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
     with pytest.raises(RuntimeUnavailableError, match="both installed"):
         load_onnxruntime()
 
