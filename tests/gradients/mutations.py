@@ -36,12 +36,12 @@ def _replaced(rule: str, function: Rule) -> Iterator[None]:
 
 
 def given_inputs(rule: str, cases: Sequence[Case]) -> tuple[int, ...]:
-    """The inputs that a rule gives gradients of in any of the cases."""
+    """The inputs that a rule gives gradients with elements of in any of the cases."""
     seen: set[int] = set()
 
     def watched(g: GradientContext) -> None:
         original(g)
-        seen.update(index for index, _, _ in g.chunks)
+        seen.update(index for index, _, _ in g.chunks if g.input_type(index).element_count)
 
     original = registry.RULES[rule]
     with _replaced(rule, watched):
@@ -57,8 +57,12 @@ def notices(case: Case) -> bool:
 
 def unnoticed(rule: str, cases: Sequence[Case]) -> list[str]:
     """What of a rule can be wrong unseen: cases blind to it, and inputs that no case looks at."""
+    # A gradient without elements cannot be wrong, only of the wrong shape.
+    telling = [case for case in cases if given_inputs(rule, [case])]
     with mutated(rule):
-        found = [f"case '{case}' does not notice that {rule} is wrong" for case in cases if not notices(case)]
+        found = [
+            f"case '{case}' does not notice that {rule} is wrong" for case in telling if not notices(case)
+        ]
     for index in given_inputs(rule, cases):
         with mutated(rule, index):
             if not any(notices(case) for case in cases):

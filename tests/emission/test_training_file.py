@@ -1,0 +1,247 @@
+"""The training file's contract: names, inputs, outputs, annotations, and that stock tools take it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from onnxgc.api import OptimizeResult, optimize
+from onnxgc.model.ir import Array
+from onnxgc.runtime.measure import executed_order
+from onnxgc.runtime.ort import SessionSettings, make_session
+
+MODELS = Path(__file__).resolve().parent.parent.parent / "models"
+
+
+def build(text: str, **weights: Array) -> onnx.ModelProto:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+    for name, value in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def resnet() -> OptimizeResult:
+    return optimize(MODELS / "resnet18.onnx", input_shapes={"x": (2, 3, 64, 64)})
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def notes(node: onnx.NodeProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in node.metadata_props}
+
+
+def test_the_file_is_valid_and_of_the_promised_version(resnet: OptimizeResult) -> None:
+    model = resnet.training_graph.model
+    onnx.checker.check_model(model, full_check=True)
+    assert model.ir_version == 9
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
+
+
+def test_inputs_and_outputs(resnet: OptimizeResult) -> None:
+    graph = resnet.training_graph.model.graph
+    model = resnet.planned.model
+    inputs = [value.name for value in graph.input]
+    assert inputs[:2] == ["x", "labels"]
+    initial = {tensor.name for tensor in graph.initializer}
+    assert set(inputs[2:]) <= initial, "whatever else is fed has a value in the file"
+    statistics = [statistic.name for statistic in model.statistics]
+    assert set(inputs[2:]) == {*model.parameters, *statistics, "loss_scale", "barrier_zero"}
+    outputs = [value.name for value in graph.output]
+    assert outputs[0] == "loss"
+    assert outputs[1:63] == [f"{name}_grad" for name in model.parameters]
+    assert set(outputs[63:]) == {f"{name}_new" for name in statistics}
+    shapes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in graph.output}
+    for tensor in graph.initializer:
+        if tensor.name in model.parameters:
+            assert shapes[f"{tensor.name}_grad"] == list(tensor.dims)
+
+
+def test_every_inner_tensor_has_a_type_but_the_barriers_empty_ones(resnet: OptimizeResult) -> None:
+    graph = resnet.training_graph.model.graph
+    typed = {value.name for value in (*graph.value_info, *graph.output)}
+    missing = [name for node in graph.node for name in node.output if name not in typed]
+    assert missing
+    assert all(name.endswith("/empty") for name in missing)
+
+
+def test_node_annotations(resnet: OptimizeResult) -> None:
+    graph = resnet.training_graph.model.graph
+    sources = {node.name for node in onnx.load(MODELS / "resnet18.onnx").graph.node}
+    roles = []
+    for node in graph.node:
+        note = notes(node)
+        roles.append(note["onnxgc.role"])
+        assert ("__recompute" in [a.name for a in node.attribute]) == node.name.endswith("__recompute")
+        if note["onnxgc.role"] == "recompute" and node.name.endswith("__recompute"):
+            assert note["onnxgc.node"] in sources
+            assert note["onnxgc.segment"].isdigit()
+            assert all(name.endswith("__recompute") for name in node.output)
+    assert set(roles) == {"forward", "recompute", "backward"}
+    assert "backward" not in roles[: roles.index("recompute")] or roles.index("backward") > roles.index(
+        "forward"
+    )
+
+
+def test_metadata(resnet: OptimizeResult) -> None:
+    values = metadata(resnet.training_graph.model)
+    plan = json.loads(values["onnxgc.plan"])
+    assert plan["checkpoints"] == list(resnet.plan.checkpoints)
+    assert int(values["onnxgc.simulated_peak_bytes"]) == resnet.planned.profile.peak_bytes
+    assert values["onnxgc.loss"] == "cross-entropy"
+    assert values["onnxgc.schema"] == "1"
+    assert values["onnxgc.version"]
+    names = json.loads(values["onnxgc.names"])
+    assert names["loss"] == "loss"
+    assert names["labels"] == "labels"
+    assert names["gradients"]["fc.bias"] == "fc.bias_grad"
+    assert names["statistics"]["bn1.running_mean"] == "bn1.running_mean_new"
+
+
+def test_source_metadata_stays() -> None:
+    model = build("g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
+    model.metadata_props.add(key="author", value="someone")
+    assert metadata(optimize(model, loss="mse").training_graph.model)["author"] == "someone"
+
+
+def test_the_file_runs_alone_and_a_binding_overrides_a_parameter() -> None:
+    model = build("g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
+    session = make_session(optimize(model, loss="mse").training_graph.model, threads=1)
+    feeds = {"x": normal(2, 3), "target": normal(2, 3)}
+    own, own_gradient = session.run(["loss", "w_grad"], feeds)
+    other, _ = session.run(["loss", "w_grad"], {**feeds, "w": np.zeros((3, 3), np.float32)})
+    assert own == pytest.approx(np.mean((feeds["x"] @ normal(3, 3) - feeds["target"]) ** 2), rel=1e-5)
+    assert other == pytest.approx(np.mean(feeds["target"] ** 2), rel=1e-5)
+    again, gradient = session.run(["loss", "w_grad"], {**feeds, "loss_scale": np.asarray(8, np.float32)})
+    assert again == own
+    np.testing.assert_allclose(gradient, 8 * own_gradient, rtol=1e-6)
+
+
+def test_taken_names_get_a_suffix_that_the_metadata_tells() -> None:
+    text = """g (float[2,3] loss, float[2,3] labels, float[2,3] w_grad) => (float[2,3] target) {
+        loss_scale = MatMul(loss, w)
+        barrier_zero = Add(loss_scale, labels)
+        target = Add(barrier_zero, w_grad)
+    }"""
+    model = build(text, w=normal(3, 3))
+    result = optimize(model, loss="mse")
+    names = json.loads(metadata(result.training_graph.model)["onnxgc.names"])
+    feeds = {name: normal(2, 3) for name in ("loss", "labels", "w_grad", names["target"])}
+    loss, gradient = make_session(result.training_graph.model).run(
+        [names["loss"], names["gradients"]["w"]], feeds
+    )
+    assert np.isfinite(loss)
+    assert gradient.shape == (3, 3)
+    roles = [names[role] for role in ("loss", "target", "loss_scale", "barrier_zero")]
+    assert len({*roles, "loss", "labels", "w_grad", "target", "loss_scale", "barrier_zero"}) == 10
+    assert names["gradients"]["w"] != "w_grad"
+
+
+def test_keep_outputs_returns_the_models_own() -> None:
+    model = build("g (float[2,3] x) => (float[2,3] y) {a = MatMul(x, w) y = Relu(a)}", w=normal(3, 3))
+    kept = optimize(model, loss="mse", keep_outputs=True).training_graph.model
+    assert [value.name for value in kept.graph.output] == ["loss", "w_grad", "y"]
+    x = normal(2, 3)
+    (y,) = make_session(kept).run(["y"], {"x": x, "target": x})
+    np.testing.assert_allclose(y, np.maximum(x @ normal(3, 3), 0), rtol=1e-5)
+    plain = optimize(model, loss="mse").training_graph.model
+    assert [value.name for value in plain.graph.output] == ["loss", "w_grad"]
+
+
+def test_a_tied_parameter_has_one_gradient() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) {a = MatMul(x, w) y = MatMul(a, w)}"
+    model = optimize(build(text, w=normal(3, 3)), loss="mse").training_graph.model
+    assert [value.name for value in model.graph.output] == ["loss", "w_grad"]
+
+
+def test_frozen_weights_are_no_inputs() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) {a = MatMul(x, w) y = MatMul(a, v)}"
+    model = build(text, w=normal(3, 3), v=2 * normal(3, 3))
+    graph = optimize(model, loss="mse", freeze=["w"]).training_graph.model.graph
+    assert "w" not in [value.name for value in graph.input]
+    assert "w" in [tensor.name for tensor in graph.initializer]
+    assert [value.name for value in graph.output] == ["loss", "v_grad"]
+
+
+def test_running_statistics_are_updated_once_a_step_as_torch_does() -> None:
+    torch = pytest.importorskip("torch")
+    text = """g (float[4,3,5,5] x) => (float[4,3,5,5] y) {
+        a = Conv(x, w)  b = BatchNormalization <momentum = 0.8> (a, s, t, m, v)  c = Relu(b)
+        d = Conv(c, u)  e = BatchNormalization <momentum = 0.8> (d, s2, t2, m2, v2)  y = Relu(e)
+    }"""
+    vectors = {name: normal(3) for name in ("s", "t", "m", "s2", "t2", "m2")}
+    variances = {name: np.abs(normal(3)) + 0.5 for name in ("v", "v2")}
+    weights = {"w": normal(3, 3, 1, 1), "u": normal(3, 3, 1, 1), **vectors, **variances}
+    x = normal(4, 3, 5, 5)
+    result = optimize(build(text, **weights), loss="mse", checkpoints=["c"])
+    assert result.planned.schedule.recomputed
+    names = ["m_new", "v_new", "m2_new", "v2_new"]
+    found = make_session(result.training_graph.model).run(names, {"x": x, "target": x})
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+    hidden = torch.from_numpy(x)
+    for kernel, scale, bias, mean, variance in (("w", "s", "t", "m", "v"), ("u", "s2", "t2", "m2", "v2")):
+        hidden = torch.nn.functional.conv2d(hidden, tensors[kernel])
+        hidden = torch.nn.functional.batch_norm(
+            hidden, tensors[mean], tensors[variance], tensors[scale], tensors[bias], True, 0.2
+        ).relu()
+    for name, value in zip(names, found, strict=True):
+        np.testing.assert_allclose(value, tensors[name.removesuffix("_new")], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_draws_one_mask_a_step_under_every_setting() -> None:
+    """Forward and recomputation must drop the same elements, and other ones in the next step."""
+    text = """g (float[64,64] x) => (float[64,64] y) {
+        a = MatMul(x, w)  b = Dropout(a)  c = Relu(b)  d = MatMul(c, u)  e = Relu(d)  y = MatMul(e, v)
+    }"""
+    model = build(text, w=normal(64, 64), u=normal(64, 64), v=normal(64, 64))
+    result = optimize(model, loss="mse", checkpoints=["e"], keep_outputs=True)
+    emitted = result.training_graph.model
+    dropouts = [node for node in emitted.graph.node if node.op_type == "Dropout"]
+    assert len(dropouts) == 2, "one in forward, one recomputed"
+    probe = onnx.ModelProto()
+    probe.CopyFrom(emitted)
+    for node in probe.graph.node:
+        if node.op_type == "Dropout":
+            probe.graph.output.append(
+                helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, (64, 64))
+            )
+    feeds = {"x": normal(64, 64), "target": normal(64, 64)}
+    for settings in (SessionSettings(), SessionSettings(file_order=False)):
+        session = make_session(probe, settings=settings)
+        forward, again = session.run([node.output[0] for node in dropouts], feeds)
+        np.testing.assert_array_equal(forward, again)
+        assert 0.3 < np.mean(forward == 0) < 0.7
+        (later,) = session.run([dropouts[0].output[0]], feeds)
+        assert (later == 0).tolist() != (forward == 0).tolist()
+        assert {node.name for node in dropouts} <= set(executed_order(emitted, feeds, settings).order)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("loss, target", [("mse", "float"), ("l1", "float"), ("bce", "unit")])
+def test_losses_of_small_models(loss: str, target: str, batch: int) -> None:
+    model = build("g (float[N,3] x) => (float[N,2] y) {y = Gemm(x, w, b)}", w=normal(3, 2), b=normal(2))
+    result = optimize(model, loss=loss, input_shapes={"x": (batch, 3)})
+    feeds = {
+        "x": normal(batch, 3),
+        "target": np.abs(normal(batch, 2)) % 1 if target == "unit" else normal(batch, 2),
+    }
+    y = feeds["x"] @ normal(3, 2) + normal(2)
+    t = feeds["target"]
+    expected = {
+        "mse": np.mean((y - t) ** 2),
+        "l1": np.mean(np.abs(y - t)),
+        "bce": np.mean(np.logaddexp(0, y) - y * t),
+    }[loss]
+    (found,) = make_session(result.training_graph.model).run(["loss"], feeds)
+    assert found == pytest.approx(expected, rel=1e-5)
