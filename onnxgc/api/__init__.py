@@ -1,6 +1,6 @@
 """What the command line and other programs call."""
 
-from onnxgc.api.inspect import Inspection, inspect
+from onnxgc.api.inspection import Inspection, inspect
 from onnxgc.api.pipeline import (
     OptimizeResult,
     PlannedStep,
@@ -9,7 +9,7 @@ from onnxgc.api.pipeline import (
     plan_step,
     store_all_schedule,
 )
-from onnxgc.api.verify import Check, Verification, verify
+from onnxgc.api.verification import Check, Verification, verify
 
 __all__ = [
     "Check",
