@@ -227,9 +227,19 @@ def report(
         "lower_bound_bytes": solution.lower_bound_bytes,
         "gap": solution.gap,
         "checkpoints": list(solution.plan.checkpoints),
-        "notes": list(model.notes),
+        "notes": [*model.notes, *_notes_on_saving(planned)],
         "seconds": dict(seconds),
     }
+
+
+def _notes_on_saving(planned: PlannedStep) -> list[str]:
+    """What to know where checkpoints do not lower the peak."""
+    if planned.profile.peak_bytes < planned.regular_profile.peak_bytes or not planned.schedule.recomputed:
+        return []
+    return [
+        f"recomputation does not lower the peak here: it is set by '{planned.profile.peak_step}', "
+        "whose working set no checkpoint changes; --solver store-all saves the extra time"
+    ]
 
 
 def _copy_namer(step: TrainingStep) -> Callable[[str], str]:

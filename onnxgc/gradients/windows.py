@@ -62,14 +62,20 @@ class Windows:
     def transposed(self) -> dict[str, list[int]]:
         """Attributes of the ConvTranspose that sends dy back to the input's extent.
 
-        `output_shape` would override the pads, so the extent is fixed by pads and output_padding.
+        `output_shape` would override the pads, so the extent is fixed by pads and output_padding:
+        the forward pads where they can be, since cuDNN wants both ends alike.
         """
+        padding = [
+            max(min(max(end - over, 0), stride - 1), -over)
+            for end, over, stride in zip(self.pads_end, self.overshoot, self.strides, strict=True)
+        ]
+        ends = [over + extra for over, extra in zip(self.overshoot, padding, strict=True)]
         return {
             "kernel_shape": list(self.kernel),
             "strides": list(self.strides),
             "dilations": list(self.dilations),
-            "pads": [*self.pads_begin, *self.end_pads_used],
-            "output_padding": [max(-over, 0) for over in self.overshoot],
+            "pads": [*self.pads_begin, *ends],
+            "output_padding": padding,
         }
 
 
