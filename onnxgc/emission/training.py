@@ -246,7 +246,10 @@ class _Emitter:
         }
         proto = helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", model.opset)],
+            opset_imports=[
+                helper.make_opsetid("", model.opset),
+                *(helper.make_opsetid(domain, 1) for domain in sorted({n.domain for n in written} - {""})),
+            ],
             ir_version=model.ir_version,
             producer_name="onnxgc",
             producer_version=__version__,
