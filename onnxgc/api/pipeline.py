@@ -6,17 +6,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
-from onnxgc.emission.write import check_writable, write_model
-from onnxgc.errors import PlanError
+from onnxgc.emission.write import check_writable, data_file, write_model
+from onnxgc.errors import ModelFileError, NoParametersError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
-from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.ir import Array, TrainableModel, dtype_name
 from onnxgc.model.read import read_model
+from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Solution
 from onnxgc.planning.schedule import Schedule, build_schedule, segment_order
@@ -25,9 +27,34 @@ from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import SOLVERS
 from onnxgc.tracing.computation import TracedProblem, checkpoint_problem
 from onnxgc.tracing.trace import TrainingStep, trace
+from onnxgc.tracing.types import type_of_array
 
 LOSS_SCALE = "loss_scale"
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a model was read; a training file carries it, so that it can be read so again."""
+
+    loss: str = "auto"
+    trainable: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    keep_outputs: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ReadOptions:
+        """The options that `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: the text is something else.
+        """
+        found = json.loads(text)
+        trainable, freeze = (tuple(map(str, found[key])) for key in ("trainable", "freeze"))
+        return cls(str(found["loss"]), trainable, freeze, bool(found["keep_outputs"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +125,29 @@ def optimize(
     """
     tell = progress or (lambda stage: None)
     started = time.perf_counter()
-    if output is not None and not dry_run:
-        check_writable(output)
+    if isinstance(trainable, str) or isinstance(freeze, str):
+        raise NoParametersError("trainable and freeze take a list of globs, such as ['head.*']")
+    target = None if dry_run or output is None else os.fspath(output)
+    if target is not None:
+        check_writable(target)
+        _check_apart(target, source if isinstance(source, str | os.PathLike) else None)
     tell("reading")
     model = read_model(source, input_shapes=input_shapes, loss=loss, trainable=trainable, freeze=freeze)
+    _check_values(model, values or {})
+    if target is not None:
+        for weight in model.weights.values():
+            _check_apart(target, external_file(weight))
     read_seconds = time.perf_counter() - started
     tell("planning")
     options = SolverOptions(tuple(checkpoints), time_limit, seed)
     planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
     planned_seconds = time.perf_counter() - started
     tell("emitting")
-    read_options = {"loss": loss, "trainable": list(trainable), "freeze": list(freeze)}
-    graph = emit(planned, values=values, options={**read_options, "keep_outputs": keep_outputs})
-    if output is not None and not dry_run:
+    read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs)
+    graph = emit(planned, values=values, options=read_options)
+    if target is not None:
         tell("writing")
-        write_model(graph.model, output, external_data=external_data)
+        write_model(graph.model, target, external_data=external_data)
     total = time.perf_counter() - started
     seconds = {
         "read": read_seconds,
@@ -120,9 +155,31 @@ def optimize(
         "emit": total - planned_seconds,
         "total": total,
     }
-    written = None if output is None or dry_run else os.fspath(output)
     name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
-    return OptimizeResult(graph, planned.solution.plan, report(planned, name, written, seconds), planned)
+    return OptimizeResult(graph, planned.solution.plan, report(planned, name, target, seconds), planned)
+
+
+def _check_apart(output: str, source: str | os.PathLike[str] | None) -> None:
+    """Refuse to write where the model itself, or its weights, are read from."""
+    if source is None or not os.path.exists(source):
+        return
+    for written in (output, data_file(output)):
+        if os.path.exists(written) and os.path.samefile(written, source):
+            raise OutputFileError(
+                f"'{written}' belongs to the model that is read; give the training file another name"
+            )
+
+
+def _check_values(model: TrainableModel, values: Mapping[str, Array]) -> None:
+    for name, value in values.items():
+        if name not in model.weights:
+            raise ModelFileError(f"a value is given for '{name}', which is no weight of the model")
+        wanted, found = model.weights[name].type, type_of_array(np.asarray(value))
+        if wanted != found:
+            raise ModelFileError(
+                f"the value given for '{name}' is {dtype_name(found.dtype)} {list(found.shape)}, "
+                f"the model has {dtype_name(wanted.dtype)} {list(wanted.shape)}"
+            )
 
 
 def plan_step(
@@ -172,7 +229,7 @@ def emit(
     *,
     schedule: Schedule | None = None,
     values: Mapping[str, Array] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: ReadOptions | None = None,
 ) -> TrainingGraph:
     """The training graph of a planned step, or of another schedule of the same step."""
     chosen = schedule or planned.schedule
@@ -186,7 +243,7 @@ def emit(
         "onnxgc.plan": json.dumps(plan),
         "onnxgc.simulated_peak_bytes": str(peak),
         "onnxgc.loss": planned.model.loss_kind,
-        "onnxgc.options": json.dumps(dict(options or {}), sort_keys=True),
+        "onnxgc.options": (options or ReadOptions()).to_json(),
     }
     return emit_training_graph(planned.step, chosen, metadata=metadata, values=values)
 

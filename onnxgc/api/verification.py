@@ -14,12 +14,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxgc.api.pipeline import PlannedStep, emit, plan_step, store_all_schedule
+from onnxgc.api.pipeline import PlannedStep, ReadOptions, emit, plan_step, store_all_schedule
 from onnxgc.emission.training import SCHEMA_VERSION
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Array
+from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import Measurement, measure, random_feeds
@@ -28,6 +29,8 @@ from onnxgc.solvers.base import SolverOptions
 
 # A gradient this much smaller than the largest proves nothing when it is compared.
 SMALLEST_GRADIENT_SHARE = 1e-6
+# How far the loss of a session with default settings may be off.
+STOCK_LOSS_TOLERANCE = 1e-2
 # How much the loss may move, of itself, with parameters that have no effect: float32 rounding.
 INVARIANCE_TOLERANCE = 1e-4
 # How far the measured peak may be from the promised one.
@@ -52,6 +55,7 @@ class Verification:
     checks: tuple[Check, ...]
     regular: Measurement
     planned: Measurement
+    planned_by_default: Measurement
 
     @property
     def holds(self) -> bool:
@@ -63,6 +67,7 @@ class Verification:
             "checks": [{"name": c.name, "holds": c.holds, "detail": c.detail} for c in self.checks],
             "regular": _measured(self.regular),
             "planned": _measured(self.planned),
+            "planned_by_default": _measured(self.planned_by_default),
         }
 
 
@@ -109,6 +114,14 @@ def verify(
         regular = measure(regular_file, feeds, settings=settings, runs=runs, keep_outputs=True)
         tell("running the training file")
         measured = measure(training, feeds, settings=settings, runs=runs, keep_outputs=True)
+        tell("running the training file in a session with default settings")
+        stock = measure(
+            training,
+            feeds,
+            settings=SessionSettings(file_order=False, threads=threads),
+            runs=runs,
+            keep_outputs=True,
+        )
         without_effect = _smallest(planned, regular.outputs)
         loss_change, distance = 0.0, 0.0
         if without_effect:
@@ -125,8 +138,9 @@ def verify(
         _size_check(planned, expected, without_effect, loss_change, distance),
         _order_check(promised, measured),
         _peak_check(promised, measured),
+        _stock_check(promised, expected, stock),
     )
-    return Verification(checks, regular, measured)
+    return Verification(checks, regular, measured, stock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +149,7 @@ class _Promise:
 
     proto: onnx.ModelProto
     checkpoints: tuple[str, ...]
-    options: Mapping[str, Any]
+    options: ReadOptions
     peak_bytes: int
     values: Mapping[str, Array]
 
@@ -149,16 +163,17 @@ class _Promise:
         properties = {entry.key: entry.value for entry in proto.metadata_props}
         try:
             plan = json.loads(properties["onnxgc.plan"])
-            options = json.loads(properties["onnxgc.options"])
+            schema, checkpoints = int(plan["schema"]), tuple(map(str, plan["checkpoints"]))
+            options = ReadOptions.from_json(properties["onnxgc.options"])
             peak = int(properties["onnxgc.simulated_peak_bytes"])
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             raise ModelFileError(
                 f"'{os.fspath(training)}' was not written by onnxgc: {error} is missing or malformed; "
                 "make it with `onnxgc optimize`"
             ) from error
-        if plan["schema"] != SCHEMA_VERSION:
+        if schema != SCHEMA_VERSION:
             raise ModelFileError(
-                f"'{os.fspath(training)}' has schema {plan['schema']}, this onnxgc reads {SCHEMA_VERSION}; "
+                f"'{os.fspath(training)}' has schema {schema}, this onnxgc reads {SCHEMA_VERSION}; "
                 "make it again with `onnxgc optimize`"
             )
         fed = {value.name for value in proto.graph.input}
@@ -167,27 +182,33 @@ class _Promise:
             for tensor in proto.graph.initializer
             if tensor.name in fed
         }
-        return cls(proto, tuple(plan["checkpoints"]), options, peak, values)
+        return cls(proto, checkpoints, options, peak, values)
 
 
 def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _Promise) -> PlannedStep:
     shapes = {value.name: _shape(value) for value in promised.proto.graph.input}
-    options = dict(promised.options)
-    keep_outputs = bool(options.pop("keep_outputs", False))
-    try:
-        first = read_model(model, **options)
-        wanted = {name: shapes[name] for name in first.inputs}
-        read = read_model(model, input_shapes=wanted, **options)
-    except KeyError as error:
-        raise ModelFileError(
-            f"the training file has no input {error}; it belongs to another model"
-        ) from error
-    planned = plan_step(read, "manual", SolverOptions(promised.checkpoints), keep_outputs=keep_outputs)
+    given = draft_of(*load_proto(model)).inputs
+    read = read_model(
+        model,
+        input_shapes={name: shapes[name] for name in given if name in shapes},
+        loss=promised.options.loss,
+        trainable=promised.options.trainable,
+        freeze=promised.options.freeze,
+    )
+    planned = plan_step(
+        read,
+        "manual",
+        SolverOptions(promised.checkpoints),
+        keep_outputs=promised.options.keep_outputs,
+    )
     outputs = [value.name for value in promised.proto.graph.output]
-    if outputs != list(planned.step.graph.outputs):
+    different = set(planned.step.graph.outputs) ^ set(outputs)
+    missing = [name for name in read.inputs if name not in shapes]
+    if different or missing:
+        name = min(different) if different else missing[0]
         raise ModelFileError(
-            f"the training file returns {len(outputs)} tensors, the first '{outputs[0]}'; "
-            f"this model's would return {len(planned.step.graph.outputs)}: it belongs to another model"
+            f"the training file belongs to another model: only one of them has the tensor '{name}'; "
+            "give the model that it was made from"
         )
     return planned
 
@@ -209,7 +230,9 @@ def _feeds(
     }
     logits = model.types[model.outputs[0]].shape if model.outputs else ()
     feeds = random_feeds(described, seed, logits[1] if len(logits) > 1 else 2)
-    constant = {name for name, value in promised.values.items() if value.size > 1 and np.ptp(value) == 0}
+    constant = {
+        name for name, value in promised.values.items() if value.size > 1 and np.all(value == value.flat[0])
+    }
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
     return feeds
 
@@ -266,10 +289,14 @@ def _moves(
     return {
         name: (
             value,
-            (value + generator.standard_normal(value.shape) * (np.std(value) or 1.0)).astype(value.dtype),
+            (value + generator.standard_normal(value.shape) * _spread(value)).astype(value.dtype),
         )
         for name, value in values.items()
     }
+
+
+def _spread(value: Array) -> float:
+    return float(np.std(value.astype(np.float64))) or 1.0 if value.size else 1.0
 
 
 def _size_check(
@@ -302,6 +329,15 @@ def _size_check(
         effect = f"vanishing, yet moving it changes the loss by {loss_change:.1e}"
     more = f" and {len(small) - 1} more" if len(small) > 1 else ""
     return Check("gradient sizes", holds, f"{detail}; '{small[0]}'{more} {effect}")
+
+
+def _stock_check(promised: _Promise, expected: Mapping[str, Array], stock: Measurement) -> Check:
+    """The file in a session that knows nothing of onnxgc: it loads, runs, and recomputes."""
+    one, two = float(expected[promised.loss]), float(stock.outputs[promised.loss])
+    # Fused kernels round otherwise.
+    holds = abs(two - one) <= STOCK_LOSS_TOLERANCE * max(abs(one), 1.0)
+    detail = f"loss {two!r}, {stock.in_use_peak_bytes / 1e6:.1f} MB in use"
+    return Check("default session", holds, detail)
 
 
 def _order_check(promised: _Promise, measured: Measurement) -> Check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from onnxgc.emission.write import check_writable, write_text
-from onnxgc.errors import ShapeError
+from onnxgc.errors import OutputFileError, ShapeError
+
+LARGEST_DIMENSION = 2**31 - 1
+_SHAPE = re.compile(r"(?P<name>.+):(?P<shape>([0-9]+([,x][0-9]+)*)?)")
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -21,28 +26,43 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
         ShapeError: the text has another form, or a dimension is no positive number.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for text in (part for given in texts for part in given.split()):
-        name, colon, dimensions = text.rpartition(":")
-        parts = dimensions.replace("x", ",").split(",") if dimensions else []
-        if not colon or not name or not all(part.isdigit() for part in parts):
-            raise ShapeError(f"cannot read the shape '{text}'; write it as x:64,3,224,224 or x:64x3x224x224")
-        if any(int(part) == 0 for part in parts):
-            raise ShapeError(f"the shape '{text}' has a dimension of 0; every dimension must be at least 1")
-        if name in shapes:
-            raise ShapeError(f"input '{name}' has two shapes; give --input-shapes once for each input")
-        shapes[name] = tuple(int(part) for part in parts)
+    for given in texts:
+        # A name may hold blanks: they separate shapes only where each part is one.
+        parts = given.split()
+        for text in parts if all(_SHAPE.fullmatch(part) for part in parts) else [given]:
+            match = _SHAPE.fullmatch(text)
+            if match is None:
+                raise ShapeError(
+                    f"cannot read the shape '{text}'; write it as x:64,3,224,224 or x:64x3x224x224"
+                )
+            name = match["name"]
+            shape = tuple(int(size) for size in re.findall("[0-9]+", match["shape"]))
+            if any(not 1 <= size <= LARGEST_DIMENSION for size in shape):
+                raise ShapeError(
+                    f"the shape '{text}' has a dimension that is not from 1 to {LARGEST_DIMENSION}"
+                )
+            if name in shapes:
+                raise ShapeError(f"input '{name}' has two shapes; give --input-shapes once for each input")
+            shapes[name] = shape
     return shapes
 
 
 def console_for(json_target: str | None) -> Console:
     """Where people read: stdout, unless JSON goes there."""
-    return Console(file=sys.stderr if json_target == "-" else sys.stdout, soft_wrap=False, highlight=False)
+    # Names of tensors and files are no markup, whatever brackets they have.
+    return Console(
+        file=sys.stderr if json_target == "-" else sys.stdout, soft_wrap=False, highlight=False, markup=False
+    )
 
 
-def check_json_target(target: str | None) -> None:
-    """Fail before any work if the JSON file could not be written."""
-    if target is not None and target != "-":
-        check_writable(target)
+def check_json_target(target: str | None, *others: str | None) -> None:
+    """Fail before any work if the JSON file could not be written, or is one of the other files."""
+    if target is None or target == "-":
+        return
+    for other in filter(None, others):
+        if os.path.realpath(target) == os.path.realpath(other):
+            raise OutputFileError(f"--json '{target}' is the model's file; give it a name of its own")
+    check_writable(target)
 
 
 def write_json(value: Any, target: str | None) -> None:

@@ -27,7 +27,7 @@ def inspect_command(
 ) -> None:
     """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
     shapes = parse_shapes(input_shapes or [])
-    check_json_target(json_target)
+    check_json_target(json_target, model)
     console = console_for(json_target)
     with stages() as tell:
         tell("inspecting")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
 from onnxgc.cli.inspect import inspect_command
 from onnxgc.cli.optimize import optimize_command
+from onnxgc.cli.solve import solve_command
 from onnxgc.cli.verify import verify_command
 from onnxgc.errors import OnnxgcError
+
+# What typer raises for a wrong option or argument; it has no public name.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="onnxgc",
@@ -21,6 +26,7 @@ app = typer.Typer(
 )
 app.command("optimize")(optimize_command)
 app.command("inspect")(inspect_command)
+app.command("solve")(solve_command)
 app.command("verify")(verify_command)
 
 
@@ -44,12 +50,22 @@ def _root(
 def main() -> None:
     """Run the command line; an `OnnxgcError` becomes one line on stderr and its exit code."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except OnnxgcError as error:
-        print(f"onnxgc: {' '.join(str(error).split())}", file=sys.stderr)
+        _say(str(error))
         sys.exit(error.exit_code)
+    except _USAGE_ERROR as error:
+        _say(f"{error.format_message()}; see `onnxgc --help`")
+        sys.exit(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
+
+
+def _say(message: str) -> None:
+    print(f"onnxgc: {' '.join(message.split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ def optimize_command(
     objective: Annotated[
         ObjectiveName, typer.Option(help="paper: sum of the checkpoints + heaviest segment.")
     ] = ObjectiveName.PAPER,
-    solver: Annotated[str, typer.Option(help="acg, store-all, manual or exhaustive.")] = "acg",
+    solver: Annotated[
+        str | None, typer.Option(help="acg, store-all, manual or exhaustive [default: acg].")
+    ] = None,
     loss: Annotated[
         str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
     ] = "auto",
@@ -51,27 +53,29 @@ def optimize_command(
     ] = 0,
     json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no model.")] = False,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds for the solver.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
     save_external_data: Annotated[
         bool, typer.Option("--save-external-data", help="Weights into a file beside the model.")
     ] = False,
 ) -> None:
     """Find the checkpoints and write one ONNX file that trains: forward, recomputation, backward."""
     shapes = parse_shapes(input_shapes or [])
-    names = tuple(name for name in (checkpoints or "").split(",") if name)
+    names = tuple(name.strip() for name in (checkpoints or "").split(",") if name.strip())
     if solver == "manual" and checkpoints is None:
         raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+    if checkpoints is not None and solver not in (None, "manual"):
+        raise PlanError(f"--checkpoints chooses the solver 'manual', not '{solver}'; drop one of them")
     if verify_runs and dry_run:
         raise PlanError("--verify needs the file that --dry-run does not write; drop one of them")
-    check_json_target(json_target)
     target = output or f"{Path(model).stem}-training.onnx"
+    check_json_target(json_target, model, target)
     console = console_for(json_target)
     with stages() as tell:
         result = optimize(
             model,
             target,
-            solver="manual" if checkpoints is not None else solver,
+            solver="manual" if checkpoints is not None else solver or "acg",
             checkpoints=names,
             loss=loss,
             input_shapes=shapes,

@@ -15,15 +15,15 @@ from onnxgc.report.tables import checks_table, measured_line
 def verify_command(
     model: Annotated[str, typer.Argument(help="The forward model that the training file was made from.")],
     training: Annotated[str, typer.Argument(help="The training file.")],
-    seed: Annotated[int, typer.Option(help="Seed of inputs and of weights that are drawn anew.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each operator.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of inputs and of weights that are drawn anew.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each operator.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each graph; the last one counts.")] = 1,
     json_target: Annotated[
         str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")
     ] = None,
 ) -> None:
     """Loss and gradients equal to the graph that stores everything; order and peak as promised."""
-    check_json_target(json_target)
+    check_json_target(json_target, model, training)
     console = console_for(json_target)
     with stages() as tell:
         found = verify(model, training, seed=seed, threads=threads, runs=runs, progress=tell)

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from onnxgc import __version__
 from onnxgc.emission.barriers import ZERO, BarrierWriter
 from onnxgc.gradients.engine import ConstantPool, fresh_name
+from onnxgc.model.draft import reads_of
 from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.planning.simulate import simulate
@@ -193,7 +194,9 @@ class _Emitter:
         names = iter(step.operator.inputs)
         inputs = tuple(next(names) if name else "" for name in original.inputs)
         attributes = dict(original.attributes)
-        if isinstance(step, Recompute):
+        if isinstance(step, Recompute) and not any(name in self._schedule.original_of for name in inputs):
+            # It reads what its original reads, so nothing else tells them apart. Further nodes read copies;
+            # and on an activation the runtime's fusions would hand on an attribute that they do not know.
             attributes["__recompute"] = 1
         if original.op == "Reshape" and not isinstance(step, Recompute) and step.chunk is not None:
             inputs = (view_source.get(inputs[0], inputs[0]), *inputs[1:])
@@ -207,7 +210,7 @@ class _Emitter:
         step, model = self._step, self._step.model
         fed = [*model.inputs, *model.targets]
         trained = [name for name in model.parameters if name in step.parameter_gradients]
-        used = {name for node in written for name in node.inputs}
+        used = {name for node in written for name in reads_of(node)}
         running = [statistic.name for statistic in model.statistics if statistic.name in used]
         fed_weights = [*trained, *running]
         frozen = [name for name in model.weights if name in used and name not in set(fed_weights)]
@@ -244,11 +247,12 @@ class _Emitter:
             "gradients": dict(step.parameter_gradients),
             "statistics": {statistic.name: statistic.updated for statistic in model.statistics},
         }
+        domains = sorted({node.domain for node in written} - {""})
         proto = helper.make_model(
             graph,
             opset_imports=[
                 helper.make_opsetid("", model.opset),
-                *(helper.make_opsetid(domain, 1) for domain in sorted({n.domain for n in written} - {""})),
+                *(helper.make_opsetid(domain, model.domains.get(domain, 1)) for domain in domains),
             ],
             ir_version=model.ir_version,
             producer_name="onnxgc",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -12,22 +14,36 @@ from onnxgc.errors import OutputFileError
 
 # Protobuf holds no more; the rest of the file stays well below the difference.
 _LARGEST_SINGLE_FILE_BYTES = 2_000_000_000
+_SMALLEST_OUTSIDE_BYTES = 1024
+
+
+def data_file(path: str | os.PathLike[str]) -> str:
+    """Where the weights of a model go that are not in its own file."""
+    return f"{os.fspath(path)}.data"
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Fail early, before any work is done.
 
     Raises:
-        OutputFileError: the path is a directory, its folder does not exist, or may not be written.
+        OutputFileError: the path is no regular file, its folder does not exist, or it may not be
+            written.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise OutputFileError(f"cannot write '{target}': it is a directory; give a file name")
-    folder = target.parent
-    if not folder.is_dir():
-        raise OutputFileError(f"cannot write '{target}': folder '{folder}' does not exist; create it first")
-    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise OutputFileError(f"cannot write '{target}': permission denied; choose another place")
+    try:
+        target = Path(path).resolve()
+        folder = target.parent
+        if target.is_dir():
+            raise OutputFileError(f"cannot write '{path}': it is a directory; give a file name")
+        if target.exists() and not target.is_file():
+            raise OutputFileError(f"cannot write '{path}': it is no regular file; give a file name")
+        if not folder.is_dir():
+            raise OutputFileError(f"cannot write '{path}': folder '{folder}' does not exist; create it first")
+        if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+            raise OutputFileError(f"cannot write '{path}': permission denied; choose another place")
+    except (OSError, ValueError) as error:
+        raise OutputFileError(
+            f"cannot write '{path}': {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def write_model(
@@ -35,29 +51,33 @@ def write_model(
 ) -> tuple[Path, ...]:
     """Write a model under its final name only when it is complete; returns the files written.
 
-    Weights go into `<name>.data` beside it where asked for or where one file cannot hold them.
+    Weights go into `<name>.data` beside it where asked for or where one file cannot hold them. A
+    symbolic link is followed.
 
     Raises:
         OutputFileError: the file cannot be written; an earlier file of that name is untouched.
     """
-    check_writable(path)
-    target = Path(path)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".onnxgc-", dir=target.parent) as folder:
-            written = Path(folder) / target.name
-            data_name = f"{target.name}.data"
-            if external_data or model.ByteSize() > _LARGEST_SINGLE_FILE_BYTES:
-                onnx.save_model(
-                    model, written, save_as_external_data=True, location=data_name, size_threshold=1024
-                )
-                os.replace(Path(folder) / data_name, target.parent / data_name)
-                os.replace(written, target)
-                return target, target.parent / data_name
+    with _complete_only(path) as (folder, target):
+        written = folder / target.name
+        if not external_data and model.ByteSize() <= _LARGEST_SINGLE_FILE_BYTES:
             written.write_bytes(model.SerializeToString())
             os.replace(written, target)
-    except OSError as error:
-        raise OutputFileError(f"cannot write '{target}': {error.strerror or error}") from error
-    return (target,)
+            return (target,)
+        data = Path(data_file(target))
+        # Shapes and axes stay inside: a runtime wants to see them while it infers shapes.
+        onnx.save_model(
+            model,
+            written,
+            save_as_external_data=True,
+            location=data.name,
+            size_threshold=_SMALLEST_OUTSIDE_BYTES,
+        )
+        if not (folder / data.name).exists():
+            os.replace(written, target)
+            return (target,)
+        os.replace(folder / data.name, data)
+        os.replace(written, target)
+        return target, data
 
 
 def write_text(text: str, path: str | os.PathLike[str]) -> None:
@@ -66,12 +86,19 @@ def write_text(text: str, path: str | os.PathLike[str]) -> None:
     Raises:
         OutputFileError: as `write_model`.
     """
+    with _complete_only(path) as (folder, target):
+        written = folder / target.name
+        written.write_text(text)
+        os.replace(written, target)
+
+
+@contextmanager
+def _complete_only(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
+    """A folder beside the target to write in, and the target itself."""
     check_writable(path)
-    target = Path(path)
+    target = Path(path).resolve()
     try:
         with tempfile.TemporaryDirectory(prefix=".onnxgc-", dir=target.parent) as folder:
-            written = Path(folder) / target.name
-            written.write_text(text)
-            os.replace(written, target)
+            yield Path(folder), target
     except OSError as error:
-        raise OutputFileError(f"cannot write '{target}': {error.strerror or error}") from error
+        raise OutputFileError(f"cannot write '{path}': {error.strerror or error}") from error

@@ -16,6 +16,7 @@ import numpy as np
 from onnx import helper
 
 from onnxgc.errors import NoParametersError, UnsupportedOperatorError
+from onnxgc.model.draft import reads_of
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 
 Rule = Callable[["GradientContext"], None]
@@ -192,7 +193,7 @@ def needs_gradient(model: TrainableModel, rules: Mapping[str, Rule], stops: froz
     for node in model.nodes:
         if node.once or node.rule in stops or not node.rule:
             continue
-        if not any(name in active for name in node.inputs):
+        if not any(name in active for name in reads_of(node)):
             continue
         floating = [name for name in node.outputs if name and model.types[name].is_floating]
         if not floating:
@@ -228,7 +229,7 @@ def _ancestors_of(model: TrainableModel, tensor: str) -> set[str]:
     useful = {tensor}
     for node in reversed(model.nodes):
         if any(name in useful for name in node.outputs):
-            useful.update(name for name in node.inputs if name)
+            useful.update(reads_of(node))
     return useful
 
 

@@ -37,7 +37,7 @@ def to_proto(model: TrainableModel, values: Mapping[str, Array] | None = None) -
     )
     domains = {node.domain for node in model.nodes if node.domain}
     imports = [helper.make_opsetid("", model.opset)]
-    imports += [helper.make_opsetid(domain, 1) for domain in sorted(domains)]
+    imports += [helper.make_opsetid(domain, model.domains.get(domain, 1)) for domain in sorted(domains)]
     proto = helper.make_model(
         graph, opset_imports=imports, ir_version=model.ir_version, producer_name="onnxgc"
     )

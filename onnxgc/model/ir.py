@@ -123,7 +123,8 @@ class TrainableModel:
     constants. `inputs` are the source model's inputs, `targets` the loss's (`labels` or
     `target`), each in `types`. `outputs` are the source model's outputs (or what is left of
     them once a trailing Softmax went into the loss). `loss` names the scalar to minimise.
-    `notes` are the things that a user should hear about what reading changed or assumed.
+    `notes` are the things that a user should hear about what reading changed or assumed. `domains` are
+    the versions of operator sets other than ONNX's own.
     """
 
     name: str
@@ -140,6 +141,7 @@ class TrainableModel:
     loss: str
     loss_kind: str
     notes: tuple[str, ...] = ()
+    domains: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     metadata: Mapping[str, str] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
 
     def constant(self, name: str) -> Array | None:

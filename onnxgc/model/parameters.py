@@ -13,7 +13,7 @@ import numpy as np
 from onnxgc.errors import NoParametersError
 from onnxgc.model.draft import Draft, operator_name
 from onnxgc.model.ir import Array, Node, TensorType, Weight
-from onnxgc.model.weights import is_external
+from onnxgc.model.weights import StoredWeight, is_external
 
 
 class Role(StrEnum):
@@ -170,8 +170,11 @@ class _Uses:
 
     def _judge(self, weight: Weight, tensor: str, node: Node, index: int) -> _Use:
         where = f"input {index} of {operator_name(node)} '{node.name}'"
-        if node.domain:
-            # Unknown operators' operands train, so that a missing rule is told and not passed over.
+        if index < 0:
+            where = f"a subgraph of {operator_name(node)} '{node.name}'"
+        if node.domain or index < 0:
+            # Operands of unknown operators and of subgraphs train, so that a missing rule is told and not
+            # passed over.
             role = Role.PARAMETER if weight.type.element_count > 1 else Role.CONSTANT
             return _Use(node, index, role, where)
         if index in STATISTIC_INPUTS.get(node.op, ()):
@@ -191,7 +194,7 @@ class _Uses:
         return _Use(node, index, Role.CONSTANT, f"setting of the operator: {where}")
 
     def _judge_operand(self, weight: Weight, node: Node, index: int, where: str) -> _Use:
-        if weight.type.element_count <= 1:
+        if weight.type.element_count <= 1 and not _is_stored_vector(weight):
             return _Use(node, index, Role.CONSTANT, f"single number: {where}")
         if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
             return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
@@ -279,6 +282,11 @@ def _overruled(
         if fnmatchcase(decision.name, glob) and decision.role is Role.PARAMETER:
             return replace(decision, role=Role.FROZEN, reason=f"--freeze {glob}")
     return decision
+
+
+def _is_stored_vector(weight: Weight) -> bool:
+    """Whether an exporter keeps the number as it keeps weights: a bias of one unit, a learned scale."""
+    return isinstance(weight, StoredWeight) and weight.is_initializer and weight.type.shape == (1,)
 
 
 def _is_mask(weight: Weight) -> bool:

@@ -21,6 +21,7 @@ from onnxgc.model.trainable import (
     in_current_form,
     with_batch_statistics,
     with_dropout_on,
+    with_own_statistics,
     without_identities,
 )
 
@@ -47,7 +48,7 @@ def read_model(
     """
     draft = draft_of(*load_proto(source))
     check_supported(draft)
-    draft = in_current_form(without_dead_nodes(draft, draft.outputs))
+    draft = with_own_statistics(in_current_form(without_dead_nodes(draft, draft.outputs)))
 
     decisions = classify_weights(draft, trainable, freeze)
     draft, change = with_input_shapes(_with_roles(draft, decisions), input_shapes)
@@ -81,6 +82,7 @@ def read_model(
         loss=roles["loss"],
         loss_kind=choice.kind,
         notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in parameters)),
+        domains=draft.other_domains,
         metadata={**draft.metadata, "onnxgc.names": json.dumps(roles, sort_keys=True)},
     )
 
@@ -93,7 +95,8 @@ def explain_weights(
 ) -> tuple[ParameterDecision, ...]:
     """What each weight of a model is taken for, and why; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))
-    return classify_weights(without_dead_nodes(draft, draft.outputs), trainable, freeze)
+    draft = with_own_statistics(without_dead_nodes(draft, draft.outputs))
+    return classify_weights(draft, trainable, freeze)
 
 
 def _with_roles(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:

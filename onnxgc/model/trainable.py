@@ -51,8 +51,43 @@ def in_current_form(draft: Draft) -> Draft:
     return draft.with_changes(nodes=tuple(nodes))
 
 
+def with_own_statistics(draft: Draft) -> Draft:
+    """The draft with a running statistic of its own wherever a file stores it together with others.
+
+    Some exporters keep equal weights once: the zeros of a fresh bias are then its running mean too.
+    """
+    kinds: dict[str, set[str]] = {}
+    for node in draft.nodes:
+        for index, name in enumerate(node.inputs):
+            if name in draft.weights:
+                kinds.setdefault(name, set()).add(_statistic_kind(node, index))
+    names = NameSource(draft.tensor_names())
+    weights = dict(draft.weights)
+    nodes: list[Node] = []
+    notes: list[str] = []
+    for node in draft.nodes:
+        inputs = list(node.inputs)
+        for index, name in enumerate(node.inputs):
+            kind = _statistic_kind(node, index)
+            if kind and len(kinds.get(name, ())) > 1:
+                inputs[index] = names.fresh(f"{node.name}_{kind}")
+                weights[inputs[index]] = draft.weights[name]
+                notes.append(
+                    f"weight '{name}' is stored once for several uses; '{node.name}' gets the {kind} "
+                    f"'{inputs[index]}' of its own"
+                )
+        nodes.append(node.with_changes(inputs=tuple(inputs)))
+    return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
+
+
+def _statistic_kind(node: Node, index: int) -> str:
+    if node.op != "BatchNormalization" or node.domain:
+        return ""
+    return {3: "running_mean", 4: "running_variance"}.get(index, "")
+
+
 def without_identities(draft: Draft) -> Draft:
-    """The draft without Identity nodes, and without Casts to the type that a tensor has already."""
+    """The draft without Identity nodes, Casts to the type that a tensor has already, and Pads of nothing."""
     renamed: dict[str, str] = {}
     kept: list[Node] = []
     fixed_names = {*draft.inputs, *draft.weights, *draft.outputs}
@@ -254,6 +289,8 @@ def _is_identity(node: Node, draft: Draft) -> bool:
     if node.op == "Cast":
         kind = draft.type_of(node.inputs[0])
         return kind is not None and kind.dtype == node.attribute("to")
+    if node.op == "Pad" and len(node.inputs) > 1 and node.inputs[1] in draft.weights:
+        return not draft.weights[node.inputs[1]].load().any()
     return False
 
 

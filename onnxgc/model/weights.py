@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,14 @@ from onnxgc.model.ir import Array, Node, TensorType, Weight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """A tensor as the file holds it; external data is read from `folder` when asked for."""
+    """A tensor as the file holds it; external data is read from `folder` when asked for.
+
+    `is_initializer` tells an initializer from the value of a Constant node.
+    """
 
     tensor: onnx.TensorProto
     folder: str = ""
+    is_initializer: bool = False
 
     @property
     def type(self) -> TensorType:
@@ -69,6 +74,14 @@ def is_external(weight: Weight) -> bool:
     return isinstance(weight, StoredWeight) and weight.is_external
 
 
+def external_file(weight: Weight) -> str | None:
+    """The file that holds a weight's contents, if it is not the model's own."""
+    if not isinstance(weight, StoredWeight) or not weight.is_external:
+        return None
+    locations = {entry.key: entry.value for entry in weight.tensor.external_data}
+    return os.path.join(weight.folder, locations.get("location", ""))
+
+
 def initializers(graph: onnx.GraphProto, folder: str) -> dict[str, Weight]:
     """The graph's initializers by name.
 
@@ -77,7 +90,7 @@ def initializers(graph: onnx.GraphProto, folder: str) -> dict[str, Weight]:
     """
     if graph.sparse_initializer:
         raise _sparse(graph.sparse_initializer[0].values.name)
-    return {tensor.name: StoredWeight(tensor, folder) for tensor in graph.initializer}
+    return {tensor.name: StoredWeight(tensor, folder, is_initializer=True) for tensor in graph.initializer}
 
 
 def constant_value(node: onnx.NodeProto, folder: str) -> Weight:

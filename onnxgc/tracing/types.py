@@ -37,7 +37,7 @@ def infer_types(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         raise ShapeError(f"the backward graph is not valid: {error}") from error
     types: dict[str, TensorType] = {}

@@ -148,7 +148,7 @@ MATMUL = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "y:1,3,64,64"), ("'y'", "'x'")),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,3,64"), ("x", "dimensions")),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x=1,3,64,64"), ("x:64,3,224,224",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:0,3,64,64"), ("at least 1",)),
+        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:0,3,64,64"), ("from 1",)),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,4,64,64"), ("conv1",)),
         ("good.onnx", RESNET18.read_bytes(), ("--loss", "nonsense"), ("nonsense",)),
         ("good.onnx", RESNET18.read_bytes(), ("--loss", "logits"), ("logits", "single floating")),
@@ -243,3 +243,118 @@ def test_shapes_in_both_forms() -> None:
     for text in ("x", "x:a,b", ":1", "x:1,,2", "x:-1,2"):
         with pytest.raises(ShapeError):
             parse_shapes([text])
+
+
+MLP = """g (float[4,6] x) => (float[4,4] y) {
+    a = Gemm(x, w, b)  c = Relu(a)  d = Dropout(c)  e = Gemm(d, w2, b2)  f = Tanh(e)  y = MatMul(f, w3)
+}"""
+MLP_WEIGHTS = {"w": (6, 32), "b": (32,), "w2": (32, 32), "b2": (32,), "w3": (32, 4)}
+
+
+def test_a_small_model_with_external_data(tmp_path: Path) -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
+    save(tmp_path / "m.onnx", text, w=(4, 4))
+    done = onnxgc("optimize", "m.onnx", "o.onnx", "--save-external-data", "--verify", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "o.onnx.data").exists()
+
+
+def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    model = onnx.load(path)
+    onnx.save(
+        model, tmp_path / "e.onnx", save_as_external_data=True, location="out.onnx.data", size_threshold=0
+    )
+    before = {name.name: name.read_bytes() for name in tmp_path.iterdir()}
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
+    for arguments in (
+        ("m.onnx", "m.onnx"),
+        ("m.onnx", "link.onnx"),
+        ("e.onnx", "out.onnx", "--save-external-data"),
+        ("e.onnx", "out.onnx.data"),
+        ("m.onnx", "o.onnx", "--json", "o.onnx"),
+        ("m.onnx", "--dry-run", "--json", "m.onnx"),
+    ):
+        done = onnxgc("optimize", *arguments, cwd=tmp_path)
+        assert done.returncode == 2, arguments
+        assert len(done.stderr.strip().splitlines()) == 1
+    (tmp_path / "link.onnx").unlink()
+    assert {name.name: name.read_bytes() for name in tmp_path.iterdir()} == before
+
+
+def test_devices_and_links_are_not_replaced(tmp_path: Path) -> None:
+    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    os.mkfifo(tmp_path / "pipe")
+    done = onnxgc("optimize", "m.onnx", "pipe", cwd=tmp_path)
+    assert done.returncode == 2
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "real.onnx").write_text("old")
+    (tmp_path / "link.onnx").symlink_to("real.onnx")
+    assert onnxgc("optimize", "m.onnx", "link.onnx", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "link.onnx").is_symlink()
+    assert (tmp_path / "real.onnx").read_bytes() != b"old"
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    model = onnx.load(save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS))
+    text = model.SerializeToString().replace(b"w3", b"[/")
+    folder = tmp_path / "[red]"
+    folder.mkdir()
+    (folder / "m.onnx").write_bytes(text)
+    for command in ("inspect", "optimize"):
+        done = onnxgc(command, folder / "m.onnx", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "[red]" in done.stdout
+    assert "[/" in onnxgc("inspect", folder / "m.onnx").stdout
+
+
+def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
+    """The runtime fuses a Gemm with its activation and hands the activation's attributes on."""
+    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    for checkpoints in ("c", "a", "d", "e", "f"):
+        done = onnxgc(
+            "optimize", "m.onnx", "o.onnx", "--checkpoints", checkpoints, "--verify", "1", "--json", "-",
+            cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, (checkpoints, done.stderr)
+        checks = json.loads(done.stdout)["verification"]["checks"]
+        assert "default session" in [check["name"] for check in checks]
+
+
+def test_verify_needs_no_shapes_of_its_own(tmp_path: Path) -> None:
+    text = """g (float[N,3,H,W] x) => (float[N,a] y) {
+        b = Conv <strides = [2, 2]> (x, w)  c = Conv <strides = [2, 2]> (b, w)  y = Flatten(c)
+    }"""
+    save(tmp_path / "m.onnx", text, w=(3, 3, 3, 3))
+    done = onnxgc("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:2,3,32,32", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert onnxgc("verify", "m.onnx", "o.onnx", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("optimize", "m.onnx", "o.onnx", "--bogus"),
+        ("optimize", "m.onnx", "o.onnx", "--verify", "-1"),
+        ("optimize", "m.onnx", "o.onnx", "--seed", "-1"),
+        ("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:²,6"),
+        ("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:99999999999999999999,6"),
+        ("optimize", "m.onnx", "o.onnx", "--checkpoints", "c", "--solver", "acg"),
+        ("optimize", "m.onnx", "o" * 300),
+        ("optimize",),
+        ("nonsense",),
+        ("verify", "m.onnx", "damaged.onnx"),
+    ],
+)
+def test_wrong_use_is_one_line_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    damaged = onnx.load(tmp_path / "m.onnx")
+    for key, value in (("plan", "[]"), ("options", '{"x": 1}'), ("simulated_peak_bytes", "1")):
+        damaged.metadata_props.add(key=f"onnxgc.{key}", value=value)
+    onnx.save(damaged, tmp_path / "damaged.onnx")
+    done = onnxgc(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("onnxgc: ")
+    assert not (tmp_path / "o.onnx").exists()

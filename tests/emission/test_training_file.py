@@ -83,7 +83,7 @@ def test_node_annotations(resnet: OptimizeResult) -> None:
     for node in graph.node:
         note = notes(node)
         roles.append(note["onnxgc.role"])
-        assert ("__recompute" in [a.name for a in node.attribute]) == node.name.endswith("__recompute")
+        assert ("__recompute" in [a.name for a in node.attribute]) <= node.name.endswith("__recompute")
         if note["onnxgc.role"] == "recompute" and node.name.endswith("__recompute"):
             assert note["onnxgc.node"] in sources
             assert note["onnxgc.segment"].isdigit()

@@ -164,3 +164,23 @@ def test_parameters_that_do_not_reach_the_loss_are_left_out() -> None:
     assert model.parameters == ("w",)
     assert "v" not in model.weights
     assert "output 'other' does not reach the loss and is left out" in model.notes
+
+
+def test_a_statistic_that_shares_its_tensor_gets_one_of_its_own() -> None:
+    """Exporters keep equal weights once: the fresh bias is the fresh running mean."""
+    body = """(float[2,3] x) => (float[a,b] y) {
+        h = MatMul(x, w)  n = BatchNormalization(h, one, zero, zero, one)  y = MatMul(n, w)
+    }"""
+    ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
+    model = read_model(with_weights(text_model(body), w=normal(3, 3), one=ones, zero=zeros), loss="mse")
+    assert set(model.parameters) == {"w", "one", "zero"}
+    statistics = [statistic.name for statistic in model.statistics]
+    assert len(statistics) == 2
+    assert not set(statistics) & set(model.parameters)
+    assert any("stored once for several uses" in note for note in model.notes)
+
+
+def test_a_stored_vector_of_one_element_trains() -> None:
+    body = "(float[2,3,4] x) => (float[a,b,c] y) { h = MatMul(x, w)  y = Add(h, bias) }"
+    model = with_weights(text_model(body), w=normal(4, 1), bias=normal(1))
+    assert roles(model) == {"w": "parameter", "bias": "parameter"}

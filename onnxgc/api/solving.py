@@ -1,0 +1,61 @@
+"""Checkpoints of a bare graph, for the paper's objective."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from onnxgc.errors import PlanError
+from onnxgc.graph.graph_file import read_graph_file
+from onnxgc.planning.problem import CheckpointProblem, TensorCost
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.registry import SOLVERS
+
+
+def solve_graph(
+    path: str | os.PathLike[str],
+    *,
+    solver: str = "acg",
+    checkpoints: Sequence[str] | None = None,
+    interior_only: bool = False,
+    time_limit: float | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Find checkpoints for a graph file; the result is ready for JSON.
+
+    Sizes in the result are in the file's own unit.
+
+    Args:
+        path: a file as `onnxgc.graph.graph_file` describes it.
+        solver: a name in the registry.
+        checkpoints: identifiers as text; these and no others are kept, whatever `solver` says.
+        interior_only: leave the source and the target, which are always kept, out of the result.
+        time_limit: seconds for the search.
+        seed: of all that is drawn.
+
+    Raises:
+        GraphFileError: the file is not a graph of the required form.
+        PlanError: unknown solver or checkpoint, or the solver does not take this graph.
+    """
+    if solver not in SOLVERS:
+        raise PlanError(f"solver '{solver}' is none of {', '.join(SOLVERS)}; pass one of them to --solver")
+    if solver == "manual" and checkpoints is None:
+        raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+    file = read_graph_file(path)
+    problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in file.sizes.items()})
+    identifier = {str(vertex): vertex for vertex in file.graph.vertices}
+    kept = tuple(identifier.get(text, text) for text in checkpoints or ())
+    options = SolverOptions(checkpoints=kept, time_limit_seconds=time_limit, seed=seed)
+    solution = SOLVERS["manual" if checkpoints is not None else solver].solve(problem, options)
+
+    ends = {file.source, file.target} if interior_only else set()
+    end_size = sum(file.sizes[vertex] for vertex in ends)
+    return {
+        "solver": solution.solver,
+        "status": solution.status.value,
+        "objective": file.in_file_units(solution.objective_bytes - end_size),
+        "lower_bound": file.in_file_units(solution.lower_bound_bytes - end_size),
+        "checkpoints": [vertex for vertex in solution.plan.checkpoints if vertex not in ends],
+        "seconds": solution.seconds,
+    }
