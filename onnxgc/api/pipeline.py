@@ -284,9 +284,17 @@ def report(
         "lower_bound_bytes": solution.lower_bound_bytes,
         "gap": solution.gap,
         "checkpoints": list(solution.plan.checkpoints),
-        "notes": [*model.notes, *_notes_on_saving(planned)],
+        "notes": [*model.notes, *_notes_on_types(model), *_notes_on_saving(planned)],
         "seconds": dict(seconds),
     }
+
+
+def _notes_on_types(model: TrainableModel) -> list[str]:
+    other = {model.types[name].dtype for name in model.parameters} - {onnx.TensorProto.FLOAT}
+    if not other:
+        return []
+    names = ", ".join(sorted(dtype_name(dtype) for dtype in other))
+    return [f"parameters are {names}; float32 is what is tested, and runtimes lack kernels for other types"]
 
 
 def _notes_on_saving(planned: PlannedStep) -> list[str]:
