@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from onnxgc.tracing.trace import TrainingStep, trace
 from onnxgc.tracing.types import type_of_array
 
 LOSS_SCALE = "loss_scale"
+# What a user asked for by name is done, whatever it costs.
+_TAKEN_AS_THEY_ARE = ("manual", "store-all")
 Progress = Callable[[str], None]
 
 
@@ -72,6 +74,7 @@ class PlannedStep:
     profile: MemoryProfile
     regular_schedule: Schedule
     regular_profile: MemoryProfile
+    notes: tuple[str, ...] = ()
 
     @property
     def objective(self) -> PaperObjective:
@@ -197,26 +200,25 @@ def plan_step(
     regular_step = trace(model, seed=seed, keep_outputs=keep_outputs)
     traced = checkpoint_problem(regular_step)
     named = tuple(traced.vertex(str(name)) for name in options.checkpoints)
-    solution = SOLVERS[solver].solve(
-        traced.problem, SolverOptions(named, options.time_limit_seconds, options.seed)
-    )
+    solution = SOLVERS[solver].solve(traced.problem, replace(options, checkpoints=named))
     discarded = traced.discarded(solution.plan)
     step = regular_step
     order = segment_order(step.graph, discarded)
     if order != tuple(operator.name for operator in step.graph.forward):
         step = trace(model, seed=seed, order=order, keep_outputs=keep_outputs)
     schedule = build_schedule(step.graph, discarded, _copy_namer(step))
+    profile = simulate(schedule, step.graph)
     regular_schedule = build_schedule(regular_step.graph, frozenset(), _copy_namer(regular_step))
-    return PlannedStep(
-        model,
-        step,
-        traced,
-        solution,
-        schedule,
-        simulate(schedule, step.graph),
-        regular_schedule,
-        simulate(regular_schedule, regular_step.graph),
-    )
+    regular_profile = simulate(regular_schedule, regular_step.graph)
+    if profile.peak_bytes > regular_profile.peak_bytes and solver not in _TAKEN_AS_THEY_ARE:
+        # The objective does not see everything that the judge sees.
+        stored = plan_step(model, "store-all", keep_outputs=keep_outputs)
+        note = (
+            f"the plan of '{solver}' would raise the peak, so everything is stored: "
+            f"{profile.peak_bytes} bytes against {regular_profile.peak_bytes}"
+        )
+        return replace(stored, notes=(*stored.notes, note))
+    return PlannedStep(model, step, traced, solution, schedule, profile, regular_schedule, regular_profile)
 
 
 def store_all_schedule(planned: PlannedStep) -> Schedule:
@@ -284,7 +286,7 @@ def report(
         "lower_bound_bytes": solution.lower_bound_bytes,
         "gap": solution.gap,
         "checkpoints": list(solution.plan.checkpoints),
-        "notes": [*model.notes, *_notes_on_types(model), *_notes_on_saving(planned)],
+        "notes": [*model.notes, *_notes_on_types(model), *planned.notes, *_notes_on_saving(planned)],
         "seconds": dict(seconds),
     }
 

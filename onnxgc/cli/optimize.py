@@ -12,6 +12,7 @@ from onnxgc.api import optimize, verify
 from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
 from onnxgc.errors import PlanError, VerificationError
 from onnxgc.report.tables import before_and_after, checks_table, measured_line, verdict
+from onnxgc.solvers.registry import SOLVERS
 
 
 class ObjectiveName(StrEnum):
@@ -29,9 +30,7 @@ def optimize_command(
     objective: Annotated[
         ObjectiveName, typer.Option(help="paper: sum of the checkpoints + heaviest segment.")
     ] = ObjectiveName.PAPER,
-    solver: Annotated[
-        str | None, typer.Option(help="acg, store-all, manual or exhaustive [default: acg].")
-    ] = None,
+    solver: Annotated[str | None, typer.Option(help=f"One of {', '.join(SOLVERS)} [default: acg].")] = None,
     loss: Annotated[
         str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
     ] = "auto",

@@ -178,6 +178,10 @@ class _Emitter:
         view_source: dict[str, str] = {}
         for step in self._schedule.steps:
             if isinstance(step, Release):
+                for name in step.tensors:
+                    if name in nodes[-1].outputs:
+                        nodes.append(self._reader(name))
+                        segments.append(None)
                 continue
             this = _group_key(step)
             if key is not None and this != key and nodes:
@@ -188,6 +192,13 @@ class _Emitter:
             segments.append(step.segment)
         if key is not None and nodes:
             yield _Group(key[0], tuple(nodes), tuple(segments))
+
+    def _reader(self, tensor: str) -> Node:
+        """A node that reads what nobody else does: without a reader the runtime would never free it."""
+        output = fresh_name(f"{tensor}/unread", self._taken)
+        rank = len(self._type_of(tensor).shape)
+        self._barriers.types[output] = TensorType(onnx.TensorProto.INT64, (rank,))
+        return Node("Shape", (tensor,), (output,), name=output)
 
     def _node(self, step: Compute | Recompute, view_source: dict[str, str]) -> Node:
         original = self._step.nodes[step.source if isinstance(step, Recompute) else step.operator.name]

@@ -16,6 +16,7 @@ from onnxgc.model.load import load_proto
 from onnxgc.model.loss import LossChoice, choose_loss, with_loss
 from onnxgc.model.opset import at_target_opset, check_supported
 from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, parameter_notes
+from onnxgc.model.pooling import with_floor_pooling
 from onnxgc.model.shapes import check_static, resolved, with_input_shapes
 from onnxgc.model.trainable import (
     in_current_form,
@@ -62,7 +63,7 @@ def read_model(
     draft = without_identities(with_dropout_on(draft))
     draft, statistics = with_batch_statistics(draft)
     draft, roles = with_loss(draft, choice)
-    draft = resolved(draft)
+    draft = with_floor_pooling(resolved(draft))
     check_static(draft)
 
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])

@@ -63,7 +63,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Nobody needs these tensors any more."""
+    """Nobody needs these tensors any more; one that nobody ever read is released where it was made."""
 
     tensors: tuple[str, ...]
 
@@ -238,7 +238,7 @@ def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]
 
 
 def _with_releases(steps: Sequence[Step], graph: StepGraph) -> Iterable[Step]:
-    """The steps, each followed by the release of what it used last."""
+    """The steps, each followed by the release of what it used last, and of what nobody will use."""
     kept = graph.resident.union(graph.outputs)
     last_use: dict[str, int] = {}
     for index, step in enumerate(steps):
@@ -248,10 +248,7 @@ def _with_releases(steps: Sequence[Step], graph: StepGraph) -> Iterable[Step]:
     for index, step in enumerate(steps):
         assert not isinstance(step, Release)
         yield step
-        dead = tuple(
-            name
-            for name in dict.fromkeys(step.operator.inputs)
-            if last_use[name] == index and name not in kept
-        )
+        touched = dict.fromkeys((*step.operator.inputs, *step.operator.outputs))
+        dead = tuple(name for name in touched if last_use.get(name, index) == index and name not in kept)
         if dead:
             yield Release(dead)

@@ -2,8 +2,8 @@
 
 Every allocation it counts stands for one that the runtime makes: a tensor from the operator that
 writes it to the release after its last reader; a view for nothing; an operator in place for
-nothing where its input dies there; an output for itself even where it is a view; a tensor that
-nobody reads to the end; a workspace while its operator runs.
+nothing where its input dies there; an output for itself even where it is a view; a workspace while its
+operator runs.
 """
 
 from __future__ import annotations

@@ -37,12 +37,19 @@ def read_profile(path: str | Path) -> list[RunProfile]:
         elif event.get("name") == "model_run":
             runs.append([])
     profiles: list[RunProfile] = []
-    arena_peak = 0
+    # The arena may have served other sessions of the process before.
+    arena_peak = max((_number(event, "mem_in_use_peak") for event in runs[0][:1]), default=0)
     for run in runs:
         if run:
             profile, arena_peak = _one_run(run, arena_peak)
             profiles.append(profile)
     return profiles
+
+
+def _number(event: dict[str, object], key: str) -> int:
+    arguments = event["args"]
+    assert isinstance(arguments, dict)
+    return int(arguments.get(key, 0))
 
 
 def _one_run(events: Sequence[dict[str, object]], arena_peak: int) -> tuple[RunProfile, int]:

@@ -8,9 +8,8 @@ Source: the paper, Algorithms 1, 5 and 6. What differs from the printed text:
 * Algorithm 5 on a Linear segment is one shortest path over all of its splitting vertices, on which a
   member that is too heavy stands alone, its two ends kept, and is then broken. (As printed it solves
   only what stands before such a member, and recurses into the wrong segment.)
-* Algorithm 6 does not try every cost of every segment as the cap C on segments. The cost f(C) of an
-  optimal set never rises with C, so f(high) + low bounds every solution whose heaviest segment lies
-  between low and high; intervals of C are halved, the most promising one first.
+* Algorithm 6 does not try every cost of every segment as the cap C on segments: `onnxgc.solvers.caps`
+  halves intervals of C instead.
 
 Why the division tree loses nothing. Call a tree node *closed* when both its ends are kept.
 
@@ -35,40 +34,16 @@ segment: what is heavier than the cap is broken in every set. So one walk from t
 
 from __future__ import annotations
 
-import heapq
-import logging
-import math
-import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.division import DivisionKind, DivisionTree, build_division_tree
-from onnxgc.graph.terminals import forced_checkpoints
 from onnxgc.planning.objective import Objective
-from onnxgc.planning.plan import CheckpointPlan, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CappedOptimum:
-    """The cheapest checkpoints under a cap on segments.
-
-    `interior_bytes` and `checkpoints` leave out the graph's source and target.
-    `heaviest_segment_bytes` may lie below the cap.
-    """
-
-    checkpoints: tuple[Vertex, ...]
-    interior_bytes: int
-    heaviest_segment_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.interior_bytes + self.heaviest_segment_bytes
+from onnxgc.solvers.caps import CappedOptimum, deadline_of, search_caps
 
 
 class CappedSearch:
@@ -180,37 +155,8 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
 
     With a time limit the best plan so far is returned when time is up, with a lower bound.
     """
-    limit = options.time_limit_seconds
-    deadline = math.inf if limit is None else time.perf_counter() + limit
-    capped = CappedSearch(problem)
-    best = capped.under(problem.total_bytes)
-    # Heaviest segments low..high that are not explored, and what their checkpoints cost at least:
-    # (lower bound, low, high, floor).
-    unexplored = [(best.interior_bytes, 0, best.heaviest_segment_bytes - 1, best.interior_bytes)]
-    asked = 1
-    out_of_time = False
-    while unexplored and unexplored[0][0] < best.total_bytes and not out_of_time:
-        _, low, high, floor = heapq.heappop(unexplored)
-        cap = (low + high) // 2
-        found = capped.under(cap)
-        asked += 1
-        best = min(best, found, key=lambda optimum: optimum.total_bytes)
-        # From the heaviest segment found up to the cap, nothing is cheaper than what was found.
-        below = (low, found.heaviest_segment_bytes - 1, found.interior_bytes)
-        above = (cap + 1, high, floor)
-        for least, most, cost in (below, above):
-            if least <= most:
-                heapq.heappush(unexplored, (cost + least, least, most, cost))
-        out_of_time = time.perf_counter() >= deadline
-    logger.debug("%d caps tried, best %d bytes beside the ends", asked, best.total_bytes)
-
-    bound = min(best.total_bytes, unexplored[0][0]) if unexplored else best.total_bytes
-    end_bytes = sum(problem.size_bytes(vertex) for vertex in forced_checkpoints(problem.graph))
-    return Finding(
-        plan=CheckpointPlan.for_graph(problem.graph, best.checkpoints),
-        status=Status.OPTIMAL if bound == best.total_bytes else Status.FEASIBLE,
-        lower_bound_bytes=bound + end_bytes,
-    )
+    deadline = deadline_of(options)
+    return search_caps(problem, CappedSearch(problem).under, deadline)
 
 
 ACG = Solver(

@@ -12,6 +12,8 @@ from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.objective import Objective, paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.solvers.families import GraphFamily, why_not_in
+from onnxgc.solvers.reversal import ReversalObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,17 @@ class SolverOptions:
     """Everything that a caller may tell a solver; each reads what concerns it.
 
     `checkpoints` are the user's own. `time_limit_seconds` stops a search that can give its best
-    plan so far. `seed` is for searches that draw numbers: the same seed, the same plan.
+    plan so far. `seed` is for searches that draw numbers: the same seed, the same plan; `draws` is
+    how many valid sets they compare. `slots` is the number of states that a reversal of a chain may
+    store at once, `budget_bytes` the same in bytes; without them a solver chooses.
     """
 
     checkpoints: tuple[Vertex, ...] = ()
     time_limit_seconds: float | None = None
     seed: int = 0
+    draws: int = 10
+    slots: int | None = None
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +58,50 @@ class Solver:
         summary: one line for people.
         search: the algorithm.
         exact_for: the objective for which its plan is optimal when it says so; `None` if it
-            optimises nothing.
+            promises nothing. Where it is a `ReversalObjective`, the optimum is a schedule, of which
+            a plan can show the first sweep only, and the status says `feasible`.
+        exact_on: the graphs on which that holds.
+        family: the graphs that it accepts.
         takes_budget: whether it plans for a memory budget.
+        automatic: whether it chooses the checkpoints without being told any.
         max_vertices: the largest graph that it accepts; `None` for any.
     """
 
     name: str
     summary: str
     search: Search = field(repr=False)
-    exact_for: Objective | None = None
+    exact_for: Objective | ReversalObjective | None = None
+    exact_on: GraphFamily = GraphFamily.ANY
+    family: GraphFamily = GraphFamily.ANY
     takes_budget: bool = False
+    automatic: bool = True
     max_vertices: int | None = None
 
     def accepts(self, problem: CheckpointProblem) -> bool:
-        return self.max_vertices is None or len(problem.graph) <= self.max_vertices
+        return self.refusal(problem) is None
+
+    def refusal(self, problem: CheckpointProblem) -> str | None:
+        """Why the solver does not take a problem, in one line; `None` if it does."""
+        if self.max_vertices is not None and len(problem.graph) > self.max_vertices:
+            return (
+                f"solver {self.name!r} takes graphs of up to {self.max_vertices} vertices, "
+                f"this one has {len(problem.graph)}; use solver 'acg'"
+            )
+        reason = why_not_in(self.family, problem)
+        if reason is not None:
+            return f"solver {self.name!r} takes {self.family.value} only, and {reason}; use solver 'acg'"
+        return None
 
     def solve(self, problem: CheckpointProblem, options: SolverOptions | None = None) -> Solution:
         """Search, and judge the plan by `paper_objective`, not by what the search believes.
 
         Raises:
-            PlanError: the graph is larger than the solver accepts, or an option does not fit it.
+            PlanError: the solver does not take this graph, or an option does not fit it.
+            BudgetError: no plan fits the budget.
         """
-        if not self.accepts(problem):
-            raise PlanError(
-                f"solver {self.name!r} takes graphs of up to {self.max_vertices} vertices, "
-                f"this one has {len(problem.graph)}; use solver 'acg'"
-            )
+        refusal = self.refusal(problem)
+        if refusal is not None:
+            raise PlanError(refusal)
         start = time.perf_counter()
         finding = self.search(problem, options or SolverOptions())
         seconds = time.perf_counter() - start

@@ -22,4 +22,5 @@ MANUAL = Solver(
     name="manual",
     summary="keep the tensors that --checkpoints names",
     search=search,
+    automatic=False,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxgc.gradients.engine import Differentiated
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.costs import node_flops
+from onnxgc.model.draft import captured_names
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.planning.schedule import Operator, StepGraph
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, VIEW_OPERATORS, workspace_bytes
@@ -68,7 +69,8 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
         tuple(name for name in node.outputs if name),
         is_view=node.op in VIEW_OPERATORS,
         in_place=node.op in IN_PLACE_OPERATORS,
-        once=node.once,
+        # What a subgraph reads cannot be renamed to a copy, so its node is not run again.
+        once=node.once or bool(captured_names(node)),
         workspace_bytes=workspace_bytes(node, types),
         flops=node_flops(node, types),
     )

@@ -1,0 +1,170 @@
+"""A bare graph from a JSON file: `{"vertices": [{"id": 0, "size": 5}], "edges": [[0, 1]], ...}`.
+
+Identifiers are texts or whole numbers. Sizes are numbers of any unit, at least 0; fractions are
+exact, since all sizes are scaled to whole numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+from onnxgc.errors import GraphFileError
+from onnxgc.graph.computation_graph import ComputationGraph, Edge, Vertex
+
+FORM = '{"vertices": [{"id": 0, "size": 5}, ...], "edges": [[0, 1], ...], "source": 0, "target": 9}'
+LARGEST_EXPONENT = 30
+"""Sizes are 0 or lie between 10^-30 and 10^30, which keeps whole numbers of them short."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """A forward graph with one source and one target.
+
+    `sizes` are `scale` times those in the file; `scale` is 1 unless the file has fractions.
+    """
+
+    graph: ComputationGraph
+    sizes: Mapping[Vertex, int] = field(hash=False)
+    source: Vertex
+    target: Vertex
+    scale: int = 1
+
+    def in_file_units(self, size: int) -> int | float:
+        """A sum of sizes as the file counts it."""
+        return size // self.scale if size % self.scale == 0 else size / self.scale
+
+
+def read_graph_file(path: str | os.PathLike[str]) -> GraphFile:
+    """Read and check a graph file.
+
+    Every vertex must lie on a path from the source to the target.
+
+    Raises:
+        GraphFileError: the file cannot be read, is not JSON, or breaks a rule of its form; the
+            first breach is named.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_float=Decimal)
+    except OSError as error:
+        raise GraphFileError(f"cannot read the graph '{os.fspath(path)}': {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise GraphFileError(f"the graph '{os.fspath(path)}' is not JSON: {error}; write {FORM}") from error
+    return parse_graph(document)
+
+
+def parse_graph(document: Any) -> GraphFile:
+    """Check the content of a graph file (fractions as `Decimal`).
+
+    Raises:
+        GraphFileError: it breaks a rule of the form; the first breach is named.
+    """
+    if not isinstance(document, dict):
+        raise GraphFileError(f"a graph file holds one JSON object; write {FORM}")
+    for key in ("vertices", "edges", "source", "target"):
+        if key not in document:
+            raise GraphFileError(f"the graph file has no '{key}'; write {FORM}")
+    sizes = _vertices(document["vertices"])
+    graph = ComputationGraph.from_unsorted(sizes, _edges(document["edges"], sizes))
+    source, target = (_known(document[end], sizes, f"the {end}") for end in ("source", "target"))
+    _require_one_piece(graph, source, target)
+    scale = lcm(*(size.denominator for size in sizes.values()))
+    return GraphFile(graph, {v: int(size * scale) for v, size in sizes.items()}, source, target, scale)
+
+
+def _vertices(entries: Any) -> dict[Vertex, Fraction]:
+    if not isinstance(entries, list):
+        raise GraphFileError(f"'vertices' must be a list; write {FORM}")
+    sizes: dict[Vertex, Fraction] = {}
+    texts: set[str] = set()
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise GraphFileError(f'vertex number {place} must be an object such as {{"id": 0, "size": 5}}')
+        if "id" not in entry:
+            raise GraphFileError(f"vertex number {place} has no 'id'; give it a text or a whole number")
+        vertex = entry["id"]
+        if not _is_identifier(vertex):
+            raise GraphFileError(f"vertex number {place} has {vertex!r} as 'id'; use text or whole numbers")
+        # The same text twice could not be told apart in --checkpoints.
+        if str(vertex) in texts:
+            raise GraphFileError(f"vertex {vertex!r} is given twice; identifiers must be distinct")
+        texts.add(str(vertex))
+        sizes[vertex] = _size(vertex, entry)
+    return sizes
+
+
+def _size(vertex: Vertex, entry: dict[str, Any]) -> Fraction:
+    if "size" not in entry:
+        raise GraphFileError(f"vertex {vertex!r} has no 'size'; give a number of at least 0")
+    size = entry["size"]
+    if isinstance(size, bool) or not isinstance(size, int | Decimal):
+        raise GraphFileError(f"vertex {vertex!r} has the size {size!r}; give a number of at least 0")
+    value = Decimal(size)
+    if value < 0:
+        raise GraphFileError(f"vertex {vertex!r} has the negative size {size}; sizes are at least 0")
+    if value and not -LARGEST_EXPONENT <= value.adjusted() < LARGEST_EXPONENT:
+        raise GraphFileError(
+            f"vertex {vertex!r} has the size {value:.3e}; sizes are 0 or lie "
+            f"between 1e-{LARGEST_EXPONENT} and 1e{LARGEST_EXPONENT}"
+        )
+    return Fraction(value)
+
+
+def _edges(entries: Any, sizes: Mapping[Vertex, Fraction]) -> list[Edge]:
+    if not isinstance(entries, list):
+        raise GraphFileError(f"'edges' must be a list of pairs; write {FORM}")
+    edges: list[Edge] = []
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, list) or len(entry) != 2:
+            raise GraphFileError(
+                f"edge number {place} must be a pair such as [0, 1]: read tensor, computed one"
+            )
+        tail, head = (
+            _known(end, sizes, f"edge number {place}, {json.dumps(entry, default=str)},") for end in entry
+        )
+        edges.append((tail, head))
+    return edges
+
+
+def _known(vertex: Any, sizes: Mapping[Vertex, Fraction], what: str) -> Vertex:
+    if not _is_identifier(vertex) or vertex not in sizes:
+        raise GraphFileError(f"{what} names vertex {vertex!r}, which is not among the vertices")
+    found: Vertex = vertex
+    return found
+
+
+def _require_one_piece(graph: ComputationGraph, source: Vertex, target: Vertex) -> None:
+    """In a graph without cycles every vertex is on a path if no other one begins or ends paths."""
+    if graph.predecessors(source):
+        raise GraphFileError(
+            f"the source {source!r} is computed from {graph.predecessors(source)[0]!r}; "
+            "it must come first, with no edge into it"
+        )
+    if graph.successors(target):
+        raise GraphFileError(
+            f"the target {target!r} is read by {graph.successors(target)[0]!r}; "
+            "it must come last, with no edge out of it"
+        )
+    for vertex in graph.sources:
+        if vertex != source:
+            raise GraphFileError(
+                f"vertex {vertex!r} is not reached from the source {source!r}; "
+                "every vertex must lie on a path from source to target"
+            )
+    for vertex in graph.sinks:
+        if vertex != target:
+            raise GraphFileError(
+                f"vertex {vertex!r} does not reach the target {target!r}; "
+                "every vertex must lie on a path from source to target"
+            )
+
+
+def _is_identifier(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))

@@ -1,0 +1,135 @@
+"""The judge's rules of allocation against ONNX Runtime's own, one operator at a time.
+
+Each case is a small training step whose peak the operator decides or takes part in, with tensors of
+1 MB, so that a wrong rule is off by far more than the tolerance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.api import OptimizeResult, optimize
+from onnxgc.model.ir import Array
+from onnxgc.runtime.measure import measure
+from onnxgc.runtime.ort import SessionSettings
+
+N, C, H, W = 4, 16, 64, 64
+IMAGE = f"float[{N},{C},{H},{W}]"
+# Barriers, shapes and per-channel vectors; convolutions keep 64 KiB a thread besides.
+ALLOWANCE_BYTES = 160 * 1024
+
+CASES = {
+    "Relu": "b = Relu(a)",
+    "Clip": "b = Clip(a, low, high)",
+    "Sigmoid": "b = Sigmoid(a)",
+    "Tanh": "b = Tanh(a)",
+    "Softplus": "b = Softplus(a)",
+    "Exp": "b = Exp(a)",
+    "Neg": "b = Neg(a)",
+    "Abs": "b = Abs(a)",
+    "Add": "b = Add(a, x)",
+    "Sub": "b = Sub(a, x)",
+    "Mul": "b = Mul(a, x)",
+    "Div": "p = Exp(x) b = Div(a, p)",
+    "Sum of two": "b = Sum(a, x)",
+    "Sum of three": "b = Sum(a, x, x)",
+    "Softmax, last axis": "b = Softmax <axis = 3> (a)",
+    "Softmax, channels": "b = Softmax <axis = 1> (a)",
+    "LogSoftmax, last axis": "b = LogSoftmax <axis = -1> (a)",
+    "LogSoftmax, channels": "b = LogSoftmax <axis = 1> (a)",
+    "LRN": "b = LRN <size = 5> (a)",
+    "BatchNormalization": "b = BatchNormalization(a, one, one, one, one)",
+    "MaxPool": "b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
+    "AveragePool": "b = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
+    "AveragePool, stride 1": "b = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)",
+    "GlobalAveragePool": "b = GlobalAveragePool(a)",
+    "Conv 3x3": "b = Conv <pads = [1, 1, 1, 1]> (a, k3)",
+    "Conv 3x3 stride 2": "b = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (a, k3)",
+    "Conv 1x1": "b = Conv(a, k1)",
+    "Conv 1x1 stride 2": "b = Conv <strides = [2, 2]> (a, k1)",
+    "Conv, more filters than positions": "p = Conv <strides = [16, 16]> (a, k16) b = Conv(p, wide)",
+    "Conv, grouped": "b = Conv <pads = [1, 1, 1, 1], group = 4> (a, kg)",
+    "Conv, depthwise": "b = Conv <pads = [1, 1, 1, 1], group = 16> (a, kd)",
+    "Concat": "b = Concat <axis = 1> (a, x)",
+    "Transpose": "b = Transpose <perm = [0, 2, 3, 1]> (a)",
+    "Flatten": "b = Flatten(a)",
+    "Dropout": "b = Dropout(a)",
+    "ReduceMean": "b = ReduceMean <axes = [2, 3]> (a)",
+}
+
+
+def normal(*shape: int) -> Array:
+    return (np.random.default_rng(0).standard_normal(shape) * 0.3).astype(np.float32)
+
+
+WEIGHTS: dict[str, Array] = {
+    "w": normal(N, C, H, W),
+    "one": np.ones(C, np.float32),
+    "low": np.asarray(-0.5, np.float32),
+    "high": np.asarray(0.5, np.float32),
+    "k1": normal(C, C, 1, 1),
+    "k3": normal(C, C, 3, 3),
+    "k16": normal(C, C, 3, 3),
+    "kg": normal(C, C // 4, 3, 3),
+    "kd": normal(C, 1, 3, 3),
+    "wide": normal(4096, C, 2, 2),
+}
+
+
+def model(nodes: str) -> onnx.ModelProto:
+    text = f"g ({IMAGE} x) => (float[?] y) {{ a = Mul(x, w) {nodes} c = Neg(b) y = Abs(c) }}"
+    built = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 17]> {text.replace("float[?]", "float")}'
+    )
+    used = {name for node in built.graph.node for name in node.input}
+    built.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in WEIGHTS.items() if name in used
+    )
+    built.graph.output[0].type.Clear()
+    built.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return built
+
+
+def measured_and_simulated(result: OptimizeResult, folder: Path) -> tuple[int, int]:
+    """Peaks of one step; in a process of its own, since the arena's maximum is the process's."""
+    types = result.planned.model.types
+    feeds = {name: normal(*types[name].shape) for name in ("x", "target")}
+    onnx.save(result.training_graph.model, folder / "step.onnx")
+    found = measure(folder / "step.onnx", feeds, settings=SessionSettings(threads=1), runs=1)
+    return found.requested_peak_bytes, result.planned.profile.peak_bytes
+
+
+@pytest.mark.parametrize("nodes", CASES.values(), ids=CASES)
+def test_simulated_peak_is_the_measured_one(nodes: str, tmp_path: Path) -> None:
+    result = optimize(model(nodes), loss="mse", solver="store-all")
+    measured, simulated = measured_and_simulated(result, tmp_path)
+    assert measured == pytest.approx(simulated, abs=ALLOWANCE_BYTES)
+
+
+@pytest.mark.parametrize("name", ["Relu", "LRN", "Softmax, channels", "Conv 3x3"])
+def test_recomputation_is_judged_as_it_runs(name: str, tmp_path: Path) -> None:
+    result = optimize(model(CASES[name]), loss="mse", checkpoints=["c"])
+    assert result.planned.schedule.recomputed
+    measured, simulated = measured_and_simulated(result, tmp_path)
+    assert measured == pytest.approx(simulated, abs=ALLOWANCE_BYTES)
+
+
+def test_a_recomputed_output_that_nobody_reads_is_freed(tmp_path: Path) -> None:
+    """MaxPool runs again for its indices alone; what else it makes must not stay."""
+    nodes = "r = Relu(a) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r) b = GlobalAveragePool(p)"
+    result = optimize(model(nodes), loss="mse", checkpoints=["r", "b"])
+    written = [node.name for node in result.training_graph.model.graph.node]
+    assert any(name.endswith("/unread") for name in written)
+    measured, simulated = measured_and_simulated(result, tmp_path)
+    assert measured == pytest.approx(simulated, abs=ALLOWANCE_BYTES)
+
+
+def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
+    result = optimize(model("b = Flatten(a)"), loss="mse", solver="store-all", keep_outputs=True)
+    measured, simulated = measured_and_simulated(result, tmp_path)
+    assert measured == pytest.approx(simulated, abs=ALLOWANCE_BYTES)
