@@ -245,3 +245,31 @@ def test_losses_of_small_models(loss: str, target: str, batch: int) -> None:
     }[loss]
     (found,) = make_session(result.training_graph.model).run(["loss"], feeds)
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "pool, size",
+    [
+        ("MaxPool <ceil_mode = 1, kernel_shape = [1, 1], strides = [2, 2]>", (8, 8)),
+        ("AveragePool <ceil_mode = 1, kernel_shape = [1, 1], strides = [2, 2]>", (8, 8)),
+        ("MaxPool <ceil_mode = 1, kernel_shape = [3, 3], strides = [3, 3], pads = [1, 1, 1, 1]>", (8, 7)),
+        ("MaxPool <ceil_mode = 1, kernel_shape = [3, 2], strides = [1, 2], pads = [2, 0, 0, 1]>", (25, 4)),
+        ("AveragePool <ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]>", (7, 7)),
+        ("MaxPool <ceil_mode = 1, kernel_shape = [3, 3], strides = [2, 2]>", (8, 8)),
+    ],
+)
+def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[int, int]) -> None:
+    """The checker, every session and the source model must agree on the extent."""
+    height, width = size
+    text = f"""g (float[2,3,{height},{width}] x) => (float[2,3,a,b] y) {{
+        h = Conv(x, w)  p = {pool} (h)  s = Sigmoid(p)  y = Mul(s, p)
+    }}"""
+    source = build(text, w=normal(3, 3, 1, 1))
+    result = optimize(source, loss="mse", keep_outputs=True)
+    onnx.checker.check_model(result.training_graph.model, full_check=True)
+    x = normal(2, 3, height, width)
+    (expected,) = make_session(source).run(["y"], {"x": x})
+    for settings in (SessionSettings(), SessionSettings(file_order=False)):
+        session = make_session(result.training_graph.model, settings=settings)
+        (y,) = session.run(["y"], {"x": x, "target": expected})
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
