@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,14 +90,22 @@ class PlannedStep:
         return self.schedule.extra_flops / regular if regular else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OptimizeResult:
-    """What `optimize` returns: the emitted graph, the plan, and the figures as `--json` has them."""
+    """What `optimize` returns: the plan, the figures as `--json` has them, and the emitted graph.
 
-    training_graph: TrainingGraph
+    The graph is put together when it is first asked for, since that reads the weights.
+    """
+
     plan: CheckpointPlan
     report: Mapping[str, Any]
     planned: PlannedStep
+    options: ReadOptions
+    values: Mapping[str, Array]
+
+    @cached_property
+    def training_graph(self) -> TrainingGraph:
+        return emit(self.planned, values=self.values, options=self.options)
 
 
 def optimize(
@@ -145,12 +154,12 @@ def optimize(
     options = SolverOptions(tuple(checkpoints), time_limit, seed)
     planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
     planned_seconds = time.perf_counter() - started
-    tell("emitting")
     read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs)
-    graph = emit(planned, values=values, options=read_options)
+    figures: dict[str, Any] = {}
+    result = OptimizeResult(planned.solution.plan, figures, planned, read_options, dict(values or {}))
     if target is not None:
         tell("writing")
-        write_model(graph.model, target, external_data=external_data)
+        write_model(result.training_graph.model, target, external_data=external_data)
     total = time.perf_counter() - started
     seconds = {
         "read": read_seconds,
@@ -159,7 +168,8 @@ def optimize(
         "total": total,
     }
     name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
-    return OptimizeResult(graph, planned.solution.plan, report(planned, name, target, seconds), planned)
+    figures.update(report(planned, name, target, seconds))
+    return result
 
 
 def _check_apart(output: str, source: str | os.PathLike[str] | None) -> None:

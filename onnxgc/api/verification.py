@@ -23,6 +23,7 @@ from onnxgc.model.ir import Array
 from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
 from onnxgc.model.read import read_model
+from onnxgc.runtime.execution import check_execution
 from onnxgc.runtime.measure import Measurement, measure, random_feeds
 from onnxgc.runtime.ort import SessionSettings
 from onnxgc.solvers.base import SolverOptions
@@ -341,26 +342,14 @@ def _stock_check(promised: _Promise, expected: Mapping[str, Array], stock: Measu
 
 
 def _order_check(promised: _Promise, measured: Measurement) -> Check:
-    executed = measured.steady.order
-    file_order = [node.name for node in promised.proto.graph.node]
-    known, ran = set(file_order), set(executed)
-    recomputed = [node.name for node in promised.proto.graph.node if _role(node) == "recompute"]
-    lost = [name for name in recomputed if name not in ran]
-    if lost:
-        return Check("order", False, f"{len(lost)} recomputed nodes did not run, the first '{lost[0]}'")
-    moved = _first_difference([name for name in executed if name in known], file_order, ran)
-    if moved:
-        return Check("order", False, f"node '{moved}' ran out of file order")
-    return Check("order", True, f"{len(executed)} nodes ran in file order, {len(recomputed)} of them again")
-
-
-def _first_difference(executed: list[str], file_order: list[str], ran: set[str]) -> str | None:
-    expected = [name for name in file_order if name in ran]
-    return next((one for one, two in zip(executed, expected, strict=True) if one != two), None)
-
-
-def _role(node: onnx.NodeProto) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == "onnxgc.role"), "")
+    found = check_execution(promised.proto, measured.steady.order)
+    if found.lost:
+        detail = f"{len(found.lost)} recomputed nodes did not run, the first '{found.lost[0]}'"
+    elif found.moved:
+        detail = f"node '{found.moved}' ran out of file order"
+    else:
+        detail = f"{found.executed} nodes ran in file order, {found.recomputed} of them again"
+    return Check("order", found.holds, detail)
 
 
 def _peak_check(promised: _Promise, measured: Measurement) -> Check:

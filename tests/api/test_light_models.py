@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from onnxgc.api import optimize, verify
+from onnxgc.errors import ModelFileError
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Array
 from onnxgc.runtime.ort import make_session
@@ -103,3 +104,25 @@ def with_masks(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def distance(value: Array, exact: Array, floor: float) -> float:
     return float(np.linalg.norm(value - exact) / max(float(np.linalg.norm(exact)), floor))
+
+
+def test_planning_reads_no_weights(tmp_path: Path) -> None:
+    """A dry run needs neither the weights' files nor their memory."""
+    source = onnx.load(MODELS / "resnet18.onnx")
+    constants = {node.output[0]: node for node in source.graph.node if node.op_type == "ConstantOfShape"}
+    shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+    kept = [node for node in source.graph.node if node.op_type != "ConstantOfShape"]
+    for name, node in constants.items():
+        value = np.full(shapes[node.input[0]], 0.02, np.float32)
+        source.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    del source.graph.node[:]
+    source.graph.node.extend(kept)
+    path = tmp_path / "external.onnx"
+    onnx.save(source, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    (tmp_path / "weights.bin").unlink()
+    report = optimize(path, input_shapes={"x": (2, 3, 64, 64)}, dry_run=True).report
+    light = optimize(MODELS / "resnet18.onnx", input_shapes={"x": (2, 3, 64, 64)}, dry_run=True).report
+    assert report["planned"] == light["planned"]
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        optimize(path, tmp_path / "out.onnx", input_shapes={"x": (2, 3, 64, 64)})
+    assert not (tmp_path / "out.onnx").exists()

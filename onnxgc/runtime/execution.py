@@ -1,0 +1,55 @@
+"""Did a session run a training file as it is written?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from onnxgc.model.ir import Array
+from onnxgc.runtime.measure import executed_order
+from onnxgc.runtime.ort import SessionSettings
+from onnxgc.runtime.profile import RunProfile
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionCheck:
+    """What a session ran of a training file.
+
+    `lost` are recomputed nodes that did not run: their saving is gone, or their values came from
+    elsewhere. `moved` is the first node that ran before its place in the file, or None.
+    """
+
+    executed: int
+    recomputed: int
+    lost: tuple[str, ...]
+    moved: str | None
+
+    @property
+    def holds(self) -> bool:
+        return not self.lost and self.moved is None
+
+
+def check_execution(model: onnx.ModelProto, order: Sequence[str]) -> ExecutionCheck:
+    """Compare executed node names (`RunProfile.order`) with the file's nodes."""
+    file_order = [node.name for node in model.graph.node]
+    recomputed = [node.name for node in model.graph.node if _role(node) == "recompute"]
+    known, ran = set(file_order), set(order)
+    expected = [name for name in file_order if name in ran]
+    executed = [name for name in order if name in known]
+    moved = next((one for one, two in zip(executed, expected, strict=True) if one != two), None)
+    lost = tuple(name for name in recomputed if name not in ran)
+    return ExecutionCheck(len(order), len(recomputed), lost, moved)
+
+
+def run_and_check(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings | None = None
+) -> tuple[ExecutionCheck, RunProfile]:
+    """Load a training file, run it once in this process, and check what was executed."""
+    profile = executed_order(model, feeds, settings or SessionSettings())
+    return check_execution(model, profile.order), profile
+
+
+def _role(node: onnx.NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == "onnxgc.role"), "")
