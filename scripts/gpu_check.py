@@ -823,7 +823,6 @@ def load_libraries(provider: str) -> Json:
     `preload_dlls` looks beside onnxruntime. Where onnxruntime lies elsewhere than the nvidia
     packages it is given their folders, and torch, which loads its own, is the last resort.
     """
-    _forget_shadowed_build()
     ort = runtime_ort.load_onnxruntime()
     if provider != CUDA:
         return {"found_by": "none needed"}
@@ -853,19 +852,6 @@ def _preload_from_packages(ort: Any) -> None:
 def _loaded_libraries() -> list[str]:
     mapped = Path("/proc/self/maps").read_text() if sys.platform == "linux" else ""
     return [name for name in CUDA_LIBRARIES if f"/{name}.so" in mapped]
-
-
-def _forget_shadowed_build() -> None:
-    """Let a build that lies in another folder than the imported one be.
-
-    Two builds break each other only where they were installed over one another.
-    """
-    folders: dict[str, set[Path]] = {"onnxruntime": set(), "onnxruntime-gpu": set()}
-    for name, found in folders.items():
-        for distribution in importlib.metadata.distributions(name=name):
-            found.add(Path(str(distribution.locate_file(""))).resolve())
-    if all(folders.values()) and not folders["onnxruntime"] & folders["onnxruntime-gpu"]:
-        runtime_ort._BUILDS = ("onnxruntime-gpu",)  # type: ignore[assignment]
 
 
 def session_on(model: Any, request: Json, folder: Path) -> Any:
