@@ -15,7 +15,7 @@ import onnx
 
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_writable, data_file, write_model
-from onnxgc.errors import ModelFileError, NoParametersError, OutputFileError, PlanError
+from onnxgc.errors import ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
 from onnxgc.model.ir import Array, TrainableModel, dtype_name
 from onnxgc.model.read import read_model
@@ -137,8 +137,6 @@ def optimize(
     """
     tell = progress or (lambda stage: None)
     started = time.perf_counter()
-    if isinstance(trainable, str) or isinstance(freeze, str):
-        raise NoParametersError("trainable and freeze take a list of globs, such as ['head.*']")
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:
         check_writable(target)

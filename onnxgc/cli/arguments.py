@@ -61,7 +61,9 @@ def check_json_target(target: str | None, *others: str | None) -> None:
         return
     for other in filter(None, others):
         if os.path.realpath(target) == os.path.realpath(other):
-            raise OutputFileError(f"--json '{target}' is the model's file; give it a name of its own")
+            raise OutputFileError(
+                f"--json '{target}' is one of the files that are read or written; give it a name of its own"
+            )
     check_writable(target)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from onnxgc.api import inspect
 from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
+from onnxgc.model.load import files_of
 from onnxgc.report.tables import megabytes, operators_table, weights_table
 
 
@@ -27,7 +28,7 @@ def inspect_command(
 ) -> None:
     """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
     shapes = parse_shapes(input_shapes or [])
-    check_json_target(json_target, model)
+    check_json_target(json_target, *files_of(model))
     console = console_for(json_target)
     with stages() as tell:
         tell("inspecting")

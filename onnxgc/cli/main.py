@@ -55,6 +55,9 @@ def main() -> None:
         _say(str(error))
         sys.exit(error.exit_code)
     except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(error.exit_code)
         _say(f"{error.format_message()}; see `onnxgc --help`")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):

@@ -10,7 +10,9 @@ import typer
 
 from onnxgc.api import optimize, verify
 from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
+from onnxgc.emission.write import data_file
 from onnxgc.errors import PlanError, VerificationError
+from onnxgc.model.load import files_of
 from onnxgc.report.tables import before_and_after, checks_table, measured_line, verdict
 from onnxgc.solvers.registry import SOLVERS
 
@@ -68,7 +70,7 @@ def optimize_command(
     if verify_runs and dry_run:
         raise PlanError("--verify needs the file that --dry-run does not write; drop one of them")
     target = output or f"{Path(model).stem}-training.onnx"
-    check_json_target(json_target, model, target)
+    check_json_target(json_target, *files_of(model), target, data_file(target))
     console = console_for(json_target)
     with stages() as tell:
         result = optimize(

@@ -26,11 +26,11 @@ def solve_command(
         str, typer.Option("--json", help="Where the result goes: a file, or - for stdout.")
     ] = "-",
     time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
 ) -> None:
     """Find the checkpoints of a forward graph: least sum of the checkpoints and the heaviest segment."""
-    check_json_target(json_target)
-    names = None if checkpoints is None else [name for name in checkpoints.split(",") if name]
+    check_json_target(json_target, graph)
+    names = None if checkpoints is None else [name.strip() for name in checkpoints.split(",") if name.strip()]
     found = solve_graph(
         graph,
         solver=solver,

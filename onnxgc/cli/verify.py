@@ -9,6 +9,7 @@ import typer
 from onnxgc.api import verify
 from onnxgc.cli.arguments import check_json_target, console_for, stages, write_json
 from onnxgc.errors import VerificationError
+from onnxgc.model.load import files_of
 from onnxgc.report.tables import checks_table, measured_line
 
 
@@ -23,7 +24,7 @@ def verify_command(
     ] = None,
 ) -> None:
     """Loss and gradients equal to the graph that stores everything; order and peak as promised."""
-    check_json_target(json_target, model, training)
+    check_json_target(json_target, *files_of(model), *files_of(training))
     console = console_for(json_target)
     with stages() as tell:
         found = verify(model, training, seed=seed, threads=threads, runs=runs, progress=tell)

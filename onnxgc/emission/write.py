@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 
@@ -15,6 +16,8 @@ from onnxgc.errors import OutputFileError
 # Protobuf holds no more; the rest of the file stays well below the difference.
 _LARGEST_SINGLE_FILE_BYTES = 2_000_000_000
 _SMALLEST_OUTSIDE_BYTES = 1024
+# Runtimes map the file into memory.
+_ALIGNMENT_BYTES = 4096
 
 
 def data_file(path: str | os.PathLike[str]) -> str:
@@ -40,7 +43,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             raise OutputFileError(f"cannot write '{path}': folder '{folder}' does not exist; create it first")
         if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
             raise OutputFileError(f"cannot write '{path}': permission denied; choose another place")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links, before 3.13
         raise OutputFileError(
             f"cannot write '{path}': {getattr(error, 'strerror', None) or error}"
         ) from error
@@ -59,25 +62,48 @@ def write_model(
     """
     with _complete_only(path) as (folder, target):
         written = folder / target.name
-        if not external_data and model.ByteSize() <= _LARGEST_SINGLE_FILE_BYTES:
+        outside = [tensor.name for tensor in model.graph.initializer if _is_large(tensor)]
+        if not outside or not (external_data or model.ByteSize() > _LARGEST_SINGLE_FILE_BYTES):
             written.write_bytes(model.SerializeToString())
             os.replace(written, target)
             return (target,)
         data = Path(data_file(target))
-        # Shapes and axes stay inside: a runtime wants to see them while it infers shapes.
-        onnx.save_model(
-            model,
-            written,
-            save_as_external_data=True,
-            location=data.name,
-            size_threshold=_SMALLEST_OUTSIDE_BYTES,
-        )
-        if not (folder / data.name).exists():
-            os.replace(written, target)
-            return (target,)
+        with open(folder / data.name, "wb") as stream:
+            shell = _with_weights_in(stream, model, data.name)
+        written.write_bytes(shell.SerializeToString())
         os.replace(folder / data.name, data)
         os.replace(written, target)
         return target, data
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    # Shapes and axes stay inside: a runtime wants to see them while it infers shapes.
+    return len(tensor.raw_data) >= _SMALLEST_OUTSIDE_BYTES
+
+
+def _with_weights_in(stream: BinaryIO, model: onnx.ModelProto, location: str) -> onnx.ModelProto:
+    """The model with its large weights in another file; neither the model nor a copy of them is made."""
+    graph = onnx.GraphProto(name=model.graph.name, doc_string=model.graph.doc_string)
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(model.graph, field))
+    for tensor in model.graph.initializer:
+        if not _is_large(tensor):
+            graph.initializer.add().CopyFrom(tensor)
+            continue
+        outside = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        outside.data_location = onnx.TensorProto.EXTERNAL
+        place = {"location": location, "offset": stream.tell(), "length": stream.write(tensor.raw_data)}
+        for key, value in place.items():
+            outside.external_data.add(key=key, value=str(value))
+        stream.write(bytes(-stream.tell() % _ALIGNMENT_BYTES))
+    return onnx.ModelProto(
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        opset_import=model.opset_import,
+        metadata_props=model.metadata_props,
+        graph=graph,
+    )
 
 
 def write_text(text: str, path: str | os.PathLike[str]) -> None:

@@ -55,7 +55,7 @@ def read_graph_file(path: str | os.PathLike[str]) -> GraphFile:
         document = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_float=Decimal)
     except OSError as error:
         raise GraphFileError(f"cannot read the graph '{os.fspath(path)}': {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         raise GraphFileError(f"the graph '{os.fspath(path)}' is not JSON: {error}; write {FORM}") from error
     return parse_graph(document)
 

@@ -46,6 +46,23 @@ def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
     return model, folder
 
 
+def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
+    """A model's file and the files of its external data; only the first where it cannot be read."""
+    path = os.fspath(source)
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except Exception:
+        return (path,)
+    folder = os.path.dirname(os.path.abspath(path))
+    found = {
+        entry.value
+        for tensor in graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return (path, *(os.path.join(folder, name) for name in sorted(found)))
+
+
 def without_payloads(graph: onnx.GraphProto) -> onnx.GraphProto:
     """A copy of the graph in which initializers are typed inputs."""
     shell = onnx.GraphProto(name=graph.name or "graph")

@@ -102,6 +102,9 @@ def classify_weights(
     Raises:
         NoParametersError: a glob matches no float weight.
     """
+    for option, globs in (("trainable", trainable), ("freeze", freeze)):
+        if isinstance(globs, str):
+            raise NoParametersError(f"{option} takes a list of globs, such as ['{globs}']")
     uses = _Uses(draft)
     decisions = [_decide(name, weight, uses) for name, weight in draft.weights.items()]
     floating = [decision.name for decision in decisions if decision.type.is_floating]

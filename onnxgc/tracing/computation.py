@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.model.draft import captured_names
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.planning.schedule import Operator, StepGraph
@@ -75,8 +76,13 @@ def checkpoint_problem(step: TrainingStep) -> TracedProblem:
     builder = _GraphBuilder(step.graph)
     for name in step.model.inputs:
         builder.add_input(name)
+    with_subgraphs = {node.name for node in step.model.nodes if captured_names(node)}
     for operator in step.graph.forward:
-        if not operator.once:
+        if operator.name in with_subgraphs:
+            # It runs once, so that what it makes is there as inputs are.
+            for name in operator.outputs:
+                builder.add_input(name)
+        elif not operator.once:
             builder.add_operator(operator)
     return builder.problem(step.model.loss)
 

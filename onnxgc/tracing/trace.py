@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnxgc.gradients.engine import Differentiated
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.costs import node_flops
-from onnxgc.model.draft import captured_names
+from onnxgc.model.draft import captured_names, reads_of
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.planning.schedule import Operator, StepGraph
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, VIEW_OPERATORS, workspace_bytes
@@ -65,7 +65,7 @@ def trace(
 def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
     return Operator(
         node.name,
-        tuple(name for name in node.inputs if name),
+        reads_of(node),
         tuple(name for name in node.outputs if name),
         is_view=node.op in VIEW_OPERATORS,
         in_place=node.op in IN_PLACE_OPERATORS,

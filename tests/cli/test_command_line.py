@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxgc.api import optimize
 from onnxgc.cli.arguments import parse_shapes
 from onnxgc.errors import ShapeError
 
@@ -274,6 +275,8 @@ def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
         ("e.onnx", "out.onnx.data"),
         ("m.onnx", "o.onnx", "--json", "o.onnx"),
         ("m.onnx", "--dry-run", "--json", "m.onnx"),
+        ("e.onnx", "p.onnx", "--json", "out.onnx.data"),
+        ("m.onnx", "p.onnx", "--save-external-data", "--json", "p.onnx.data"),
     ):
         done = onnxgc("optimize", *arguments, cwd=tmp_path)
         assert done.returncode == 2, arguments
@@ -358,3 +361,45 @@ def test_wrong_use_is_one_line_too(tmp_path: Path, arguments: tuple[str, ...]) -
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("onnxgc: ")
     assert not (tmp_path / "o.onnx").exists()
+
+
+def test_external_data_is_written_again_and_again(tmp_path: Path) -> None:
+    """Neither an earlier file of the name nor one of another folder is in the way."""
+    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "o.onnx.data").write_bytes(b"something else")
+    for target in ("sub/o.onnx", "sub/o.onnx"):
+        done = onnxgc("optimize", "m.onnx", target, "--save-external-data", "--verify", "1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o.onnx.data").read_bytes() == b"something else"
+    (tmp_path / "sub" / "o.onnx.data").unlink()
+    done = onnxgc("verify", "m.onnx", "sub/o.onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_returned_graph_stays_whole_when_weights_go_elsewhere(tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    result = optimize(path, tmp_path / "o.onnx", external_data=True)
+    outside = [t for t in result.training_graph.model.graph.initializer if t.external_data]
+    assert not outside
+    written = onnx.load(tmp_path / "o.onnx")
+    for one, two in zip(
+        result.training_graph.model.graph.initializer, written.graph.initializer, strict=True
+    ):
+        np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(two))
+
+
+def test_a_loop_of_links_is_told(tmp_path: Path) -> None:
+    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    done = onnxgc("optimize", "m.onnx", "one", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_no_arguments_show_the_help() -> None:
+    done = onnxgc()
+    assert len((done.stdout + done.stderr).splitlines()) > 5
+    assert "optimize" in done.stdout + done.stderr

@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxgc.api import OptimizeResult, optimize
+from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.ir import Array
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
@@ -157,6 +158,52 @@ def test_keep_outputs_returns_the_models_own() -> None:
     np.testing.assert_allclose(y, np.maximum(x @ normal(3, 3), 0), rtol=1e-5)
     plain = optimize(model, loss="mse").training_graph.model
     assert [value.name for value in plain.graph.output] == ["loss", "w_grad"]
+
+
+def test_a_branch_that_captures_tensors_runs_once() -> None:
+    """Nothing trains behind it, and what its subgraphs read must still be there when it runs."""
+    branches = {
+        key: helper.make_graph(
+            [helper.make_node("Mul", ["x", weight], [f"out_{key}"], name=key)],
+            key,
+            [],
+            [helper.make_tensor_value_info(f"out_{key}", onnx.TensorProto.FLOAT, (2, 3))],
+        )
+        for key, weight in (("then_branch", "k"), ("else_branch", "k2"))
+    }
+    float_type = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0, name="total"),
+            helper.make_node("Greater", ["total", "zero"], ["condition"], name="condition"),
+            helper.make_node("If", ["condition"], ["z"], name="if", **branches),
+            helper.make_node("MatMul", ["z", "w"], ["h"], name="h"),
+            helper.make_node("Relu", ["h"], ["r"], name="r"),
+            helper.make_node("MatMul", ["r", "w"], ["y"], name="y"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", float_type, (2, 3))],
+        [helper.make_tensor_value_info("y", float_type, (2, 3))],
+        [
+            numpy_helper.from_array(value, name)
+            for name, value in (
+                ("w", normal(3, 3)),
+                ("k", normal(2, 3)),
+                ("k2", normal(2, 3)),
+                ("zero", np.zeros((), np.float32)),
+            )
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(UnsupportedOperatorError, match="If at 'if'"):
+        optimize(model, loss="mse")
+    emitted = optimize(model, loss="mse", freeze=["k*"], checkpoints=["y"]).training_graph.model
+    onnx.checker.check_model(emitted, full_check=True)
+    x = np.abs(normal(2, 3))
+    loss, gradient = make_session(emitted).run(["loss", "w_grad"], {"x": x, "target": x})
+    hidden = np.maximum(x * normal(2, 3) @ normal(3, 3), 0)
+    assert loss == pytest.approx(np.mean((hidden @ normal(3, 3) - x) ** 2), rel=1e-5)
+    assert np.linalg.norm(gradient) > 0
 
 
 def test_a_tied_parameter_has_one_gradient() -> None:
