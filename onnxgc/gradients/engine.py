@@ -119,10 +119,6 @@ class GradientContext:
         """Gradient of output 0."""
         return self.incoming[0]
 
-    def dy_of(self, index: int) -> str | None:
-        """Gradient of output `index`, or None where nothing flows back through it."""
-        return self.incoming.get(index)
-
     def has_input(self, index: int) -> bool:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -233,3 +234,35 @@ def test_recomputation_comes_right_before_its_first_reader() -> None:
     # t4 and t5 are the segment that backward reaches first: kept. t1 and t2 run again, together.
     assert [step.source for step in steps if isinstance(step, Recompute)] == ["f0", "f1"]
     assert sum(one != two for one, two in pairwise(kinds)) == 2
+
+
+def test_a_view_that_is_an_output_takes_memory_of_its_own() -> None:
+    graph = StepGraph(
+        (Operator("f", ("x",), ("y",)), Operator("view", ("y",), ("z",), is_view=True)),
+        (),
+        {"x": 1, "y": 10, "z": 10},
+        frozenset({"x"}),
+        ("z",),
+        frozenset(),
+    )
+    assert simulate(build_schedule(graph, frozenset(), copy_name), graph).timeline == (10, 20)
+
+
+def test_trailing_outputs_that_nobody_reads_are_left_out() -> None:
+    pool = Operator("pool", ("a",), ("y", "indices"))
+    graph = StepGraph(
+        (Operator("f", ("x",), ("a",)), pool, Operator("g", ("y",), ("z",)), Operator("h", ("z",), ("l",))),
+        (
+            (Operator("b1", ("z", "l"), ("dz",)),),
+            (Operator("b2", ("dz", "indices"), ("da",)),),
+        ),
+        {"x": 1, "a": 4, "y": 1, "indices": 2, "z": 1, "l": 1, "dz": 1, "da": 4},
+        frozenset({"x"}),
+        ("da",),
+        frozenset(),
+    )
+    kept = build_schedule(graph, frozenset(), copy_name)
+    assert [s.operator for s in kept.steps if isinstance(s, Compute)][1].outputs == ("y", "indices")
+    unread = replace(graph, chunks=graph.chunks[:1], outputs=("dz",))
+    bare = build_schedule(unread, frozenset(), copy_name)
+    assert [s.operator for s in bare.steps if isinstance(s, Compute)][1].outputs == ("y",)

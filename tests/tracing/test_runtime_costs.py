@@ -15,8 +15,9 @@ from onnx import numpy_helper, parser
 
 from onnxgc.api import OptimizeResult, optimize
 from onnxgc.model.ir import Array
-from onnxgc.runtime.measure import measure
+from onnxgc.runtime.measure import executed_order, measure
 from onnxgc.runtime.ort import SessionSettings
+from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
 
 N, C, H, W = 4, 16, 64, 64
 IMAGE = f"float[{N},{C},{H},{W}]"
@@ -133,3 +134,28 @@ def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
     result = optimize(model("b = Flatten(a)"), loss="mse", solver="store-all", keep_outputs=True)
     measured, simulated = measured_and_simulated(result, tmp_path)
     assert measured == pytest.approx(simulated, abs=ALLOWANCE_BYTES)
+
+
+UNARY = [
+    "Abs", "Ceil", "Clip", "Erf", "Exp", "HardSigmoid", "LeakyRelu", "Log", "LogSoftmax", "Neg",
+    "Reciprocal", "Relu", "Sigmoid", "Sign", "Softmax", "Sqrt", "Tanh",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", [*UNARY, "Add", "Sub", "Mul", "Div", "ScatterElements"])
+def test_the_operators_that_run_in_place_are_those_of_the_runtime(operator: str) -> None:
+    """One tensor at a time: with its result in its own place the step never holds two."""
+    call = f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)"
+    if operator == "ScatterElements":
+        call = "ScatterElements <axis = 0> (t, place, x)"
+    text = (
+        f"g ({IMAGE} x) => (float total) {{ t = Mul(x, x) u = {call} total = ReduceSum <keepdims = 0> (u) }}"
+    )
+    step = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
+    step.graph.initializer.append(numpy_helper.from_array(np.zeros((N, C, H, W), np.int64), "place"))
+    for index, node in enumerate(step.graph.node):
+        node.name = f"{node.op_type}{index}"
+    size = normal(N, C, H, W).nbytes
+    found = executed_order(step, {"x": normal(N, C, H, W)}, SessionSettings(threads=1))
+    in_place = found.requested_peak_bytes < 1.5 * size
+    assert in_place == (operator in IN_PLACE_OPERATORS)
