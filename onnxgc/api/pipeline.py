@@ -21,11 +21,11 @@ from onnxgc.model.ir import Array, TrainableModel, dtype_name
 from onnxgc.model.read import read_model
 from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
-from onnxgc.planning.plan import CheckpointPlan, Solution
-from onnxgc.planning.schedule import Schedule, build_schedule, segment_order
+from onnxgc.planning.plan import CheckpointPlan, Solution, parse_objective
+from onnxgc.planning.schedule import Schedule, build_schedule
 from onnxgc.planning.simulate import MemoryProfile, simulate
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.registry import solver_for
 from onnxgc.tracing.computation import TracedProblem, checkpoint_problem
 from onnxgc.tracing.trace import TrainingStep, trace
 from onnxgc.tracing.types import type_of_array
@@ -112,7 +112,8 @@ def optimize(
     source: str | os.PathLike[str] | onnx.ModelProto,
     output: str | os.PathLike[str] | None = None,
     *,
-    solver: str = "acg",
+    solver: str | None = None,
+    objective: str | None = None,
     checkpoints: Sequence[str] = (),
     loss: str = "auto",
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -136,6 +137,7 @@ def optimize(
         OnnxgcError: one line that says what is wrong, where and what to do.
     """
     tell = progress or (lambda stage: None)
+    wanted = parse_objective(objective)
     started = time.perf_counter()
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:
@@ -149,7 +151,7 @@ def optimize(
             _check_apart(target, external_file(weight))
     read_seconds = time.perf_counter() - started
     tell("planning")
-    options = SolverOptions(tuple(checkpoints), time_limit, seed)
+    options = SolverOptions(tuple(checkpoints), wanted, time_limit, seed)
     planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
     planned_seconds = time.perf_counter() - started
     read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs)
@@ -194,39 +196,76 @@ def _check_values(model: TrainableModel, values: Mapping[str, Array]) -> None:
 
 
 def plan_step(
-    model: TrainableModel, solver: str, options: SolverOptions | None = None, *, keep_outputs: bool = False
+    model: TrainableModel,
+    solver: str | None = None,
+    options: SolverOptions | None = None,
+    *,
+    keep_outputs: bool = False,
 ) -> PlannedStep:
     """Trace a model, solve for its checkpoints, and schedule and judge the result.
 
+    Without a name it is the solver for the objective of the options.
+
     Raises:
-        PlanError: unknown solver or checkpoint.
+        PlanError: unknown solver or checkpoint, or a solver that has not the objective.
     """
     options = options or SolverOptions()
-    if solver not in SOLVERS:
-        raise PlanError(f"solver '{solver}' is none of {', '.join(SOLVERS)}; pass one of them to --solver")
-    seed = fresh_name(LOSS_SCALE, set(model.types))
-    regular_step = trace(model, seed=seed, keep_outputs=keep_outputs)
-    traced = checkpoint_problem(regular_step)
+    chosen = solver_for(solver, options.objective)
+    traced = _traced(model, keep_outputs)
     named = tuple(traced.vertex(str(name)) for name in options.checkpoints)
-    solution = SOLVERS[solver].solve(traced.problem, replace(options, checkpoints=named))
-    discarded = traced.discarded(solution.plan)
-    step = regular_step
-    order = segment_order(step.graph, discarded)
-    if order != tuple(operator.name for operator in step.graph.forward):
-        step = trace(model, seed=seed, order=order, keep_outputs=keep_outputs)
-    schedule = build_schedule(step.graph, discarded, _copy_namer(step))
-    profile = simulate(schedule, step.graph)
-    regular_schedule = build_schedule(regular_step.graph, frozenset(), _copy_namer(regular_step))
-    regular_profile = simulate(regular_schedule, regular_step.graph)
-    if profile.peak_bytes > regular_profile.peak_bytes and solver not in _TAKEN_AS_THEY_ARE:
+    solution = chosen.solve(traced.problem, replace(options, checkpoints=named))
+    planned = _scheduled(model, traced, solution)
+    if (
+        planned.profile.peak_bytes > planned.regular_profile.peak_bytes
+        and chosen.name not in _TAKEN_AS_THEY_ARE
+    ):
         # The objective does not see everything that the judge sees.
-        stored = plan_step(model, "store-all", keep_outputs=keep_outputs)
+        stored = _scheduled(model, traced, solver_for("store-all").solve(traced.problem, options))
         note = (
-            f"the plan of '{solver}' would raise the peak, so everything is stored: "
-            f"{profile.peak_bytes} bytes against {regular_profile.peak_bytes}"
+            f"the plan of '{chosen.name}' would raise the peak, so everything is stored: "
+            f"{planned.profile.peak_bytes} bytes against {planned.regular_profile.peak_bytes}"
         )
         return replace(stored, notes=(*stored.notes, note))
-    return PlannedStep(model, step, traced, solution, schedule, profile, regular_schedule, regular_profile)
+    return planned
+
+
+def plan_step_again(
+    model: TrainableModel, plan: CheckpointPlan, *, keep_outputs: bool = False
+) -> PlannedStep:
+    """Trace a model, and schedule and judge a plan that was made for it.
+
+    Raises:
+        PlanError: the plan names what is no tensor of the model.
+    """
+    traced = _traced(model, keep_outputs)
+    known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
+    if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
+        raise PlanError("the plan's order does not have the model's tensors; make the plan again")
+    solution = solver_for("manual").solve(traced.problem, SolverOptions(known.checkpoints))
+    return _scheduled(model, traced, replace(solution, plan=plan))
+
+
+def _traced(model: TrainableModel, keep_outputs: bool) -> TracedProblem:
+    seed = fresh_name(LOSS_SCALE, set(model.types))
+    return checkpoint_problem(trace(model, seed=seed, keep_outputs=keep_outputs))
+
+
+def _scheduled(model: TrainableModel, traced: TracedProblem, solution: Solution) -> PlannedStep:
+    joint = traced.problem.joint()
+    names = _copy_namer(traced.step)
+    graph, schedule = joint.scheduled(solution.plan, names)
+    step = traced.step_in_order(tuple(operator.name for operator in graph.forward))
+    regular_schedule = build_schedule(joint.step, frozenset(), names)
+    return PlannedStep(
+        model,
+        step,
+        traced,
+        solution,
+        schedule,
+        simulate(schedule, graph),
+        regular_schedule,
+        simulate(regular_schedule, joint.step),
+    )
 
 
 def store_all_schedule(planned: PlannedStep) -> Schedule:
@@ -244,10 +283,13 @@ def emit(
     """The training graph of a planned step, or of another schedule of the same step."""
     chosen = schedule or planned.schedule
     peak = simulate(chosen, planned.step.graph).peak_bytes
+    decision = planned.solution.plan
     plan = {
         "schema": SCHEMA_VERSION,
         "solver": planned.solution.solver,
-        "checkpoints": list(planned.solution.plan.checkpoints),
+        "checkpoints": list(decision.checkpoints),
+        "order": list(decision.order),
+        "keeps_last_segment": decision.keeps_last_segment,
     }
     metadata = {
         "onnxgc.plan": json.dumps(plan),
@@ -267,7 +309,7 @@ def report(
     return {
         "model": name,
         "output": output,
-        "objective": "paper",
+        "objective": solution.objective.value,
         "solver": solution.solver,
         "status": solution.status.value,
         "loss": model.loss_kind,
@@ -292,6 +334,7 @@ def report(
             "extra_flops_ratio": planned.extra_flops_ratio,
         },
         "lower_bound_bytes": solution.lower_bound_bytes,
+        "bound_operator": solution.bound_operator,
         "gap": solution.gap,
         "checkpoints": list(solution.plan.checkpoints),
         "notes": [*model.notes, *_notes_on_types(model), *planned.notes, *_notes_on_saving(planned)],

@@ -1,4 +1,4 @@
-"""Checkpoints of a bare graph, for the paper's objective."""
+"""Checkpoints of a bare graph."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.graph_file import read_graph_file
+from onnxgc.planning.plan import Objective, parse_objective
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.registry import solver_for
 
 
 def solve_graph(
     path: str | os.PathLike[str],
     *,
-    solver: str = "acg",
+    solver: str | None = None,
+    objective: str | None = None,
     checkpoints: Sequence[str] | None = None,
     interior_only: bool = False,
     time_limit: float | None = None,
@@ -28,7 +30,9 @@ def solve_graph(
 
     Args:
         path: a file as `onnxgc.graph.graph_file` describes it.
-        solver: a name in the registry.
+        solver: a name in the registry; without one, the solver for the objective.
+        objective: `paper` (the default), `general` or `peak`. The peak is that of
+            `onnxgc.planning.joint.joint_of_bare_graph`.
         checkpoints: identifiers as text; these and no others are kept, whatever `solver` says.
         interior_only: leave the source and the target, which are always kept, out of the result.
         time_limit: seconds for the search.
@@ -38,19 +42,22 @@ def solve_graph(
         GraphFileError: the file is not a graph of the required form.
         PlanError: unknown solver or checkpoint, or the solver does not take this graph.
     """
-    if solver not in SOLVERS:
-        raise PlanError(f"solver '{solver}' is none of {', '.join(SOLVERS)}; pass one of them to --solver")
+    wanted = parse_objective(objective)
+    chosen = solver_for(solver, wanted or Objective.PAPER)
     if solver == "manual" and checkpoints is None:
         raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
     file = read_graph_file(path)
-    problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in file.sizes.items()})
+    ends = {file.source, file.target} if interior_only else set()
+    # The sum counts the ends whatever is kept. The peak holds each only for a while, so they weigh nothing.
+    weightless = ends if (wanted or chosen.objectives[0]) is Objective.PEAK else set()
+    sizes = {vertex: 0 if vertex in weightless else size for vertex, size in file.sizes.items()}
+    problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in sizes.items()})
     identifier = {str(vertex): vertex for vertex in file.graph.vertices}
     kept = tuple(identifier.get(text, text) for text in checkpoints or ())
-    options = SolverOptions(checkpoints=kept, time_limit_seconds=time_limit, seed=seed)
-    solution = SOLVERS["manual" if checkpoints is not None else solver].solve(problem, options)
+    options = SolverOptions(kept, wanted, time_limit, seed)
+    solution = (solver_for("manual") if checkpoints is not None else chosen).solve(problem, options)
 
-    ends = {file.source, file.target} if interior_only else set()
-    end_size = sum(file.sizes[vertex] for vertex in ends)
+    end_size = sum(sizes[vertex] for vertex in ends)
     return {
         "solver": solution.solver,
         "status": solution.status.value,

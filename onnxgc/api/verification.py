@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxgc.api.pipeline import PlannedStep, ReadOptions, emit, plan_step, store_all_schedule
+from onnxgc.api.pipeline import PlannedStep, ReadOptions, emit, plan_step_again, store_all_schedule
 from onnxgc.emission.training import SCHEMA_VERSION
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError
@@ -24,10 +24,10 @@ from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
 from onnxgc.model.read import read_model
 from onnxgc.model.weights import StoredWeight
+from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution import check_execution
 from onnxgc.runtime.measure import Measurement, measure, random_feeds
 from onnxgc.runtime.ort import SessionSettings
-from onnxgc.solvers.base import SolverOptions
 
 # A gradient this much smaller than the largest proves nothing when it is compared.
 SMALLEST_GRADIENT_SHARE = 1e-6
@@ -152,7 +152,7 @@ class _Promise:
     """What a training file says of itself."""
 
     proto: onnx.ModelProto
-    checkpoints: tuple[str, ...]
+    plan: CheckpointPlan
     options: ReadOptions
     peak_bytes: int
     values: Mapping[str, Array]
@@ -173,7 +173,11 @@ class _Promise:
                     f"'{os.fspath(training)}' has schema {schema}, this onnxgc reads {SCHEMA_VERSION}; "
                     "make it again with `onnxgc optimize`"
                 )
-            checkpoints = tuple(map(str, plan["checkpoints"]))
+            decision = CheckpointPlan(
+                tuple(map(str, plan["checkpoints"])),
+                tuple(map(str, plan["order"])),
+                bool(plan["keeps_last_segment"]),
+            )
             options = ReadOptions.from_json(properties["onnxgc.options"])
             peak = int(properties["onnxgc.simulated_peak_bytes"])
         except (KeyError, ValueError, TypeError) as error:
@@ -187,7 +191,7 @@ class _Promise:
             for tensor in proto.graph.initializer
             if tensor.name in fed
         }
-        return cls(proto, checkpoints, options, peak, values)
+        return cls(proto, decision, options, peak, values)
 
 
 def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _Promise) -> PlannedStep:
@@ -200,12 +204,7 @@ def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _P
         trainable=promised.options.trainable,
         freeze=promised.options.freeze,
     )
-    planned = plan_step(
-        read,
-        "manual",
-        SolverOptions(promised.checkpoints),
-        keep_outputs=promised.options.keep_outputs,
-    )
+    planned = plan_step_again(read, promised.plan, keep_outputs=promised.options.keep_outputs)
     outputs = [value.name for value in promised.proto.graph.output]
     different = set(planned.step.graph.outputs) ^ set(outputs)
     missing = [name for name in read.inputs if name not in shapes]

@@ -18,8 +18,9 @@ from onnxgc.solvers.registry import SOLVERS
 
 
 class ObjectiveName(StrEnum):
-    """What a plan is to make small; the paper's objective is the one there is."""
+    """What a plan is to make small."""
 
+    PEAK = "peak"
     PAPER = "paper"
 
 
@@ -30,9 +31,16 @@ def optimize_command(
         typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx]."),
     ] = None,
     objective: Annotated[
-        ObjectiveName, typer.Option(help="paper: sum of the checkpoints + heaviest segment.")
-    ] = ObjectiveName.PAPER,
-    solver: Annotated[str | None, typer.Option(help=f"One of {', '.join(SOLVERS)} [default: acg].")] = None,
+        ObjectiveName | None,
+        typer.Option(
+            help="peak: simulated peak of what will run; paper: sum of the checkpoints + heaviest segment "
+            "[default: peak, or the solver's own]."
+        ),
+    ] = None,
+    solver: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(SOLVERS)} [default: peak, for the paper's objective acg]."),
+    ] = None,
     loss: Annotated[
         str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
     ] = "auto",
@@ -76,7 +84,8 @@ def optimize_command(
         result = optimize(
             model,
             target,
-            solver="manual" if checkpoints is not None else solver or "acg",
+            solver="manual" if checkpoints is not None else solver,
+            objective=objective.value if objective else None,
             checkpoints=names,
             loss=loss,
             input_shapes=shapes,

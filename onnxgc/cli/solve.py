@@ -1,4 +1,4 @@
-"""`onnxgc solve`: checkpoints of a bare graph, for the paper's objective."""
+"""`onnxgc solve`: checkpoints of a bare graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from onnxgc.api.solving import solve_graph
 from onnxgc.cli.arguments import check_json_target, write_json
+from onnxgc.planning.plan import Objective
 from onnxgc.solvers.registry import SOLVERS
 
 
@@ -15,7 +16,17 @@ def solve_command(
     graph: Annotated[
         str, typer.Argument(help="A JSON file with vertices (id, size), edges, source and target.")
     ],
-    solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}.")] = "acg",
+    objective: Annotated[
+        Objective | None,
+        typer.Option(
+            help="paper: sum of the checkpoints + heaviest segment; general: the same over more sets; "
+            "peak: of a backward that releases as it goes [default: paper, or the solver's own]."
+        ),
+    ] = None,
+    solver: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(SOLVERS)} [default: acg, or the one for the objective]."),
+    ] = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Vertices to keep, as a,b,c; chooses the solver manual.")
     ] = None,
@@ -28,12 +39,13 @@ def solve_command(
     time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
 ) -> None:
-    """Find the checkpoints of a forward graph: least sum of the checkpoints and the heaviest segment."""
+    """Find the checkpoints of a forward graph: least sum of checkpoints and heaviest segment, or peak."""
     check_json_target(json_target, graph)
     names = None if checkpoints is None else [name.strip() for name in checkpoints.split(",") if name.strip()]
     found = solve_graph(
         graph,
         solver=solver,
+        objective=objective.value if objective else None,
         checkpoints=names,
         interior_only=interior_only,
         time_limit=time_limit,

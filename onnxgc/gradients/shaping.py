@@ -12,6 +12,11 @@ def reshape(g: GradientContext, tensor: str, shape: tuple[int, ...]) -> str:
     return g.emit("Reshape", tensor, g.ints(*shape))
 
 
+def zeros(g: GradientContext, shape: tuple[int, ...]) -> str:
+    """Zeros of the element type of input 0."""
+    return g.emit("Expand", g.scalar(0.0), g.ints(*shape))
+
+
 def reduce_sum(g: GradientContext, tensor: str, axes: tuple[int, ...], *, keepdims: bool = False) -> str:
     return g.emit("ReduceSum", tensor, g.ints(*axes), keepdims=int(keepdims))
 

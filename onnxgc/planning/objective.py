@@ -1,22 +1,12 @@
-"""The paper's objective: the checkpoints together, plus the heaviest segment between them."""
+"""What a plan is worth: the judge's peak, or the paper's sum of checkpoints and heaviest segment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from onnxgc.graph.segments import segments_between
-from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.planning.plan import CheckpointPlan, Objective
 from onnxgc.planning.problem import CheckpointProblem
-
-
-class Objective(Enum):
-    """What a plan is to make small."""
-
-    PEAK = "peak"
-    """The simulated peak of the training graph that will run."""
-    PAPER = "paper"
-    """The sum of the checkpoints and the heaviest segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +19,13 @@ class PaperObjective:
     @property
     def total_bytes(self) -> int:
         return self.checkpoint_bytes + self.heaviest_segment_bytes
+
+
+def objective_bytes(problem: CheckpointProblem, plan: CheckpointPlan, objective: Objective) -> int:
+    """The value of a plan: the judge's peak, or the paper's sum."""
+    if objective is Objective.PEAK:
+        return problem.joint().profile(plan).peak_bytes
+    return paper_objective(problem, plan).total_bytes
 
 
 def paper_objective(problem: CheckpointProblem, plan: CheckpointPlan) -> PaperObjective:

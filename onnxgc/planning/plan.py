@@ -12,6 +12,30 @@ from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.graph.terminals import forced_checkpoints
 
 
+class Objective(Enum):
+    """What a plan is to make small."""
+
+    PEAK = "peak"
+    """The simulated peak of the training graph that will run."""
+    PAPER = "paper"
+    """The sum of the checkpoints and the heaviest segment, over sets whose segments are independent
+    (reading A of `onnxgc.graph.segments`)."""
+    GENERAL = "general"
+    """The same sum over all sets whose segments are convex (reading G)."""
+
+
+def parse_objective(name: str | None) -> Objective | None:
+    """The objective of that name; none for none.
+
+    Raises:
+        PlanError: there is no such objective.
+    """
+    known = [objective.value for objective in Objective]
+    if name is not None and name not in known:
+        raise PlanError(f"objective '{name}' is none of {', '.join(known)}; pass one of them to --objective")
+    return None if name is None else Objective(name)
+
+
 class Status(Enum):
     """What a solver can say about its plan."""
 
@@ -23,9 +47,16 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The tensors to keep through forward, in topological order; all others are computed again."""
+    """The tensors to keep through forward, in topological order; all others are computed again.
+
+    `order` is the order in which vertices are computed; empty for the model's own, changed only as far
+    as segments need it to follow one another. With `keeps_last_segment`, what backward reaches
+    first is held too: there is nothing to gain by computing it again at once.
+    """
 
     checkpoints: tuple[Vertex, ...]
+    order: tuple[Vertex, ...] = ()
+    keeps_last_segment: bool = True
 
     @classmethod
     def for_graph(cls, graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> CheckpointPlan:
@@ -46,15 +77,18 @@ class Solution:
     """A plan and what is known about it.
 
     `objective_bytes` is the plan's value, `lower_bound_bytes` what no plan goes below (among the
-    plans that the solver's objective admits), `seconds` the wall-clock time of the search.
+    plans that the objective admits), set by `bound_operator` where one operator sets it. `seconds` is
+    the wall-clock time of the search.
     """
 
     plan: CheckpointPlan
     solver: str
     status: Status
+    objective: Objective
     objective_bytes: int
     lower_bound_bytes: int
     seconds: float
+    bound_operator: str = ""
 
     @property
     def gap(self) -> float:

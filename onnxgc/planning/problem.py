@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.graph.terminals import with_single_terminals
+from onnxgc.planning.joint import JointGraph, joint_of_bare_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class TensorCost:
 class CheckpointProblem:
     """Choose the tensors of `graph` to keep, each at its cost.
 
-    Several sources or sinks are allowed: see `closed_graph`.
+    `traced` is the training step that will run, where it is known. Several sources or sinks are allowed: see `closed_graph`.
 
     Raises:
         GraphFileError: a vertex has no cost, a cost has no vertex, or a cost is negative.
@@ -34,6 +35,7 @@ class CheckpointProblem:
 
     graph: ComputationGraph
     costs: Mapping[Vertex, TensorCost] = field(hash=False)
+    traced: JointGraph | None = field(default=None, hash=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for vertex in self.graph.vertices:
@@ -54,6 +56,10 @@ class CheckpointProblem:
     def size_bytes(self, vertex: Vertex) -> int:
         """Size of a tensor of the graph."""
         return self.costs[vertex].size_bytes
+
+    def joint(self) -> JointGraph:
+        """Forward and backward, as traced, or as `joint_of_bare_graph` supposes."""
+        return self.traced or joint_of_bare_graph(self.graph, self.size_bytes)
 
     def closed_graph(self) -> ComputationGraph:
         """The graph with one source and one sink, virtual ones where it has several.

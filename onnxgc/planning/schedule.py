@@ -13,7 +13,8 @@ class Operator:
 
     `inputs` and `outputs` are tensors. `is_view`: output 0 shares input 0's memory. `in_place`:
     output 0 takes input 0's memory where nobody else needs that any more. `once`: must not run a
-    second time. `workspace_bytes` is held only while the operator runs.
+    second time. `needs_all_outputs`: none may be left out, even if nobody reads it. `workspace_bytes`
+    is held only while the operator runs.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Operator:
     is_view: bool = False
     in_place: bool = False
     once: bool = False
+    needs_all_outputs: bool = False
     workspace_bytes: int = 0
     flops: int = 0
 
@@ -30,13 +32,14 @@ class Operator:
 class StepGraph:
     """One training step with nothing decided: forward operators, then backward in chunks.
 
-    `resident` tensors (fed values, parameters, constants) are there before and after and count
+    `sources` names the forward operator that each chunk differentiates. `resident` tensors (fed values, parameters, constants) are there before and after and count
     nothing. `outputs` are kept to the end, in the order in which they are returned.
     `parameter_gradients` is the part of them that is reported apart.
     """
 
     forward: tuple[Operator, ...]
     chunks: tuple[tuple[Operator, ...], ...]
+    sources: tuple[str, ...]
     sizes: Mapping[str, int]
     resident: frozenset[str]
     outputs: tuple[str, ...]
@@ -90,40 +93,47 @@ class Schedule:
 def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]) -> Schedule:
     """Schedule that drops the `discarded` forward tensors and computes them again for backward.
 
-    Discarded tensors that depend on one another form a segment. A segment is computed again as
-    a whole, right before the first chunk that reads any of it, as far as backward needs it. The
-    segment that backward reaches first is kept instead: dropping it would save nothing.
+    A tensor is computed again right before the first chunk that reads it, together with what it needs
+    and nothing else, and stays until its last reader. Discarded tensors that depend on one another
+    form a segment, whose number the steps carry.
     """
     segments = _segments(graph, discarded)
-    first_chunk = _first_reads(graph, segments)
-    if first_chunk:
-        kept = min(first_chunk, key=lambda segment: first_chunk[segment])
-        segments = {tensor: segment for tensor, segment in segments.items() if segment != kept}
-    needed = _needed_operators(graph, segments)
-    segment_of_operator = {
-        operator.name: segments[name]
-        for operator in graph.forward
-        for name in operator.outputs
-        if name in segments
-    }
+    producer = {name: index for index, operator in enumerate(graph.forward) for name in operator.outputs}
     steps: list[Step] = [
-        Compute(operator, None, segment_of_operator.get(operator.name)) for operator in graph.forward
+        Compute(operator, None, next((segments[name] for name in operator.outputs if name in segments), None))
+        for operator in graph.forward
     ]
     renamed: dict[str, str] = {}
-    done: set[int] = set()
     for index, chunk in enumerate(graph.chunks):
-        for segment in _segments_read(chunk, segments):
-            if segment in done:
-                continue
-            done.add(segment)
-            again = needed.get(segment, [])
-            renamed.update((name, copy_name(name)) for operator in again for name in operator.outputs)
-            for operator in again:
-                copy = replace(_with_names(operator, renamed), name=f"{operator.name}__recompute")
-                steps.append(Recompute(copy, operator.name, segment))
+        missing = [name for operator in chunk for name in operator.inputs if name in segments]
+        again: set[int] = set()
+        while missing:
+            name = missing.pop()
+            if name not in renamed and producer[name] not in again:
+                again.add(producer[name])
+                missing.extend(read for read in graph.forward[producer[name]].inputs if read in segments)
+        for position in sorted(again):
+            operator = graph.forward[position]
+            renamed.update((name, copy_name(name)) for name in operator.outputs)
+            copy = replace(_with_names(operator, renamed), name=f"{operator.name}__recompute")
+            steps.append(Recompute(copy, operator.name, _segment_of(operator, segments)))
         steps.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
     original_of = {copy: name for name, copy in renamed.items()}
     return Schedule(tuple(_with_releases(_without_idle_outputs(steps, graph), graph)), original_of)
+
+
+def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset[str]:
+    """The discarded tensors of the segment that backward reaches first.
+
+    Nothing has been released by then, so a plan that only names checkpoints keeps them.
+    """
+    segments = _segments(graph, discarded)
+    for chunk in graph.chunks:
+        for operator in chunk:
+            for name in operator.inputs:
+                if name in segments:
+                    return frozenset(other for other in segments if segments[other] == segments[name])
+    return frozenset()
 
 
 def segment_order(graph: StepGraph, discarded: frozenset[str]) -> tuple[str, ...]:
@@ -166,6 +176,10 @@ def segment_order(graph: StepGraph, discarded: frozenset[str]) -> tuple[str, ...
     return tuple(order)
 
 
+def _segment_of(operator: Operator, segments: Mapping[str, int]) -> int:
+    return next(segments[name] for name in operator.outputs if name in segments)
+
+
 def _with_names(operator: Operator, renamed: Mapping[str, str]) -> Operator:
     return replace(
         operator,
@@ -195,43 +209,15 @@ def _segments(graph: StepGraph, discarded: frozenset[str]) -> dict[str, int]:
     return {name: numbers.setdefault(find(name), len(numbers)) for name in parent}
 
 
-def _segments_read(chunk: Sequence[Operator], segments: Mapping[str, int]) -> list[int]:
-    read = (segments[name] for operator in chunk for name in operator.inputs if name in segments)
-    return list(dict.fromkeys(read))
-
-
-def _first_reads(graph: StepGraph, segments: Mapping[str, int]) -> dict[int, int]:
-    """First chunk that reads each segment."""
-    first: dict[int, int] = {}
-    for index, chunk in enumerate(graph.chunks):
-        for segment in _segments_read(chunk, segments):
-            first.setdefault(segment, index)
-    return first
-
-
-def _needed_operators(graph: StepGraph, segments: Mapping[str, int]) -> dict[int, list[Operator]]:
-    """Operators to run again in each segment: what backward reads there, and what that needs."""
-    needed = {
-        name for chunk in graph.chunks for operator in chunk for name in operator.inputs if name in segments
-    }
-    again: dict[int, list[Operator]] = {}
-    for operator in reversed(graph.forward):
-        made = [name for name in operator.outputs if name in segments and name in needed]
-        if not made or operator.once:
-            continue
-        needed.update(name for name in operator.inputs if name in segments)
-        again.setdefault(segments[made[0]], []).append(operator)
-    return {segment: operators[::-1] for segment, operators in again.items()}
-
-
 def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]:
-    """The steps without trailing outputs that nobody reads: a runtime would never free them."""
+    """The steps without trailing optional outputs that nobody reads: a runtime would never free them."""
     read = {name for step in steps if not isinstance(step, Release) for name in step.operator.inputs}
     trimmed: list[Step] = []
     for step in steps:
         assert not isinstance(step, Release)
         outputs = step.operator.outputs
-        while len(outputs) > 1 and outputs[-1] not in read and outputs[-1] not in graph.outputs:
+        fewest = len(outputs) if step.operator.needs_all_outputs else 1
+        while len(outputs) > fewest and outputs[-1] not in read and outputs[-1] not in graph.outputs:
             outputs = outputs[:-1]
         trimmed.append(replace(step, operator=replace(step.operator, outputs=outputs)))
     return trimmed

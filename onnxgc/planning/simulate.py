@@ -17,8 +17,8 @@ from onnxgc.planning.schedule import Operator, Release, Schedule, StepGraph
 class MemoryProfile:
     """Bytes over one training step.
 
-    `timeline` has one entry for each operator that runs: bytes held while it runs. Parameters
-    and fed tensors are not counted. `activation_peak_bytes` is the peak without the parameters'
+    `timeline` has one entry for each operator that runs: bytes held while it runs; `held_before`
+    what is held when it begins. Parameters and fed tensors are not counted. `activation_peak_bytes` is the peak without the parameters'
     gradients, as the literature reports it.
     """
 
@@ -27,12 +27,14 @@ class MemoryProfile:
     activation_peak_bytes: int
     parameter_gradient_bytes: int
     timeline: tuple[int, ...]
+    held_before: tuple[int, ...]
 
 
 def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
     """Memory profile of a schedule, sizes in bytes as requested from the allocator."""
     memory = _Memory(schedule, graph)
     timeline: list[int] = []
+    held_before: list[int] = []
     activation_peak = peak = 0
     peak_step = ""
     steps = schedule.steps
@@ -42,13 +44,21 @@ def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
             continue
         following = steps[index + 1] if index + 1 < len(steps) else None
         dying = following.tensors if isinstance(following, Release) else ()
+        held_before.append(memory.live_bytes)
         memory.run(step.operator, dying)
         held = memory.live_bytes + step.operator.workspace_bytes
         timeline.append(held)
         if held > peak:
             peak, peak_step = held, step.operator.name
         activation_peak = max(activation_peak, held - memory.parameter_gradient_bytes)
-    return MemoryProfile(peak, peak_step, activation_peak, memory.parameter_gradient_bytes, tuple(timeline))
+    return MemoryProfile(
+        peak,
+        peak_step,
+        activation_peak,
+        memory.parameter_gradient_bytes,
+        tuple(timeline),
+        tuple(held_before),
+    )
 
 
 class _Memory:

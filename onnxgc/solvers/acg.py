@@ -40,7 +40,7 @@ from itertools import pairwise
 
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.division import DivisionKind, DivisionTree, build_division_tree
-from onnxgc.planning.objective import Objective
+from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.caps import CappedOptimum, deadline_of, search_caps

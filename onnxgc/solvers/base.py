@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import Vertex
-from onnxgc.planning.objective import Objective, paper_objective
-from onnxgc.planning.plan import CheckpointPlan, Solution, Status
+from onnxgc.planning.objective import objective_bytes
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.families import GraphFamily, why_not_in
 from onnxgc.solvers.reversal import ReversalObjective
@@ -20,13 +20,14 @@ from onnxgc.solvers.reversal import ReversalObjective
 class SolverOptions:
     """Everything that a caller may tell a solver; each reads what concerns it.
 
-    `checkpoints` are the user's own. `time_limit_seconds` stops a search that can give its best
+    `objective` is what the plan is valued by; `None` leaves it to the solver. `checkpoints` are the user's own. `time_limit_seconds` stops a search that can give its best
     plan so far. `seed` is for searches that draw numbers: the same seed, the same plan; `draws` is
     how many valid sets they compare. `slots` is the number of states that a reversal of a chain may
     store at once, `budget_bytes` the same in bytes; without them a solver chooses.
     """
 
     checkpoints: tuple[Vertex, ...] = ()
+    objective: Objective | None = None
     time_limit_seconds: float | None = None
     seed: int = 0
     draws: int = 10
@@ -38,12 +39,14 @@ class SolverOptions:
 class Finding:
     """What a search found; its value is judged outside of it.
 
-    `lower_bound_bytes` is on the paper's objective.
+    `lower_bound_bytes` is on the objective of the search; `bound_operator` is the operator that sets
+    it, where one does.
     """
 
     plan: CheckpointPlan
     status: Status
     lower_bound_bytes: int
+    bound_operator: str = ""
 
 
 Search: TypeAlias = Callable[[CheckpointProblem, SolverOptions], Finding]
@@ -57,6 +60,7 @@ class Solver:
         name: what the command line calls it.
         summary: one line for people.
         search: the algorithm.
+        objectives: what it can make small, what it does when nothing is said first.
         exact_for: the objective for which its plan is optimal when it says so; `None` if it
             promises nothing. Where it is a `ReversalObjective`, the optimum is a schedule, of which
             a plan can show the first sweep only, and the status says `feasible`.
@@ -70,6 +74,7 @@ class Solver:
     name: str
     summary: str
     search: Search = field(repr=False)
+    objectives: tuple[Objective, ...] = (Objective.PAPER,)
     exact_for: Objective | ReversalObjective | None = None
     exact_on: GraphFamily = GraphFamily.ANY
     family: GraphFamily = GraphFamily.ANY
@@ -93,23 +98,32 @@ class Solver:
         return None
 
     def solve(self, problem: CheckpointProblem, options: SolverOptions | None = None) -> Solution:
-        """Search, and judge the plan by `paper_objective`, not by what the search believes.
+        """Search, and value the plan by `objective_bytes`, not by what the search believes.
 
         Raises:
             PlanError: the solver does not take this graph, or an option does not fit it.
             BudgetError: no plan fits the budget.
         """
+        options = options or SolverOptions()
+        objective = options.objective or self.objectives[0]
+        if objective not in self.objectives:
+            raise PlanError(
+                f"solver {self.name!r} has the objective '{self.objectives[0].value}', not "
+                f"'{objective.value}'; leave --objective out, or use another solver"
+            )
         refusal = self.refusal(problem)
         if refusal is not None:
             raise PlanError(refusal)
         start = time.perf_counter()
-        finding = self.search(problem, options or SolverOptions())
+        finding = self.search(problem, replace(options, objective=objective))
         seconds = time.perf_counter() - start
         return Solution(
             plan=finding.plan,
             solver=self.name,
             status=finding.status,
-            objective_bytes=paper_objective(problem, finding.plan).total_bytes,
+            objective=objective,
+            objective_bytes=objective_bytes(problem, finding.plan, objective),
             lower_bound_bytes=finding.lower_bound_bytes,
             seconds=seconds,
+            bound_operator=finding.bound_operator,
         )

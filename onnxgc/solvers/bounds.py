@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.terminals import forced_checkpoints
+from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.solvers.floor import floor_of
+
+
+def any_plan_bound(problem: CheckpointProblem, objective: Objective | None) -> tuple[int, str]:
+    """What no plan goes below under an objective, and the operator that sets that, if one does."""
+    if objective is Objective.PEAK:
+        floor = floor_of(problem.joint().step)
+        return floor.bytes, floor.operator
+    return any_plan_lower_bound_bytes(problem), ""
 
 
 def any_plan_lower_bound_bytes(problem: CheckpointProblem) -> int:

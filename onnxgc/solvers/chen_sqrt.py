@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import isqrt
 
-from onnxgc.planning.objective import Objective, paper_objective
-from onnxgc.planning.plan import CheckpointPlan, Status
+from onnxgc.planning.objective import paper_objective
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.bounds import any_plan_lower_bound_bytes

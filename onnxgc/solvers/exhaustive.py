@@ -1,33 +1,46 @@
 """Every set of checkpoints, by the definition: the truth that other solvers are tested against.
 
-It shares no code with them on purpose: neither segments nor division trees.
+It shares no code with them on purpose: neither segments nor division trees nor cuts.
 """
 
 from __future__ import annotations
 
-from onnxgc.graph.computation_graph import ComputationGraph
-from onnxgc.planning.objective import Objective
-from onnxgc.planning.plan import CheckpointPlan, Status
+from collections.abc import Iterator
+from functools import reduce
+
+from onnxgc.errors import PlanError
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 
 MAX_VERTICES = 16
+MAX_VERTICES_FOR_PEAK = 10
+MAX_ORDERS = 200
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """Minimise the paper's objective over all sets that are valid under reading A.
+    """Minimise an objective over all sets of checkpoints that it admits; for the peak, and all orders.
 
     Of equally good sets it takes one with fewest checkpoints, then the first in order of bits.
+
+    Raises:
+        PlanError: too many sets and orders to try for the peak.
     """
-    del options  # Nothing to choose.
+    if options.objective is Objective.PEAK:
+        return _least_peak(problem)
     neighbourhood = _Neighbourhood(problem.graph)
     sizes = [problem.size_bytes(vertex) for vertex in problem.graph.vertices]
     best: tuple[int, int, int] | None = None
     for kept in range(1 << len(sizes)):
         if kept & neighbourhood.forced != neighbourhood.forced:
             continue
-        components = neighbourhood.independent_components(kept)
-        if components is None:
+        components = neighbourhood.components(kept)
+        if options.objective is Objective.GENERAL:
+            valid = all(map(neighbourhood.is_convex, components))
+        else:
+            valid = all(map(neighbourhood.is_independent, components))
+        if not valid:
             continue
         heaviest = max((_sum_of(sizes, component) for component in components), default=0)
         candidate = (_sum_of(sizes, kept) + heaviest, kept.bit_count(), kept)
@@ -36,6 +49,52 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     assert best is not None, "keeping everything is always valid"
     checkpoints = (v for place, v in enumerate(problem.graph.vertices) if best[2] >> place & 1)
     return Finding(CheckpointPlan(tuple(checkpoints)), Status.OPTIMAL, best[0])
+
+
+def _least_peak(problem: CheckpointProblem) -> Finding:
+    """Every order of the vertices with every set of them, as the judge sees it."""
+    vertices = problem.graph.vertices
+    if len(vertices) > MAX_VERTICES_FOR_PEAK:
+        raise PlanError(
+            f"solver 'exhaustive' takes graphs of up to {MAX_VERTICES_FOR_PEAK} vertices for the peak, "
+            f"this one has {len(vertices)}; use solver 'peak'"
+        )
+    joint = problem.joint()
+    plans = (
+        CheckpointPlan(
+            tuple(v for place, v in enumerate(vertices) if kept >> place & 1), order, keeps_last_segment=False
+        )
+        for order in topological_sorts(problem.graph)
+        for kept in range(1 << len(vertices))
+    )
+    peak, _, plan = min(
+        ((joint.profile(plan).peak_bytes, len(plan.checkpoints), plan) for plan in plans),
+        key=lambda item: item[:2],
+    )
+    return Finding(plan, Status.OPTIMAL, peak)
+
+
+def topological_sorts(graph: ComputationGraph) -> Iterator[tuple[Vertex, ...]]:
+    """All orders of the vertices in which each comes after what it is computed from.
+
+    Raises:
+        PlanError: there are more than `MAX_ORDERS`.
+    """
+    count = 0
+    unfinished: list[tuple[Vertex, ...]] = [()]
+    while unfinished:
+        begun = unfinished.pop()
+        if len(begun) == len(graph):
+            count += 1
+            if count > MAX_ORDERS:
+                raise PlanError(
+                    f"solver 'exhaustive' tries up to {MAX_ORDERS} orders for the peak, this graph has more; "
+                    "use solver 'peak'"
+                )
+            yield begun
+            continue
+        ready = (v for v in graph.vertices if v not in begun and set(graph.predecessors(v)) <= set(begun))
+        unfinished.extend([(*begun, vertex) for vertex in ready][::-1])
 
 
 class _Neighbourhood:
@@ -64,30 +123,44 @@ class _Neighbourhood:
             for end in ends:
                 edges[end] |= 1 << virtual
 
-    def independent_components(self, kept: int) -> list[int] | None:
-        """The components of what is not kept; `None` if one has not exactly one entry and one exit."""
+    def components(self, kept: int) -> list[int]:
+        """The weakly connected components of what is not kept."""
         components = []
         left = self._all & ~kept
         while left:
-            component, feeding, fed = self._flood(left & -left, left)
-            if (feeding & ~component).bit_count() != 1 or (fed & ~component).bit_count() != 1:
-                return None
+            component = fresh = left & -left
+            while fresh:
+                vertex = fresh.bit_length() - 1
+                reached = (self._feeding[vertex] | self._fed[vertex]) & left & ~component
+                component |= reached
+                fresh = fresh & ~(1 << vertex) | reached
             components.append(component)
             left &= ~component
         return components
 
-    def _flood(self, start: int, within: int) -> tuple[int, int, int]:
-        """The weakly connected component of `start`, all that feeds its vertices, all fed by them."""
-        component = fresh = start
-        feeding = fed = 0
+    def is_independent(self, component: int) -> bool:
+        """Whether exactly one vertex feeds a component and exactly one is fed by it."""
+        feeding = self._union(self._feeding, component) & ~component
+        fed = self._union(self._fed, component) & ~component
+        return feeding.bit_count() == 1 and fed.bit_count() == 1
+
+    def is_convex(self, component: int) -> bool:
+        """Whether no path leaves a component and comes back."""
+        outside = fresh = self._union(self._fed, component) & ~component & self._all
         while fresh:
-            vertex = fresh.bit_length() - 1
-            feeding |= self._feeding[vertex]
-            fed |= self._fed[vertex]
-            reached = (self._feeding[vertex] | self._fed[vertex]) & within & ~component
-            component |= reached
-            fresh = fresh & ~(1 << vertex) | reached
-        return component, feeding, fed
+            reached = self._union(self._fed, fresh) & self._all
+            if reached & component:
+                return False
+            fresh = reached & ~outside
+            outside |= reached
+        return True
+
+    def _union(self, neighbours: list[int], members: int) -> int:
+        return reduce(
+            lambda union, place: union | neighbours[place],
+            (place for place in range(len(neighbours)) if members >> place & 1),
+            0,
+        )
 
 
 def _sum_of(sizes: list[int], members: int) -> int:
@@ -98,6 +171,7 @@ EXHAUSTIVE = Solver(
     name="exhaustive",
     summary=f"every set of checkpoints, for graphs of up to {MAX_VERTICES} vertices",
     search=search,
+    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK),
     exact_for=Objective.PAPER,
     max_vertices=MAX_VERTICES,
 )

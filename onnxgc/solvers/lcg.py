@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from onnxgc.planning.objective import Objective
+from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.caps import CappedOptimum, deadline_of, search_caps

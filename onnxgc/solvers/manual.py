@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onnxgc.planning.plan import CheckpointPlan, Status
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.bounds import any_plan_lower_bound_bytes
+from onnxgc.solvers.bounds import any_plan_bound
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
@@ -15,12 +15,14 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         PlanError: a checkpoint is no vertex of the graph; the closest names are given.
     """
     plan = CheckpointPlan.for_graph(problem.graph, options.checkpoints)
-    return Finding(plan, Status.FEASIBLE, any_plan_lower_bound_bytes(problem))
+    bound, operator = any_plan_bound(problem, options.objective)
+    return Finding(plan, Status.FEASIBLE, bound, operator)
 
 
 MANUAL = Solver(
     name="manual",
     summary="keep the tensors that --checkpoints names",
     search=search,
+    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK),
     automatic=False,
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from onnxgc.errors import PlanError
+from onnxgc.planning.plan import Objective
 from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import Solver
 from onnxgc.solvers.bptt import BPTT
@@ -17,6 +19,7 @@ from onnxgc.solvers.chen_sqrt import CHEN_SQRT
 from onnxgc.solvers.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.lcg import LCG
 from onnxgc.solvers.manual import MANUAL
+from onnxgc.solvers.peak import PEAK
 from onnxgc.solvers.random_draws import RANDOM
 from onnxgc.solvers.revolve import REVOLVE
 from onnxgc.solvers.store_all import STORE_ALL
@@ -25,6 +28,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {
         solver.name: solver
         for solver in (
+            PEAK,
             ACG,
             LCG,
             CHEN_SQRT,
@@ -38,3 +42,18 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         )
     }
 )
+
+DEFAULTS: Mapping[Objective, Solver] = MappingProxyType({Objective.PEAK: PEAK, Objective.PAPER: ACG})
+
+
+def solver_for(name: str | None, objective: Objective | None = None) -> Solver:
+    """The solver of a name, or else the one for an objective, or else the default.
+
+    Raises:
+        PlanError: there is no solver of that name.
+    """
+    if name is None:
+        return DEFAULTS[objective or Objective.PEAK]
+    if name not in SOLVERS:
+        raise PlanError(f"solver '{name}' is none of {', '.join(SOLVERS)}; pass one of them to --solver")
+    return SOLVERS[name]

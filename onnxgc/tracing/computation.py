@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from onnxgc.errors import PlanError
-from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.model.draft import captured_names
-from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.planning.joint import JointGraph
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.planning.schedule import Operator, StepGraph
-from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.trace import TrainingStep, retrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,14 @@ class TracedProblem:
 
     A vertex is a tensor on a way from the model's inputs to the loss, together with its views and
     with the tensor that an in-place operator made it from; it has the name of the last that has
-    contents of its own. `members` lists all of them, `vertex_of` is the inverse.
+    contents of its own; `vertex_of` says for each tensor which one. `step_in_order` gives the step
+    with its forward operators in another order, each order traced once.
     """
 
     problem: CheckpointProblem
-    members: Mapping[str, tuple[str, ...]]
+    step: TrainingStep
     vertex_of: Mapping[str, str]
-
-    def discarded(self, plan: CheckpointPlan) -> frozenset[str]:
-        """Tensors that the plan does not keep."""
-        kept = set(plan.checkpoints)
-        return frozenset(
-            tensor for vertex, tensors in self.members.items() if vertex not in kept for tensor in tensors
-        )
+    step_in_order: Callable[[tuple[str, ...]], TrainingStep] = field(repr=False)
 
     def vertex(self, tensor: str) -> str:
         """The vertex that holds a tensor; a name that is none stays as it is, for the solver to refuse."""
@@ -63,7 +58,7 @@ class _Group:
 
 
 def checkpoint_problem(step: TrainingStep) -> TracedProblem:
-    """Vertices, edges and costs of a training step.
+    """Vertices, edges and costs of a training step, and the step itself.
 
     A ReLU, an Add or a scaling is one vertex with what it was made from, where that is made for it
     alone, has its size and is not read by backward: such tensors are never held for long. Batch
@@ -84,7 +79,14 @@ def checkpoint_problem(step: TrainingStep) -> TracedProblem:
                 builder.add_input(name)
         elif not operator.once:
             builder.add_operator(operator)
-    return builder.problem(step.model.loss)
+    steps = {tuple(operator.name for operator in step.graph.forward): step}
+
+    def step_in_order(names: tuple[str, ...]) -> TrainingStep:
+        if names not in steps:
+            steps[names] = retrace(step, names)
+        return steps[names]
+
+    return builder.problem(step, step_in_order)
 
 
 class _GraphBuilder:
@@ -144,13 +146,18 @@ class _GraphBuilder:
         self._group_of.update(dict.fromkeys(tensors, group))
         return group
 
-    def problem(self, loss: str) -> TracedProblem:
+    def problem(
+        self, step: TrainingStep, step_in_order: Callable[[tuple[str, ...]], TrainingStep]
+    ) -> TracedProblem:
+        loss = step.model.loss
         edges = [(tail.find(), head.find()) for tail, head in self._edges]
         edges = [(tail, head) for tail, head in edges if tail is not head]
         useful = _reaching(edges, self._group_of[loss].find()) if loss in self._group_of else set()
         if not useful:
             raise PlanError(f"the loss '{loss}' depends on no input of the model; check --loss")
         vertices = [group for group in self._groups if group.merged_into is None and group.label in useful]
+        members: dict[Vertex, tuple[str, ...]] = {group.label: tuple(group.tensors) for group in vertices}
+        joint = JointGraph(self._graph, members, lambda names: step_in_order(names).graph)
         return TracedProblem(
             CheckpointProblem(
                 ComputationGraph.from_unsorted(
@@ -158,13 +165,15 @@ class _GraphBuilder:
                     [(tail.label, head.label) for tail, head in edges if head.label in useful],
                 ),
                 {group.label: TensorCost(group.size_bytes, group.flops) for group in vertices},
+                joint,
             ),
-            {group.label: tuple(group.tensors) for group in vertices},
+            step,
             {
                 name: group.find().label
                 for name, group in self._group_of.items()
                 if group.find().label in useful
             },
+            step_in_order,
         )
 
 

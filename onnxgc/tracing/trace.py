@@ -26,6 +26,13 @@ class TrainingStep:
     graph: StepGraph
     nodes: Mapping[str, Node]
     parameter_gradients: Mapping[str, str]
+    keeps_outputs: bool
+
+
+def retrace(step: TrainingStep, order: Sequence[str]) -> TrainingStep:
+    """The same step with its forward nodes in another order."""
+    seed = step.differentiated.seed
+    return trace(step.model, seed=seed, order=order, keep_outputs=step.keeps_outputs)
 
 
 def trace(
@@ -53,13 +60,16 @@ def trace(
     graph = StepGraph(
         forward,
         chunks,
+        tuple(chunk.source for chunk in differentiated.chunks),
         {name: tensor_type.size_bytes for name, tensor_type in types.items()},
         frozenset((*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed)),
         tuple(outputs),
         frozenset(gradients.values()),
     )
     nodes = {node.name: node for node in (*differentiated.forward, *differentiated.backward)}
-    return TrainingStep(model, differentiated, types, differentiated.constants, graph, nodes, gradients)
+    return TrainingStep(
+        model, differentiated, types, differentiated.constants, graph, nodes, gradients, keep_outputs
+    )
 
 
 def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
@@ -71,6 +81,8 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
         in_place=node.op in IN_PLACE_OPERATORS,
         # What a subgraph reads cannot be renamed to a copy, so its node is not run again.
         once=node.once or bool(captured_names(node)),
+        # Split cuts by the number of its outputs.
+        needs_all_outputs=node.op == "Split",
         workspace_bytes=workspace_bytes(node, types),
         flops=node_flops(node, types),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,6 +84,30 @@ def _gather_elements(name: str, shape: tuple[int, ...], indices: list[Any], axis
         indices=indices,
         formula=gathered(indices, axis),
     )
+
+
+_LAST = np.iinfo(np.int64).max
+_FIRST = np.iinfo(np.int64).min
+
+
+def _slice(name: str, starts: list[int], ends: list[int], *further: list[int], **settings: Any) -> Case:
+    """y = x[starts:ends], with axes and steps where given, on x [4, 5, 6]."""
+    inputs = dict(zip(("starts", "ends", "axes", "steps"), (starts, ends, *further), strict=False))
+    body = f"y = Slice(x, {', '.join(inputs)})"
+    return case("Slice", name, body, **{"x": normal(4, 5, 6), **inputs, **settings})
+
+
+def _pad(name: str, pads: list[int], inputs: str = "x, pads", **settings: Any) -> Case:
+    return case("Pad", name, f"y = Pad({inputs})", **{"x": normal(*_CUBE), "pads": pads, **settings})
+
+
+def _pad_by_axes(operands: Mapping[str, Tensor]) -> Tensor:
+    """Axis 0 between one and two rows, axis 2 without its first two columns."""
+    return torch.nn.functional.pad(operands["x"], (-2, 0, 0, 0, 1, 2), value=0.5)
+
+
+def _split(name: str, body: str, *shape: int, **settings: Any) -> Case:
+    return case("Split", name, body, x=normal(*(shape or (2, 7, 3))), **settings)
 
 
 SHAPE_CASES = (
@@ -165,6 +190,144 @@ SHAPE_CASES = (
         frozen=("a",),
     ),
     case("Concat", "an empty input", "y = Concat<axis=0>(a, x)", x=normal(2, 3), a=normal(0, 3)),
+    _slice("one axis in the middle", [1], [4], [1]),
+    _slice("from the start", [0], [3], [2]),
+    _slice("to the end", [2], [_LAST], [1]),
+    _slice("everything", [0, 0], [_LAST, 6], [0, 2]),
+    _slice("no axes", [1, 2, 0], [3, 4, 5]),
+    _slice("no axes, fewer than the rank", [1, 2], [3, 4]),
+    _slice("negative start and end", [-4], [-1], [2]),
+    _slice("start in front of the axis, end behind it", [-99, 2], [3, 99], [1, 0]),
+    _slice("negative axes out of order", [1, 2], [4, 4], [-1, -3]),
+    _slice("step 2, even length", [0], [_LAST], [2], [2]),
+    _slice("step 2, odd length", [0], [_LAST], [1], [2]),
+    _slice("step 2 from the second", [1], [_LAST], [1], [2]),
+    _slice("step 3, cut on both sides", [2], [_LAST], [0], [3], x=normal(13, 2)),
+    _slice("step 3, several blocks free on both sides", [7], [12], [1], [3], x=normal(2, 20)),
+    _slice("step longer than the axis", [3], [_LAST], [1], [7]),
+    _slice("step -1, whole axis", [-1], [_FIRST], [2], [-1]),
+    _slice("step -1, from behind the axis", [99], [-99], [1], [-1]),
+    _slice("step -1, part", [4], [1], [2], [-1]),
+    _slice("step -2", [-1], [_FIRST], [2], [-2]),
+    _slice("step -2, part", [4], [0], [2], [-2]),
+    _slice("step -3, part", [-3], [1], [0], [-3], x=normal(14, 2)),
+    # ONNX begins at the first element, where Python takes none.
+    _slice(
+        "step -1, start in front of the axis",
+        [-99],
+        [_FIRST],
+        [0],
+        [-1],
+        formula=lambda operands: operands["x"][:1],
+    ),
+    _slice("several axes and steps", [0, 3, -1], [_LAST, 1, _FIRST], [0, 1, 2], [2, -1, -2]),
+    _slice("four axes, two of them strided", [1, 0], [_LAST, _LAST], [2, 3], [2, 3], x=normal(2, 3, 5, 7)),
+    case(
+        "Slice",
+        "steps without axes",
+        "y = Slice(x, starts, ends, , steps)",
+        x=normal(4, 5),
+        starts=[0, 1],
+        ends=[_LAST, _LAST],
+        steps=[2, 3],
+    ),
+    case(
+        "Slice",
+        "in int32",
+        "y = Slice(x, starts, ends, axes, steps)",
+        x=normal(4, 5),
+        starts=np.asarray([-1], np.int32),
+        ends=np.asarray([1], np.int32),
+        axes=np.asarray([1], np.int32),
+        steps=np.asarray([-2], np.int32),
+    ),
+    case(
+        "Slice",
+        "an empty result",
+        "v = Slice(x, all, none, axes) u = Slice(x, all, two, axes) y = Concat<axis=1>(u, v)",
+        x=normal(3, 4),
+        all=[0],
+        none=[0],
+        two=[2],
+        axes=[1],
+    ),
+    case(
+        "Slice",
+        "overlapping parts of one tensor",
+        "u = Slice(x, zero, three, axes) v = Slice(x, one, four, axes) y = Mul(u, v)",
+        x=normal(3, 4),
+        zero=[0],
+        one=[1],
+        three=[3],
+        four=[4],
+        axes=[1],
+    ),
+    case(
+        "Slice",
+        "attributes, opset 9",
+        "y = Slice<starts=[1,-3], ends=[3,99], axes=[0,2]>(x)",
+        x=normal(4, 5, 6),
+        opset=9,
+    ),
+    _slice("opset 11", [-1], [_FIRST], [1], [-2], opset=11),
+    _pad("zeros around", [0, 1, 2, 0, 3, 1]),
+    _pad("zeros in front only", [1, 0, 0, 0, 0, 0]),
+    _pad("another constant", [0, 1, 2, 0, 3, 1], "x, pads, value", value=np.float32(1.5)),
+    _pad("negative", [0, -1, -1, 0, 0, -2]),
+    _pad("negative and positive", [1, -1, 2, 0, 2, -3]),
+    case(
+        "Pad",
+        "all of one axis cut",
+        "u = Pad(x, over) v = Pad(x, one) y = Add(u, v)",
+        x=normal(3, 4),
+        over=[0, 3, 0, -5],
+        one=[0, 0, 0, -2],
+        formula=lambda operands: operands["x"][:, :2],
+    ),
+    _pad(
+        "axes",
+        [1, -2, 2, 0],
+        "x, pads, value, axes",
+        value=np.float32(0.5),
+        axes=[0, -1],
+        formula=_pad_by_axes,
+    ),
+    _pad("vector", [2, 1], x=normal(5)),
+    case(
+        "Pad", "attributes, opset 9", "y = Pad<pads=[0,1,2,0,0,1], value=0.5>(x)", x=normal(*_CUBE), opset=9
+    ),
+    _pad("opset 11", [0, 1, 2, 0, 3, 1], opset=11),
+    _split(
+        "unequal pieces",
+        "a, b = Split<axis=1>(x, sizes) u = Exp(a) v = Tanh(b) y = Concat<axis=1>(v, u)",
+        sizes=[3, 4],
+    ),
+    _split(
+        "three pieces of a negative axis",
+        "a, b, c = Split<axis=-1, num_outputs=3>(x) u = Mul(a, b) y = Mul(u, c)",
+    ),
+    _split(
+        "shorter last piece",
+        "a, b, c = Split<axis=1, num_outputs=3>(x) u = Mul(a, b) v = Exp(c) y = Concat<axis=1>(u, v)",
+    ),
+    _split("axis by default", "a, b = Split<num_outputs=2>(x) y = Mul(a, b)"),
+    _split("one piece", "a = Split<axis=1, num_outputs=1>(x) y = Exp(a)"),
+    _split("first piece unread", "a, b = Split<axis=1>(x, sizes) y = Exp(b)", sizes=[3, 4]),
+    _split("middle piece unread", "a, b, c = Split<axis=1>(x, sizes) y = Mul(a, c)", sizes=[2, 3, 2]),
+    _split(
+        "a piece read by two",
+        "a, b = Split<axis=1>(x, sizes) u = Exp(a) v = Mul(u, a) y = Concat<axis=1>(v, b)",
+        sizes=[3, 4],
+    ),
+    _split(
+        "an empty piece", "a, b, c = Split<axis=1>(x, sizes) y = Concat<axis=1>(b, c, a)", sizes=[3, 0, 4]
+    ),
+    _split("equal pieces, opset 13", "a, b = Split<axis=0>(x) y = Mul(a, b)", opset=13),
+    _split(
+        "sizes as attribute, opset 9",
+        "a, b = Split<axis=1, split=[3,4]>(x) u = Exp(a) y = Concat<axis=1>(b, u)",
+        opset=9,
+    ),
     case(
         "ReduceSum",
         "over an empty axis",

@@ -45,6 +45,31 @@ def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> No
     assert products & set(found) == products & set(operators)
 
 
+@pytest.mark.parametrize(
+    "name, operators",
+    [
+        ("Slice: everything", []),
+        ("Slice: one axis in the middle", ["Pad"]),
+        ("Slice: step -1, whole axis", ["Slice"]),
+        ("Slice: step -1, part", ["Slice", "Pad"]),
+        ("Slice: step 2, even length", ["Reshape", "Pad", "Reshape"]),
+        ("Slice: step 2, odd length", ["Reshape", "Pad", "Reshape", "Slice"]),
+        ("Slice: step longer than the axis", ["Pad"]),
+        ("Pad: zeros around", ["Slice"]),
+        ("Pad: negative", ["Pad"]),
+        ("Pad: negative and positive", ["Slice", "Pad"]),
+    ],
+)
+def test_form_of_what_moves_elements_back(name: str, operators: list[str]) -> None:
+    (chosen,) = [entry for entry in CASES if str(entry) == name]
+    step, _ = emitted(chosen)
+    (source,) = [node for node in step.model.nodes if node.op == chosen.rule]
+    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source == source.name]
+    found = [node.op for chunk in chunks for node in chunk.nodes]
+    assert [op for op in found if op != "Identity"] == operators
+    assert {name for chunk in chunks for name in step.differentiated.reads(chunk)} == set()
+
+
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     # ONNX Runtime refuses the forward operator, so its gradient runs alone.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -222,3 +224,29 @@ def test_no_gradient_is_left_out_silently(
     with pytest.raises(UnsupportedOperatorError) as raised:
         optimize(proto, loss="mse", trainable=trainable)
     assert [part for part in named if part not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize(
+    "body, taken_away, computed",
+    [
+        ("y = Slice(u, one, three)", "one", "starts"),
+        ("y = Slice(u, zero, three, one)", "one", "axes"),
+        ("y = Slice(u, zero, three, , one)", "one", "steps"),
+        ("y = Pad(u, pads)", "pads", "pads"),
+        ("y = Pad(u, two, , one)", "one", "axes"),
+    ],
+)
+def test_elements_moved_by_computed_numbers_are_refused(body: str, taken_away: str, computed: str) -> None:
+    numbers: dict[str, Any] = {"zero": [0], "one": [1], "three": [3], "pads": [1, 0, 1, 0], "two": [1, 1]}
+    used = {name: value for name, value in numbers.items() if name in re.findall(r"\w+", body)}
+    model = read_model(_model(f"u = Mul(x, w) {body}", w=_weight(3), **used), loss="mse")
+    # Reading gives a static shape to constant numbers only, so the constant is taken away after it.
+    weights = {name: weight for name, weight in model.weights.items() if name != taken_away}
+    with pytest.raises(UnsupportedOperatorError, match=f"'/net/y' computes its {computed} in the graph"):
+        differentiate(replace(model, weights=weights))
+
+
+def test_padding_with_other_than_constants_is_refused() -> None:
+    body = 'u = Mul(x, w) y = Pad<mode="reflect">(u, pads)'
+    with pytest.raises(UnsupportedOperatorError, match="'/net/y' has mode 'reflect'"):
+        optimize(_model(body, w=_weight(3), pads=[1, 0, 1, 0]), loss="mse")

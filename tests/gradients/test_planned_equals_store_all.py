@@ -108,11 +108,35 @@ def _dropout() -> onnx.ModelProto:
     return net.model(source, _CHANNELS)
 
 
+def _shifted() -> onnx.ModelProto:
+    """Blocks on the image moved by one, as in a factorised reduction, and on every second column at last."""
+    net, source = _Network(), "x"
+    net.lines += [
+        "pads = Constant<value = int64[8] {0, 0, 0, 0, 0, 0, 1, 1}>()",
+        "ones = Constant<value = int64[2] {1, 1}>()",
+        "far = Constant<value = int64[2] {99, 99}>()",
+        "spatial = Constant<value = int64[2] {2, 3}>()",
+        "steps = Constant<value = int64[2] {-1, 2}>()",
+        "ends = Constant<value = int64[2] {-99, 99}>()",
+    ]
+    for block in range(3):
+        net.lines += [
+            f"s{block}p = Pad({source}, pads)",
+            f"s{block}q = Slice(s{block}p, ones, far, spatial)",
+        ]
+        inner = net.convolution(f"s{block}a", f"s{block}q", (_CHANNELS, _CHANNELS))
+        net.lines.append(f"s{block} = Add({inner}, {source})")
+        source = f"s{block}"
+    net.lines.append(f"turned = Slice({source}, ones, ends, spatial, steps)")
+    return net.model(net.convolution("last", "turned", (_CHANNELS, _CHANNELS)), _CHANNELS)
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "residual": _residual,
     "branches": _branches,
     "dense": _dense,
     "dropout": _dropout,
+    "shifted": _shifted,
 }
 
 Choice = Callable[[Sequence[str]], Sequence[str]]

@@ -2,7 +2,7 @@ import pytest
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import ComputationGraph
-from onnxgc.planning.plan import CheckpointPlan, Solution, Status
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status
 
 GRAPH = ComputationGraph.from_unsorted(
     ["input", "layer1/conv", "layer1/relu", "output"],
@@ -42,5 +42,7 @@ def test_unknown_checkpoint_that_is_like_nothing() -> None:
 )
 def test_gap_is_a_share_of_the_objective(objective_bytes: int, lower_bound_bytes: int, gap: float) -> None:
     plan = CheckpointPlan(())
-    solution = Solution(plan, "acg", Status.FEASIBLE, objective_bytes, lower_bound_bytes, seconds=0.0)
+    solution = Solution(
+        plan, "acg", Status.FEASIBLE, Objective.PAPER, objective_bytes, lower_bound_bytes, seconds=0.0
+    )
     assert solution.gap == pytest.approx(gap)

@@ -1,9 +1,8 @@
-"""Schedules: every read is of something computed, nothing is lost, segments run again as a whole."""
+"""Schedules: every read is of something computed, nothing is lost, nothing runs again too early."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 from onnxgc.planning.schedule import (
     Compute,
     Operator,
-    Recompute,
     Release,
     Schedule,
     StepGraph,
     build_schedule,
     segment_order,
+    segment_read_first,
 )
 from onnxgc.planning.simulate import simulate
 
@@ -33,7 +32,8 @@ def chain(length: int, size: int = 1) -> StepGraph:
         (Operator(f"b{i}", (tensors[i], f"g{i + 1}"), (f"g{i}",)),) for i in reversed(range(length))
     )
     sizes = dict.fromkeys([*tensors, *(f"g{i}" for i in range(length + 1))], size)
-    return StepGraph(forward, chunks, sizes, frozenset({"t0", f"g{length}"}), ("g0",), frozenset())
+    sources = tuple(f"f{i}" for i in reversed(range(length)))
+    return StepGraph(forward, chunks, sources, sizes, frozenset({"t0", f"g{length}"}), ("g0",), frozenset())
 
 
 @st.composite
@@ -67,7 +67,9 @@ def step_graphs(draw: st.DrawFn) -> tuple[StepGraph, frozenset[str]]:
         chunks.append((Operator(f"b{i}", (*reads, before), (f"g{i}",)),))
         before = f"g{i}"
     discarded = frozenset(draw(st.lists(st.sampled_from(tensors[1:]), unique=True)))
-    graph = StepGraph(tuple(forward), tuple(chunks), sizes, frozenset({"t0", "seed"}), (before,), frozenset())
+    sources = tuple(f"f{i}" for i in reversed(range(1, count)))
+    resident = frozenset({"t0", "seed"})
+    graph = StepGraph(tuple(forward), tuple(chunks), sources, sizes, resident, (before,), frozenset())
     return graph, discarded
 
 
@@ -185,6 +187,7 @@ def test_parameter_gradients_are_reported_apart() -> None:
     graph = StepGraph(
         (Operator("f", ("x",), ("y",)),),
         ((Operator("b", ("y",), ("dw",)),), (Operator("c", ("dw",), ("z",)),)),
+        ("f", "f"),
         {"x": 1, "y": 10, "dw": 100, "z": 5},
         frozenset({"x"}),
         ("dw", "z"),
@@ -205,7 +208,7 @@ def test_parallel_segments_are_computed_one_after_the_other() -> None:
     forward = [Operator(f"f_{name}", (source,), (name,)) for name, source in reads.items()]
     forward.append(Operator("f_y", ("a3", "b3"), ("y",)))
     forward.append(Operator("f_z", ("y",), ("z",)))
-    graph = StepGraph(tuple(forward), (), dict.fromkeys(names, 1), frozenset({"x"}), ("z",), frozenset())
+    graph = StepGraph(tuple(forward), (), (), dict.fromkeys(names, 1), frozenset({"x"}), ("z",), frozenset())
     order = segment_order(graph, frozenset(reads))
     assert order[:3] in (("f_a1", "f_a2", "f_a3"), ("f_b1", "f_b2", "f_b3"))
     assert segment_order(graph, frozenset()) == tuple(operator.name for operator in forward)
@@ -227,18 +230,44 @@ def test_segment_order_is_topological(case: tuple[StepGraph, frozenset[str]]) ->
 def test_recomputation_comes_right_before_its_first_reader() -> None:
     graph = chain(6)
     discarded = frozenset({"t1", "t2", "t4", "t5"})
-    steps = [
-        step for step in build_schedule(graph, discarded, copy_name).steps if not isinstance(step, Release)
+    names = [
+        step.operator.name
+        for step in build_schedule(graph, discarded, copy_name).steps
+        if not isinstance(step, Release)
     ]
-    kinds = [isinstance(step, Recompute) for step in steps]
-    # t4 and t5 are the segment that backward reaches first: kept. t1 and t2 run again, together.
-    assert [step.source for step in steps if isinstance(step, Recompute)] == ["f0", "f1"]
-    assert sum(one != two for one, two in pairwise(kinds)) == 2
+    assert names[6:] == [
+        "f3__recompute", "f4__recompute", "b5", "b4", "b3",
+        "f0__recompute", "f1__recompute", "b2", "b1", "b0",
+    ]  # fmt: skip
+    assert segment_read_first(graph, discarded) == {"t4", "t5"}
+
+
+def test_parallel_branches_run_again_one_by_one() -> None:
+    """Of a discarded diamond only what a chunk needs comes back for it."""
+    forward = (
+        Operator("f_a", ("x",), ("a",)),
+        Operator("f_b", ("x",), ("b",)),
+        Operator("f_y", ("a", "b"), ("y",)),
+    )
+    chunks = (
+        (Operator("b_y", ("y",), ("g",)),),
+        (Operator("b_b", ("b", "g"), ("h",)),),
+        (Operator("b_a", ("a", "h"), ("i",)),),
+    )
+    sizes = dict.fromkeys(("x", "a", "b", "y", "g", "h", "i"), 1)
+    graph = StepGraph(forward, chunks, ("f_y", "f_b", "f_a"), sizes, frozenset({"x"}), ("i",), frozenset())
+    names = [
+        step.operator.name
+        for step in build_schedule(graph, frozenset("ab"), copy_name).steps
+        if not isinstance(step, Release)
+    ]
+    assert names[3:] == ["b_y", "f_b__recompute", "b_b", "f_a__recompute", "b_a"]
 
 
 def test_a_view_that_is_an_output_takes_memory_of_its_own() -> None:
     graph = StepGraph(
         (Operator("f", ("x",), ("y",)), Operator("view", ("y",), ("z",), is_view=True)),
+        (),
         (),
         {"x": 1, "y": 10, "z": 10},
         frozenset({"x"}),
@@ -256,6 +285,7 @@ def test_trailing_outputs_that_nobody_reads_are_left_out() -> None:
             (Operator("b1", ("z", "l"), ("dz",)),),
             (Operator("b2", ("dz", "indices"), ("da",)),),
         ),
+        ("g", "pool"),
         {"x": 1, "a": 4, "y": 1, "indices": 2, "z": 1, "l": 1, "dz": 1, "da": 4},
         frozenset({"x"}),
         ("da",),
@@ -263,6 +293,6 @@ def test_trailing_outputs_that_nobody_reads_are_left_out() -> None:
     )
     kept = build_schedule(graph, frozenset(), copy_name)
     assert [s.operator for s in kept.steps if isinstance(s, Compute)][1].outputs == ("y", "indices")
-    unread = replace(graph, chunks=graph.chunks[:1], outputs=("dz",))
+    unread = replace(graph, chunks=graph.chunks[:1], sources=graph.sources[:1], outputs=("dz",))
     bare = build_schedule(unread, frozenset(), copy_name)
     assert [s.operator for s in bare.steps if isinstance(s, Compute)][1].outputs == ("y",)

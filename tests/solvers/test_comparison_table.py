@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 from onnxgc.errors import BudgetError, PlanError
-from onnxgc.planning.objective import Objective
-from onnxgc.planning.plan import Status
+from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Solver, SolverOptions
 from onnxgc.solvers.bptt import policy
@@ -46,6 +45,10 @@ OTHERS = {
     "store-all": ("yes no", "yes no", "yes no", True, False),
     "exhaustive": ("yes yes", "yes yes", "yes yes", True, False),
 }
+
+
+FOR_THE_PAPER = {name: solver for name, solver in SOLVERS.items() if solver.objectives[0] is Objective.PAPER}
+"""The table is about the paper's objective; what makes another one small is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,11 @@ def test_the_table_is_that_of_the_paper() -> None:
         assert row(SOLVERS[name]) == tuple(expected), name
     for name, expected_row in OTHERS.items():
         assert row(SOLVERS[name]) == expected_row, name
-    assert PAPER.keys() | OTHERS.keys() == SOLVERS.keys()
+    assert PAPER.keys() | OTHERS.keys() == FOR_THE_PAPER.keys()
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name.lower())
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", FOR_THE_PAPER)
 def test_each_claim_holds(name: str, column: GraphFamily) -> None:
     """Applicable: solves, or refuses in one line. Optimal for the paper: no set is better."""
     solver = SOLVERS[name]
@@ -169,7 +172,7 @@ def test_counterexamples_to_the_printed_algorithms(
 ) -> None:
     """The exact solvers find the optimum, interior tensors only, and no other is below."""
     problem = problem_of(edges, sizes)
-    for name, solver in SOLVERS.items():
+    for name, solver in FOR_THE_PAPER.items():
         if not solver.accepts(problem) or not solver.automatic:
             continue
         value = solver.solve(problem).objective_bytes - sizes[0] - sizes[-1]

@@ -8,12 +8,13 @@ import pytest
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.segments import is_valid_reading_a
-from onnxgc.planning.objective import Objective, paper_objective
-from onnxgc.planning.plan import Status
+from onnxgc.planning.objective import objective_bytes
+from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.families import GraphFamily
-from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.registry import SOLVERS, solver_for
 from tests.graph.random_graphs import chain, random_problem
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,7 +32,7 @@ def random_instance(random: Random, family: GraphFamily, max_vertices: int) -> C
 
 def test_names_are_those_of_the_solvers() -> None:
     assert set(SOLVERS) == {
-        "acg", "lcg", "chen-sqrt", "chen-greedy", "revolve", "bptt", "random", "store-all", "manual",
+        "peak", "acg", "lcg", "chen-sqrt", "chen-greedy", "revolve", "bptt", "random", "store-all", "manual",
         "exhaustive",
     }  # fmt: skip
     assert all(name == solver.name for name, solver in SOLVERS.items())
@@ -60,7 +61,8 @@ def test_every_solution_is_judged_bounded_and_in_order(name: str) -> None:
             continue
         solved += 1
         assert solution.solver == name
-        assert solution.objective_bytes == paper_objective(problem, solution.plan).total_bytes
+        assert solution.objective is SOLVERS[name].objectives[0]
+        assert solution.objective_bytes == objective_bytes(problem, solution.plan, solution.objective)
         assert solution.lower_bound_bytes <= solution.objective_bytes
         assert solution.plan.checkpoints == problem.graph.in_order(solution.plan.checkpoints)
         assert solution.seconds >= 0.0
@@ -69,7 +71,14 @@ def test_every_solution_is_judged_bounded_and_in_order(name: str) -> None:
     assert solved > 80
 
 
-@pytest.mark.parametrize("name", [name for name in SOLVERS if name != "manual"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, solver in SOLVERS.items()
+        if solver.automatic and solver.objectives[0] is Objective.PAPER
+    ],
+)
 @pytest.mark.parametrize("family", GraphFamily)
 def test_no_plan_is_below_the_exact_one(name: str, family: GraphFamily) -> None:
     """All but the user's own plans are valid under reading A, so the optimum there bounds them."""
@@ -94,7 +103,7 @@ from random import Random
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import ComputationGraph
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
-from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.registry import SOLVERS, solver_for
 from tests.graph.random_graphs import random_graph
 
 random = Random(24)
@@ -128,3 +137,16 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         assert all(f" {name} " in done.stdout for name in SOLVERS)
         outputs.add(done.stdout)
     assert len(outputs) == 1
+
+
+def test_an_objective_that_a_solver_does_not_have_is_refused() -> None:
+    with pytest.raises(PlanError, match="solver 'acg' has the objective 'paper', not 'peak'"):
+        SOLVERS["acg"].solve(chain([1, 2, 3]), SolverOptions(objective=Objective.PEAK))
+
+
+def test_solver_for_an_objective() -> None:
+    assert solver_for(None).name == "peak"
+    assert solver_for(None, Objective.PAPER).name == "acg"
+    assert solver_for("lcg", Objective.PEAK).name == "lcg", "refused when it solves"
+    with pytest.raises(PlanError, match="solver 'best' is none of peak, acg"):
+        solver_for("best")

@@ -57,6 +57,13 @@ CASES = {
     "Conv, grouped": "b = Conv <pads = [1, 1, 1, 1], group = 4> (a, kg)",
     "Conv, depthwise": "b = Conv <pads = [1, 1, 1, 1], group = 16> (a, kd)",
     "Concat": "b = Concat <axis = 1> (a, x)",
+    "Slice": "p = Slice(a, three, fifty, axis) b = GlobalAveragePool(p)",
+    "Slice, stride 2": "p = Slice(a, zero, fifty, axis, two) b = GlobalAveragePool(p)",
+    "Slice, backwards": "p = Slice(a, fifty, three, axis, minus) b = GlobalAveragePool(p)",
+    "Pad": "p = Pad(a, pads) b = GlobalAveragePool(p)",
+    "Pad, negative": "p = Pad(a, cuts) b = GlobalAveragePool(p)",
+    "Split": "p, q = Split <axis = 1> (a, parts) b = Mul(p, q)",
+    "Split, last piece unread": "p, q, r = Split <axis = 2> (a, thirds) b = Mul(p, q)",
     "Transpose": "b = Transpose <perm = [0, 2, 3, 1]> (a)",
     "Flatten": "b = Flatten(a)",
     "Dropout": "b = Dropout(a)",
@@ -79,6 +86,14 @@ WEIGHTS: dict[str, Array] = {
     "kg": normal(C, C // 4, 3, 3),
     "kd": normal(C, 1, 3, 3),
     "wide": normal(4096, C, 2, 2),
+    **{
+        name: np.asarray([number], np.int64)
+        for name, number in {"zero": 0, "three": 3, "fifty": 50, "axis": 2, "two": 2, "minus": -1}.items()
+    },
+    "pads": np.asarray([0, 0, 1, 1, 0, 0, 2, 2], np.int64),
+    "parts": np.asarray([8, 8], np.int64),
+    "thirds": np.asarray([10, 10, 44], np.int64),
+    "cuts": np.asarray([0, 0, 1, -1, 0, 0, -2, -2], np.int64),
 }
 
 
@@ -140,19 +155,35 @@ UNARY = [
     "Abs", "Ceil", "Clip", "Erf", "Exp", "HardSigmoid", "LeakyRelu", "Log", "LogSoftmax", "Neg",
     "Reciprocal", "Relu", "Sigmoid", "Sign", "Softmax", "Sqrt", "Tanh",
 ]  # fmt: skip
+# Calls that move nothing, so that the result would fit into the place of `t`.
+MOVING = {
+    "Concat": "Concat <axis = 0> (t)",
+    "Pad": "Pad(t, none)",
+    "Slice": "Slice(t, zero, far)",
+    "Split": "Split <axis = 0, num_outputs = 1> (t)",
+    "Transpose": "Transpose <perm = [0, 1, 2, 3]> (t)",
+}
 
 
-@pytest.mark.parametrize("operator", [*UNARY, "Add", "Sub", "Mul", "Div", "ScatterElements"])
+@pytest.mark.parametrize("operator", [*UNARY, "Add", "Sub", "Mul", "Div", "ScatterElements", *MOVING])
 def test_the_operators_that_run_in_place_are_those_of_the_runtime(operator: str) -> None:
     """One tensor at a time: with its result in its own place the step never holds two."""
-    call = f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)"
+    call = MOVING.get(operator) or (f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)")
     if operator == "ScatterElements":
         call = "ScatterElements <axis = 0> (t, place, x)"
     text = (
         f"g ({IMAGE} x) => (float total) {{ t = Mul(x, x) u = {call} total = ReduceSum <keepdims = 0> (u) }}"
     )
     step = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
-    step.graph.initializer.append(numpy_helper.from_array(np.zeros((N, C, H, W), np.int64), "place"))
+    constants = {
+        "place": np.zeros((N, C, H, W)),
+        "none": np.zeros(8),
+        "zero": np.zeros(1),
+        "far": np.full(1, N),
+    }
+    step.graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.int64), name) for name, value in constants.items()
+    )
     for index, node in enumerate(step.graph.node):
         node.name = f"{node.op_type}{index}"
     size = normal(N, C, H, W).nbytes

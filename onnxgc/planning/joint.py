@@ -1,0 +1,131 @@
+"""The joint graph of a problem: forward and backward together, on which plans are run and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
+from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.planning.schedule import (
+    Operator,
+    Schedule,
+    StepGraph,
+    build_schedule,
+    segment_order,
+    segment_read_first,
+)
+from onnxgc.planning.simulate import MemoryProfile, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """One training step, and which of its tensors belong to which vertex.
+
+    `reordered` gives the same step with its forward operators in another order, by their names;
+    backward follows in reverse.
+    """
+
+    step: StepGraph
+    members: Mapping[Vertex, tuple[str, ...]]
+    reordered: Callable[[tuple[str, ...]], StepGraph] = field(repr=False)
+
+    def in_order(self, names: tuple[str, ...]) -> StepGraph:
+        """The step with its forward operators in the given order."""
+        if names == tuple(operator.name for operator in self.step.forward):
+            return self.step
+        return self.reordered(names)
+
+    def discarded(self, plan: CheckpointPlan) -> frozenset[str]:
+        """The tensors that are not held from forward to backward under a plan."""
+        kept = set(plan.checkpoints)
+        dropped = frozenset(
+            tensor for vertex, tensors in self.members.items() if vertex not in kept for tensor in tensors
+        )
+        return dropped - segment_read_first(self.step, dropped) if plan.keeps_last_segment else dropped
+
+    def scheduled(
+        self, plan: CheckpointPlan, copy_name: Callable[[str], str] | None = None
+    ) -> tuple[StepGraph, Schedule]:
+        """The step in the plan's order, and its schedule; copies are named by `copy_name`."""
+        discarded = self.discarded(plan)
+        if plan.order:
+            names = operator_order(self.step, vertex_of_operators(self.step, self.members, plan.order))
+        else:
+            names = segment_order(self.step, discarded)
+        step = self.in_order(names)
+        return step, build_schedule(step, discarded, copy_name or (lambda name: f"{name}__recompute"))
+
+    def profile(self, plan: CheckpointPlan) -> MemoryProfile:
+        """What the judge says of a plan."""
+        step, schedule = self.scheduled(plan)
+        return simulate(schedule, step)
+
+
+def vertex_of_operators(
+    step: StepGraph, members: Mapping[Vertex, tuple[str, ...]], order: Sequence[Vertex]
+) -> list[int]:
+    """For each forward operator, the place in `order` of the vertex that it belongs to.
+
+    An operator that makes no vertex (batch statistics) belongs to the last vertex that it depends
+    on; one that depends on none, to the first that depends on it.
+    """
+    place = {tensor: number for number, vertex in enumerate(order) for tensor in members[vertex]}
+    known: dict[str, int] = {}
+    places: list[int | None] = []
+    for operator in step.forward:
+        own = [place[name] for name in operator.outputs if name in place]
+        read = [
+            number for name in operator.inputs if (number := known.get(name, place.get(name))) is not None
+        ]
+        number = own[0] if own else max(read, default=None)
+        places.append(number)
+        if number is not None:
+            known.update(dict.fromkeys(operator.outputs, number))
+    wanted: dict[str, int] = {}
+    for index in reversed(range(len(places))):
+        operator = step.forward[index]
+        number = places[index]
+        if number is None:
+            number = min((wanted[name] for name in operator.outputs if name in wanted), default=0)
+            places[index] = number
+        for name in operator.inputs:
+            wanted[name] = min(wanted.get(name, number), number)
+    return [number or 0 for number in places]
+
+
+def operator_order(step: StepGraph, places: Sequence[int]) -> tuple[str, ...]:
+    """Names of the forward operators, vertex after vertex."""
+    by_place = sorted(range(len(places)), key=lambda index: (places[index], index))
+    return tuple(step.forward[index].name for index in by_place)
+
+
+def joint_of_bare_graph(graph: ComputationGraph, size_of: Callable[[Vertex], int]) -> JointGraph:
+    """The joint graph of a graph of which nothing is known but sizes.
+
+    The operator that makes a tensor reads, when it is differentiated, what it read in forward;
+    gradients take no memory. What no operator makes (the sources) is there from the start to the end
+    of its use and is never computed again.
+    """
+    name = {vertex: f"t{number}" for number, vertex in enumerate(graph.vertices)}
+    forward = {
+        f"f{number}": Operator(
+            f"f{number}",
+            tuple(name[tail] for tail in graph.predecessors(vertex)),
+            (name[vertex],),
+            once=not graph.predecessors(vertex),
+            flops=1,
+        )
+        for number, vertex in enumerate(graph.vertices)
+    }
+    sizes = {name[vertex]: size_of(vertex) for vertex in graph.vertices}
+
+    def in_order(names: tuple[str, ...]) -> StepGraph:
+        operators = tuple(forward[operator] for operator in names)
+        made = [operator for operator in reversed(operators) if operator.inputs]
+        chunks = tuple((Operator(f"b{operator.name}", operator.inputs, ()),) for operator in made)
+        sources = tuple(operator.name for operator in made)
+        return StepGraph(operators, chunks, sources, sizes, frozenset(), (), frozenset())
+
+    members = {vertex: (tensor,) for vertex, tensor in name.items()}
+    return JointGraph(in_order(tuple(forward)), members, in_order)

@@ -1,0 +1,278 @@
+"""The least peak of the training step that will really run, with at most one more forward.
+
+The family that is searched: an order of the vertices, and cuts in it (`onnxgc.solvers.phases`);
+after the last cut everything is stored. For one order the search is exact: the least number of
+bytes kept below each cut such that no phase passes a limit is a shortest path, and the limit is
+halved. Several orders are tried (`onnxgc.graph.orders`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxgc.graph.computation_graph import Vertex
+from onnxgc.graph.orders import topological_orders
+from onnxgc.planning.joint import JointGraph, operator_order, vertex_of_operators
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.planning.schedule import StepGraph
+from onnxgc.solvers.base import Finding, Solver, SolverOptions
+from onnxgc.solvers.caps import deadline_of
+from onnxgc.solvers.floor import floor_of
+from onnxgc.solvers.phases import PhaseCosts, StepModel, Waiting, step_model
+
+logger = logging.getLogger(__name__)
+
+_NONE = np.iinfo(np.int64).max // 4
+"""No plan reaches this cut within the limit."""
+_CHOICES = 16
+"""Ways to reach a cut that are told apart when recomputation is made small."""
+_PRECISION = 20_000
+"""Limits are halved until they differ by one part in this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """A way to reach a cut: bytes kept for the phases below it, what waits there, and how it came."""
+
+    cut: int
+    kept_bytes: int
+    waiting: Waiting
+    before: _Label | None
+
+    def path(self) -> list[_Label]:
+        """The labels from the first cut to this one."""
+        labels: list[_Label] = []
+        label: _Label | None = self
+        while label is not None and label.cut >= 0:
+            labels.append(label)
+            label = label.before
+        return labels[::-1]
+
+
+class OrderSearch:
+    """The best cuts of one order of vertices."""
+
+    def __init__(self, costs: PhaseCosts, deadline: float) -> None:
+        self._costs = costs
+        self._deadline = deadline
+        self._places = costs.model.places
+
+    def best(self, below: int, at_least: int) -> tuple[int, list[int]] | None:
+        """Least peak under `below` and the cuts that reach it; `None` if there is none.
+
+        Nothing is lower than `at_least`.
+        """
+        found: tuple[int, list[int]] | None = None
+        low, high = at_least - 1, below - 1  # Nothing fits into `low`; `high` is what is asked for next.
+        for share in (0.6, 0.75, 0.9, 1.0):
+            limit = max(at_least, int(high * share))
+            label = self._under(limit)
+            if label is not None:
+                found = self._peak(label), [step.cut for step in label.path()]
+                break
+            low = limit
+            if limit >= high:
+                return None
+        while found is not None and found[0] - low > 1 + found[0] // _PRECISION:
+            if time.perf_counter() >= self._deadline:
+                break
+            limit = (low + found[0]) // 2
+            label = self._under(limit)
+            if label is None:
+                low = limit
+            else:
+                found = self._peak(label), [step.cut for step in label.path()]
+        return found
+
+    def least_recomputation(self, limit: int) -> list[int] | None:
+        """Cuts under a limit that is known to fit, with few operations computed again.
+
+        At each cut the ways to reach it are kept that need less memory or compute less than others, up
+        to `_CHOICES` of them, as long as what waits there is as usual; `None` if those do not suffice.
+        """
+        costs, places = self._costs, self._places
+        # By cut + 1: rows of bytes kept, flops, cut before (+ 1) and way to reach that.
+        ways = np.full((places, 4, _CHOICES), _NONE, np.int64)
+        ways[0, :2, 0] = 0
+        for cut in range(places - 1):
+            row = costs.row(cut, limit)
+            sources = np.arange(cut, cut - len(row.need), -1)
+            kept = ways[sources, 0]
+            fits = kept + row.need[:, None] <= limit
+            if not fits.any():
+                continue
+            lower, way = np.nonzero(fits)
+            total = kept[fits] + row.adds[lower]
+            flops = ways[sources, 1][fits] + row.flops[lower]
+            best = None
+            found = 0
+            for index in np.lexsort((flops, total)):
+                source = int(sources[lower[index]])
+                if best is not None and flops[index] >= best:
+                    continue
+                waiting = costs.waiting_after(source - 1, cut, costs.usual_waiting(source - 1))
+                if waiting != costs.usual_waiting(cut):
+                    continue
+                best = flops[index]
+                ways[cut + 1, :, found] = total[index], flops[index], source, way[index]
+                found += 1
+                if found == _CHOICES:
+                    break
+        last = costs.last_row(limit)
+        ends = np.arange(places - 1, places - 1 - len(last), -1)
+        fits = ways[ends, 0] + last[:, None] <= limit
+        if not fits.any():
+            return None
+        lower, way = np.nonzero(fits)
+        index = int(np.argmin(ways[ends, 1][fits]))
+        at, which = int(ends[lower[index]]), int(way[index])
+        cuts: list[int] = []
+        while at > 0:
+            cuts.append(at - 1)
+            at, which = int(ways[at, 2, which]), int(ways[at, 3, which])
+        return cuts[::-1]
+
+    def _peak(self, last: _Label) -> int:
+        peak = last.kept_bytes + self._costs.last_phase(last.cut, last.waiting)
+        for label in last.path():
+            assert label.before is not None
+            need, _ = self._costs.phase(label.before.cut, label.cut, label.before.waiting)
+            peak = max(peak, label.before.kept_bytes + need)
+        return peak
+
+    def _under(self, limit: int) -> _Label | None:
+        """The last label of a path on which no phase passes the limit."""
+        start = _Label(-1, 0, frozenset(), None)
+        # By cut + 1: all labels, and the bytes kept by the one with the usual waiting storages.
+        labels: list[list[_Label]] = [[start], *([] for _ in range(self._places - 1))]
+        usual = np.full(self._places, _NONE, np.int64)
+        usual[0] = 0
+        unusual: set[int] = set()
+        for cut in range(self._places - 1):
+            if time.perf_counter() >= self._deadline:
+                return None
+            kept = self._labels_at(cut, limit, labels, usual, unusual)
+            labels[cut + 1] = kept
+            for label in kept:
+                if label.waiting == self._costs.usual_waiting(cut):
+                    usual[cut + 1] = label.kept_bytes
+                else:
+                    unusual.add(cut)
+        return self._ending(limit, labels)
+
+    def _labels_at(
+        self, cut: int, limit: int, labels: list[list[_Label]], usual: np.ndarray, unusual: set[int]
+    ) -> list[_Label]:
+        costs = self._costs
+        row = costs.row(cut, limit)
+        width = len(row.need)
+        below = usual[cut - width + 1 : cut + 1][::-1]
+        total = below + row.adds
+        found: list[tuple[int, _Label]] = []
+        fitting = np.flatnonzero(below + row.need <= limit)
+        if len(fitting):
+            spare = sum(costs.model.storages[s].size for s in costs.usual_waiting(cut))
+            near = fitting[total[fitting] <= total[fitting].min() + spare]
+            for k in near:
+                lower = cut - 1 - int(k)
+                source = next(
+                    label for label in labels[lower + 1] if label.waiting == costs.usual_waiting(lower)
+                )
+                found.append((int(total[k]), source))
+        for lower in unusual:
+            if lower < cut - width:
+                continue
+            for label in labels[lower + 1]:
+                if label.waiting == costs.usual_waiting(lower):
+                    continue
+                need, adds = costs.phase(lower, cut, label.waiting)
+                if label.kept_bytes + need <= limit:
+                    found.append((label.kept_bytes + adds, label))
+        kept: list[_Label] = []
+        for kept_bytes, source in sorted(found, key=lambda item: (item[0], item[1].cut)):
+            waiting = costs.waiting_after(source.cut, cut, source.waiting)
+            # One that keeps as little, with what it lets wait counted as kept, is as good everywhere.
+            if any(
+                other.kept_bytes + sum(costs.model.storages[s].size for s in other.waiting - waiting)
+                <= kept_bytes
+                for other in kept
+            ):
+                continue
+            kept.append(_Label(cut, kept_bytes, waiting, source))
+        return kept
+
+    def _ending(self, limit: int, labels: list[list[_Label]]) -> _Label | None:
+        """Of the labels from which the rest can be stored whole, the one that keeps least."""
+        row = self._costs.last_row(limit)
+        best: _Label | None = None
+        for k in range(len(row)):
+            lower = self._places - 2 - k
+            for label in labels[lower + 1]:
+                need = (
+                    int(row[k])
+                    if label.waiting == self._costs.usual_waiting(lower)
+                    else self._costs.last_phase(lower, label.waiting)
+                )
+                if label.kept_bytes + need <= limit and (best is None or label.kept_bytes < best.kept_bytes):
+                    best = label
+        return best
+
+
+def plan_of_cuts(order: tuple[Vertex, ...], model: StepModel, cuts: Sequence[int]) -> CheckpointPlan:
+    """The plan that keeps what some cut keeps, and all after the last one."""
+    kept = {place for cut in cuts for place in range(cut + 1) if model.crosses(place, cut)}
+    kept.update(range(cuts[-1] + 1 if cuts else 0, len(order)))
+    return CheckpointPlan(tuple(order[place] for place in sorted(kept)), order, keeps_last_segment=False)
+
+
+def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
+    """The best cuts over several orders, or storing everything where that is as low."""
+    deadline = deadline_of(options)
+    joint = problem.joint()
+    plan = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
+    profile = joint.profile(plan)
+    best = profile.peak_bytes
+    bound = floor_of(joint.step)
+    chosen: tuple[OrderSearch, StepModel, tuple[Vertex, ...]] | None = None
+    for order in topological_orders(problem.graph, problem.size_bytes):
+        if best <= bound.bytes or time.perf_counter() >= deadline:
+            break
+        model = step_model(_step_in(joint, order), joint.members, order)
+        orders = OrderSearch(PhaseCosts(model), deadline)
+        found = orders.best(best, bound.bytes)
+        if found is None:
+            continue
+        candidate = plan_of_cuts(order, model, found[1])
+        peak = joint.profile(candidate).peak_bytes
+        logger.debug("order %s...: estimated %d, simulated %d bytes", order[:3], found[0], peak)
+        if peak < best:
+            best, plan, chosen = peak, candidate, (orders, model, order)
+    if chosen is not None:
+        orders, model, order = chosen
+        cuts = orders.least_recomputation(best)
+        if cuts is not None:
+            cheaper = plan_of_cuts(order, model, cuts)
+            if joint.profile(cheaper).peak_bytes <= best:
+                plan = cheaper
+    status = Status.OPTIMAL if best <= bound.bytes else Status.FEASIBLE
+    kept = problem.graph.in_order(plan.checkpoints)
+    return Finding(replace(plan, checkpoints=kept), status, min(bound.bytes, best), bound.operator)
+
+
+def _step_in(joint: JointGraph, order: tuple[Vertex, ...]) -> StepGraph:
+    return joint.in_order(operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order)))
+
+
+PEAK = Solver(
+    name="peak",
+    summary="least simulated peak with at most one more forward",
+    search=search,
+    objectives=(Objective.PEAK,),
+    exact_for=None,
+)

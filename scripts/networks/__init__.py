@@ -1,0 +1,1 @@
+"""Definitions of the networks whose light graphs `scripts/build_models.py` writes."""
