@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +61,7 @@ class CutSearch:
             cuts = self._shortest_path(cap_bytes)
             if cuts is None:
                 return None
-            crooked = [
-                (start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)
-                if not self._is_convex(start, stop)
-            ]  # fmt: skip
+            crooked = [arc for arc in pairwise(cuts) if not self._is_convex(*arc)]
             if not crooked:
                 return self._kept_at(cuts)
             for start, stop in crooked:

@@ -16,8 +16,9 @@ and an item that gains a path to another must not be reached from it.
 from __future__ import annotations
 
 import heapq
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeAlias
@@ -34,25 +35,32 @@ frontier vertices in the frontier's order."""
 Chain: TypeAlias = "tuple[int, Chain] | None"
 """Kept vertices, the last one first."""
 
+Ranked: TypeAlias = tuple["State", Shape]
+
 State: TypeAlias = tuple[int, tuple[int, ...], Chain]
 """Bytes kept, bytes of each open component, and the vertices kept."""
+
+
+_FEW = 24
+"""So many states are not worth a look at which of them are needed."""
+_NARROW = 12
+"""Up to so many frontier vertices, states of different shapes are compared."""
+_MOST_COMPARED = 500
+"""So many of the cheapest states are tried against all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierResult:
     """What one walk found under a cap.
 
-    `kept` (forced vertices left out) is the cheapest set of `kept_bytes` bytes, `None` if there is
-    none in the budget or it was lost. `floor_bytes` bounds the bytes kept by any set from below;
-    where there is none in the budget, it may say no more than that. `least_bytes[n]` bounds those
-    kept among the first n vertices of the elimination order.
+    `kept` (forced vertices left out) is the cheapest set in the budget that was found. No set under
+    the cap keeps less than `floor_bytes`, which says no more than "none in the budget" if it lies
+    above it. `visited` is the number of states on the way.
     """
 
     kept: tuple[int, ...] | None
-    kept_bytes: int
     floor_bytes: int
-    least_bytes: list[int]
-    most_states: int
+    visited: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,73 +100,65 @@ class _Move:
 class FrontierSearch:
     """The cheapest sets under a cap, along one elimination order."""
 
-    def __init__(self, problem: IndexedProblem, order: Sequence[int], *, convex: bool = True) -> None:
-        """With `convex` false, paths are not followed: a relaxation that needs fewer shapes."""
-        self.order = tuple(order)
-        self._convex = convex
+    def __init__(self, problem: IndexedProblem, order: Sequence[int]) -> None:
         self._steps = _steps(problem, order)
-
-    @property
-    def widths(self) -> list[int]:
-        """Number of frontier vertices after each step."""
-        return [len(step.staying_slots) for step in self._steps]
 
     def under(
         self,
         cap_bytes: int,
         budget_bytes: int,
-        rest_bytes: Sequence[int],
         most_states: int,
         *,
+        price: float = 0.0,
         relax: bool = False,
-        deadline: float = float("inf"),
+        deadline: float = math.inf,
     ) -> FrontierResult:
-        """Decide all vertices.
+        """Decide all vertices such that no component is heavier than a cap.
 
-        Sets that keep more than `budget_bytes` in the end are left out; `rest_bytes[n]` bounds what
-        any set keeps behind the first n vertices. Above `most_states` sets a step the dearest are
-        dropped or, with `relax`, replaced by one that is at least as good as each of them.
+        Sets that keep more than `budget_bytes` are left out. Above `most_states` states a step the
+        least promising are dropped or, with `relax`, replaced by one that is at least as good as
+        each of them; `price` is what an open byte is expected to cost in kept bytes. At `deadline`
+        the walk ends without a set.
         """
         groups: dict[Shape, list[State]] = {((), 0): [(0, (), None)]}
-        least = [0]
-        dropped = peak = 0
         lost: int | None = None
-        for number, step in enumerate(self._steps, start=1):
+        visited = 0
+        for step in self._steps:
             if time.perf_counter() >= deadline:
-                reached = (
-                    min((s[0] for g in groups.values() for s in g), default=budget_bytes)
-                    + rest_bytes[number - 1]
-                )
-                return FrontierResult(None, 0, _least_of(reached, lost), least, peak)
-            groups = self._advance(groups, step, cap_bytes, budget_bytes - rest_bytes[number])
-            groups = {shape: _undominated(states) for shape, states in groups.items()}
-            count = sum(map(len, groups.values()))
-            if count > _FEW and len(step.staying_slots) <= _NARROW:
-                groups = self._undominated_across(step, groups)
-            elif count > _FEW and self._convex:
-                groups = _without_needless_paths(groups)
-            if count > _FEW:
-                count = sum(map(len, groups.values()))
-            peak = max(peak, count)
-            if count > most_states:
+                floor_bytes = min(_cheapest(groups), _least_of(budget_bytes + 1, lost))
+                return FrontierResult(None, floor_bytes, visited)
+            groups = self._advance(groups, step, cap_bytes, budget_bytes)
+            visited += sum(map(len, groups.values()))
+            groups = self._pruned(groups, step)
+            if sum(map(len, groups.values())) > most_states:
+                ranked = _ranked(groups, price)
                 if relax:
-                    groups = _relaxed(groups, most_states)
+                    groups = _relaxed(ranked, most_states)
                 else:
-                    groups, cheapest = _restricted(groups, most_states)
-                    dropped += 1
-                    lost = _least_of(cheapest + rest_bytes[number], lost)
-            least.append(min((s[0] for g in groups.values() for s in g), default=budget_bytes + 1))
+                    groups = _grouped(ranked[:most_states])
+                    lost = _least_of(min(state[0] for state, _ in ranked[most_states:]), lost)
+            if not groups:
+                break
         states = groups.get(((), 0), [])
-        if not states:
-            return FrontierResult(None, 0, _least_of(budget_bytes + 1, lost), least, peak)
-        best = min(states, key=itemgetter(0))
+        floor_bytes = _least_of(min((state[0] for state in states), default=budget_bytes + 1), lost)
+        best = None if relax else min(states, key=itemgetter(0), default=None)
         return FrontierResult(
-            kept=None if relax else _members(best[2]),
-            kept_bytes=best[0],
-            floor_bytes=_least_of(best[0], lost),
-            least_bytes=least,
-            most_states=peak,
+            kept=None if best is None else _members(best[2]),
+            floor_bytes=floor_bytes,
+            visited=visited,
         )
+
+    def _pruned(self, groups: dict[Shape, list[State]], step: _Step) -> dict[Shape, list[State]]:
+        groups = {shape: _undominated(states) for shape, states in groups.items()}
+        if sum(map(len, groups.values())) <= _FEW:
+            return groups
+        width = len(step.staying_slots)
+        if width > _NARROW:
+            return _without_needless_paths(groups)
+        for shape in groups:
+            if shape not in step.words:
+                step.words[shape] = _mask_words(shape, width)
+        return _undominated_across(groups, step.words, width)
 
     def _advance(
         self, groups: dict[Shape, list[State]], step: _Step, cap: int, budget: int
@@ -168,33 +168,23 @@ class FrontierSearch:
         for shape, states in groups.items():
             move = self._move(step, shape, keep=True)
             if move is not None:
-                sources = move.sources
-                fresh = advanced.setdefault(move.shape, [])
-                most = budget - size
-                if step.forced:
-                    fresh += [
-                        (kept, weights if move.unchanged else tuple([weights[s] for s in sources]), chain)
-                        for kept, weights, chain in states
-                        if kept <= most
-                    ]
-                elif move.unchanged:
-                    fresh += [
-                        (kept + size, weights, (vertex, chain))
-                        for kept, weights, chain in states
-                        if kept <= most
-                    ]
-                else:
-                    fresh += [
-                        (kept + size, tuple([weights[s] for s in sources]), (vertex, chain))
-                        for kept, weights, chain in states
-                        if kept <= most
-                    ]
+                fresh = [
+                    (
+                        kept + size,
+                        weights if move.unchanged else tuple([weights[s] for s in move.sources]),
+                        chain if step.forced else (vertex, chain),
+                    )
+                    for kept, weights, chain in states
+                    if kept + size <= budget
+                ]
+                if fresh:
+                    advanced.setdefault(move.shape, []).extend(fresh)
             if step.forced:
                 continue
             move = self._move(step, shape, keep=False)
             if move is None:
                 continue
-            fresh = advanced.setdefault(move.shape, [])
+            fresh = []
             merged, sources = move.merged, move.sources
             for kept, weights, chain in states:
                 total = size
@@ -202,24 +192,42 @@ class FrontierSearch:
                     total += weights[component]
                 if total <= cap and kept <= budget:
                     fresh.append((kept, tuple([weights[s] if s >= 0 else total for s in sources]), chain))
+            if fresh:
+                advanced.setdefault(move.shape, []).extend(fresh)
         return advanced
-
-    def _undominated_across(self, step: _Step, groups: dict[Shape, list[State]]) -> dict[Shape, list[State]]:
-        width = len(step.staying_slots)
-        for shape in groups:
-            if shape not in step.words:
-                step.words[shape] = _mask_words(shape, width)
-        return _undominated_across(groups, step.words, width)
 
     def _move(self, step: _Step, shape: Shape, *, keep: bool) -> _Move | None:
         key = (shape, keep)
         if key not in step.moves:
-            step.moves[key] = _move(step, shape, keep=keep, convex=self._convex)
+            step.moves[key] = _move(step, shape, keep=keep)
         return step.moves[key]
 
 
 def _least_of(bytes_: int, lost: int | None) -> int:
     return bytes_ if lost is None else min(bytes_, lost)
+
+
+def _cheapest(groups: dict[Shape, list[State]]) -> int:
+    return min(state[0] for states in groups.values() for state in states)
+
+
+def frontier_widths(problem: IndexedProblem, order: Sequence[int]) -> list[int]:
+    """Number of vertices on the frontier after each step of an elimination order."""
+    undecided = [
+        len(tails) + len(heads) for tails, heads in zip(problem.predecessors, problem.successors, strict=True)
+    ]
+    decided = [False] * len(problem)
+    width = 0
+    widths = []
+    for vertex in order:
+        decided[vertex] = True
+        width += undecided[vertex] > 0
+        for neighbours in (problem.predecessors[vertex], problem.successors[vertex]):
+            for neighbour in neighbours:
+                undecided[neighbour] -= 1
+                width -= decided[neighbour] and undecided[neighbour] == 0
+        widths.append(width)
+    return widths
 
 
 def _steps(problem: IndexedProblem, order: Sequence[int]) -> list[_Step]:
@@ -252,7 +260,7 @@ def _steps(problem: IndexedProblem, order: Sequence[int]) -> list[_Step]:
     return steps
 
 
-def _move(step: _Step, shape: Shape, *, keep: bool, convex: bool) -> _Move | None:
+def _move(step: _Step, shape: Shape, *, keep: bool) -> _Move | None:
     """The shape after a decision; `None` if it makes the set invalid."""
     labels, paths = shape
     components = max(labels, default=-1) + 1
@@ -277,19 +285,18 @@ def _move(step: _Step, shape: Shape, *, keep: bool, convex: bool) -> _Move | Non
         elif items[slot] not in merged:
             merged.append(items[slot])
     joined = sum(1 << item for item in merged)
-    if convex:
-        above, below = inputs, outputs
-        for item in range(count):
-            if reach[item] & (joined | inputs):
-                above |= 1 << item
-            if (joined | outputs) >> item & 1:
-                below |= reach[item]
-        if (above | joined) & below or above & joined:
-            return None
-        for item in range(count):
-            if above >> item & 1:
-                reach[item] |= below | 1 << new
-        reach.append(below)
+    above, below = inputs, outputs
+    for item in range(count):
+        if reach[item] & (joined | inputs):
+            above |= 1 << item
+        if (joined | outputs) >> item & 1:
+            below |= reach[item]
+    if (above | joined) & below or above & joined:
+        return None
+    for item in range(count):
+        if above >> item & 1:
+            reach[item] |= below | 1 << new
+    reach.append(below)
 
     # Names for what stays: components by first appearance, then kept vertices.
     new_labels: list[int] = []
@@ -313,15 +320,18 @@ def _move(step: _Step, shape: Shape, *, keep: bool, convex: bool) -> _Move | Non
             sources.append(-1 if item == new else item)
         new_labels.append(name[item])
     new_paths = 0
-    if convex:
-        # A kept vertex that nothing new will reach starts no new cycle; likewise at its other end.
-        rows = [(item, True, True) for item in name] + [(i, not e, not o) for i, e, o in kept_items]
-        width = len(rows)
-        for x, (item, counts, _) in enumerate(rows):
-            if counts and reach[item]:
-                for y, (other, _, counted) in enumerate(rows):
-                    if counted and reach[item] >> other & 1:
-                        new_paths |= 1 << (x * width + y)
+    # A kept vertex that nothing new will reach starts no new cycle; likewise at its other end.
+    rows = [(item, True, True) for item in name] + [(i, not e, not o) for i, e, o in kept_items]
+    width = len(rows)
+    column = {item: y for y, (item, _, counted) in enumerate(rows) if counted}
+    counted = sum(1 << item for item in column)
+    for x, (item, counts, _) in enumerate(rows):
+        if counts:
+            left = reach[item] & counted
+            while left:
+                lowest = left & -left
+                new_paths |= 1 << x * width + column[lowest.bit_length() - 1]
+                left ^= lowest
     return _Move(
         shape=(tuple(new_labels), new_paths),
         merged=tuple(merged),
@@ -450,60 +460,54 @@ def _undominated_across(
     np.fill_diagonal(matched, False)
     dropped = matched.any(axis=0)
     found: dict[Shape, list[State]] = {}
-    for (state, shape), drop in zip(everything, dropped.tolist(), strict=True):
+    for (state, shape), drop in zip(everything, dropped, strict=True):
         if not drop:
             found.setdefault(shape, []).append(state)
     return found
 
 
-def _restricted(groups: dict[Shape, list[State]], most_states: int) -> tuple[dict[Shape, list[State]], int]:
-    """The cheapest states, and what the cheapest of the dropped ones keeps."""
+def _ranked(groups: dict[Shape, list[State]], price: float) -> list[Ranked]:
+    """The most promising first: the bytes kept, and what the open ones are expected to cost."""
     everything = [
-        (s[0], max(s[1], default=0), n, s, shape)
-        for n, (shape, states) in enumerate(groups.items())
-        for s in states
+        (state[0] + price * sum(state[1]), number, state, shape)
+        for number, (shape, states) in enumerate(groups.items())
+        for state in states
     ]
-    everything.sort(key=itemgetter(0, 1, 2))
-    found: dict[Shape, list[State]] = {}
-    for _, _, _, state, shape in everything[:most_states]:
-        found.setdefault(shape, []).append(state)
-    return found, everything[most_states][0]
+    everything.sort(key=itemgetter(0, 1))
+    return [(state, shape) for _, _, state, shape in everything]
 
 
-def _relaxed(groups: dict[Shape, list[State]], most_states: int) -> dict[Shape, list[State]]:
-    """The cheapest states, and for the others some that are at least as good."""
-    everything = [
-        (s[0], max(s[1], default=0), n, s, shape)
-        for n, (shape, states) in enumerate(groups.items())
-        for s in states
-    ]
-    everything.sort(key=itemgetter(0, 1, 2))
-    found: dict[Shape, list[State]] = {}
-    for _, _, _, state, shape in everything[: most_states // 2]:
-        found.setdefault(shape, []).append(state)
-    rest = everything[most_states // 2 :]
+def _grouped(ranked: Iterable[Ranked]) -> dict[Shape, list[State]]:
+    groups: dict[Shape, list[State]] = {}
+    for state, shape in ranked:
+        groups.setdefault(shape, []).append(state)
+    return groups
+
+
+def _relaxed(ranked: list[Ranked], most_states: int) -> dict[Shape, list[State]]:
+    """The most promising states, and for the others some that are at least as good."""
+    found = _grouped(ranked[: most_states // 2])
+    rest = ranked[most_states // 2 :]
     # One state for each choice of labels: the least of each number, the paths they have in common.
     merged: dict[tuple[int, ...], tuple[int, tuple[int, ...], int]] = {}
-    for kept, _, _, state, (labels, paths) in rest:
+    for (kept, weights, _), (labels, paths) in rest:
         known = merged.get(labels)
-        if known is None:
-            merged[labels] = (kept, state[1], paths)
-        else:
-            merged[labels] = (min(kept, known[0]), tuple(map(min, state[1], known[1])), paths & known[2])
-    ranked = sorted(merged.items(), key=lambda entry: (entry[1][0], entry[0]))
-    for labels, (kept, weights, paths) in ranked[: most_states // 2 - 1]:
+        if known is not None:
+            kept, weights, paths = (
+                min(kept, known[0]),
+                tuple(map(min, weights, known[1])),
+                paths & known[2],
+            )
+        merged[labels] = (kept, weights, paths)
+    choices = sorted(merged.items(), key=lambda choice: (choice[1][0], choice[0]))
+    few = most_states // 2 - 1
+    for labels, (kept, weights, paths) in choices[:few]:
         found.setdefault((labels, paths), []).append((kept, weights, None))
-    dearest = ranked[most_states // 2 - 1 :]
-    if dearest:
+    if choices[few:]:
         # Kept frontier vertices weigh nothing and join nothing.
-        labels = (-1,) * len(dearest[0][0])
-        found.setdefault((labels, 0), []).append((dearest[0][1][0], (), None))
+        labels, (kept, _, _) = choices[few]
+        found.setdefault(((-1,) * len(labels), 0), []).append((kept, (), None))
     return {shape: _undominated(states) for shape, states in found.items()}
-
-
-_FEW = 24
-_NARROW = 12
-_MOST_COMPARED = 500
 
 
 def _members(chain: Chain) -> tuple[int, ...]:
@@ -522,44 +526,32 @@ def narrow_order(problem: IndexedProblem) -> list[int]:
     """
     count = len(problem)
     around = [(*problem.predecessors[v], *problem.successors[v]) for v in range(count)]
-    left = [len(neighbours) for neighbours in around]  # undecided neighbours
+    undecided = [len(neighbours) for neighbours in around]
     decided = [False] * count
-    # What deciding a vertex adds to the frontier: itself, less those that it was the last to wait for.
-    change = [(1 if left[v] else 0) for v in range(count)]
-    for v in range(count):
-        change[v] -= 0
+    # What deciding a vertex adds to the frontier: itself, less those that wait for it alone.
+    change = [1 if neighbours else 0 for neighbours in around]
     queue: list[tuple[int, int]] = []
-    queued = [False] * count
     order: list[int] = []
-    start = 0
+    unseen = 0
     while len(order) < count:
         while queue:
             believed, vertex = heapq.heappop(queue)
             if not decided[vertex] and believed == change[vertex]:
                 break
         else:
-            while decided[start]:
-                start += 1
-            vertex = start
+            while decided[unseen]:
+                unseen += 1
+            vertex = unseen
         decided[vertex] = True
         order.append(vertex)
         for neighbour in around[vertex]:
-            left[neighbour] -= 1
-            touched = [neighbour] if not decided[neighbour] else []
-            if not decided[neighbour] and left[neighbour] == 0:
-                change[neighbour] -= 1
-            if decided[neighbour] and left[neighbour] == 1:
-                last = next(v for v in around[neighbour] if not decided[v])
+            undecided[neighbour] -= 1
+            if not decided[neighbour]:
+                change[neighbour] -= undecided[neighbour] == 0
+                heapq.heappush(queue, (change[neighbour], neighbour))
+        for one in (vertex, *around[vertex]):
+            if decided[one] and undecided[one] == 1:
+                last = next(v for v in around[one] if not decided[v])
                 change[last] -= 1
-                touched.append(last)
-            for one in touched:
-                queued[one] = True
-                heapq.heappush(queue, (change[one], one))
-        if left[vertex] == 1:
-            last = next(v for v in around[vertex] if not decided[v])
-            change[last] -= 1
-            heapq.heappush(queue, (change[last], last))
+                heapq.heappush(queue, (change[last], last))
     return order
-
-
-__all__ = ["FrontierResult", "FrontierSearch", "narrow_order"]

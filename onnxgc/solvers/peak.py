@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _NONE = np.iinfo(np.int64).max // 4
 """No plan reaches this cut within the limit."""
+_EXACT_PLACES = 128
+"""Up to so many vertices, unusual ways to reach a cut are followed too."""
 _CHOICES = 16
 """Ways to reach a cut that are told apart when recomputation is made small."""
 _PRECISION = 20_000
@@ -63,14 +65,14 @@ class OrderSearch:
         self._deadline = deadline
         self._places = costs.model.places
 
-    def best(self, below: int, at_least: int) -> tuple[int, list[int]] | None:
+    def best(self, below: int, at_least: int, *, first: bool) -> tuple[int, list[int]] | None:
         """Least peak under `below` and the cuts that reach it; `None` if there is none.
 
-        Nothing is lower than `at_least`.
+        Nothing is lower than `at_least`. For the `first` order `below` may be far too high.
         """
         found: tuple[int, list[int]] | None = None
         low, high = at_least - 1, below - 1  # Nothing fits into `low`; `high` is what is asked for next.
-        for share in (0.6, 0.75, 0.9, 1.0):
+        for share in (0.6, 0.75, 0.9, 1.0) if first else (1.0,):
             limit = max(at_least, int(high * share))
             label = self._under(limit)
             if label is not None:
@@ -101,10 +103,10 @@ class OrderSearch:
         ways = np.full((places, 4, _CHOICES), _NONE, np.int64)
         ways[0, :2, 0] = 0
         for cut in range(places - 1):
-            row = costs.row(cut, limit)
+            row = costs.row(cut, limit, ways[:, 0, 0])
             sources = np.arange(cut, cut - len(row.need), -1)
             kept = ways[sources, 0]
-            fits = kept + row.need[:, None] <= limit
+            fits = (kept + row.need[:, None] <= limit) & row.regular[:, None]
             if not fits.any():
                 continue
             lower, way = np.nonzero(fits)
@@ -113,14 +115,10 @@ class OrderSearch:
             best = None
             found = 0
             for index in np.lexsort((flops, total)):
-                source = int(sources[lower[index]])
                 if best is not None and flops[index] >= best:
                     continue
-                waiting = costs.waiting_after(source - 1, cut, costs.usual_waiting(source - 1))
-                if waiting != costs.usual_waiting(cut):
-                    continue
                 best = flops[index]
-                ways[cut + 1, :, found] = total[index], flops[index], source, way[index]
+                ways[cut + 1, :, found] = total[index], flops[index], sources[lower[index]], way[index]
                 found += 1
                 if found == _CHOICES:
                     break
@@ -170,21 +168,21 @@ class OrderSearch:
         self, cut: int, limit: int, labels: list[list[_Label]], usual: np.ndarray, unusual: set[int]
     ) -> list[_Label]:
         costs = self._costs
-        row = costs.row(cut, limit)
+        row = costs.row(cut, limit, usual)
         width = len(row.need)
         below = usual[cut - width + 1 : cut + 1][::-1]
         total = below + row.adds
         found: list[tuple[int, _Label]] = []
-        fitting = np.flatnonzero(below + row.need <= limit)
-        if len(fitting):
+        fits = below + row.need <= limit
+        likely = np.flatnonzero(fits & row.regular)
+        least = _NONE
+        if len(likely):
+            least = int(total[likely].min())
+            found.append((least, self._usual_label(labels, cut - 1 - int(likely[total[likely].argmin()]))))
+        if not row.regular.all() and self._places <= _EXACT_PLACES:
             spare = sum(costs.model.storages[s].size for s in costs.usual_waiting(cut))
-            near = fitting[total[fitting] <= total[fitting].min() + spare]
-            for k in near:
-                lower = cut - 1 - int(k)
-                source = next(
-                    label for label in labels[lower + 1] if label.waiting == costs.usual_waiting(lower)
-                )
-                found.append((int(total[k]), source))
+            for k in np.flatnonzero(fits & ~row.regular & (total < least + spare)):
+                found.append((int(total[k]), self._usual_label(labels, cut - 1 - int(k))))
         for lower in unusual:
             if lower < cut - width:
                 continue
@@ -206,6 +204,10 @@ class OrderSearch:
                 continue
             kept.append(_Label(cut, kept_bytes, waiting, source))
         return kept
+
+    def _usual_label(self, labels: list[list[_Label]], cut: int) -> _Label:
+        usual = self._costs.usual_waiting(cut)
+        return next(label for label in labels[cut + 1] if label.waiting == usual)
 
     def _ending(self, limit: int, labels: list[list[_Label]]) -> _Label | None:
         """Of the labels from which the rest can be stored whole, the one that keeps least."""
@@ -245,7 +247,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
             break
         model = step_model(_step_in(joint, order), joint.members, order)
         orders = OrderSearch(PhaseCosts(model), deadline)
-        found = orders.best(best, bound.bytes)
+        found = orders.best(best, bound.bytes, first=chosen is None)
         if found is None:
             continue
         candidate = plan_of_cuts(order, model, found[1])

@@ -260,17 +260,32 @@ class _Sequence:
 
 
 @dataclass(frozen=True, slots=True)
+class _WaitingUses:
+    """What a row of phases does with the storages that usually wait at their lower cuts.
+
+    By phase: the bytes of those used, the number that go on waiting, and whether one is dropped in
+    forward. `held` says of rows start..stop that so many bytes are held up to an event.
+    """
+
+    used_bytes: IntArray
+    still: IntArray
+    idle: np.ndarray[Any, np.dtype[np.bool_]]
+    held: list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseRow:
     """The phases that end at one cut: entry k is for the lower cut `cut - 1 - k`.
 
     `need` is what a phase needs beside what is kept for the phases below it, `adds` what it adds to
     that for the phases above, if the lower cut has its usual waiting storages; `flops` is what it
-    computes again.
+    computes again. Where `regular`, the usual storages wait at the upper cut too.
     """
 
     need: IntArray
     adds: IntArray
     flops: IntArray
+    regular: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class PhaseCosts:
@@ -279,9 +294,12 @@ class PhaseCosts:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self._sequences: dict[int, _Sequence] = {}
-        self._rows: dict[int, tuple[PhaseRow, bool]] = {}
+        self._rows: dict[int, PhaseRow] = {}
         self._last: tuple[IntArray, _Sequence] | None = None
         self._usual: dict[int, Waiting] = {-1: frozenset()}
+        self._waiting_bytes = np.zeros(model.places + 1, np.int64)
+        self._waits: dict[int, tuple[int, int]] = {}
+        self._guess = _PATIENCE
         self._forward_needs = self._first_forward()
         self._memo: dict[tuple[int, int, Waiting], tuple[int, int]] = {}
 
@@ -289,23 +307,28 @@ class PhaseCosts:
         """The waiting storages of a cut if its phase is long; the row of `cut` must be there."""
         return self._usual[cut]
 
-    def row(self, cut: int, limit: int) -> PhaseRow:
-        """The phases that end at a cut, at least as far as they may need up to `limit` bytes.
+    def row(self, cut: int, limit: int, kept: IntArray) -> PhaseRow:
+        """The phases that end at a cut, at least as far as they may stay within `limit` bytes.
 
-        Rows of all lower cuts must have been asked for.
+        Entry c + 1 of `kept` is what is kept below cut c at least. Rows of all lower cuts must have been
+        asked for.
         """
-        found = self._rows.get(cut)
         depth = min(cut + 1, LONGEST_PHASE)
-        if found is not None and (found[1] or bool(np.all(found[0].need[-_PATIENCE:] > limit))):
-            return found[0]
-        width = 32 if found is None else 2 * len(found[0].need)
-        while True:
-            width = min(width, depth)
-            row = self._compute_row(cut, cut - width)
-            if width == depth or bool(np.all(row.need[-_PATIENCE:] > limit)):
-                self._rows[cut] = (row, width == depth)
-                return row
-            width *= 2
+        found = self._rows.get(cut)
+        while found is None or (len(found.need) < depth and not self._ends(cut, found, limit, kept)):
+            width = len(found.need) if found is not None else 0
+            guess = self._guess + 4
+            found = self._compute_row(cut, cut - min(depth, guess if guess > width else width + width // 2))
+            self._rows[cut] = found
+        total = kept[cut + 1 - len(found.need) : cut + 1][::-1] + found.need
+        self._guess = max(_PATIENCE, int(np.flatnonzero(total <= limit).max(initial=0)) + _PATIENCE)
+        return found
+
+    def _ends(self, cut: int, row: PhaseRow, limit: int, kept: IntArray) -> bool:
+        """Whether the longest phases of a row are all too large."""
+        width = len(row.need)
+        below = kept[cut + 1 - width : cut + 1 - max(width - _PATIENCE, 0)][::-1]
+        return bool(np.all(below + row.need[-_PATIENCE:] > limit))
 
     def last_row(self, limit: int) -> IntArray:
         """What the last phase needs, that stores everything, with the usual waiting storages.
@@ -318,7 +341,8 @@ class PhaseCosts:
             width = min(width, depth)
             if self._last is None or len(self._last[0]) < width:
                 sequence = self._last_sequence(depth - width)
-                self._last = self._needs(sequence, depth - 1, width), sequence
+                uses = self._uses_of_waiting(sequence, depth - 1, width)
+                self._last = self._needs(sequence, depth - 1, width, uses), sequence
             if width == depth or int(self._last[0][-1]) > limit:
                 return self._last[0]
             width *= 2
@@ -395,43 +419,92 @@ class PhaseCosts:
         sequence = self._sequence(cut, lowest_cut + 1)
         self._sequences[cut] = sequence
         if cut not in self._usual:
-            self._usual[cut] = frozenset(sequence.kept_unused)
+            self._set_usual(cut, frozenset(sequence.kept_unused))
         width = cut - lowest_cut
-        need = self._needs(sequence, cut, width)
-        needs = np.maximum(need, self._forward_needs[cut][:width])
         adds = np.zeros(width, np.int64)
         for storage in sequence.kept_used:
             adds[cut - model.storages[storage].place] += model.storages[storage].size
         adds = np.cumsum(adds)
-        for k in range(width):
-            lower = cut - 1 - k
+        uses = self._uses_of_waiting(sequence, cut, width)
+        adds += uses.used_bytes
+        need = self._needs(sequence, cut, width, uses)
+        lower_cuts = cut - 1 - np.arange(width)
+        forward = self._forward_needs[cut][:width] + self._waiting_bytes[lower_cuts + 1]
+        for k in np.flatnonzero(uses.idle & (forward > need)):
+            lower = cut - 1 - int(k)
             waiting = self._usual[lower]
-            if not waiting:
-                continue
             used = [s for s in waiting if self._last_use(sequence, s, lower, cut) is not None]
-            adds[k] += sum(model.storages[s].size for s in used)
-            needs[k] = max(need[k], self._forward_need(lower, cut, waiting, used, int(need[k])))
+            forward[k] = self._forward_need(lower, cut, waiting, used, int(need[k]))
         flops = np.zeros(width, np.int64)
         for index in sequence.operator_at:
             flops[cut - model.operators[index].place] += model.operators[index].flops
-        return PhaseRow(needs, adds, np.cumsum(flops))
+        # What waits as usual was made after the lower cut, or waits there already.
+        places = np.sort(np.asarray([model.storages[s].place for s in self._usual[cut]], np.int64))
+        regular = np.searchsorted(places, lower_cuts, side="right") == uses.still
+        return PhaseRow(np.maximum(need, forward), adds, np.cumsum(flops), regular)
 
-    def _needs(self, sequence: _Sequence, cut: int, width: int) -> IntArray:
-        """Needs of backward in the phases from the `width` cuts below `cut`, all at once."""
+    def _set_usual(self, cut: int, waiting: Waiting) -> None:
+        self._usual[cut] = waiting
+        self._waiting_bytes[cut + 1] = sum(self.model.storages[s].size for s in waiting)
+        for storage in waiting:
+            first, _ = self._waits.get(storage, (cut, cut))
+            self._waits[storage] = first, cut
+
+    def _uses_of_waiting(self, sequence: _Sequence, cut: int, width: int) -> _WaitingUses:
+        """How the phases from the `width` cuts below `cut` use what usually waits there."""
         model = self.model
+        lowest_cut = cut - width
+        used_bytes = np.zeros(width, np.int64)
+        still = np.zeros(width, np.int64)
+        idle = np.zeros(width, np.bool_)
+        held: list[tuple[int, int, int, int]] = []
+        made_above = (s for place in range(max(lowest_cut + 1, 0), cut) for s in model.storages_of[place])
+        for number in (*self._usual[lowest_cut], *made_above):
+            if number not in self._waits:
+                continue
+            first, last = self._waits[number]
+            first, last = max(first, lowest_cut), min(last, cut - 1)
+            storage = model.storages[number]
+            index = len(storage.slots) - 1
+            by_slot = None
+            if index >= 0 and storage.slots[index] >= sequence.first_slot:
+                by_slot = sequence.slot_at[storage.slots[index]]
+            # From the highest cut down, ever more readers are in the phase.
+            lower = last
+            at = by_slot
+            readers = [r for r in reversed(storage.readers) if model.operators[r].place <= cut]
+            position = 0
+            while lower >= first:
+                while position < len(readers) and model.operators[readers[position]].place > lower:
+                    seen = sequence.operator_at.get(readers[position])
+                    if seen is not None and (at is None or seen > at):
+                        at = seen - 1 if model.operators[readers[position]].reuses == number else seen
+                    position += 1
+                stop = max(
+                    first, model.operators[readers[position]].place if position < len(readers) else first
+                )
+                rows = slice(cut - 1 - lower, cut - stop)
+                if at is not None:
+                    used_bytes[rows] += storage.size
+                    held.append((rows.start, rows.stop, at, storage.size))
+                elif model.crosses(storage.place, cut):
+                    still[rows] += 1
+                else:
+                    idle[rows] = True
+                lower = stop - 1
+        return _WaitingUses(used_bytes, still, idle, held)
+
+    def _needs(self, sequence: _Sequence, cut: int, width: int, uses: _WaitingUses) -> IntArray:
+        """Needs of backward in the phases from the `width` cuts below `cut`, all at once."""
         size = len(sequence.base)
         change = np.zeros((width, size + 1), np.int64)
         row = cut - sequence.held_place
         np.add.at(change, (row, sequence.begin), sequence.held_size)
         np.add.at(change, (row, sequence.end + 1), -sequence.held_size)
         np.cumsum(change, axis=0, out=change)
-        for k in range(width):
-            lower = cut - 1 - k
-            for storage in self._usual.get(lower, ()):
-                last = self._last_use(sequence, storage, lower, cut)
-                if last is not None:
-                    change[k, 0] += model.storages[storage].size
-                    change[k, last + 1] -= model.storages[storage].size
+        for start, stop, last, held_bytes in uses.held:
+            change[start:stop, 0] += held_bytes
+            change[start:stop, last + 1] -= held_bytes
         held = np.cumsum(change, axis=1, out=change)[:, :size]
         held += sequence.base
         lower_cuts = cut - 1 - np.arange(width)
