@@ -21,7 +21,7 @@ from onnxgc.model.ir import Array, TrainableModel, dtype_name
 from onnxgc.model.read import read_model
 from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
-from onnxgc.planning.plan import CheckpointPlan, Solution, parse_objective
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, parse_objective
 from onnxgc.planning.schedule import Schedule, build_schedule
 from onnxgc.planning.simulate import MemoryProfile, simulate
 from onnxgc.solvers.base import SolverOptions
@@ -76,6 +76,10 @@ class PlannedStep:
     regular_schedule: Schedule
     regular_profile: MemoryProfile
     notes: tuple[str, ...] = ()
+
+    @property
+    def raises_the_peak(self) -> bool:
+        return self.profile.peak_bytes > self.regular_profile.peak_bytes
 
     @property
     def objective(self) -> PaperObjective:
@@ -216,10 +220,11 @@ def plan_step(
     solution = chosen.solve(traced.problem, replace(options, checkpoints=named))
     planned = _scheduled(model, traced, solution)
     if (
-        planned.profile.peak_bytes > planned.regular_profile.peak_bytes
-        and chosen.name not in _TAKEN_AS_THEY_ARE
+        chosen.name not in _TAKEN_AS_THEY_ARE
+        and Objective.PEAK not in chosen.objectives
+        and planned.raises_the_peak
     ):
-        # The objective does not see everything that the judge sees.
+        # The paper's objective does not see everything that the judge sees.
         stored = _scheduled(model, traced, solver_for("store-all").solve(traced.problem, options))
         note = (
             f"the plan of '{chosen.name}' would raise the peak, so everything is stored: "

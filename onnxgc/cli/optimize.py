@@ -21,6 +21,7 @@ class ObjectiveName(StrEnum):
     """What a plan is to make small."""
 
     PEAK = "peak"
+    ACTIVATIONS = "activations"
     PAPER = "paper"
 
 
@@ -33,8 +34,8 @@ def optimize_command(
     objective: Annotated[
         ObjectiveName | None,
         typer.Option(
-            help="peak: simulated peak of what will run; paper: sum of the checkpoints + heaviest segment "
-            "[default: peak, or the solver's own]."
+            help="peak: simulated peak of what will run; activations: the same without the parameters' "
+            "gradients; paper: sum of the checkpoints + heaviest segment [default: peak, or the solver's own]."
         ),
     ] = None,
     solver: Annotated[

@@ -21,8 +21,9 @@ def topological_orders(
 ) -> tuple[tuple[Vertex, ...], ...]:
     """Distinct topological orders of all vertices; the graph's own is the first.
 
-    The others finish a branch before they start the next one (depth first), and keep the bytes that
-    are alive between two steps small (greedily, from the sources down and from the sinks up).
+    The others keep the bytes small that are alive between two steps (greedily, from the sources
+    down), finish a branch before they start the next one (depth first), and keep the bytes alive
+    small from the sinks up, in this order.
     `size_of` gives a tensor's size in bytes.
     """
     index = graph.topological_index
@@ -32,8 +33,8 @@ def topological_orders(
     upwards = _least_alive_upwards(successors, predecessors, sizes)
     found = (
         list(range(len(graph))),
-        _depth_first(successors, predecessors),
         _least_alive(successors, predecessors, sizes),
+        _depth_first(successors, predecessors),
         upwards[::-1],
     )
     return tuple(dict.fromkeys(tuple(graph.vertices[place] for place in order) for order in found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.plan import CheckpointPlan
@@ -35,6 +35,16 @@ class JointGraph:
         if names == tuple(operator.name for operator in self.step.forward):
             return self.step
         return self.reordered(names)
+
+    def without_parameter_gradients(self) -> JointGraph:
+        """The same step with the parameters' gradients in memory that counts nothing."""
+
+        def weightless(step: StepGraph) -> StepGraph:
+            return replace(step, sizes={**step.sizes, **dict.fromkeys(step.parameter_gradients, 0)})
+
+        return JointGraph(
+            weightless(self.step), self.members, lambda names: weightless(self.reordered(names))
+        )
 
     def discarded(self, plan: CheckpointPlan) -> frozenset[str]:
         """The tensors that are not held from forward to backward under a plan."""

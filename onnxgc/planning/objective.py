@@ -25,6 +25,8 @@ def objective_bytes(problem: CheckpointProblem, plan: CheckpointPlan, objective:
     """The value of a plan: the judge's peak, or the paper's sum."""
     if objective is Objective.PEAK:
         return problem.joint().profile(plan).peak_bytes
+    if objective is Objective.ACTIVATIONS:
+        return problem.joint().profile(plan).activation_peak_bytes
     return paper_objective(problem, plan).total_bytes
 
 

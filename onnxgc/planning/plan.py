@@ -17,6 +17,8 @@ class Objective(Enum):
 
     PEAK = "peak"
     """The simulated peak of the training graph that will run."""
+    ACTIVATIONS = "activations"
+    """The same without the parameters' gradients, as where they go into buffers that are always there."""
     PAPER = "paper"
     """The sum of the checkpoints and the heaviest segment, over sets whose segments are independent
     (reading A of `onnxgc.graph.segments`)."""

@@ -27,7 +27,8 @@ class TensorCost:
 class CheckpointProblem:
     """Choose the tensors of `graph` to keep, each at its cost.
 
-    `traced` is the training step that will run, where it is known. Several sources or sinks are allowed: see `closed_graph`.
+    `traced` is the training step that will run, where it is known. Several sources or sinks are
+    allowed: see `closed_graph`.
 
     Raises:
         GraphFileError: a vertex has no cost, a cost has no vertex, or a cost is negative.

@@ -32,9 +32,10 @@ class Operator:
 class StepGraph:
     """One training step with nothing decided: forward operators, then backward in chunks.
 
-    `sources` names the forward operator that each chunk differentiates. `resident` tensors (fed values, parameters, constants) are there before and after and count
-    nothing. `outputs` are kept to the end, in the order in which they are returned.
-    `parameter_gradients` is the part of them that is reported apart.
+    `sources` names the forward operator that each chunk differentiates. `resident` tensors (fed
+    values, parameters, constants) are there before and after and count nothing. `outputs` are kept to
+    the end, in the order in which they are returned. `parameter_gradients` is the part of them that
+    is reported apart.
     """
 
     forward: tuple[Operator, ...]
@@ -181,6 +182,8 @@ def _segment_of(operator: Operator, segments: Mapping[str, int]) -> int:
 
 
 def _with_names(operator: Operator, renamed: Mapping[str, str]) -> Operator:
+    if not any(name in renamed for name in (*operator.inputs, *operator.outputs)):
+        return operator
     return replace(
         operator,
         inputs=tuple(renamed.get(name, name) for name in operator.inputs),
@@ -219,7 +222,9 @@ def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]
         fewest = len(outputs) if step.operator.needs_all_outputs else 1
         while len(outputs) > fewest and outputs[-1] not in read and outputs[-1] not in graph.outputs:
             outputs = outputs[:-1]
-        trimmed.append(replace(step, operator=replace(step.operator, outputs=outputs)))
+        if len(outputs) < len(step.operator.outputs):
+            step = replace(step, operator=replace(step.operator, outputs=outputs))
+        trimmed.append(step)
     return trimmed
 
 

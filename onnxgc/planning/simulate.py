@@ -18,8 +18,8 @@ class MemoryProfile:
     """Bytes over one training step.
 
     `timeline` has one entry for each operator that runs: bytes held while it runs; `held_before`
-    what is held when it begins. Parameters and fed tensors are not counted. `activation_peak_bytes` is the peak without the parameters'
-    gradients, as the literature reports it.
+    what is held when it begins. Parameters and fed tensors are not counted. `activation_peak_bytes`
+    is the peak without the parameters' gradients, as the literature reports it.
     """
 
     peak_bytes: int

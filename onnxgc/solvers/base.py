@@ -20,10 +20,11 @@ from onnxgc.solvers.reversal import ReversalObjective
 class SolverOptions:
     """Everything that a caller may tell a solver; each reads what concerns it.
 
-    `objective` is what the plan is valued by; `None` leaves it to the solver. `checkpoints` are the user's own. `time_limit_seconds` stops a search that can give its best
-    plan so far. `seed` is for searches that draw numbers: the same seed, the same plan; `draws` is
-    how many valid sets they compare. `slots` is the number of states that a reversal of a chain may
-    store at once, `budget_bytes` the same in bytes; without them a solver chooses.
+    `objective` is what the plan is valued by; `None` leaves it to the solver. `checkpoints` are the
+    user's own. `time_limit_seconds` stops a search that can give its best plan so far. `seed` is for
+    searches that draw numbers: the same seed, the same plan; `draws` is how many valid sets they
+    compare. `slots` is the number of states that a reversal of a chain may store at once,
+    `budget_bytes` the same in bytes; without them a solver chooses.
     """
 
     checkpoints: tuple[Vertex, ...] = ()

@@ -14,6 +14,9 @@ def any_plan_bound(problem: CheckpointProblem, objective: Objective | None) -> t
     if objective is Objective.PEAK:
         floor = floor_of(problem.joint().step)
         return floor.bytes, floor.operator
+    if objective is Objective.ACTIVATIONS:
+        floor = floor_of(problem.joint().without_parameter_gradients().step)
+        return floor.bytes, floor.operator
     return any_plan_lower_bound_bytes(problem), ""
 
 

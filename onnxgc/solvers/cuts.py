@@ -18,6 +18,14 @@ from numpy.typing import NDArray
 
 from onnxgc.solvers.indexed import IndexedProblem
 
+MOST_PAIRS = 2_000_000
+"""Pairs of cuts over one order; in a larger graph, cuts that are far apart are left out."""
+MOST_STEPS = 100_000
+"""The effort of all searches over one order: paths that are searched, times vertices."""
+
+_NEVER = 2**60
+"""More than any number of bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
@@ -52,12 +60,14 @@ class CutSearch:
         self._last_read = [
             max([position[v], *(position[head] for head in problem.successors[v])]) for v in order
         ]
+        self._paths_left = MOST_STEPS // len(problem)
         self._convex: dict[tuple[int, int], bool] = {}
         self._tables = self._tabulate(most_bytes, deadline)
 
     def under(self, cap_bytes: int) -> list[int] | None:
-        """The vertices to keep (forced ones left out) under a cap; `None` if cuts cannot meet it."""
-        while True:
+        """The vertices to keep under a cap; `None` if cuts cannot meet it, or all effort is spent."""
+        while self._paths_left > 0:
+            self._paths_left -= 1
             cuts = self._shortest_path(cap_bytes)
             if cuts is None:
                 return None
@@ -66,6 +76,7 @@ class CutSearch:
                 return self._kept_at(cuts)
             for start, stop in crooked:
                 self._tables[start].added_bytes[stop - start - 1] = _NEVER
+        return None
 
     def _tabulate(self, most_bytes: int, deadline: float) -> list[_Reach]:
         problem, order = self._problem, self._order
@@ -87,7 +98,8 @@ class CutSearch:
             root: dict[int, int] = {}
             weight: dict[int, int] = {}
             heaviest = alive = 0
-            stops = range(start, count) if time.perf_counter() < deadline else range(start, start + 1)
+            most = MOST_PAIRS // count if time.perf_counter() < deadline else 1
+            stops = range(start, min(count, start + most))
             for stop in stops:
                 alive += sizes[stop]
                 for place in ending[stop]:
@@ -183,7 +195,3 @@ class CutSearch:
                 if waiting[head] == 0:
                     ready.append(head)
         return len(ready) == len(heads)
-
-
-_NEVER = 2**60
-"""More than any number of bytes."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -41,6 +42,8 @@ State: TypeAlias = tuple[int, tuple[int, ...], Chain]
 """Bytes kept, bytes of each open component, and the vertices kept."""
 
 
+_MOVE_EFFORT = 7
+"""Working out what a decision makes of a shape takes as long as so many states."""
 _FEW = 24
 """So many states are not worth a look at which of them are needed."""
 _NARROW = 12
@@ -55,12 +58,12 @@ class FrontierResult:
 
     `kept` (forced vertices left out) is the cheapest set in the budget that was found. No set under
     the cap keeps less than `floor_bytes`, which says no more than "none in the budget" if it lies
-    above it. `visited` is the number of states on the way.
+    above it. `effort` counts the states on the way and, several times, the shapes first met.
     """
 
     kept: tuple[int, ...] | None
     floor_bytes: int
-    visited: int
+    effort: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,14 @@ class FrontierSearch:
         """
         groups: dict[Shape, list[State]] = {((), 0): [(0, (), None)]}
         lost: int | None = None
-        visited = 0
+        effort = 0
         for step in self._steps:
             if time.perf_counter() >= deadline:
                 floor_bytes = min(_cheapest(groups), _least_of(budget_bytes + 1, lost))
-                return FrontierResult(None, floor_bytes, visited)
+                return FrontierResult(None, floor_bytes, effort)
+            known = len(step.moves)
             groups = self._advance(groups, step, cap_bytes, budget_bytes)
-            visited += sum(map(len, groups.values()))
+            effort += sum(map(len, groups.values())) + _MOVE_EFFORT * (len(step.moves) - known)
             groups = self._pruned(groups, step)
             if sum(map(len, groups.values())) > most_states:
                 ranked = _ranked(groups, price)
@@ -145,7 +149,7 @@ class FrontierSearch:
         return FrontierResult(
             kept=None if best is None else _members(best[2]),
             floor_bytes=floor_bytes,
-            visited=visited,
+            effort=effort,
         )
 
     def _pruned(self, groups: dict[Shape, list[State]], step: _Step) -> dict[Shape, list[State]]:
@@ -269,8 +273,13 @@ def _move(step: _Step, shape: Shape, *, keep: bool) -> _Move | None:
     for label in labels:
         items.append(label if label >= 0 else count)
         count += label < 0
-    row = (1 << count) - 1
-    reach = [paths >> (x * count) & row for x in range(count)]
+    reach = [0] * count
+    rest = paths
+    while rest:
+        lowest = rest & -rest
+        x, y = divmod(lowest.bit_length() - 1, count)
+        reach[x] |= 1 << y
+        rest ^= lowest
     new = count
     merged: list[int] = []
     inputs = outputs = 0  # bitsets of items
@@ -286,16 +295,19 @@ def _move(step: _Step, shape: Shape, *, keep: bool) -> _Move | None:
             merged.append(items[slot])
     joined = sum(1 << item for item in merged)
     above, below = inputs, outputs
-    for item in range(count):
-        if reach[item] & (joined | inputs):
-            above |= 1 << item
-        if (joined | outputs) >> item & 1:
-            below |= reach[item]
+    for item, reached in enumerate(reach):
+        if reached:
+            if reached & (joined | inputs):
+                above |= 1 << item
+            if (joined | outputs) >> item & 1:
+                below |= reached
     if (above | joined) & below or above & joined:
         return None
-    for item in range(count):
-        if above >> item & 1:
-            reach[item] |= below | 1 << new
+    rest = above
+    while rest:
+        lowest = rest & -rest
+        reach[lowest.bit_length() - 1] |= below | 1 << new
+        rest ^= lowest
     reach.append(below)
 
     # Names for what stays: components by first appearance, then kept vertices.
@@ -320,18 +332,17 @@ def _move(step: _Step, shape: Shape, *, keep: bool) -> _Move | None:
             sources.append(-1 if item == new else item)
         new_labels.append(name[item])
     new_paths = 0
-    # A kept vertex that nothing new will reach starts no new cycle; likewise at its other end.
-    rows = [(item, True, True) for item in name] + [(i, not e, not o) for i, e, o in kept_items]
-    width = len(rows)
-    column = {item: y for y, (item, _, counted) in enumerate(rows) if counted}
-    counted = sum(1 << item for item in column)
-    for x, (item, counts, _) in enumerate(rows):
-        if counts:
-            left = reach[item] & counted
-            while left:
-                lowest = left & -left
-                new_paths |= 1 << x * width + column[lowest.bit_length() - 1]
-                left ^= lowest
+    if any(reach):
+        # A kept vertex that nothing new will reach starts no new cycle; likewise at its other end.
+        rows = [(item, True, True) for item in name] + [(i, not e, not o) for i, e, o in kept_items]
+        column = {item: y for y, (item, _, counted) in enumerate(rows) if counted}
+        counted = sum(1 << item for item in column)
+        for x, (item, counts, _) in enumerate(rows):
+            rest = reach[item] & counted if counts else 0
+            while rest:
+                lowest = rest & -rest
+                new_paths |= 1 << x * len(rows) + column[lowest.bit_length() - 1]
+                rest ^= lowest
     return _Move(
         shape=(tuple(new_labels), new_paths),
         merged=tuple(merged),
@@ -357,30 +368,54 @@ def _undominated(states: list[State]) -> list[State]:
                 least = weight
                 found.append(state)
         return found
-    found = []
-    fronts: list[tuple[int, ...]] = []
     if width == 2:
-        for state in states:
-            a, b = state[1]
-            for c, d in fronts:
-                if c <= a and d <= b:
-                    break
-            else:
-                fronts.append(state[1])
-                found.append(state)
-        return found
+        return _undominated_pairs(states)
+    if len(states) > _FEW:
+        return _undominated_tuples(states)
+    found = []
     for state in states:
-        weights = state[1]
-        for other in fronts:
-            for theirs, ours in zip(other, weights, strict=True):
-                if theirs > ours:
-                    break
-            else:
+        for other in found:
+            if all(map(int.__le__, other[1], state[1])):
                 break
         else:
-            fronts.append(weights)
             found.append(state)
     return found
+
+
+def _undominated_pairs(states: list[State]) -> list[State]:
+    """The same for two components, states sorted: what is left is a staircase that falls."""
+    found = []
+    firsts: list[int] = []
+    seconds: list[int] = []
+    for state in states:
+        first, second = state[1]
+        place = bisect_right(firsts, first)
+        if place and seconds[place - 1] <= second:
+            continue
+        found.append(state)
+        start = bisect_left(firsts, first)
+        stop = start
+        while stop < len(seconds) and seconds[stop] >= second:
+            stop += 1
+        firsts[start:stop] = [first]
+        seconds[start:stop] = [second]
+    return found
+
+
+def _undominated_tuples(states: list[State]) -> list[State]:
+    """The same for any number of components, states sorted; some that are dominated may be left."""
+    distinct: dict[tuple[int, ...], State] = {}
+    for state in states:
+        distinct.setdefault(state[1], state)
+    states = list(distinct.values())
+    weights = np.array([state[1] for state in states])
+    few = min(len(states), _MOST_COMPARED)
+    # Sorted by what they keep, only an earlier state can match a later one.
+    matched = np.triu(np.ones((few, len(states)), dtype=bool), 1)
+    for column in weights.T:
+        matched &= column[:few, None] <= column[None, :]
+    dropped = np.logical_or.reduce(matched)
+    return [state for state, drop in zip(states, dropped, strict=True) if not drop]
 
 
 def _without_needless_paths(groups: dict[Shape, list[State]]) -> dict[Shape, list[State]]:
@@ -458,7 +493,7 @@ def _undominated_across(
         column = weights[:, slot]
         matched &= column[:few, None] <= column[None, :]
     np.fill_diagonal(matched, False)
-    dropped = matched.any(axis=0)
+    dropped = np.logical_or.reduce(matched)
     found: dict[Shape, list[State]] = {}
     for (state, shape), drop in zip(everything, dropped, strict=True):
         if not drop:
@@ -516,6 +551,44 @@ def _members(chain: Chain) -> tuple[int, ...]:
         found.append(chain[0])
         chain = chain[1]
     return tuple(sorted(found))
+
+
+def narrow_part(
+    problem: IndexedProblem, order: Sequence[int], most_width: int
+) -> tuple[IndexedProblem, list[int]]:
+    """A problem on some of the vertices, and an order of it that has a narrow frontier.
+
+    What a set keeps of the part is valid there, and no component grows: so no set of the whole
+    problem is better than the best of the part. Vertices are left out where the frontier would
+    be wider than `most_width`, those with the most neighbours to come first.
+    """
+    position = [0] * len(problem)
+    for place, vertex in enumerate(order):
+        position[vertex] = place
+    around = [(*tails, *heads) for tails, heads in zip(problem.predecessors, problem.successors, strict=True)]
+    undecided = [len(neighbours) for neighbours in around]
+    taken = [False] * len(problem)
+    frontier: set[int] = set()
+    for vertex in order:
+        taken[vertex] = True
+        if undecided[vertex]:
+            frontier.add(vertex)
+        for neighbour in around[vertex]:
+            undecided[neighbour] -= 1
+            if undecided[neighbour] == 0:
+                frontier.discard(neighbour)
+        if len(frontier) > most_width:
+            widest = max(frontier, key=lambda v: (undecided[v], -problem.sizes[v], position[v]))
+            frontier.remove(widest)
+            taken[widest] = False
+    number = {vertex: place for place, vertex in enumerate(v for v in range(len(problem)) if taken[v])}
+    part = IndexedProblem(
+        sizes=[problem.sizes[v] for v in number],
+        predecessors=[[number[n] for n in problem.predecessors[v] if taken[n]] for v in number],
+        successors=[[number[n] for n in problem.successors[v] if taken[n]] for v in number],
+        forced=[problem.forced[v] for v in number],
+    )
+    return part, [number[v] for v in order if taken[v]]
 
 
 def narrow_order(problem: IndexedProblem) -> list[int]:

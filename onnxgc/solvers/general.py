@@ -13,7 +13,7 @@ The search starts from the best of two plans that need no independent proof: the
 (`onnxgc.solvers.acg`; every set of reading A is one of reading G) and the best cuts over a few orders
 (`onnxgc.solvers.cuts`). It ends with the best set found, so it is never worse than either.
 
-Effort is counted in states, not in seconds: without a time limit, a problem has one answer on every
+Effort is counted, not timed: without a time limit, a problem has one answer on every
 machine.
 """
 
@@ -35,7 +35,7 @@ from onnxgc.solvers.bounds import any_plan_lower_bound_bytes
 from onnxgc.solvers.caps import deadline_of
 from onnxgc.solvers.cuts import CutSearch
 from onnxgc.solvers.families import GraphFamily, why_not_in
-from onnxgc.solvers.frontier import FrontierSearch, frontier_widths, narrow_order
+from onnxgc.solvers.frontier import FrontierSearch, frontier_widths, narrow_order, narrow_part
 from onnxgc.solvers.indexed import IndexedProblem, JudgedSet
 
 logger = logging.getLogger(__name__)
@@ -46,14 +46,18 @@ Interval: TypeAlias = tuple[int, int, int, int]
 
 MOST_CUT_VERTICES = 5000
 """Up to so many vertices, cuts over orders are tried."""
+MANY_VERTICES = 1500
+"""Above so many vertices, only over the first two orders."""
 WIDEST_FRONTIER = 150
 """Up to so many vertices on the frontier, the dynamic programme is tried."""
+NARROW_PART = 8
+"""Of a wider graph, a part whose frontier has so many vertices gives a bound."""
 STATES_A_WALK = 30_000
 """What the first walks may visit, roughly; each further round of walks visits four times as many."""
-MOST_STATES = 600_000
-"""What all walks together may visit, where there is no time limit."""
-FIRST_ROUND_STATES = 200_000
-"""What the first round of walks may visit."""
+FIRST_ROUND_EFFORT = 600_000
+MOST_EFFORT = 1_500_000
+"""What the first round and all walks together may visit, where there is no time limit for the latter:
+states, and shapes as `onnxgc.solvers.frontier` counts them."""
 MOST_JUDGED_VERTICES = 1_000_000
 """Sets that are judged when a plan is improved vertex by vertex, times vertices."""
 
@@ -64,7 +68,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     With a time limit it uses that time unless the optimum is proved earlier.
     """
     deadline = deadline_of(options)
-    most_states = MOST_STATES if options.time_limit_seconds is None else math.inf
+    most_effort = MOST_EFFORT if options.time_limit_seconds is None else math.inf
     independent = ACG.search(problem, options)
     if why_not_in(GraphFamily.CHAIN, problem) is None:
         return independent  # On a chain all segments are independent.
@@ -75,20 +79,24 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     assert best is not None, "segments with one entry and one exit can be put in a row"
     orders = [[index(v) for v in order] for order in topological_orders(problem.graph, problem.size_bytes)]
     if len(indexed) <= MOST_CUT_VERTICES:
-        for order in orders:
+        for order in orders[: 2 if len(indexed) > MANY_VERTICES else None]:
             best = _best_cuts(indexed, order, best, deadline)
     end_bytes = sum(size for size, forced in zip(indexed.sizes, indexed.forced, strict=True) if forced)
     bound = any_plan_lower_bound_bytes(problem) - end_bytes
 
-    order, widest = _narrowest(indexed, [*orders, narrow_order(indexed)])
+    narrowest, widest = _narrowest(indexed, [*orders, narrow_order(indexed)])
     if widest <= WIDEST_FRONTIER:
-        frontier = FrontierSearch(indexed, order)
-        capped = _CapSearch(indexed, frontier, best, deadline, most_states)
+        frontier = FrontierSearch(indexed, narrowest)
+        capped = _CapSearch(indexed, frontier, best, deadline, most_effort)
         capped.run()
         best = capped.best
         bound = max(bound, capped.bound_bytes)
     elif best.total_bytes > bound:
         best = _improved(indexed, best, deadline)
+        part, order = narrow_part(indexed, narrowest, NARROW_PART)
+        capped = _CapSearch(part, FrontierSearch(part, order), best, deadline, FIRST_ROUND_EFFORT)
+        capped.run()
+        bound = max(bound, capped.bound_bytes)
     return Finding(
         plan=CheckpointPlan.for_graph(problem.graph, (problem.graph.vertices[v] for v in best.kept)),
         status=Status.OPTIMAL if bound >= best.total_bytes else Status.FEASIBLE,
@@ -100,8 +108,11 @@ def _best_cuts(problem: IndexedProblem, order: Sequence[int], best: JudgedSet, d
     """The better of `best` and the cuts over an order, at caps that halve intervals."""
     cuts = CutSearch(problem, order, best.total_bytes, deadline)
     unexplored: list[Interval] = [(0, 0, best.total_bytes, 0)]
+    resolution = best.total_bytes // 256
     while unexplored and unexplored[0][0] < best.total_bytes and time.perf_counter() < deadline:
         _, low, high, floor = heapq.heappop(unexplored)
+        if high - low < resolution:
+            continue
         cap = (low + high) // 2
         kept = cuts.under(cap)
         if kept is None:
@@ -130,14 +141,14 @@ class _CapSearch:
         frontier: FrontierSearch,
         best: JudgedSet,
         deadline: float,
-        most_states: float,
+        most_effort: float,
     ) -> None:
         self.best = best
         self._problem = problem
         self._frontier = frontier
         self._deadline = deadline
-        self._most_states = most_states
-        self._visited = 0
+        self._most_effort = most_effort
+        self._effort = 0
         self._total_bytes = sum(problem.sizes)
         self._open: list[Interval] = _interval(0, best.total_bytes, 0)
 
@@ -149,26 +160,26 @@ class _CapSearch:
     def run(self) -> None:
         states_a_step = max(16, min(1024, STATES_A_WALK // len(self._problem)))
         resolution = self.best.total_bytes // 32
-        self._round(states_a_step, resolution, min(FIRST_ROUND_STATES, self._most_states))
+        self._round(states_a_step, resolution, min(FIRST_ROUND_EFFORT, self._most_effort))
         if self._is_open():
             self._look_closely(8 * states_a_step)
-        while self._is_open() and not self._is_spent(self._most_states):
+        while self._is_open() and not self._is_spent(self._most_effort):
             states_a_step *= 4
             resolution //= 2
-            self._round(states_a_step, resolution, self._most_states)
-        logger.debug("%d states visited, best %d bytes beside the ends", self._visited, self.best.total_bytes)
+            self._round(states_a_step, resolution, self._most_effort)
+        logger.debug("effort %d, best %d bytes beside the ends", self._effort, self.best.total_bytes)
 
     def _is_open(self) -> bool:
         return self.bound_bytes < self.best.total_bytes
 
-    def _is_spent(self, most_states: float) -> bool:
-        return self._visited >= most_states or time.perf_counter() >= self._deadline
+    def _is_spent(self, most_effort: float) -> bool:
+        return self._effort >= most_effort or time.perf_counter() >= self._deadline
 
-    def _round(self, states_a_step: int, resolution: int, most_states: float) -> None:
+    def _round(self, states_a_step: int, resolution: int, most_effort: float) -> None:
         """Halve intervals, the most promising first; set aside what is narrow and was not settled."""
         heapq.heapify(self._open)
         aside: list[Interval] = []
-        while self._open and self._is_open() and not self._is_spent(most_states):
+        while self._open and self._is_open() and not self._is_spent(most_effort):
             _, low, high, floor = heapq.heappop(self._open)
             cap = (low + high) // 2
             most, floor_below, is_exact = self._search_below(low, cap, states_a_step)
@@ -214,7 +225,7 @@ class _CapSearch:
         walk = self._frontier.under(
             cap, budget, states_a_step, price=price, relax=relax, deadline=self._deadline
         )
-        self._visited += walk.visited
+        self._effort += walk.effort
         if walk.kept is None:
             return None, walk.floor_bytes
         found = self._problem.judged(walk.kept)

@@ -23,6 +23,6 @@ MANUAL = Solver(
     name="manual",
     summary="keep the tensors that --checkpoints names",
     search=search,
-    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK),
+    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS),
     automatic=False,
 )

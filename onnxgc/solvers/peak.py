@@ -71,17 +71,18 @@ class OrderSearch:
         Nothing is lower than `at_least`. For the `first` order `below` may be far too high.
         """
         found: tuple[int, list[int]] | None = None
-        low, high = at_least - 1, below - 1  # Nothing fits into `low`; `high` is what is asked for next.
-        for share in (0.6, 0.75, 0.9, 1.0) if first else (1.0,):
-            limit = max(at_least, int(high * share))
-            label = self._under(limit)
+        low = at_least - 1  # Nothing fits into that.
+        # Low limits are quick to try: their phases are short.
+        limit = max(at_least, below // 32) if first else below - 1
+        while found is None:
+            label = self._under(min(limit, below - 1))
             if label is not None:
                 found = self._peak(label), [step.cut for step in label.path()]
-                break
-            low = limit
-            if limit >= high:
+            elif limit >= below - 1:
                 return None
-        while found is not None and found[0] - low > 1 + found[0] // _PRECISION:
+            else:
+                low, limit = limit, limit + limit // 3 + 1
+        while found[0] - low > 1 + found[0] // _PRECISION:
             if time.perf_counter() >= self._deadline:
                 break
             limit = (low + found[0]) // 2
@@ -237,34 +238,30 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     """The best cuts over several orders, or storing everything where that is as low."""
     deadline = deadline_of(options)
     joint = problem.joint()
-    plan = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
-    profile = joint.profile(plan)
-    best = profile.peak_bytes
+    if options.objective is Objective.ACTIVATIONS:
+        joint = joint.without_parameter_gradients()
     bound = floor_of(joint.step)
-    chosen: tuple[OrderSearch, StepModel, tuple[Vertex, ...]] | None = None
+    stored = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
+    stored_peak = best = joint.profile(stored).peak_bytes
+    plan = stored
     for order in topological_orders(problem.graph, problem.size_bytes):
         if best <= bound.bytes or time.perf_counter() >= deadline:
             break
         model = step_model(_step_in(joint, order), joint.members, order)
         orders = OrderSearch(PhaseCosts(model), deadline)
-        found = orders.best(best, bound.bytes, first=chosen is None)
-        if found is None:
-            continue
-        candidate = plan_of_cuts(order, model, found[1])
-        peak = joint.profile(candidate).peak_bytes
-        logger.debug("order %s...: estimated %d, simulated %d bytes", order[:3], found[0], peak)
-        if peak < best:
-            best, plan, chosen = peak, candidate, (orders, model, order)
-    if chosen is not None:
-        orders, model, order = chosen
-        cuts = orders.least_recomputation(best)
-        if cuts is not None:
-            cheaper = plan_of_cuts(order, model, cuts)
-            if joint.profile(cheaper).peak_bytes <= best:
-                plan = cheaper
-    status = Status.OPTIMAL if best <= bound.bytes else Status.FEASIBLE
+        found = orders.best(best, bound.bytes, first=plan is stored)
+        logger.debug("order %s...: %s", order[:3], "nothing lower" if found is None else f"{found[0]} bytes")
+        if found is not None:
+            best = found[0]
+            plan = plan_of_cuts(order, model, orders.least_recomputation(best) or found[1])
+    peak = joint.profile(plan).peak_bytes
+    if peak > best:
+        logger.debug("estimated %d, simulated %d bytes", best, peak)
+    if peak > stored_peak:
+        plan, peak = stored, stored_peak
+    status = Status.OPTIMAL if peak <= bound.bytes else Status.FEASIBLE
     kept = problem.graph.in_order(plan.checkpoints)
-    return Finding(replace(plan, checkpoints=kept), status, min(bound.bytes, best), bound.operator)
+    return Finding(replace(plan, checkpoints=kept), status, min(bound.bytes, peak), bound.operator)
 
 
 def _step_in(joint: JointGraph, order: tuple[Vertex, ...]) -> StepGraph:
@@ -275,6 +272,6 @@ PEAK = Solver(
     name="peak",
     summary="least simulated peak with at most one more forward",
     search=search,
-    objectives=(Objective.PEAK,),
+    objectives=(Objective.PEAK, Objective.ACTIVATIONS),
     exact_for=None,
 )

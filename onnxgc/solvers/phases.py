@@ -53,6 +53,7 @@ class Operator:
     flops: int
     reuses: int | None
     once: bool
+    needs_all_outputs: bool
 
 
 @dataclass(slots=True)
@@ -144,6 +145,7 @@ def step_model(
                 operator.flops,
                 reuses,
                 operator.once,
+                operator.needs_all_outputs,
             )
         )
     slots = _slots(step, places, storage_of, storages)
@@ -231,7 +233,7 @@ def _forward_base(step: StepGraph, operators: Sequence[Operator], storages: Sequ
 def _allocated(operator: Operator, storages: Sequence[Storage]) -> list[int]:
     """What an operator writes in a forward that keeps nothing: its trailing unread outputs are left out."""
     writes = list(operator.writes)
-    while len(writes) > 1 and not storages[writes[-1]].readers:
+    while len(writes) > 1 and not operator.needs_all_outputs and not storages[writes[-1]].readers:
         writes.pop()
     return writes
 
@@ -509,7 +511,8 @@ class PhaseCosts:
         held += sequence.base
         lower_cuts = cut - 1 - np.arange(width)
         held[sequence.event_place[None, :] <= lower_cuts[:, None]] = _LEAST
-        return np.maximum(held.max(axis=1, initial=0), 0)
+        needs: IntArray = np.maximum(held.max(axis=1, initial=0), 0)
+        return needs
 
     def _sequence(self, cut: int, lowest: int) -> _Sequence:
         """Computing again, each right before its first reader, what a cut does not keep."""
@@ -584,9 +587,13 @@ class PhaseCosts:
             end = last[number]
             if end is None and number not in kept:
                 # Unread, it is allocated all the same, unless it is one of the trailing outputs.
-                writes = self.model.operators[storages[number].producer].writes
-                behind = writes[writes.index(number) + 1 :]
-                if number == writes[0] or any(last[other] is not None for other in behind):
+                operator = self.model.operators[storages[number].producer]
+                behind = operator.writes[operator.writes.index(number) + 1 :]
+                if (
+                    number == operator.writes[0]
+                    or operator.needs_all_outputs
+                    or any(last[other] is not None for other in behind)
+                ):
                     end = start
             if end is not None:
                 held.append((storages[number].place, storages[number].size, start, end))

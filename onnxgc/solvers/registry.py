@@ -43,7 +43,9 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
     }
 )
 
-DEFAULTS: Mapping[Objective, Solver] = MappingProxyType({Objective.PEAK: PEAK, Objective.PAPER: ACG})
+DEFAULTS: Mapping[Objective, Solver] = MappingProxyType(
+    {Objective.PEAK: PEAK, Objective.ACTIVATIONS: PEAK, Objective.PAPER: ACG}
+)
 
 
 def solver_for(name: str | None, objective: Objective | None = None) -> Solver:

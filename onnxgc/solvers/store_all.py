@@ -17,5 +17,5 @@ STORE_ALL = Solver(
     name="store-all",
     summary="keep every tensor and recompute nothing, as regular training does",
     search=search,
-    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK),
+    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS),
 )

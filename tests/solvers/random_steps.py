@@ -47,6 +47,7 @@ def random_step_problem(random: Random, max_vertices: int) -> CheckpointProblem:
             tuple(outputs),
             in_place=in_place,
             once=random.random() < 0.08,
+            needs_all_outputs=random.random() < 0.3,
             workspace_bytes=random.choice([0, 0, random.randint(0, 4)]),
             flops=1,
         )
@@ -64,8 +65,8 @@ def random_step_problem(random: Random, max_vertices: int) -> CheckpointProblem:
                 sizes[f"{operator}.grad{n}"] = size
 
     readers: dict[str, list[str]] = {}
-    for name, operator in operators.items():
-        for tensor in operator.inputs:
+    for name, known in operators.items():
+        for tensor in known.inputs:
             readers.setdefault(tensor, []).append(name)
 
     def in_order(names: tuple[str, ...]) -> StepGraph:
