@@ -9,6 +9,7 @@ from onnxgc.api.pipeline import (
     plan_step,
     store_all_schedule,
 )
+from onnxgc.api.solving import solve_graph
 from onnxgc.api.verification import Check, Verification, verify
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "inspect",
     "optimize",
     "plan_step",
+    "solve_graph",
     "store_all_schedule",
     "verify",
 ]

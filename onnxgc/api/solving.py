@@ -23,6 +23,8 @@ def solve_graph(
     interior_only: bool = False,
     time_limit: float | None = None,
     seed: int = 0,
+    slots: int | None = None,
+    draws: int = 10,
 ) -> dict[str, Any]:
     """Find checkpoints for a graph file; the result is ready for JSON.
 
@@ -37,6 +39,8 @@ def solve_graph(
         interior_only: leave the source and the target, which are always kept, out of the result.
         time_limit: seconds for the search.
         seed: of all that is drawn.
+        slots: states that the solver `revolve` may store at once.
+        draws: valid sets that the solver `random` compares.
 
     Raises:
         GraphFileError: the file is not a graph of the required form.
@@ -54,7 +58,7 @@ def solve_graph(
     problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in sizes.items()})
     identifier = {str(vertex): vertex for vertex in file.graph.vertices}
     kept = tuple(identifier.get(text, text) for text in checkpoints or ())
-    options = SolverOptions(kept, wanted, time_limit, seed)
+    options = SolverOptions(kept, wanted, time_limit, seed, draws, slots)
     solution = (solver_for("manual") if checkpoints is not None else chosen).solve(problem, options)
 
     end_size = sum(sizes[vertex] for vertex in ends)

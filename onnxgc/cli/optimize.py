@@ -35,7 +35,7 @@ def optimize_command(
         ObjectiveName | None,
         typer.Option(
             help="peak: simulated peak of what will run; activations: the same without the parameters' "
-            "gradients; paper: sum of the checkpoints + heaviest segment [default: peak, or the solver's own]."
+            "gradients; paper: checkpoints + heaviest segment [default: peak, or the solver's own]."
         ),
     ] = None,
     solver: Annotated[

@@ -38,6 +38,8 @@ def solve_command(
     ] = "-",
     time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    slots: Annotated[int | None, typer.Option(min=1, help="States that revolve may store at once.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Valid sets that random compares.")] = 10,
 ) -> None:
     """Find the checkpoints of a forward graph: least sum of checkpoints and heaviest segment, or peak."""
     check_json_target(json_target, graph)
@@ -50,5 +52,7 @@ def solve_command(
         interior_only=interior_only,
         time_limit=time_limit,
         seed=seed,
+        slots=slots,
+        draws=draws,
     )
     write_json(found, json_target)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.terminals import with_single_terminals
+from onnxgc.graph.terminals import forced_checkpoints, with_single_terminals
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,31 @@ def is_valid_reading_a(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -
     return all(
         len(segment.entries) == 1 and len(segment.exits) == 1 for segment in segments_between(closed, kept)
     )
+
+
+def is_valid_reading_g(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> bool:
+    """Whether the segments can be put in a row, each computed, and differentiated, as one piece.
+
+    That is: contracted to one vertex each, they leave a graph without cycles. Then no path leaves a
+    segment and comes back, nor do two segments wait for each other. The single source and target
+    always count as checkpoints.
+    """
+    segments = segments_between(graph, (*checkpoints, *forced_checkpoints(graph)))
+    group: dict[Vertex, Vertex] = {vertex: vertex for vertex in graph.vertices}
+    group |= {vertex: segment.interior[0] for segment in segments for vertex in segment.interior}
+    heads: dict[Vertex, list[Vertex]] = {first: [] for first in group.values()}
+    waiting = dict.fromkeys(heads, 0)
+    for tail, head in graph.edges:
+        if group[tail] != group[head]:
+            heads[group[tail]].append(group[head])
+            waiting[group[head]] += 1
+    ready = [first for first, count in waiting.items() if count == 0]
+    for first in ready:  # grows while it is walked
+        for head in heads[first]:
+            waiting[head] -= 1
+            if waiting[head] == 0:
+                ready.append(head)
+    return len(ready) == len(heads)
 
 
 def _dependency_order(graph: ComputationGraph, owner: dict[Vertex, int], count: int) -> list[int]:

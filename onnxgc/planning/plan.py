@@ -23,7 +23,8 @@ class Objective(Enum):
     """The sum of the checkpoints and the heaviest segment, over sets whose segments are independent
     (reading A of `onnxgc.graph.segments`)."""
     GENERAL = "general"
-    """The same sum over all sets whose segments are convex (reading G)."""
+    """The same sum over all sets whose segments can follow one another (reading G): no path leaves a
+    segment and comes back, and no two segments wait for each other."""
 
 
 def parse_objective(name: str | None) -> Objective | None:

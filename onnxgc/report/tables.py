@@ -43,7 +43,9 @@ def verdict(report: Mapping[str, Any]) -> str:
     if report["status"] == "optimal":
         quality = "optimal"
     else:
-        quality = f"feasible, at most {report['gap']:.1%} above the best possible"
+        quality = f"feasible; no plan is below {megabytes(report['lower_bound_bytes'])}"
+        if report["bound_operator"]:
+            quality += f", which '{report['bound_operator']}' alone takes"
     return (
         f"{report['solver']}: {quality} for the objective '{report['objective']}' "
         f"({report['vertices']} tensors, {report['operators']} operators); {report['seconds']['total']:.1f} s"

@@ -37,7 +37,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
             continue
         components = neighbourhood.components(kept)
         if options.objective is Objective.GENERAL:
-            valid = all(map(neighbourhood.is_convex, components))
+            valid = neighbourhood.can_follow_one_another(components)
         else:
             valid = all(map(neighbourhood.is_independent, components))
         if not valid:
@@ -144,15 +144,19 @@ class _Neighbourhood:
         fed = self._union(self._fed, component) & ~component
         return feeding.bit_count() == 1 and fed.bit_count() == 1
 
-    def is_convex(self, component: int) -> bool:
-        """Whether no path leaves a component and comes back."""
-        outside = fresh = self._union(self._fed, component) & ~component & self._all
-        while fresh:
-            reached = self._union(self._fed, fresh) & self._all
-            if reached & component:
+    def can_follow_one_another(self, components: list[int]) -> bool:
+        """Whether no component waits, over whatever path, for itself or for one that waits for it."""
+        waiting = [*components, *(1 << n for n in range(self._all.bit_length()))]
+        waiting = [part for n, part in enumerate(waiting) if n < len(components) or part & ~sum(components)]
+        done = 0
+        while waiting:
+            ready = [
+                part for part in waiting if not self._union(self._feeding, part) & self._all & ~(done | part)
+            ]
+            if not ready:
                 return False
-            fresh = reached & ~outside
-            outside |= reached
+            done |= sum(ready)
+            waiting = [part for part in waiting if part not in ready]
         return True
 
     def _union(self, neighbours: list[int], members: int) -> int:

@@ -24,6 +24,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from onnxgc.graph.orders import topological_orders
@@ -58,6 +59,8 @@ FIRST_ROUND_EFFORT = 600_000
 MOST_EFFORT = 1_500_000
 """What the first round and all walks together may visit, where there is no time limit for the latter:
 states, and shapes as `onnxgc.solvers.frontier` counts them."""
+_FEWEST_STATES, _MOST_STATES = 16, 1024
+"""Bounds on the states that the first walks hold in each step."""
 MOST_JUDGED_VERTICES = 1_000_000
 """Sets that are judged when a plan is improved vertex by vertex, times vertices."""
 
@@ -94,7 +97,9 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     elif best.total_bytes > bound:
         best = _improved(indexed, best, deadline)
         part, order = narrow_part(indexed, narrowest, NARROW_PART)
-        capped = _CapSearch(part, FrontierSearch(part, order), best, deadline, FIRST_ROUND_EFFORT)
+        # Only sets better than the best of the whole matter to the bound; that one is not the part's.
+        rival = replace(best, kept=())
+        capped = _CapSearch(part, FrontierSearch(part, order), rival, deadline, FIRST_ROUND_EFFORT)
         capped.run()
         bound = max(bound, capped.bound_bytes)
     return Finding(
@@ -116,7 +121,6 @@ def _best_cuts(problem: IndexedProblem, order: Sequence[int], best: JudgedSet, d
         cap = (low + high) // 2
         kept = cuts.under(cap)
         if kept is None:
-            found = None
             below: list[Interval] = []
         else:
             found = problem.judged(kept)
@@ -158,7 +162,7 @@ class _CapSearch:
         return min((interval[0] for interval in self._open), default=self.best.total_bytes)
 
     def run(self) -> None:
-        states_a_step = max(16, min(1024, STATES_A_WALK // len(self._problem)))
+        states_a_step = max(_FEWEST_STATES, min(_MOST_STATES, STATES_A_WALK // len(self._problem)))
         resolution = self.best.total_bytes // 32
         self._round(states_a_step, resolution, min(FIRST_ROUND_EFFORT, self._most_effort))
         if self._is_open():

@@ -17,6 +17,7 @@ from onnxgc.solvers.bptt import BPTT
 from onnxgc.solvers.chen_greedy import CHEN_GREEDY
 from onnxgc.solvers.chen_sqrt import CHEN_SQRT
 from onnxgc.solvers.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.general import GENERAL
 from onnxgc.solvers.lcg import LCG
 from onnxgc.solvers.manual import MANUAL
 from onnxgc.solvers.peak import PEAK
@@ -30,6 +31,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         for solver in (
             PEAK,
             ACG,
+            GENERAL,
             LCG,
             CHEN_SQRT,
             CHEN_GREEDY,
@@ -44,7 +46,12 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
 )
 
 DEFAULTS: Mapping[Objective, Solver] = MappingProxyType(
-    {Objective.PEAK: PEAK, Objective.ACTIVATIONS: PEAK, Objective.PAPER: ACG}
+    {
+        Objective.PEAK: PEAK,
+        Objective.ACTIVATIONS: PEAK,
+        Objective.PAPER: ACG,
+        Objective.GENERAL: GENERAL,
+    }
 )
 
 

@@ -102,6 +102,48 @@ def test_every_solver_by_name(solve: Command, solver: str) -> None:
     assert found["checkpoints"][-1] == 4
 
 
+def test_objectives(solve: Command) -> None:
+    sizes = [0, 1, 1, 1, 9, 7, 0]
+    document = {
+        "vertices": [{"id": number, "size": size} for number, size in enumerate(sizes)],
+        "edges": [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [1, 4], [5, 6]],
+        "source": 0,
+        "target": 6,
+    }
+    chain_of_1000 = {
+        "vertices": [{"id": number, "size": 1} for number in range(1002)],
+        "edges": [[number, number + 1] for number in range(1001)],
+        "source": 0,
+        "target": 1001,
+    }
+    assert solve.found(document, "--objective", "paper")["solver"] == "acg"
+    everywhere = solve.found(document, "--solver", "exhaustive", "--objective", "general")
+    independent = solve.found(document, "--solver", "exhaustive")
+    assert everywhere["objective"] <= independent["objective"]
+    released = solve.found(chain_of_1000, "--objective", "peak", "--interior-only")
+    assert (released["solver"], released["objective"]) == ("peak", 44)
+    assert 0 < released["lower_bound"] <= 44
+    assert "has the objective 'paper', not 'peak'" in solve.refusal(
+        document, "--solver", "acg", "--objective", "peak"
+    )
+
+
+def test_numbers_of_single_solvers(solve: Command) -> None:
+    chain = {
+        "vertices": [{"id": number, "size": 2} for number in range(13)],
+        "edges": [[number, number + 1] for number in range(12)],
+        "source": 0,
+        "target": 12,
+    }
+    kept = [
+        len(solve.found(chain, "--solver", "revolve", "--slots", str(slots))["checkpoints"])
+        for slots in (1, 4)
+    ]
+    assert kept[0] < kept[1]
+    one, many = (solve.found(chain, "--solver", "random", "--draws", str(draws)) for draws in (1, 200))
+    assert many["objective"] <= one["objective"]
+
+
 def test_random_graphs_have_the_exhaustive_optimum(solve: Command) -> None:
     random = Random(71)
     tried = 0
@@ -174,7 +216,7 @@ def test_graphs_that_a_solver_does_not_take(solve: Command) -> None:
     for solver in ("lcg", "revolve", "bptt"):
         assert "vertex '0' branches into '1' and '2'" in solve.refusal(ring, "--solver", solver)
     assert "vertices 1 and 2 differ in size" in solve.refusal(CHAIN, "--solver", "revolve")
-    assert "solver 'best' is none of peak, acg" in solve.refusal(CHAIN, "--solver", "best")
+    assert "solver 'best' is none of peak, acg, general" in solve.refusal(CHAIN, "--solver", "best")
 
 
 @pytest.mark.parametrize(

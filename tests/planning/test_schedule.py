@@ -67,9 +67,9 @@ def step_graphs(draw: st.DrawFn) -> tuple[StepGraph, frozenset[str]]:
         chunks.append((Operator(f"b{i}", (*reads, before), (f"g{i}",)),))
         before = f"g{i}"
     discarded = frozenset(draw(st.lists(st.sampled_from(tensors[1:]), unique=True)))
-    sources = tuple(f"f{i}" for i in reversed(range(1, count)))
+    differentiated = tuple(f"f{i}" for i in reversed(range(1, count)))
     resident = frozenset({"t0", "seed"})
-    graph = StepGraph(tuple(forward), tuple(chunks), sources, sizes, resident, (before,), frozenset())
+    graph = StepGraph(tuple(forward), tuple(chunks), differentiated, sizes, resident, (before,), frozenset())
     return graph, discarded
 
 

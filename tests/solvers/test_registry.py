@@ -32,7 +32,8 @@ def random_instance(random: Random, family: GraphFamily, max_vertices: int) -> C
 
 def test_names_are_those_of_the_solvers() -> None:
     assert set(SOLVERS) == {
-        "peak", "acg", "lcg", "chen-sqrt", "chen-greedy", "revolve", "bptt", "random", "store-all", "manual",
+        "peak", "acg", "general", "lcg", "chen-sqrt", "chen-greedy", "revolve", "bptt", "random",
+        "store-all", "manual",
         "exhaustive",
     }  # fmt: skip
     assert all(name == solver.name for name, solver in SOLVERS.items())
@@ -148,5 +149,5 @@ def test_solver_for_an_objective() -> None:
     assert solver_for(None).name == "peak"
     assert solver_for(None, Objective.PAPER).name == "acg"
     assert solver_for("lcg", Objective.PEAK).name == "lcg", "refused when it solves"
-    with pytest.raises(PlanError, match="solver 'best' is none of peak, acg"):
+    with pytest.raises(PlanError, match="solver 'best' is none of peak, acg, general"):
         solver_for("best")
