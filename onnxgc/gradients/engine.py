@@ -72,7 +72,7 @@ class ConstantPool:
         self.values: dict[str, Array] = {}
 
     def add(self, value: Array) -> str:
-        digest = hashlib.sha1(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()
+        digest = hashlib.sha1(f"{value.dtype.num}{value.shape}".encode() + value.tobytes()).hexdigest()
         if digest not in self._name_of:
             name = fresh_name(f"constant_{len(self.values)}", self._taken)
             self._name_of[digest] = name

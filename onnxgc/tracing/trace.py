@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from onnxgc.gradients.engine import Differentiated
 from onnxgc.gradients.registry import differentiate
@@ -31,8 +34,8 @@ class TrainingStep:
 
 def retrace(step: TrainingStep, order: Sequence[str]) -> TrainingStep:
     """The same step with its forward nodes in another order."""
-    seed = step.differentiated.seed
-    return trace(step.model, seed=seed, order=order, keep_outputs=step.keeps_outputs)
+    differentiated = differentiate(step.model, seed=step.differentiated.seed, order=order)
+    return _described(step.model, differentiated, step.keeps_outputs, step)
 
 
 def trace(
@@ -42,13 +45,35 @@ def trace(
 
     With `keep_outputs` the model's own outputs are outputs of the step too.
     """
-    differentiated = differentiate(model, seed=seed, order=order)
+    return _described(model, differentiate(model, seed=seed, order=order), keep_outputs, None)
+
+
+def _described(
+    model: TrainableModel, differentiated: Differentiated, keep_outputs: bool, before: TrainingStep | None
+) -> TrainingStep:
+    """The step, with what is known from the same step in the order `before`."""
+    seed = differentiated.seed
     known = {**model.types, **differentiated.extra_types, seed: model.types[model.loss]}
-    added = infer_types(differentiated.backward, known, differentiated.constants, model.opset)
+    backward = differentiated.backward
+    nodes = {node.name: node for node in (*differentiated.forward, *backward)}
+    operators = {} if before is None else _operators_of_equal_nodes(before, nodes, differentiated.constants)
+    added = {
+        name: before.types[name]
+        for node in backward
+        if before is not None and node.name in operators
+        for name in node.outputs
+        if name
+    }
+    new = [node for node in backward if node.name not in operators]
+    added.update(infer_types(new, {**known, **added}, differentiated.constants, model.opset))
     constants = {name: type_of_array(value) for name, value in differentiated.constants.items()}
     types = {**known, **constants, **added}
-    forward = tuple(_operator(node, types) for node in differentiated.forward)
-    chunks = tuple(tuple(_operator(node, types) for node in chunk.nodes) for chunk in differentiated.chunks)
+
+    def described(node: Node) -> Operator:
+        return operators.get(node.name) or _operator(node, types)
+
+    forward = tuple(map(described, differentiated.forward))
+    chunks = tuple(tuple(map(described, chunk.nodes)) for chunk in differentiated.chunks)
     gradients = {
         name: differentiated.gradient_of[name]
         for name in model.parameters
@@ -66,10 +91,32 @@ def trace(
         tuple(outputs),
         frozenset(gradients.values()),
     )
-    nodes = {node.name: node for node in (*differentiated.forward, *differentiated.backward)}
     return TrainingStep(
         model, differentiated, types, differentiated.constants, graph, nodes, gradients, keep_outputs
     )
+
+
+def _operators_of_equal_nodes(
+    before: TrainingStep, nodes: Mapping[str, Node], constants: Mapping[str, Array]
+) -> dict[str, Operator]:
+    """What is already known of nodes that another order has too.
+
+    Names of tensors come from the forward node that they are for; names of constants are counted.
+    """
+    changed = {
+        name
+        for name, value in constants.items()
+        if name not in before.constants
+        or before.constants[name].dtype != value.dtype
+        or not np.array_equal(before.constants[name], value)
+    }
+    operators = (*before.graph.forward, *chain.from_iterable(before.graph.chunks))
+    return {
+        operator.name: operator
+        for operator in operators
+        if nodes.get(operator.name) == before.nodes[operator.name]
+        and changed.isdisjoint(before.nodes[operator.name].inputs)
+    }
 
 
 def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:

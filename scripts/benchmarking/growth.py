@@ -1,0 +1,176 @@
+"""How solve times grow with the graph: networks, chains, random graphs and transformer-like graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.planning.problem import CheckpointProblem, TensorCost
+from onnxgc.solvers.registry import SOLVERS
+from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
+from scripts.benchmarking.records import Progress
+
+TIMED = ("acg", "general", "peak")
+CHAIN_VERTICES = (500, 1_000, 2_000, 5_000, 10_000)
+RANDOM_VERTICES = (500, 1_000, 2_000)
+TRANSFORMER_VERTICES = (500, 1_000, 2_000, 5_000, 10_000)
+# Seconds of the published code of Feng and Huang, division tree and search, on a CPU; that of the
+# chain is extrapolated from shorter ones. From 1,000 vertices on it ends in a recursion error.
+PAPER_CODE_SECONDS = {
+    "resnet50": 1.0,
+    "densenet121": 23.0,
+    "densenet161": 46.0,
+    "densenet201": 95.0,
+    "nasnet": 36.0,
+    "chain of 500": 53_800.0,
+}
+LONGEST_SECONDS = 120.0
+_REPEATED_BELOW_SECONDS = 5.0
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A graph of a family; `make` builds it."""
+
+    family: str
+    name: str
+    make: Callable[[], CheckpointProblem]
+
+
+def cases(most_vertices: int) -> Iterator[Case]:
+    """All graphs of up to so many vertices, each family from small to large."""
+    for network, graph in sorted(PAPER_GRAPHS.items(), key=lambda item: item[1].vertices):
+        if graph.vertices <= most_vertices:
+            yield Case("network", network, lambda network=network: paper_problem(network))  # type: ignore[misc]
+    families: tuple[tuple[str, str, Sequence[int], Callable[[int], CheckpointProblem]], ...] = (
+        ("chain", "chain of {:,}", CHAIN_VERTICES, random_chain),
+        ("random", "random, {:,}", RANDOM_VERTICES, random_dag),
+        ("transformer", "transformer, {:,}", TRANSFORMER_VERTICES, transformer),
+    )
+    for family, name, sizes, make in families:
+        for size in sizes:
+            if size <= most_vertices:
+                yield Case(family, name.format(size), lambda make=make, size=size: make(size))  # type: ignore[misc]
+
+
+def random_chain(vertices: int) -> CheckpointProblem:
+    """A chain whose tensors have 1 to 1,000 MB."""
+    return _problem(vertices, [(v, v + 1) for v in range(vertices - 1)])
+
+
+def random_dag(vertices: int) -> CheckpointProblem:
+    """Twice as many edges as vertices: each vertex reads a random earlier one, other pairs are random."""
+    random = Random(vertices)
+    edges = {(random.randrange(v), v) for v in range(1, vertices)}
+    while len(edges) < 2 * vertices:
+        tail, head = sorted(random.sample(range(vertices), 2))
+        edges.add((tail, head))
+    return _problem(vertices, sorted(edges))
+
+
+def transformer(vertices: int) -> CheckpointProblem:
+    """Blocks of attention and two-layer perceptron between residual additions, as many as fit.
+
+    Sizes in proportion: 64 tokens of width 256 with 4 heads, in bytes of float32.
+    """
+    tokens, width, heads = 64, 256, 4
+    hidden, scores, inner = tokens * width, heads * tokens**2, 4 * tokens * width
+    sizes = [hidden]
+    edges: list[tuple[int, int]] = []
+
+    def add(size: int, *read: int) -> int:
+        sizes.append(size)
+        edges.extend((tail, len(sizes) - 1) for tail in read)
+        return len(sizes) - 1
+
+    stream = 0
+    while len(sizes) + 13 <= vertices:
+        normal = add(hidden, stream)
+        query, key, value = (add(hidden, normal) for _ in range(3))
+        weights = add(scores, add(scores, query, key))
+        stream = add(hidden, add(hidden, add(hidden, weights, value)), stream)
+        normal = add(hidden, stream)
+        stream = add(hidden, add(hidden, add(inner, add(inner, normal))), stream)
+    return _with_sizes([4 * size for size in sizes], edges)
+
+
+def _problem(vertices: int, edges: Sequence[tuple[int, int]]) -> CheckpointProblem:
+    random = Random(vertices)
+    return _with_sizes([random.randint(1, 1000) * 10**6 for _ in range(vertices)], edges)
+
+
+def _with_sizes(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> CheckpointProblem:
+    costs = {vertex: TensorCost(size) for vertex, size in enumerate(sizes)}
+    return CheckpointProblem(ComputationGraph.from_unsorted(range(len(sizes)), edges), costs)
+
+
+def run_growth(most_vertices: int, tell: Progress) -> list[dict[str, Any]]:
+    """Seconds of each solver on each graph, the division tree included; None where it was left out.
+
+    Left out is what would take more than `LONGEST_SECONDS` if time grew with the square of the
+    vertices from the size before. What takes long is timed once, all else is the minimum of three.
+    """
+    rows: list[dict[str, Any]] = []
+    before: dict[tuple[str, str], tuple[int, float]] = {}
+    for case in cases(most_vertices):
+        problem = case.make()
+        vertices = len(problem.graph)
+        tell(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
+        seconds: dict[str, float | None] = {}
+        figures: dict[str, Any] = {}
+        for name in TIMED:
+            if name not in SOLVERS:
+                continue
+            known = before.get((case.family, name))
+            if known and known[1] * (vertices / known[0]) ** 2 > LONGEST_SECONDS:
+                seconds[name] = None
+                tell(f"  {name} left out")
+                continue
+            seconds[name], figures[name] = _timed(name, problem)
+            before[case.family, name] = vertices, seconds[name] or 0.0
+        rows.append(
+            {
+                "family": case.family,
+                "name": case.name,
+                "vertices": vertices,
+                "edges": len(problem.graph.edges),
+                "seconds": seconds,
+                "solutions": figures,
+                "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
+            }
+        )
+    return rows
+
+
+def _timed(name: str, problem: CheckpointProblem) -> tuple[float, dict[str, Any]]:
+    solver = SOLVERS[name]
+    solution = solver.solve(problem)
+    seconds = [solution.seconds]
+    while len(seconds) < _REPEATS and seconds[0] < _REPEATED_BELOW_SECONDS:
+        seconds.append(solver.solve(problem).seconds)
+    return min(seconds), {
+        "objective_bytes": solution.objective_bytes,
+        "lower_bound_bytes": solution.lower_bound_bytes,
+        "status": solution.status.value,
+    }
+
+
+def exponents(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By family and solver, the power of the number of vertices with which time grows, first to last."""
+    found: dict[str, dict[str, float]] = {}
+    for family in dict.fromkeys(row["family"] for row in rows if row["family"] != "network"):
+        for name in TIMED:
+            timed = [
+                (row["vertices"], row["seconds"][name])
+                for row in rows
+                if row["family"] == family and row["seconds"].get(name)
+            ]
+            for (few, short), (many, long) in pairwise([timed[0], timed[-1]] if len(timed) > 1 else []):
+                found.setdefault(family, {})[name] = math.log(long / short) / math.log(many / few)
+    return found
