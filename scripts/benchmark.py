@@ -2,9 +2,11 @@
 
     python scripts/benchmark.py resnet50    equality, accuracy, memory and time on ResNet-50
     python scripts/benchmark.py light       the onnx package's light models and models/: planned, verified
-    python scripts/benchmark.py paper       simulated peaks beside the paper's Table 1; nothing is run
+    python scripts/benchmark.py table1      sums, simulated peaks, times beside the paper's Table 1
+    python scripts/benchmark.py growth      how solve times grow with the graph
+    python scripts/benchmark.py exactness   solvers beside exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg
-    python scripts/benchmark.py render      README.md and the picture from the recorded figures
+    python scripts/benchmark.py render      README.md and the pictures from the recorded figures
 
 Each but the last records a JSON file in benchmarks/ (or in the folder given by --record) and
 prints a table; progress goes to stderr. Every figure is measured or simulated by the very run
@@ -14,6 +16,7 @@ that records it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -26,10 +29,20 @@ from rich.table import Table
 # The checkout itself, for `tests.torch_reference`, and for `scripts` when this file is the program.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.benchmarking import networks, picture, readme, resnet50
+from scripts.benchmarking import (
+    exactness,
+    growth,
+    growth_picture,
+    networks,
+    picture,
+    readme,
+    resnet50,
+    table1,
+)
 from scripts.benchmarking.records import BENCHMARKS, Progress, write_record
 
 MEGABYTE = 10**6
+MEBIBYTE = 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,15 +71,24 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--batch", type=int, default=2, help="images, for the networks of models/")
     command.add_argument("--pixels", type=int, help="image size, for the networks of models/")
 
-    command = _command(commands, "paper", _paper)
+    command = _command(commands, "table1", _table1)
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
+    command.add_argument("--time-limit", type=float, help="seconds of each search (default: its own limits)")
+
+    command = _command(commands, "growth", _growth)
+    command.add_argument("--most-vertices", type=int, default=10_000, help="leave larger graphs out")
+
+    command = _command(commands, "exactness", _exactness)
+    command.add_argument("--seed", type=int, default=0)
+    for comparison in dataclasses.fields(exactness.Sizes):
+        command.add_argument(f"--{comparison.name}", type=int, default=comparison.default)
 
     command = _command(commands, "picture", _picture)
     command.add_argument("--network", default="resnet50")
     command.add_argument("--batch", type=int, default=16)
     command.add_argument("--pixels", type=int, default=224)
 
-    command = commands.add_parser("render", help="README.md and docs/memory.svg from the recorded figures")
+    command = commands.add_parser("render", help="README.md and docs/*.svg from the recorded figures")
     command.set_defaults(run=_render)
     command.add_argument("--check", action="store_true", help="write nothing; exit with 1 if one is stale")
     return parser
@@ -142,22 +164,101 @@ def _light(options: argparse.Namespace) -> int:
     return 0 if all(row.get("verification", {}).get("holds") for row in rows) else 1
 
 
-def _paper(options: argparse.Namespace) -> int:
-    rows = networks.run_paper(options.only, Progress())
-    _say(write_record("paper", rows, folder=options.record))
+def _table1(options: argparse.Namespace) -> int:
+    rows = table1.run_table1(options.only, options.time_limit, Progress())
+    _say(write_record("table1", rows, folder=options.record))
+    names = [solver.name for solver in table1.sum_solvers()]
+    for graph in ("traced", "paper's"):
+        table = _table(f"the paper's sum on the {graph} graph, MiB", "vertices", "total", "published", *names)
+        for row in rows:
+            found = row if graph == "traced" else row["paper_graph"]
+            if found is None:
+                continue
+            known = "" if found is row else f"{found['code_mebibytes']:,}/{found['cuts_mebibytes']:,}"
+            sums = (found["sums"].get(name) for name in names)
+            table.add_row(
+                f"{row['network']}, {row['batch']}", str(found["vertices"]), _mib(found["total_bytes"]), known,
+                *("" if figures is None else _sum_cell(figures) for figures in sums),
+            )  # fmt: skip
+        Console(width=220).print(table)
     table = _table(
-        "simulated here, without parameters and their gradients; measured in the paper",
-        "regular, MB", "planned, MB", "ratio", "paper regular", "paper optimal", "ratio",
+        "simulated peak without parameters' gradients, MB; `peak` with them last",
+        "regular", "acg", "general", "peak", "paper regular", "random", "chen", "optimal", "extra/step",
+        "extra/forward", "paper, time", "bound", "set by", "solve, s", "total, s", "regular+", "peak+",
     )  # fmt: skip
     for row in rows:
-        regular, planned = row["regular_bytes"], row["planned_bytes"]
+        plans, paper = row["plans"], row["paper"] or {}
+        peaks = (plans[name]["activation_peak_bytes"] if name in plans else None for name in _PEAK_PLANS)
+        chosen, solution = plans["peak, activations"], row["peaks"]["peak, activations"]
         table.add_row(
-            f"{row['network']}, {row['batch']}", f"{regular / MEGABYTE:,.0f}", f"{planned / MEGABYTE:,.0f}",
-            f"{planned / regular:.2f}", f"{row['paper_regular_mb']:,}", f"{row['paper_optimal_mb']:,}",
-            f"{row['paper_optimal_mb'] / row['paper_regular_mb']:.2f}",
+            f"{row['network']}, {row['batch']}",
+            *("" if size is None else f"{size / MEGABYTE:,.0f}" for size in
+              (row["regular"]["activation_peak_bytes"], *peaks)),
+            *(str(paper.get(f"{name}_mb") or "") for name in ("regular", "random", "chen", "optimal")),
+            f"{chosen['extra_of_step']:.0%}", f"{chosen['extra_of_forward']:.0%}",
+            f"{paper['overhead_pct']}%" if paper else "",
+            f"{solution['lower_bound_bytes'] / MEGABYTE:,.0f}", solution["bound_operator"][-24:],
+            f"{solution['seconds']:.1f}", f"{row['total_seconds']:.1f}",
+            f"{row['regular']['peak_bytes'] / MEGABYTE:,.0f}", f"{plans['peak']['peak_bytes'] / MEGABYTE:,.0f}",
+        )  # fmt: skip
+    Console(width=260).print(table)
+    violations = [violation for row in rows for violation in row["violations"]]
+    print("\n".join(violations) or "all that must hold holds")
+    return 1 if violations else 0
+
+
+_PEAK_PLANS = ("acg", "general", "peak, activations")
+
+
+def _sum_cell(figures: dict[str, Any]) -> str:
+    """Sum, its bound where that is lower, seconds."""
+    bound = "" if figures["status"] == "optimal" else f" >{_mib(figures['lower_bound_bytes'])}"
+    return f"{_mib(figures['objective_bytes'])}{bound} {figures['seconds']:.2f}s"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MEBIBYTE:,.0f}"
+
+
+def _growth(options: argparse.Namespace) -> int:
+    rows = growth.run_growth(options.most_vertices, Progress())
+    found = growth.exponents(rows)
+    _say(write_record("growth", {"graphs": rows, "exponents": found}, folder=options.record))
+    if options.record == BENCHMARKS:
+        readme.GROWTH_PICTURE.write_text(growth_picture.draw(rows), encoding="utf-8")
+    names = [name for name in growth.TIMED if any(name in row["seconds"] for row in rows)]
+    table = _table("seconds of a search", "vertices", "edges", *names, "paper's code", "over acg")
+    for row in rows:
+        published = row["paper_code_seconds"]
+        table.add_row(
+            row["name"], f"{row['vertices']:,}", f"{row['edges']:,}",
+            *("left out" if row["seconds"][name] is None else f"{row['seconds'][name]:.3f}" for name in names),
+            *(["", ""] if published is None else
+              [f"{published:,.0f}", f"{published / row['seconds']['acg']:,.0f}"]),
         )  # fmt: skip
     Console().print(table)
+    for family, powers in found.items():
+        shown = ", ".join(f"{name} {power:.2f}" for name, power in powers.items())
+        print(f"{family}: time grows with the vertices to the power of {shown}")
     return 0
+
+
+def _exactness(options: argparse.Namespace) -> int:
+    sizes = exactness.Sizes(options.graphs, options.chains, options.families, options.schedules)
+    rows = exactness.run_exactness(sizes, options.seed, Progress())
+    _say(write_record("exactness", rows, folder=options.record))
+    table = _table(
+        "beside exhaustive searches", "beside", "on", "instances", "equal", "called optimal",
+        "below", "false bounds", "false proofs", "mean ratio", "worst",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["solver"], row["truth"], row["on"], f"{row['instances']:,}", f"{row['equal']:,}",
+            f"{row['called_optimal']:,}", str(row["below"]), str(row["false_bounds"]),
+            str(row["false_proofs"]), f"{row['mean_ratio']:.4f}", f"{row['worst_ratio']:.3f}",
+        )  # fmt: skip
+    Console(width=180).print(table)
+    return 1 if any(row["below"] or row["false_bounds"] or row["false_proofs"] for row in rows) else 0
 
 
 def _picture(options: argparse.Namespace) -> int:
@@ -173,9 +274,7 @@ def _picture(options: argparse.Namespace) -> int:
 
 def _render(options: argparse.Namespace) -> int:
     wanted = {readme.README: readme.render_readme(readme.README.read_text(encoding="utf-8"))}
-    drawn = readme.render_picture()
-    if drawn is not None:
-        wanted[readme.PICTURE] = drawn
+    wanted |= readme.render_pictures()
     stale = [
         path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
     ]

@@ -382,7 +382,7 @@ def prepare(network: Network, folder: Path) -> Prepared:
     source = ROOT / "models" / f"{network.name}.onnx"
     (name,) = (value.name for value in onnx.load(source).graph.input)
     model = read_model(source, input_shapes={name: network.shape})
-    planned = plan_step(model, "acg")
+    planned = plan_step(model)
     folder.mkdir(parents=True)
     models: dict[str, onnx.ModelProto] = {}
     simulated: dict[str, int] = {}

@@ -155,7 +155,7 @@ def optimize(
             _check_apart(target, external_file(weight))
     read_seconds = time.perf_counter() - started
     tell("planning")
-    options = SolverOptions(tuple(checkpoints), wanted, time_limit, seed)
+    options = SolverOptions(tuple(checkpoints), wanted, time_limit, seed, tell=tell)
     planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
     planned_seconds = time.perf_counter() - started
     read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs)

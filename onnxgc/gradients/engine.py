@@ -343,13 +343,15 @@ def _name_gradients(
     def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(new_name.get(name, name) for name in names)
 
+    def with_final_names(node: Node) -> Node:
+        if new_name.keys().isdisjoint((*node.inputs, *node.outputs)):
+            return node
+        return node.with_changes(inputs=renamed(node.inputs), outputs=renamed(node.outputs))
+
     return [
         BackwardChunk(
             chunk.source,
-            tuple(
-                node.with_changes(inputs=renamed(node.inputs), outputs=renamed(node.outputs))
-                for node in (*chunk.nodes, *copies.get(index, ()))
-            ),
+            tuple(map(with_final_names, (*chunk.nodes, *copies.get(index, ())))),
             renamed(chunk.gradients),
         )
         for index, chunk in enumerate(chunks)

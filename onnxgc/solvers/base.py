@@ -24,7 +24,7 @@ class SolverOptions:
     user's own. `time_limit_seconds` stops a search that can give its best plan so far. `seed` is for
     searches that draw numbers: the same seed, the same plan; `draws` is how many valid sets they
     compare. `slots` is the number of states that a reversal of a chain may store at once,
-    `budget_bytes` the same in bytes; without them a solver chooses.
+    `budget_bytes` the same in bytes; without them a solver chooses. `tell` hears what is being done.
     """
 
     checkpoints: tuple[Vertex, ...] = ()
@@ -34,6 +34,7 @@ class SolverOptions:
     draws: int = 10
     slots: int | None = None
     budget_bytes: int | None = None
+    tell: Callable[[str], None] = field(default=lambda stage: None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,9 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     stored = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
     stored_peak = best = joint.profile(stored).peak_bytes
     plan = stored
-    for order in topological_orders(problem.graph, problem.size_bytes):
+    orders_to_try = topological_orders(problem.graph, problem.size_bytes)
+    for number, order in enumerate(orders_to_try, start=1):
+        options.tell(f"planning: order {number} of {len(orders_to_try)}, {best / 10**6:,.0f} MB so far")
         if best <= bound.bytes or time.perf_counter() >= deadline:
             break
         model = step_model(_step_in(joint, order), joint.members, order)

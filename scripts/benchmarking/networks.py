@@ -1,19 +1,18 @@
-"""Many networks at once: those that can be run here, and those of the paper by simulation."""
+"""Many networks at once, planned and verified, and the paper's table."""
 
 from __future__ import annotations
 
 import csv
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxgc.api import optimize, plan_step, verify
+from onnxgc.api import optimize, verify
 from onnxgc.errors import OnnxgcError
-from onnxgc.model.read import read_model
 from scripts.benchmarking.records import BENCHMARKS, MODELS, Progress
 
 LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -77,33 +76,3 @@ def paper_rows(folder: Path = BENCHMARKS) -> dict[str, dict[str, str]]:
     with (folder / "paper_table1.csv").open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         return {row["network"]: row for row in rows}
-
-
-def run_paper(only: Sequence[str], tell: Progress) -> list[dict[str, Any]]:
-    """Simulated peaks at the paper's batch and input, parameters and their gradients left out."""
-    return list(_paper_figures(only, tell))
-
-
-def _paper_figures(only: Sequence[str], tell: Progress) -> Iterator[dict[str, Any]]:
-    for network, row in paper_rows().items():
-        path = MODELS / f"{network}.onnx"
-        if not path.exists() or (only and network not in only):
-            continue
-        tell(f"{network}, batch {row['batch']}, {row['input']}")
-        shape = (int(row["batch"]), *(int(size) for size in row["input"].split("x")))
-        started = time.perf_counter()
-        planned = plan_step(read_model(path, input_shapes={"x": shape}), "acg")
-        yield {
-            "network": network,
-            "batch": shape[0],
-            "input": row["input"],
-            "vertices": len(planned.traced.problem.graph),
-            "regular_bytes": planned.regular_profile.activation_peak_bytes,
-            "planned_bytes": planned.profile.activation_peak_bytes,
-            "paper_objective_bytes": planned.objective.total_bytes,
-            "extra_flops_ratio": planned.extra_flops_ratio,
-            "status": planned.solution.status.value,
-            "seconds": time.perf_counter() - started,
-            "paper_regular_mb": int(row["regular_mb"]),
-            "paper_optimal_mb": int(row["optimal_mb"]),
-        }
