@@ -24,7 +24,8 @@ from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.caps import deadline_of
 from onnxgc.solvers.floor import floor_of
-from onnxgc.solvers.phases import PhaseCosts, StepModel, Waiting, step_model
+from onnxgc.solvers.phases import PhaseCosts, Waiting
+from onnxgc.solvers.step_model import StepModel, step_model
 
 logger = logging.getLogger(__name__)
 
