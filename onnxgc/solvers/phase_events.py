@@ -92,12 +92,12 @@ class EventWriter:
             for s in model.operators[index].writes
             if s not in begin
         )
-        return self._assembled(lowest, first, places, base, begin, frozenset(kept), operator_at, slot_at)
+        return self._assembled(lowest, cut, places, base, begin, frozenset(kept), operator_at, slot_at)
 
     def _assembled(
         self,
         lowest: int,
-        first: int,
+        cut: int,
         places: list[int],
         base: list[int],
         begin: Mapping[int, int],
@@ -107,6 +107,7 @@ class EventWriter:
     ) -> PhaseEvents:
         """The sequence of some events, in which storages begin as given."""
         storages = self.model.storages
+        first = self.model.first_slot[cut + 1]
         last = {number: self._last_event(number, first, operator_at, slot_at) for number in begin}
         held: list[tuple[int, int, int, int]] = []
         for number, start in begin.items():
@@ -135,8 +136,8 @@ class EventWriter:
             operator_at,
             slot_at,
             first,
-            tuple(number for number in kept if last[number] is not None),
-            tuple(number for number in kept if last[number] is None),
+            tuple(s for s in sorted(kept) if last[s] is not None),
+            tuple(s for s in sorted(kept) if last[s] is None and self.model.is_wanted_after(s, cut)),
         )
 
     def _first_need(self, number: int, first: int, wanted: Mapping[int, int]) -> int | None:
@@ -173,4 +174,6 @@ class EventWriter:
         places += [slot.place for slot in model.slots[:end]]
         base += [slot.peak_bytes for slot in model.slots[:end]]
         begin = {s: at for index, at in operator_at.items() for s in model.operators[index].writes}
-        return self._assembled(lowest, 0, places, base, begin, frozenset(), operator_at, slot_at)
+        return self._assembled(
+            lowest, model.places - 1, places, base, begin, frozenset(), operator_at, slot_at
+        )

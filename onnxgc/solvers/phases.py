@@ -153,7 +153,7 @@ class PhaseCosts:
         still = (
             s
             for s in waiting
-            if model.crosses(model.storages[s].place, cut) and self._last_use(sequence, s, lower, cut) is None
+            if model.is_wanted_after(s, cut) and self._last_use(sequence, s, lower, cut) is None
         )
         new = (s for s in sequence.kept_unused if model.storages[s].place > lower)
         return frozenset((*still, *new))
@@ -207,8 +207,9 @@ class PhaseCosts:
         adds += uses.used_bytes
         need = self._needs(sequence, cut, width, uses)
         lower_cuts = cut - 1 - np.arange(width)
-        forward = self._forward.needs(cut)[:width] + self._waiting_bytes[lower_cuts + 1]
-        for k in np.flatnonzero(uses.idle & (forward > need)):
+        forward, late = self._forward.needs(cut, width)
+        forward = forward + late + self._waiting_bytes[lower_cuts + 1]
+        for k in np.flatnonzero((uses.idle | (late > 0)) & (forward > need)):
             lower = cut - 1 - int(k)
             waiting = self._usual[lower]
             used = [s for s in waiting if self._last_use(sequence, s, lower, cut) is not None]
@@ -265,7 +266,7 @@ class PhaseCosts:
                 if at is not None:
                     used_bytes[rows] += storage.size
                     held.append((rows.start, rows.stop, at, storage.size))
-                elif model.crosses(storage.place, cut):
+                elif model.is_wanted_after(number, cut):
                     still[rows] += 1
                 else:
                     idle[rows] = True

@@ -85,6 +85,13 @@ class StepModel:
         """Whether a cut keeps the vertex at a place."""
         return place <= cut < self.last_reader[place]
 
+    def is_wanted_after(self, number: int, cut: int) -> bool:
+        """Whether anything reads a storage in forward after a cut, or in backward above it."""
+        storage = self.storages[number]
+        if storage.readers and self.operators[storage.readers[-1]].place > cut:
+            return True
+        return bool(storage.slots) and storage.slots[0] < self.first_slot[cut + 1]
+
 
 def step_model(
     step: StepGraph, members: Mapping[Vertex, tuple[str, ...]], order: Sequence[Vertex]
@@ -210,9 +217,15 @@ def _forward_base(step: StepGraph, operators: Sequence[Operator], storages: Sequ
     return base
 
 
-def allocated(operator: Operator, storages: Sequence[Storage]) -> list[int]:
-    """What an operator writes in a forward that keeps nothing: its trailing unread outputs are left out."""
+def allocated(operator: Operator, storages: Sequence[Storage], *, for_backward: bool = False) -> list[int]:
+    """What an operator writes in forward: trailing outputs are left out where nobody reads them.
+
+    Backward reads them only if they are kept `for_backward`.
+    """
     writes = list(operator.writes)
-    while len(writes) > 1 and not operator.needs_all_outputs and not storages[writes[-1]].readers:
+    while len(writes) > 1 and not operator.needs_all_outputs:
+        last = storages[writes[-1]]
+        if last.readers or (for_backward and last.slots):
+            break
         writes.pop()
     return writes
