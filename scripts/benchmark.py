@@ -10,7 +10,8 @@
 
 Each but the last records a JSON file in benchmarks/ (or in the folder given by --record) and
 prints a table; progress goes to stderr. Every figure is measured or simulated by the very run
-that records it.
+that records it, but for what the paper prints and what is known of its code
+(`scripts/benchmarking/paper_graphs.py` and `growth.py`).
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ def _table1(options: argparse.Namespace) -> int:
             known = "" if found is row else f"{found['code_mebibytes']:,}/{found['cuts_mebibytes']:,}"
             sums = (found["sums"].get(name) for name in names)
             table.add_row(
-                f"{row['network']}, {row['batch']}", str(found["vertices"]), _mib(found["total_bytes"]), known,
+                f"{row['network']}, {row['batch']}",
+                str(found["vertices"]), _mib(found["total_bytes"]), known,
                 *("" if figures is None else _sum_cell(figures) for figures in sums),
             )  # fmt: skip
         Console(width=220).print(table)
@@ -199,7 +201,8 @@ def _table1(options: argparse.Namespace) -> int:
             f"{paper['overhead_pct']}%" if paper else "",
             f"{solution['lower_bound_bytes'] / MEGABYTE:,.0f}", solution["bound_operator"][-24:],
             f"{solution['seconds']:.1f}", f"{row['total_seconds']:.1f}",
-            f"{row['regular']['peak_bytes'] / MEGABYTE:,.0f}", f"{plans['peak']['peak_bytes'] / MEGABYTE:,.0f}",
+            *(f"{size / MEGABYTE:,.0f}" for size in
+              (row["regular"]["peak_bytes"], plans["peak"]["peak_bytes"])),
         )  # fmt: skip
     Console(width=260).print(table)
     violations = [violation for row in rows for violation in row["violations"]]
@@ -230,13 +233,14 @@ def _growth(options: argparse.Namespace) -> int:
     table = _table("seconds of a search", "vertices", "edges", *names, "paper's code", "over acg")
     for row in rows:
         published = row["paper_code_seconds"]
+        seconds = (row["seconds"][name] for name in names)
         table.add_row(
             row["name"], f"{row['vertices']:,}", f"{row['edges']:,}",
-            *("left out" if row["seconds"][name] is None else f"{row['seconds'][name]:.3f}" for name in names),
+            *("left out" if taken is None else f"{taken:.4f}" for taken in seconds),
             *(["", ""] if published is None else
               [f"{published:,.0f}", f"{published / row['seconds']['acg']:,.0f}"]),
         )  # fmt: skip
-    Console().print(table)
+    Console(width=140).print(table)
     for family, powers in found.items():
         shown = ", ".join(f"{name} {power:.2f}" for name, power in powers.items())
         print(f"{family}: time grows with the vertices to the power of {shown}")

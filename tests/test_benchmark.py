@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
+from onnxgc.solvers.acg import ACG
 from scripts import benchmark
-from scripts.benchmarking import networks, picture, readme
-from scripts.benchmarking.records import MODELS
+from scripts.benchmarking import (
+    exactness,
+    growth,
+    growth_picture,
+    networks,
+    paper_graphs,
+    picture,
+    readme,
+    table1,
+)
+from scripts.benchmarking.records import MODELS, Progress
+from tests.graph.random_graphs import chain
 
 
 def figures(folder: Path, name: str) -> Any:
@@ -62,12 +74,107 @@ def test_an_obstacle_is_recorded_and_told_by_the_exit_code(
 
 
 def test_paper_table_is_taken_at_its_batch_and_input(tmp_path: Path) -> None:
-    assert benchmark.main(["paper", "--only", "alexnet", "--record", str(tmp_path)]) == 0
-    (row,) = figures(tmp_path, "paper")
-    assert (row["batch"], row["input"], row["paper_regular_mb"], row["paper_optimal_mb"]) == (
-        1024, "3x224x224", 4955, 3287,
-    )  # fmt: skip
-    assert row["planned_bytes"] < row["regular_bytes"]
+    only = ["--only", "alexnet", "--only", "resnet50"]
+    assert benchmark.main(["table1", *only, "--record", str(tmp_path)]) == 0
+    alexnet, resnet50 = figures(tmp_path, "table1")
+    assert (alexnet["batch"], alexnet["input"]) == (1024, "3x224x224")
+    assert alexnet["paper"] == {
+        "regular_mb": 4955, "random_mb": 4408, "chen_mb": 4408, "optimal_mb": 3287, "overhead_pct": 34,
+    }  # fmt: skip
+    assert "lcg" in alexnet["sums"]
+    assert "lcg" not in resnet50["sums"]
+    for row in (alexnet, resnet50):
+        plans, regular = row["plans"], row["regular"]["activation_peak_bytes"]
+        assert row["violations"] == []
+        assert plans["peak, activations"]["activation_peak_bytes"] <= plans["acg"]["activation_peak_bytes"]
+        assert plans["acg"]["activation_peak_bytes"] < regular < row["regular"]["peak_bytes"]
+        assert plans["peak, activations"]["extra_of_step"] == row["extra_flops_ratio"]
+        assert 0 < row["extra_flops_ratio"] < plans["peak, activations"]["extra_of_forward"] <= 1
+        for solution in (*row["sums"].values(), *row["peaks"].values()):
+            assert solution["lower_bound_bytes"] <= solution["objective_bytes"]
+    assert "for 2 of 2 networks" in readme.BLOCKS["results"](tmp_path)
+
+
+def test_what_does_not_hold_is_recorded_and_told_by_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = replace(paper_graphs.PAPER_GRAPHS["alexnet"], code_mebibytes=1600, cuts_mebibytes=1600)
+    monkeypatch.setattr(table1, "PAPER_GRAPHS", {"alexnet": wrong})
+    assert benchmark.main(["table1", "--only", "alexnet", "--record", str(tmp_path)]) == 1
+    (row,) = figures(tmp_path, "table1")
+    assert [violation.partition(": ")[2][:15] for violation in row["violations"]] == [
+        "acg is not at t", "general is abov",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", paper_graphs.PAPER_GRAPHS)
+def test_graphs_of_the_paper_have_its_vertices_and_bytes(name: str) -> None:
+    problem = paper_graphs.paper_problem(name)
+    assert len(problem.graph) == paper_graphs.PAPER_GRAPHS[name].vertices
+    assert round(problem.total_bytes / 2**20) == paper_graphs.PAPER_GRAPHS[name].mebibytes
+    assert len(problem.graph.sources) == len(problem.graph.sinks) == 1
+    known = paper_graphs.PAPER_GRAPHS[name].code_mebibytes
+    assert abs(ACG.solve(problem).objective_bytes / 2**20 - known) <= 0.51
+
+
+def test_solve_times_are_taken_by_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "TIMED", ("acg", "peak"))
+    for family in ("CHAIN", "RANDOM", "TRANSFORMER"):
+        monkeypatch.setattr(growth, f"{family}_VERTICES", (40, 80))
+    assert benchmark.main(["growth", "--most-vertices", "80", "--record", str(tmp_path)]) == 0
+    found = figures(tmp_path, "growth")
+    assert [row["name"] for row in found["graphs"] if row["family"] != "network"] == [
+        "chain of 40", "chain of 80", "random, 40", "random, 80", "transformer, 40", "transformer, 80",
+    ]  # fmt: skip
+    assert all(row["seconds"][name] > 0 for row in found["graphs"] for name in ("acg", "peak"))
+    assert all(row["vertices"] <= 80 for row in found["graphs"])
+    root = ElementTree.fromstring(growth_picture.draw(found["graphs"]))
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 6
+    assert "docs/growth.svg" in readme.BLOCKS["results"](tmp_path)
+
+
+def test_what_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(growth, "CHAIN_VERTICES", (30, 60))
+    rows = [row for row in growth.run_growth(60, Progress()) if row["family"] == "chain"]
+    assert rows[0]["seconds"]["acg"] > 0
+    assert set(rows[1]["seconds"].values()) == {None}
+
+
+def test_graphs_of_growth_are_what_they_are_called() -> None:
+    assert len(growth.random_chain(50).graph) == 50
+    graph = growth.random_dag(50).graph
+    assert (len(graph), len(graph.edges), len(graph.sources)) == (50, 100, 1)
+    block = growth.transformer(15).graph
+    assert (len(block), len(block.sources), len(block.sinks)) == (15, 1, 1)
+    assert len(growth.transformer(100).graph) == 99
+
+
+def test_solvers_are_compared_with_exhaustive_searches(tmp_path: Path) -> None:
+    sizes = ["--graphs", "60", "--chains", "20", "--families", "20", "--schedules", "12"]
+    assert benchmark.main(["exactness", *sizes, "--record", str(tmp_path)]) == 0
+    rows = figures(tmp_path, "exactness")
+    for row in rows:
+        assert row["below"] == row["false_bounds"] == row["false_proofs"] == 0
+        if row["truth"] != "all schedules":
+            assert row["equal"] == row["instances"] or row["solver"] == "general"
+        assert 1 <= row["mean_ratio"] <= row["worst_ratio"]
+    assert sum(row["instances"] for row in rows if row["solver"] == "peak") == 32
+    assert "none is wrong" in readme.BLOCKS["results"](tmp_path)
+
+
+def test_a_wrong_claim_is_counted() -> None:
+    solution = ACG.solve(chain([1, 5, 1]))
+    comparison = exactness.Comparison("acg", "", "")
+    comparison.add(solution, solution.objective_bytes - 1)
+    comparison.add(solution, solution.objective_bytes + 1)
+    counted = comparison.figures()
+    assert (counted["equal"], counted["below"], counted["false_bounds"], counted["false_proofs"]) == (
+        0,
+        1,
+        1,
+        1,
+    )
 
 
 def test_picture_is_well_formed_and_reaches_both_peaks(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import onnxruntime
 import pytest
 
 from scripts import build_models
+from scripts.benchmarking.paper_graphs import CIFAR_NETWORKS
 from tests.torch_reference import random_weights, weight_shapes, with_fed_weights
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
@@ -97,39 +97,6 @@ PUBLISHED_PARAMETERS = {
     "vgg19": "5319ee52249b66d1",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class PaperGraph:
-    """A network as the code of Feng and Huang, 2021, draws it, at the batch and pixels of their Table 1."""
-
-    batch: int
-    pixels: int
-    vertices: int
-    mebibytes: int
-
-
-PAPER_GRAPHS = {
-    "alexnet": PaperGraph(1024, 224, 13, 2899),
-    "amoebanet": PaperGraph(64, 32, 1015, 5961),
-    "darts": PaperGraph(64, 32, 1073, 6623),
-    "densenet121": PaperGraph(32, 224, 306, 4061),
-    "densenet161": PaperGraph(16, 224, 406, 3775),
-    "densenet169": PaperGraph(32, 224, 426, 4893),
-    "densenet201": PaperGraph(16, 224, 506, 3149),
-    "inception_v3": PaperGraph(32, 300, 220, 2880),
-    "nasnet": PaperGraph(64, 32, 1149, 7217),
-    "resnet18": PaperGraph(256, 224, 41, 5024),
-    "resnet34": PaperGraph(128, 224, 73, 3737),
-    "resnet50": PaperGraph(64, 224, 106, 5146),
-    "resnet101": PaperGraph(32, 224, 208, 3822),
-    "resnet152": PaperGraph(16, 224, 310, 2683),
-    "vgg11": PaperGraph(64, 224, 17, 2226),
-    "vgg13": PaperGraph(64, 224, 19, 3402),
-    "vgg16": PaperGraph(64, 224, 22, 3720),
-    "vgg19": PaperGraph(64, 224, 25, 4039),
-}
-
-CIFAR_NETWORKS = ("amoebanet", "darts", "nasnet")
 
 # AlexNet and VGG have fully connected layers for the published input; the others take less.
 PIXELS = {"inception_v3": 96} | dict.fromkeys(CIFAR_NETWORKS, 32)
@@ -228,41 +195,3 @@ def test_computes_what_the_published_network_does(name: str) -> None:
     logits = run(with_fed_weights(model, weights), {"x": image_batch(name, batch=1), **weights})
     expected = np.array(PUBLISHED_LOGITS[name])
     assert np.abs(logits[0, :4] - expected).max() < 2e-5 * np.abs(expected).max()
-
-
-def paper_vertices(name: str, graph: PaperGraph) -> list[int]:
-    """The elements of each vertex: of the input and of every operator's output, with these exceptions.
-
-    Not drawn are a Flatten, a Dropout or a Slice in front of what it feeds, and what a ReLU or
-    ResNet's addition overwrites. CIFAR networks overwrite nothing, and their skips are vertices.
-    """
-    undrawn = {("Flatten", "Gemm"), ("Dropout", "Gemm"), ("Slice", "Conv")}
-    if name not in CIFAR_NETWORKS:
-        undrawn |= {(op, "Relu") for op in ("Add", "BatchNormalization", "Conv", "Gemm")}
-        undrawn.add(("BatchNormalization", "Add"))
-    model = load(name)
-    for value in (model.graph.input[0], model.graph.output[0]):
-        value.type.tensor_type.shape.dim[0].dim_value = graph.batch
-    for dimension in model.graph.input[0].type.tensor_type.shape.dim[2:]:
-        dimension.dim_value = graph.pixels
-    model = onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    elements = {
-        value.name: math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
-        for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    }
-    operators = [node for node in model.graph.node if node.op_type != "ConstantOfShape"]
-    vertices = [elements["x"]]
-    for node in operators:
-        readers = [reader.op_type for reader in operators if node.output[0] in reader.input]
-        if len(readers) != 1 or (node.op_type, readers[0]) not in undrawn:
-            vertices.append(elements[node.output[0]])
-        if name in CIFAR_NETWORKS and node.op_type == "Add":
-            vertices += [elements[summand] for summand in node.input if "._ops." not in summand]
-    return vertices
-
-
-@pytest.mark.parametrize("name", PAPER_GRAPHS)
-def test_graph_is_the_one_of_the_paper(name: str) -> None:
-    vertices = paper_vertices(name, PAPER_GRAPHS[name])
-    assert len(vertices) == PAPER_GRAPHS[name].vertices
-    assert round(sum(vertices) * 4 / 2**20) == PAPER_GRAPHS[name].mebibytes

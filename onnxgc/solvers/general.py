@@ -49,7 +49,7 @@ MOST_CUT_VERTICES = 5000
 """Up to so many vertices, cuts over orders are tried."""
 MANY_VERTICES = 1500
 """Above so many vertices, only over the first two orders."""
-WIDEST_FRONTIER = 150
+WIDEST_FRONTIER = 64
 """Up to so many vertices on the frontier, the dynamic programme is tried."""
 NARROW_PART = 8
 """Of a wider graph, a part whose frontier has so many vertices gives a bound."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -33,6 +34,8 @@ _NONE = np.iinfo(np.int64).max // 4
 """No plan reaches this cut within the limit."""
 _EXACT_PLACES = 128
 """Up to so many vertices, unusual ways to reach a cut are followed too."""
+_MOST_CUTS = 1024
+"""Cuts that are tried in one order; of more places those are taken that keep least, part by part."""
 _CHOICES = 16
 """Ways to reach a cut that are told apart when recomputation is made small."""
 _PRECISION = 20_000
@@ -65,6 +68,7 @@ class OrderSearch:
         self._costs = costs
         self._deadline = deadline
         self._places = costs.model.places
+        self._cuts = cuts_to_try(costs.model)
 
     def best(self, below: int, at_least: int, *, first: bool) -> tuple[int, list[int]] | None:
         """Least peak under `below` and the cuts that reach it; `None` if there is none.
@@ -76,23 +80,29 @@ class OrderSearch:
         # Low limits are quick to try: their phases are short.
         limit = max(at_least, below // 32) if first else below - 1
         while found is None:
-            label = self._under(min(limit, below - 1))
-            if label is not None:
-                found = self._peak(label), [step.cut for step in label.path()]
-            elif limit >= below - 1:
-                return None
-            else:
+            found = self._found_under(min(limit, below - 1))
+            if found is None:
+                if limit >= below - 1:
+                    return None
                 low, limit = limit, limit + limit // 3 + 1
-        while found[0] - low > 1 + found[0] // _PRECISION:
-            if time.perf_counter() >= self._deadline:
-                break
+        while found[0] - low > 1 + found[0] // _PRECISION and time.perf_counter() < self._deadline:
             limit = (low + found[0]) // 2
-            label = self._under(limit)
-            if label is None:
+            lower = self._found_under(limit)
+            if lower is None:
                 low = limit
             else:
-                found = self._peak(label), [step.cut for step in label.path()]
+                found = lower
         return found
+
+    def _found_under(self, limit: int) -> tuple[int, list[int]] | None:
+        label = self._under(limit)
+        if label is None:
+            return None
+        peak = self._peak(label)
+        if peak > limit:
+            logger.debug("a path under %d bytes needs %d", limit, peak)
+            return None
+        return peak, [step.cut for step in label.path()]
 
     def least_recomputation(self, limit: int) -> list[int] | None:
         """Cuts under a limit that is known to fit, with few operations computed again.
@@ -104,7 +114,7 @@ class OrderSearch:
         # By cut + 1: rows of bytes kept, flops, cut before (+ 1) and way to reach that.
         ways = np.full((places, 4, _CHOICES), _NONE, np.int64)
         ways[0, :2, 0] = 0
-        for cut in range(places - 1):
+        for cut in self._cuts:
             row = costs.row(cut, limit, ways[:, 0, 0])
             sources = np.arange(cut, cut - len(row.need), -1)
             kept = ways[sources, 0]
@@ -154,7 +164,7 @@ class OrderSearch:
         usual = np.full(self._places, _NONE, np.int64)
         usual[0] = 0
         unusual: set[int] = set()
-        for cut in range(self._places - 1):
+        for cut in self._cuts:
             if time.perf_counter() >= self._deadline:
                 return None
             kept = self._labels_at(cut, limit, labels, usual, unusual)
@@ -226,6 +236,20 @@ class OrderSearch:
                 if label.kept_bytes + need <= limit and (best is None or label.kept_bytes < best.kept_bytes):
                     best = label
         return best
+
+
+def cuts_to_try(model: StepModel) -> list[int]:
+    """All cuts of a small model; of a large one the least of each of `_MOST_CUTS` parts of equal length."""
+    places = model.places
+    change = [0] * (places + 1)
+    for place, last in enumerate(model.last_reader):
+        size = sum(model.storages[s].size for s in model.storages_of[place])
+        change[place] += size
+        change[max(last, place)] -= size
+    kept = list(accumulate(change))
+    length = -(-(places - 1) // _MOST_CUTS) or 1
+    starts = range(0, places - 1, length)
+    return [min(range(start, min(start + length, places - 1)), key=kept.__getitem__) for start in starts]
 
 
 def plan_of_cuts(order: tuple[Vertex, ...], model: StepModel, cuts: Sequence[int]) -> CheckpointPlan:

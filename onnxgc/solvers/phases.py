@@ -74,6 +74,7 @@ class PhaseCosts:
         self._rows: dict[int, PhaseRow] = {}
         self._last: tuple[IntArray, PhaseEvents] | None = None
         self._usual: dict[int, Waiting] = {-1: frozenset()}
+        self._latest_usual = -1
         self._waiting_bytes = np.zeros(model.places + 1, np.int64)
         self._waits: dict[int, tuple[int, int]] = {}
         self._guess = _PATIENCE
@@ -82,14 +83,14 @@ class PhaseCosts:
         self._memo: dict[tuple[int, int, Waiting], tuple[int, int]] = {}
 
     def usual_waiting(self, cut: int) -> Waiting:
-        """The waiting storages of a cut if its phase is long; the row of `cut` must be there."""
-        return self._usual[cut]
+        """The waiting storages of a cut if its phase is long; none where its row is not there."""
+        return self._usual.get(cut, frozenset())
 
     def row(self, cut: int, limit: int, kept: IntArray) -> PhaseRow:
         """The phases that end at a cut, at least as far as they may stay within `limit` bytes.
 
-        Entry c + 1 of `kept` is what is kept below cut c at least. Rows of all lower cuts must have been
-        asked for.
+        Entry c + 1 of `kept` is what is kept below cut c at least. Rows of lower cuts that count must
+        have been asked for.
         """
         depth = min(cut + 1, LONGEST_PHASE)
         found = self._rows.get(cut)
@@ -197,7 +198,7 @@ class PhaseCosts:
         sequence = self._events.of_phases(cut, lowest_cut + 1)
         self._sequences[cut] = sequence
         if cut not in self._usual:
-            self._set_usual(cut, frozenset(sequence.kept_unused))
+            self._set_usual(cut, sequence)
         width = cut - lowest_cut
         adds = np.zeros(width, np.int64)
         for storage in sequence.kept_used:
@@ -211,7 +212,7 @@ class PhaseCosts:
         forward = forward + late + self._waiting_bytes[lower_cuts + 1]
         for k in np.flatnonzero((uses.idle | (late > 0)) & (forward > need)):
             lower = cut - 1 - int(k)
-            waiting = self._usual[lower]
+            waiting = self.usual_waiting(lower)
             used = [s for s in waiting if self._last_use(sequence, s, lower, cut) is not None]
             forward[k] = self._forward.need(lower, cut, waiting, used, int(need[k]))
         flops = np.zeros(width, np.int64)
@@ -222,8 +223,11 @@ class PhaseCosts:
         regular = np.searchsorted(places, lower_cuts, side="right") == uses.still
         return PhaseRow(np.maximum(need, forward), adds, np.cumsum(flops), regular)
 
-    def _set_usual(self, cut: int, waiting: Waiting) -> None:
+    def _set_usual(self, cut: int, sequence: PhaseEvents) -> None:
+        before = self._latest_usual
+        waiting = self.waiting_after(before, cut, self._usual[before]).union(sequence.kept_unused)
         self._usual[cut] = waiting
+        self._latest_usual = cut
         self._waiting_bytes[cut + 1] = sum(self.model.storages[s].size for s in waiting)
         for storage in waiting:
             first, _ = self._waits.get(storage, (cut, cut))
@@ -237,8 +241,9 @@ class PhaseCosts:
         still = np.zeros(width, np.int64)
         idle = np.zeros(width, np.bool_)
         held: list[tuple[int, int, int, int]] = []
+        first_cut = next((c for c in range(lowest_cut, cut) if c in self._usual), cut)
         made_above = (s for place in range(max(lowest_cut + 1, 0), cut) for s in model.storages_of[place])
-        for number in (*self._usual[lowest_cut], *made_above):
+        for number in dict.fromkeys((*self.usual_waiting(first_cut), *made_above)):
             if number not in self._waits:
                 continue
             first, last = self._waits[number]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.registry import SOLVERS
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
@@ -90,7 +90,7 @@ def transformer(vertices: int) -> CheckpointProblem:
         return len(sizes) - 1
 
     stream = 0
-    while len(sizes) + 13 <= vertices:
+    while len(sizes) + 14 <= vertices:
         normal = add(hidden, stream)
         query, key, value = (add(hidden, normal) for _ in range(3))
         weights = add(scores, add(scores, query, key))
@@ -106,7 +106,7 @@ def _problem(vertices: int, edges: Sequence[tuple[int, int]]) -> CheckpointProbl
 
 
 def _with_sizes(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> CheckpointProblem:
-    costs = {vertex: TensorCost(size) for vertex, size in enumerate(sizes)}
+    costs: dict[Vertex, TensorCost] = {vertex: TensorCost(size) for vertex, size in enumerate(sizes)}
     return CheckpointProblem(ComputationGraph.from_unsorted(range(len(sizes)), edges), costs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _WIDTH, _HEIGHT = 760, 360
@@ -22,8 +22,8 @@ def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
         for family in (*_DASHES, "network")
     }
     everything = [point for points in lines.values() for point in points]
-    left, right = (math.floor(math.log10(min(v for v, _ in everything))), _ceiling(v for v, _ in everything))
-    low, high = (math.floor(math.log10(min(s for _, s in everything))), _ceiling(s for _, s in everything))
+    left, right = _powers(vertices for vertices, _ in everything)
+    low, high = _powers(seconds for _, seconds in everything)
 
     def place(vertices: float, seconds: float) -> tuple[float, float]:
         x = (math.log10(vertices) - left) / (right - left)
@@ -51,9 +51,8 @@ def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
         drawn.append(
             f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>'
         )
-    drawn.append(
-        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">vertices</text>'
-    )
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    drawn.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">vertices</text>')
     for (solver, family), points in lines.items():
         places = [place(*point) for point in points]
         if family == "network":
@@ -76,8 +75,10 @@ def _points(graphs: Sequence[Mapping[str, Any]], solver: str, family: str) -> li
     ]
 
 
-def _ceiling(values: Any) -> int:
-    return math.ceil(math.log10(max(values)))
+def _powers(values: Iterable[float]) -> tuple[int, int]:
+    """The powers of ten around all values."""
+    known = list(values)
+    return math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
 
 
 def _legend() -> list[str]:
@@ -91,7 +92,8 @@ def _legend() -> list[str]:
     for number, (style, label) in enumerate(entries):
         y = _TOP + 20 * number
         found.append(
-            f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" {style}/><text x="{x + 34}" y="{y + 4}">{label}</text>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" {style}/>'
+            f'<text x="{x + 34}" y="{y + 4}">{label}</text>'
         )
     y = _TOP + 20 * len(entries)
     found.append(f'<circle cx="{x + 13}" cy="{y}" r="2"/><text x="{x + 34}" y="{y + 4}">network</text>')

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from scripts.benchmarking.records import MODELS
 
@@ -100,7 +100,9 @@ def paper_problem(name: str) -> CheckpointProblem:
         vertices_of[output] = [output]
         sizes[output] = elements[output]
         edges += [(vertex, output) for vertex in read]
-    costs = {vertex: TensorCost(FLOAT_BYTES * size) for vertex, size in sizes.items()}
+    costs: dict[Vertex, TensorCost] = {
+        vertex: TensorCost(FLOAT_BYTES * size) for vertex, size in sizes.items()
+    }
     return CheckpointProblem(ComputationGraph.from_unsorted(sizes, edges), costs)
 
 

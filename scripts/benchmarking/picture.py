@@ -23,7 +23,7 @@ MEGABYTE = 10**6
 def simulate_timelines(network: str, batch: int, pixels: int) -> dict[str, Any]:
     """Simulated bytes over the operators of one step, thinned to peaks, for both schedules."""
     path = MODELS / f"{network}.onnx"
-    planned = plan_step(read_model(path, input_shapes={"x": (batch, 3, pixels, pixels)}), "acg")
+    planned = plan_step(read_model(path, input_shapes={"x": (batch, 3, pixels, pixels)}))
     profiles = {"regular": planned.regular_profile, "planned": planned.profile}
     return {
         "network": network,

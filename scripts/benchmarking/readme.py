@@ -155,15 +155,15 @@ def _table1(folder: Path) -> str:
     ]  # fmt: skip
     return "\n\n".join(
         [
-            "**Beside the paper's Table 1**, at its batch sizes and inputs, float32; the last two networks are "
-            "not in it. *Sum* is the paper's objective, checkpoints and heaviest segment, in MiB of 2^20 bytes, "
-            "with source and target counted; *all* is what all tensors take; "
-            "a ≥ after the sum of `general` gives its lower bound where the optimum is not proved. *Peak* is "
-            "simulated here for the CPU, in MB of 10^6 bytes, and counts activations, their gradients and "
-            "workspaces; parameters and their gradients are left out. *Floor* is the working set of the one "
-            "operator below which no schedule goes. The *paper*'s are measured there on a GPU in PyTorch 1.5, in "
-            "MB as printed, weights left out, so that megabytes compare roughly. *Extra forward* is what `peak` "
-            "computes again, in floating-point operations as a share of one forward pass, and *solve* its "
+            "**Beside the paper's Table 1**, at its batch sizes and inputs in float32; the last two networks "
+            "are not in it. *Sum* is the paper's objective, checkpoints and heaviest segment with source and "
+            "target counted, in MiB of 2^20 bytes; *all* is all tensors together, and in brackets stands a "
+            "lower bound where the optimum is not proved. *Peak* is simulated here for the CPU in MB of 10^6 "
+            "bytes, and counts activations, their gradients and workspaces, but neither parameters nor their "
+            "gradients; *floor* is the working set of the one operator that no schedule goes below. The "
+            "*paper*'s peaks are measured there on a GPU in PyTorch 1.5, in MB as printed and without "
+            "weights, so megabytes compare only roughly. *Extra forward* is what the plan of `peak` computes "
+            "again, in floating-point operations as a share of one forward pass, and *solve* the time of its "
             "search.",
             markdown_table(headings, [_table1_row(row) for row in rows]),
             _paper_graphs_sentence([row["paper_graph"] for row in rows if row["paper_graph"]]),
@@ -197,7 +197,7 @@ def _mib(size_bytes: float) -> str:
 
 
 def _mib_with_bound(figures: Mapping[str, Any]) -> str:
-    bound = "" if figures["status"] == "optimal" else f" ≥ {_mib(figures['lower_bound_bytes'])}"
+    bound = "" if figures["status"] == "optimal" else f" (≥ {_mib(figures['lower_bound_bytes'])})"
     return f"{_mib(figures['objective_bytes'])}{bound}"
 
 
@@ -208,9 +208,9 @@ def _paper_graphs_sentence(graphs: Sequence[Mapping[str, Any]]) -> str:
         for graph in graphs
     )
     text = (
-        "The graphs that the paper's code draws for the same networks end at the logits, and where an operator "
-        f"overwrites its input the two share a vertex. On these `acg` finds that code's sum for {same} of "
-        f"{len(graphs)} networks, within rounding"
+        "The graphs that the paper's code draws for the same networks end at the logits, and where an "
+        "operator overwrites its input the two share a vertex. On these `acg` finds that code's sum for "
+        f"{same} of {len(graphs)} networks, within rounding"
     )
     general = [graph for graph in graphs if "general" in graph["sums"]]
     lower = [
@@ -233,17 +233,20 @@ def _growth(folder: Path) -> str:
         f"{graph['name']} {graph['paper_code_seconds'] / graph['seconds']['acg']:,.0f}" for graph in published
     )
     ratios = (
-        f" How many times as long the paper's code takes: {shown} (the chain extrapolated)." if shown else ""
+        " The paper's code, timed apart from this run, takes so many times as long: "
+        f"{shown} (the chain extrapolated)."
+        if shown
+        else ""
     )
     return (
-        f"**Solve times.** `acg`, its division tree included, takes {_acg_range(graphs)} on the paper's graphs."
-        f"{ratios}\n\n![Seconds of a search over the number of vertices](docs/growth.svg)"
+        f"**Solve times.** `acg`, its division tree included, takes {_acg_range(graphs)} on the paper's "
+        f"graphs.{ratios}\n\n![Seconds of a search over the number of vertices](docs/growth.svg)"
     )
 
 
 def _acg_range(graphs: Sequence[Mapping[str, Any]]) -> str:
     times = [graph["seconds"]["acg"] for graph in graphs if graph["family"] == "network"]
-    return f"{min(times):.3f} to {max(times):.3f} s"
+    return f"{1000 * min(times):.1f} to {1000 * max(times):.0f} ms"
 
 
 def _exactness(folder: Path) -> str:
@@ -262,8 +265,8 @@ def _exactness(folder: Path) -> str:
     headings = ["solver", "beside", "on", "instances", "equal", "mean ratio", "worst ratio"]
     return (
         "**Exactness** on small random graphs from a fixed seed, beside searches that try everything. *All "
-        "schedules* may put operators in any order, drop any tensor at any time and run each forward operator "
-        "twice. Of all lower bounds and proofs of optimality "
+        "schedules* may run operators in any order, drop any tensor at any time and compute each forward "
+        "tensor twice. Of all lower bounds and proofs of optimality "
         f"{'none is' if wrong == 0 else f'{wrong} are'} wrong.\n\n{markdown_table(headings, rows)}"
     )
 

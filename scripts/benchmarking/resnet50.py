@@ -91,7 +91,7 @@ def _setup(options: Options, folder: Path) -> _Setup:
     path = MODELS / f"{options.network}.onnx"
     model = read_model(path, input_shapes={"x": (options.batch, 3, options.pixels, options.pixels)})
     weights = draw_weights(model, options.seed)
-    planned = plan_step(model, "acg")
+    planned = plan_step(model)
     schedules = {"regular": store_all_schedule(planned), "planned": planned.schedule}
     files = {kind: folder / f"{kind}.onnx" for kind in schedules}
     for kind, schedule in schedules.items():

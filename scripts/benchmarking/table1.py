@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from onnxgc.api import plan_step
+from onnxgc.errors import PlanError
 from onnxgc.model.read import read_model
 from onnxgc.planning.joint import JointGraph
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution
@@ -97,12 +99,12 @@ def _traced_figures(network: str, shape: tuple[int, ...], time_limit: float | No
 
 
 def _sums(problem: CheckpointProblem, time_limit: float | None) -> dict[str, tuple[Solution, dict[str, Any]]]:
-    """What each solver finds on a graph that it accepts."""
+    """What each solver finds, those left out that do not take the graph or find nothing on it."""
     found = {}
     for solver in sum_solvers():
-        if solver.accepts(problem):
-            objective = next(objective for objective in solver.objectives if objective in SUMS)
-            options = SolverOptions(objective=objective, time_limit_seconds=time_limit)
+        objective = next(objective for objective in solver.objectives if objective in SUMS)
+        options = SolverOptions(objective=objective, time_limit_seconds=time_limit)
+        with suppress(PlanError):
             solution = solver.solve(problem, options)
             found[solver.name] = solution, _solution_figures(solution)
     return found
