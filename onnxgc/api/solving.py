@@ -53,7 +53,8 @@ def solve_graph(
     file = read_graph_file(path)
     ends = {file.source, file.target} if interior_only else set()
     # The sum counts the ends whatever is kept. The peak holds each only for a while, so they weigh nothing.
-    weightless = ends if (wanted or chosen.objectives[0]) is Objective.PEAK else set()
+    measured = (wanted or chosen.objectives[0]) in (Objective.PEAK, Objective.ACTIVATIONS)
+    weightless = ends if measured else set()
     sizes = {vertex: 0 if vertex in weightless else size for vertex, size in file.sizes.items()}
     problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in sizes.items()})
     identifier = {str(vertex): vertex for vertex in file.graph.vertices}

@@ -1,9 +1,10 @@
 """The least peak of the training step that will really run, with at most one more forward.
 
 The family that is searched: an order of the vertices, and cuts in it (`onnxgc.solvers.phases`);
-after the last cut everything is stored. For one order the search is exact: the least number of
-bytes kept below each cut such that no phase passes a limit is a shortest path, and the limit is
-halved. Several orders are tried (`onnxgc.graph.orders`).
+after the last cut everything is stored. For one order the search is exact, to one part in
+20,000: the least number of bytes kept below each cut such that no phase passes a limit is a shortest
+path, and the limit is halved. Several orders are tried (`onnxgc.graph.orders`). The best plan of all is
+then improved by keeping or giving up single vertices (`onnxgc.solvers.kept_sets`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from onnxgc.planning.joint import JointGraph, operator_order, vertex_of_operator
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import StepGraph
+from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.caps import deadline_of
 from onnxgc.solvers.floor import floor_of
+from onnxgc.solvers.kept_sets import improved
 from onnxgc.solvers.phases import PhaseCosts, Waiting
 from onnxgc.solvers.step_model import StepModel, step_model
 
@@ -38,6 +41,10 @@ _MOST_CUTS = 1024
 """Cuts that are tried in one order; of more places those are taken that keep least, part by part."""
 _CHOICES = 16
 """Ways to reach a cut that are told apart when recomputation is made small."""
+_MOST_EVENTS = 300_000
+"""Operators and slots that are looked at when a plan is improved vertex by vertex."""
+_MOST_BITS = 58
+"""Sizes of all tensors together have at most so many bits."""
 _PRECISION = 20_000
 """Limits are halved until they differ by one part in this many."""
 
@@ -260,35 +267,85 @@ def plan_of_cuts(order: tuple[Vertex, ...], model: StepModel, cuts: Sequence[int
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The best cuts over several orders, or storing everything where that is as low."""
+    """The best cuts over several orders, improved vertex by vertex.
+
+    Never worse than storing everything, nor than the paper's plan.
+    """
     deadline = deadline_of(options)
     joint = problem.joint()
     if options.objective is Objective.ACTIVATIONS:
         joint = joint.without_parameter_gradients()
     bound = floor_of(joint.step)
     stored = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
-    stored_peak = best = joint.profile(stored).peak_bytes
-    plan = stored
-    orders_to_try = topological_orders(problem.graph, problem.size_bytes)
-    for number, order in enumerate(orders_to_try, start=1):
-        options.tell(f"planning: order {number} of {len(orders_to_try)}, {best / 10**6:,.0f} MB so far")
-        if best <= bound.bytes or time.perf_counter() >= deadline:
-            break
-        model = step_model(_step_in(joint, order), joint.members, order)
-        orders = OrderSearch(PhaseCosts(model), deadline)
-        found = orders.best(best, bound.bytes, first=plan is stored)
-        logger.debug("order %s...: %s", order[:3], "nothing lower" if found is None else f"{found[0]} bytes")
-        if found is not None:
-            best = found[0]
-            plan = plan_of_cuts(order, model, orders.least_recomputation(best) or found[1])
-    peak = joint.profile(plan).peak_bytes
-    if peak > best:
-        logger.debug("estimated %d, simulated %d bytes", best, peak)
-    if peak > stored_peak:
-        plan, peak = stored, stored_peak
+    independent = ACG.search(problem, SolverOptions()).plan  # In no time, whatever the limit.
+    peak, _, plan = min(
+        (joint.profile(plan).peak_bytes, number, plan) for number, plan in enumerate((stored, independent))
+    )
+    orders = topological_orders(problem.graph, problem.size_bytes)
+    searched = _search_orders(_within_int64(joint), orders, peak, bound.bytes, options, deadline)
+    for candidate in searched:
+        found = joint.profile(candidate).peak_bytes
+        if found < peak:
+            peak, plan = found, candidate
     status = Status.OPTIMAL if peak <= bound.bytes else Status.FEASIBLE
     kept = problem.graph.in_order(plan.checkpoints)
     return Finding(replace(plan, checkpoints=kept), status, min(bound.bytes, peak), bound.operator)
+
+
+def _search_orders(
+    scaled: _Scaled,
+    orders: Sequence[tuple[Vertex, ...]],
+    below: int,
+    at_least: int,
+    options: SolverOptions,
+    deadline: float,
+) -> list[CheckpointPlan]:
+    """The best plan of all orders, and the same improved; none if nothing is below `below`."""
+    joint, unit = scaled.joint, scaled.unit_bytes
+    best, least = -(-below // unit), at_least // unit
+    plan: CheckpointPlan | None = None
+    chosen: StepModel | None = None
+    for number, order in enumerate(orders, start=1):
+        if best <= least or time.perf_counter() >= deadline:
+            break
+        megabytes = best * unit / 10**6
+        options.tell(f"planning: order {number} of {len(orders)}, {megabytes:,.0f} MB so far")
+        model = step_model(_step_in(joint, order), joint.members, order)
+        search = OrderSearch(PhaseCosts(model), deadline)
+        found = search.best(best, least, first=number == 1)
+        logger.debug("order %s...: %s", order[:3], "nothing lower" if found is None else f"{found[0]} units")
+        if found is not None:
+            best, chosen = found[0], model
+            plan = plan_of_cuts(order, model, search.least_recomputation(best) or found[1])
+    if plan is None or chosen is None or best <= least:
+        return [plan] if plan is not None else []
+    place = {vertex: number for number, vertex in enumerate(plan.order)}
+    _, kept = improved(chosen, (place[v] for v in plan.checkpoints), _MOST_EVENTS, deadline)
+    return [plan, replace(plan, checkpoints=tuple(plan.order[number] for number in kept))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """A joint graph with its sizes in a unit of several bytes, rounded up."""
+
+    joint: JointGraph
+    unit_bytes: int
+
+
+def _within_int64(joint: JointGraph) -> _Scaled:
+    """Sizes small enough for all sums of them to fit into 64 bits; the unit is a byte if they are."""
+    workspaces = (operator.workspace_bytes for operator in joint.step.forward)
+    total = sum(joint.step.sizes.values()) + max(workspaces, default=0)
+    unit = 1 << max(0, total.bit_length() - _MOST_BITS)
+    if unit == 1:
+        return _Scaled(joint, 1)
+
+    def scaled(step: StepGraph) -> StepGraph:
+        return replace(step, sizes={name: -(-size // unit) for name, size in step.sizes.items()})
+
+    return _Scaled(
+        JointGraph(scaled(joint.step), joint.members, lambda names: scaled(joint.reordered(names))), unit
+    )
 
 
 def _step_in(joint: JointGraph, order: tuple[Vertex, ...]) -> StepGraph:

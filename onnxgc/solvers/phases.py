@@ -224,8 +224,13 @@ class PhaseCosts:
         return PhaseRow(np.maximum(need, forward), adds, np.cumsum(flops), regular)
 
     def _set_usual(self, cut: int, sequence: PhaseEvents) -> None:
+        # What was made before the sequence begins is known from the cut before.
         before = self._latest_usual
-        waiting = self.waiting_after(before, cut, self._usual[before]).union(sequence.kept_unused)
+        older = self.waiting_after(before, cut, self._usual[before])
+        storages = self.model.storages
+        waiting = frozenset(sequence.kept_unused).union(
+            s for s in older if storages[s].place < sequence.lowest
+        )
         self._usual[cut] = waiting
         self._latest_usual = cut
         self._waiting_bytes[cut + 1] = sum(self.model.storages[s].size for s in waiting)

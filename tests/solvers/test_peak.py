@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
@@ -11,12 +12,17 @@ import pytest
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.orders import topological_orders
 from onnxgc.model.read import read_model
+from onnxgc.planning.joint import operator_order, vertex_of_operators
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
-from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.planning.problem import CheckpointProblem, TensorCost
+from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.floor import floor_of
-from onnxgc.solvers.peak import PEAK
+from onnxgc.solvers.kept_sets import peak_of_kept
+from onnxgc.solvers.peak import PEAK, OrderSearch
+from onnxgc.solvers.phases import PhaseCosts
+from onnxgc.solvers.step_model import step_model
 from onnxgc.tracing.computation import checkpoint_problem
 from onnxgc.tracing.trace import trace
 from tests.graph.random_graphs import chain, problem_of, random_problem
@@ -63,16 +69,59 @@ def readers(problem: CheckpointProblem, vertex: Vertex) -> set[Vertex]:
     return found - {vertex}
 
 
+def least_peak_of_cuts(problem: CheckpointProblem) -> int:
+    """What the search for cuts alone finds, before single vertices are kept or given up."""
+    joint = problem.joint()
+    peak = joint.profile(CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)).peak_bytes
+    for order in topological_orders(problem.graph, problem.size_bytes):
+        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
+        search = OrderSearch(PhaseCosts(step_model(joint.in_order(names), joint.members, order)), math.inf)
+        found = search.best(peak, 0, first=True)
+        peak = peak if found is None else found[0]
+    return peak
+
+
 def test_it_is_the_best_of_its_family_as_the_judge_sees_it() -> None:
     for problem in instances(71, 300, 7):
         joint = problem.joint()
         best = min(joint.profile(plan).peak_bytes for plan in family(problem))
+        assert least_peak_of_cuts(problem) == best
         solution = PEAK.solve(problem)
-        assert solution.objective_bytes == best
-        assert joint.profile(solution.plan).peak_bytes == best
-        assert solution.lower_bound_bytes <= best
+        assert joint.profile(solution.plan).peak_bytes == solution.objective_bytes <= best
+        assert solution.lower_bound_bytes <= solution.objective_bytes
         if solution.status is Status.OPTIMAL:
-            assert solution.lower_bound_bytes == best
+            assert solution.lower_bound_bytes == solution.objective_bytes
+
+
+def test_any_kept_set_has_the_peak_that_the_judge_sees() -> None:
+    random = Random(74)
+    for problem in instances(74, 150, 9):
+        joint, order = problem.joint(), problem.graph.vertices
+        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
+        model = step_model(joint.in_order(names), joint.members, order)
+        for _ in range(4):
+            kept = [place for place in range(len(order)) if random.random() < 0.5]
+            plan = CheckpointPlan(tuple(order[place] for place in kept), order, keeps_last_segment=False)
+            assert peak_of_kept(model, kept) == joint.profile(plan).peak_bytes
+
+
+def test_sizes_of_any_magnitude() -> None:
+    """The search counts in 64 bits; larger sizes are rounded up for it, the judge takes them as they are."""
+    random = Random(75)
+    for _ in range(40):
+        problem = random_problem(random, 9)
+        scale = 10 ** random.choice([3, 17, 19, 29])
+        costs = {v: TensorCost(scale * problem.size_bytes(v)) for v in problem.graph.vertices}
+        large = PEAK.solve(CheckpointProblem(problem.graph, costs))
+        assert large.objective_bytes == scale * PEAK.solve(problem).objective_bytes
+        assert large.lower_bound_bytes <= large.objective_bytes
+
+
+def test_it_is_never_worse_than_the_papers_plan() -> None:
+    for problem in instances(76, 150, 9):
+        solution = PEAK.solve(problem, SolverOptions(time_limit_seconds=0.0))
+        independent = problem.joint().profile(ACG.solve(problem).plan).peak_bytes
+        assert solution.objective_bytes <= independent
 
 
 def test_no_set_in_any_order_is_below_the_bound_and_few_are_below_the_plan() -> None:
@@ -115,7 +164,7 @@ def test_of_equal_peaks_it_takes_one_that_computes_little_again() -> None:
             for plan in family(problem)
             if joint.profile(plan).peak_bytes == solution.objective_bytes
         ]
-        least += again == min(others)
+        least += again == min(others, default=again)
     assert least >= 72
 
 
