@@ -50,6 +50,8 @@ def solve_graph(
     chosen = solver_for(solver, wanted or Objective.PAPER)
     if solver == "manual" and checkpoints is None:
         raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+    if slots is not None and chosen.name != "revolve":
+        raise PlanError(f"--slots is for the solver 'revolve', not '{chosen.name}'; leave it out")
     file = read_graph_file(path)
     ends = {file.source, file.target} if interior_only else set()
     # The sum counts the ends whatever is kept. The peak holds each only for a while, so they weigh nothing.

@@ -29,6 +29,8 @@ app.command("inspect")(inspect_command)
 app.command("solve")(solve_command)
 app.command("verify")(verify_command)
 
+_INTERRUPTED = 130
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -50,7 +52,10 @@ def _root(
 def main() -> None:
     """Run the command line; an `OnnxgcError` becomes one line on stderr and its exit code."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt  # typer has made an exit code of it.
+        sys.exit(code)
     except OnnxgcError as error:
         _say(str(error))
         sys.exit(error.exit_code)
@@ -62,7 +67,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(1)
 

@@ -22,6 +22,7 @@ from onnxgc.tracing.trace import TrainingStep
 from onnxgc.tracing.types import type_of_array
 
 SCHEMA_VERSION = 1
+_POOLS = ("AveragePool", "MaxPool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +44,18 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _LiveRatios:
-    """Nodes that compute Dropout's ratios, and the computed ratio of each constant one."""
+class _LiveConstants:
+    """Nodes that compute constants which the runtime must not see, and the nodes that read them.
+
+    `live` maps the name of a reading node, in forward or backward, to its second input as computed.
+    """
 
     nodes: tuple[Node, ...]
     live: Mapping[str, str]
 
     def applied_to(self, node: Node) -> Node:
-        if node.op != "Dropout":
-            return node
-        return node.with_changes(
-            inputs=tuple(
-                self.live.get(name, name) if index == 1 else name for index, name in enumerate(node.inputs)
-            )
-        )
+        live = self.live.get(node.name, self.live.get(node.name.removesuffix("__recompute")))
+        return node if live is None else node.with_changes(inputs=(node.inputs[0], live, *node.inputs[2:]))
 
 
 def emit_training_graph(
@@ -120,13 +119,13 @@ class _Emitter:
             written.extend((add, view_node))
             nodes.extend(_annotated(node, "forward", None) for node in (add, view_node))
             views[name] = view
-        live_ratio = self._live_dropout_ratios()
-        for node in live_ratio.nodes:
+        live = self._live_constants()
+        for node in live.nodes:
             written.append(node)
             nodes.append(_annotated(node, "forward", None))
         for group in self._groups():
             group_nodes = [
-                live_ratio.applied_to(
+                live.applied_to(
                     node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
                 )
                 for node in group.nodes
@@ -140,35 +139,39 @@ class _Emitter:
             self._model(nodes, written), dict(self._step.parameter_gradients), self._schedule
         )
 
-    def _live_dropout_ratios(self) -> _LiveRatios:
-        """Dropout ratios that the runtime cannot see.
+    def _live_constants(self) -> _LiveConstants:
+        """Constants that make ONNX Runtime rewrite what must stay.
 
-        ONNX Runtime removes a Dropout with a constant ratio whose mask nobody reads, in training
-        mode too: where only the recomputed copy's mask is read, forward would run without one.
+        It removes a Dropout with a constant ratio whose mask nobody reads, in training mode too: where
+        only the recomputed copy's mask is read, forward would run without one. And it takes a Pad by
+        constants into the pool behind it, which then refuses pads that reach its kernel's size.
         """
-        ratios = dict.fromkeys(
-            node.inputs[1]
-            for node in self._step.differentiated.forward
-            if node.op == "Dropout" and len(node.inputs) > 1 and node.inputs[1]
-        )
+        step = self._step
+        pooled = {node.inputs[0] for node in step.nodes.values() if node.op in _POOLS}
+        readers = {
+            node.name: node.inputs[1]
+            for node in step.nodes.values()
+            if len(node.inputs) > 1
+            and node.inputs[1]
+            and (node.op == "Dropout" or (node.op == "Pad" and node.outputs[0] in pooled))
+        }
         nodes: list[Node] = []
         live: dict[str, str] = {}
-        for ratio in ratios:
-            kind = self._type_of(ratio)
-            zero, scalar, result = (
-                fresh_name(f"{ratio}/{part}", self._taken) for part in ("zero", "scalar_zero", "live")
+        for constant in dict.fromkeys(readers.values()):
+            kind = self._type_of(constant)
+            zero, shaped, result = (
+                fresh_name(f"{constant}/{part}", self._taken) for part in ("zero", "shaped_zero", "live")
             )
-            axes = self._constants.add(np.asarray([0], np.int64))
-            nodes += [
-                Node("Cast", (self._zero,), (zero,), {"to": kind.dtype}, zero),
-                Node("Squeeze", (zero, axes), (scalar,), name=scalar),
-                Node("Add", (ratio, scalar), (result,), name=result),
-            ]
+            nodes.append(Node("Cast", (self._zero,), (zero,), {"to": kind.dtype}, zero))
             self._barriers.types[zero] = TensorType(kind.dtype, (1,))
-            self._barriers.types[scalar] = TensorType(kind.dtype, ())
+            if not kind.shape:
+                axes = self._constants.add(np.asarray([0], np.int64))
+                nodes.append(Node("Squeeze", (zero, axes), (shaped,), name=shaped))
+                self._barriers.types[shaped] = kind
+            nodes.append(Node("Add", (constant, zero if kind.shape else shaped), (result,), name=result))
             self._barriers.types[result] = kind
-            live[ratio] = result
-        return _LiveRatios(tuple(nodes), live)
+            live[constant] = result
+        return _LiveConstants(tuple(nodes), {name: live[constant] for name, constant in readers.items()})
 
     def _groups(self) -> Iterator[_Group]:
         """The schedule cut into groups, views of views taken from their source."""

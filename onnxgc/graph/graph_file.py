@@ -91,7 +91,8 @@ def _vertices(entries: Any) -> dict[Vertex, Fraction]:
             raise GraphFileError(f"vertex number {place} has no 'id'; give it a text or a whole number")
         vertex = entry["id"]
         if not _is_identifier(vertex):
-            raise GraphFileError(f"vertex number {place} has {vertex!r} as 'id'; use text or whole numbers")
+            shown = json.dumps(vertex, default=str)
+            raise GraphFileError(f"vertex number {place} has {shown} as 'id'; use text or whole numbers")
         # The same text twice could not be told apart in --checkpoints.
         if str(vertex) in texts:
             raise GraphFileError(f"vertex {vertex!r} is given twice; identifiers must be distinct")

@@ -14,6 +14,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgc.api import optimize
+from onnxgc.cli import main as main_module
 from onnxgc.cli.arguments import parse_shapes
 from onnxgc.errors import ShapeError
 
@@ -416,3 +417,13 @@ def test_no_arguments_show_the_help() -> None:
     done = onnxgc()
     assert len((done.stdout + done.stderr).splitlines()) > 5
     assert "optimize" in done.stdout + done.stderr
+
+
+def test_an_interruption_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main_module, "app", lambda **_: 130)
+    with pytest.raises(SystemExit) as caught:
+        main_module.main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "onnxgc: interrupted\n"

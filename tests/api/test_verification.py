@@ -1,0 +1,89 @@
+"""`verify` holds on files that are right, and says so of one that is not, without an exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.api import optimize, verification, verify
+from onnxgc.errors import RuntimeFailedError
+from onnxgc.runtime.measure import Measurement
+from onnxgc.runtime.ort import SessionSettings
+
+
+def saved(folder: Path, text: str, **weights: np.ndarray) -> Path:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+    for name, value in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape)
+
+
+SLICED = """g (float[2,3,16,16] x, int64[4] low, int64[4] high) => (float[2,5] y) {
+    a = Conv <pads = [1,1,1,1]> (x, k)
+    b = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]> (a)
+    starts = Constant <value = int64[2] {2,2}> ()
+    ends = Constant <value = int64[2] {-3,-3}> ()
+    axes = Constant <value = int64[2] {2,3}> ()
+    c = Slice(b, starts, ends, axes)
+    d = GlobalAveragePool(c)
+    e = Flatten(d)
+    y = Gemm(e, w)
+}"""
+
+
+def test_a_slice_behind_a_pool_keeps_its_gradient_in_a_default_session(tmp_path: Path) -> None:
+    """The runtime takes a Pad by constants into the pool that reads it, and refuses pads that wide."""
+    text = SLICED.replace(", int64[4] low, int64[4] high", "")
+    path = saved(tmp_path, text, k=draw(4, 3, 3, 3), w=draw(4, 5))
+    optimize(path, tmp_path / "training.onnx", loss="mse")
+    found = verify(path, tmp_path / "training.onnx")
+    assert found.holds, [check for check in found.checks if not check.holds]
+
+
+def test_a_scale_in_front_of_a_normalisation_has_no_effect(tmp_path: Path) -> None:
+    """Its gradient vanishes, and moving it must not turn its sign, or it would have an effect."""
+    text = """g (float[4,3,12,12] x) => (float[4,5] y) {
+        a = Conv <pads = [1,1,1,1]> (x, k)
+        b = BatchNormalization (a, s, t, m, v)
+        c = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]> (b)
+        d = BatchNormalization (c, s2, t2, m2, v2)
+        e = Flatten(d)
+        y = Gemm(e, w)
+    }"""
+    ones = {name: np.ones(8) for name in ("s", "v", "s2", "v2")}
+    zeros = {name: np.zeros(8) for name in ("t", "m", "t2", "m2")}
+    path = saved(tmp_path, text, k=draw(8, 3, 3, 3), w=draw(8 * 144, 5), **ones, **zeros)
+    optimize(path, tmp_path / "training.onnx", loss="mse")
+    found = verify(path, tmp_path / "training.onnx")
+    assert found.holds, [check for check in found.checks if not check.holds]
+    sizes = next(check for check in found.checks if check.name == "gradient sizes")
+    assert "without effect" in sizes.detail
+
+
+def test_a_file_that_a_default_session_refuses_fails_that_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path, "g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=draw(3, 3))
+    optimize(path, tmp_path / "training.onnx", loss="mse")
+    measure = verification.measure
+
+    def refusing(*arguments: object, settings: SessionSettings, **options: object) -> Measurement:
+        if not settings.file_order:
+            raise RuntimeFailedError("the runtime does not load it")
+        return measure(*arguments, settings=settings, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verification, "measure", refusing)
+    found = verify(path, tmp_path / "training.onnx")
+    assert [check.name for check in found.checks if not check.holds] == ["default session"]
+    assert found.planned_by_default is None
+    assert found.as_json()["planned_by_default"] is None
