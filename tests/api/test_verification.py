@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxgc.api import optimize, verification, verify
+from onnxgc.api import optimize, verify
 from onnxgc.errors import RuntimeFailedError
-from onnxgc.runtime.measure import Measurement
+from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
 
 
@@ -75,14 +75,13 @@ def test_a_file_that_a_default_session_refuses_fails_that_check(
 ) -> None:
     path = saved(tmp_path, "g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=draw(3, 3))
     optimize(path, tmp_path / "training.onnx", loss="mse")
-    measure = verification.measure
 
     def refusing(*arguments: object, settings: SessionSettings, **options: object) -> Measurement:
         if not settings.file_order:
             raise RuntimeFailedError("the runtime does not load it")
         return measure(*arguments, settings=settings, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(verification, "measure", refusing)
+    monkeypatch.setattr("onnxgc.api.verification.measure", refusing)
     found = verify(path, tmp_path / "training.onnx")
     assert [check.name for check in found.checks if not check.holds] == ["default session"]
     assert found.planned_by_default is None
