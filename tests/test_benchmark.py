@@ -159,7 +159,7 @@ def test_solvers_are_compared_with_exhaustive_searches(tmp_path: Path) -> None:
         if row["truth"] != "all schedules":
             assert row["equal"] == row["instances"] or row["solver"] == "general"
         assert 1 <= row["mean_ratio"] <= row["worst_ratio"]
-    assert sum(row["instances"] for row in rows if row["solver"] == "peak") == 32
+    assert sum(row["instances"] for row in rows if "peak" in row["solver"]) == 32
     assert "none is wrong" in readme.BLOCKS["results"](tmp_path)
 
 

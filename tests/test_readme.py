@@ -110,7 +110,7 @@ def test_a_changed_record_makes_the_readme_stale(tmp_path: Path) -> None:
 
 
 def test_a_lost_marker_is_noticed() -> None:
-    with pytest.raises(ValueError, match="operators: begin"):
+    with pytest.raises(ValueError, match="solvers: begin"):
         readme.render_readme("<!-- results: begin -->\n<!-- results: end -->")
 
 

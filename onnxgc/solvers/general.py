@@ -284,4 +284,5 @@ GENERAL = Solver(
     search=search,
     objectives=(Objective.GENERAL,),
     exact_for=Objective.GENERAL,
+    exact_on=GraphFamily.CHAIN,
 )

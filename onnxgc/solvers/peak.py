@@ -354,7 +354,7 @@ def _step_in(joint: JointGraph, order: tuple[Vertex, ...]) -> StepGraph:
 
 PEAK = Solver(
     name="peak",
-    summary="least simulated peak with at most one more forward",
+    summary="least simulated peak with at most one more forward: the best cuts of several orders, improved",
     search=search,
     objectives=(Objective.PEAK, Objective.ACTIVATIONS),
     exact_for=None,

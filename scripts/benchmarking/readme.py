@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxgc.gradients.registry import RULES, STOPS
+from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.reversal import ReversalObjective
 from scripts.benchmarking import growth_picture, picture
 from scripts.benchmarking.records import BENCHMARKS, ROOT, read_record
 
@@ -271,6 +273,28 @@ def _exactness(folder: Path) -> str:
     )
 
 
+def _solvers(folder: Path) -> str:
+    """Which solver takes what, and what its plan is optimal for."""
+    del folder
+    rows = []
+    for solver in SOLVERS.values():
+        optimal = "no"
+        if isinstance(solver.exact_for, ReversalObjective):
+            optimal = "as a nested schedule"
+        elif solver.exact_for is not None:
+            optimal = "always" if solver.exact_on is solver.family else f"on {solver.exact_on.value}"
+        accepts = solver.family.value
+        if solver.max_vertices is not None:
+            accepts = f"graphs of up to {solver.max_vertices} tensors"
+        objectives = ", ".join(objective.value for objective in solver.objectives)
+        summary = solver.summary
+        rows.append(
+            [f"`{solver.name}`", summary, accepts, objectives, optimal, "yes" if solver.takes_budget else ""]
+        )
+    headings = ["solver", "how it chooses", "takes", "objective", "optimal", "takes a budget"]
+    return markdown_table(headings, rows).replace("---:", "---")
+
+
 def _operators(folder: Path) -> str:
     del folder
     rules = ", ".join(f"`{name}`" for name in sorted(RULES) if "." not in name)
@@ -280,4 +304,8 @@ def _operators(folder: Path) -> str:
     )
 
 
-BLOCKS: Mapping[str, Callable[[Path], str]] = {"results": _results, "operators": _operators}
+BLOCKS: Mapping[str, Callable[[Path], str]] = {
+    "results": _results,
+    "solvers": _solvers,
+    "operators": _operators,
+}
