@@ -300,7 +300,10 @@ def _search_orders(
     options: SolverOptions,
     deadline: float,
 ) -> list[CheckpointPlan]:
-    """The best plan of all orders, and the same improved; none if nothing is below `below`."""
+    """The best cuts of all orders, if they are below `below`, and what improving finds from several starts.
+
+    One start is in the model's own order of operators, which need not go vertex after vertex.
+    """
     joint, unit = scaled.joint, scaled.unit_bytes
     best, least = -(-below // unit), at_least // unit
     plan: CheckpointPlan | None = None
@@ -317,11 +320,26 @@ def _search_orders(
         if found is not None:
             best, chosen = found[0], model
             plan = plan_of_cuts(order, model, search.least_recomputation(best) or found[1])
-    if plan is None or chosen is None or best <= least:
+    if best <= least:
         return [plan] if plan is not None else []
-    place = {vertex: number for number, vertex in enumerate(plan.order)}
-    _, kept = improved(chosen, (place[v] for v in plan.checkpoints), _MOST_EVENTS, deadline)
-    return [plan, replace(plan, checkpoints=tuple(plan.order[number] for number in kept))]
+    own = CheckpointPlan(orders[0], keeps_last_segment=False)
+    starts = [(step_model(joint.step, joint.members, orders[0]), own)]
+    if plan is not None and chosen is not None:
+        starts += [
+            (starts[0][0], replace(own, checkpoints=plan.checkpoints)),
+            (chosen, plan),
+            (chosen, replace(plan, checkpoints=plan.order)),
+        ]
+    options.tell("planning: tensor by tensor")
+    candidates = [plan] if plan is not None else []
+    for model, start in starts:
+        order = start.order or orders[0]
+        place = {vertex: number for number, vertex in enumerate(order)}
+        kept = improved(model, (place[v] for v in start.checkpoints), _MOST_EVENTS // len(starts), deadline)[
+            1
+        ]
+        candidates.append(replace(start, checkpoints=tuple(order[number] for number in kept)))
+    return candidates
 
 
 @dataclass(frozen=True, slots=True)
