@@ -166,10 +166,11 @@ def _grouped(count: int, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 def _slots(
     step: StepGraph, places: Sequence[int], storage_of: dict[str, int], storages: Sequence[Storage]
 ) -> list[Slot]:
-    """Backward, cut where a chunk reads what the one before it did not."""
+    """Backward, cut where a chunk reads what the one before it did not, or no longer what it did."""
     profile = simulate(build_schedule(step, frozenset(), str), step)
     place_of = {operator.name: place for operator, place in zip(step.forward, places, strict=True)}
-    parts: list[tuple[int, frozenset[int], int, int]] = []
+    chunks: list[tuple[int, frozenset[int], int, int]] = []
+    last_chunk: dict[int, int] = {}
     position = len(step.forward)
     for chunk, source in zip(step.chunks, step.sources, strict=True):
         if not chunk:
@@ -179,14 +180,19 @@ def _slots(
             reads.update(storage_of[name] for name in operator.inputs if name in storage_of)
             if operator.is_view and operator.inputs[0] in storage_of:
                 storage_of[operator.outputs[0]] = storage_of[operator.inputs[0]]
+        last_chunk.update(dict.fromkeys(reads, len(chunks)))
         peak = max(profile.timeline[position : position + len(chunk)])
-        start = profile.held_before[position]
+        chunks.append((place_of[source], frozenset(reads), profile.held_before[position], peak))
         position += len(chunk)
-        if parts and parts[-1][0] == place_of[source] and parts[-1][1] >= reads:
-            place, before, earlier_start, earlier_peak = parts[-1]
-            parts[-1] = (place, before, earlier_start, max(peak, earlier_peak))
-        else:
-            parts.append((place_of[source], frozenset(reads), start, peak))
+    parts: list[tuple[int, frozenset[int], int, int]] = []
+    for number, (place, read, start, peak) in enumerate(chunks):
+        if parts and parts[-1][0] == place and parts[-1][1] >= read:
+            _, before, earlier_start, earlier_peak = parts[-1]
+            # What ends there may have to stay under a plan that computes something from it again.
+            if all(last_chunk[storage] >= number for storage in before):
+                parts[-1] = (place, before, earlier_start, max(peak, earlier_peak))
+                continue
+        parts.append((place, read, start, peak))
     for index, (_, read, _, _) in enumerate(parts):
         for storage in read:
             storages[storage].slots.append(index)

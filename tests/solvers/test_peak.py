@@ -93,6 +93,14 @@ def test_it_is_the_best_of_its_family_as_the_judge_sees_it() -> None:
             assert solution.lower_bound_bytes == solution.objective_bytes
 
 
+def test_what_backward_has_done_with_may_stay_for_a_recomputation() -> None:
+    """A draw in which a tensor's last reader in backward comes before another tensor is made from it."""
+    random = Random(3)
+    problem = [random_step_problem(random, 7) for _ in range(982)][-1]
+    joint = problem.joint()
+    assert least_peak_of_cuts(problem) == min(joint.profile(plan).peak_bytes for plan in family(problem))
+
+
 def test_any_kept_set_has_the_peak_that_the_judge_sees() -> None:
     random = Random(74)
     for problem in instances(74, 150, 9):
