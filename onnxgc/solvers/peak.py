@@ -282,10 +282,11 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         (joint.profile(plan).peak_bytes, number, plan) for number, plan in enumerate((stored, independent))
     )
     orders = topological_orders(problem.graph, problem.size_bytes)
-    searched = _search_orders(_within_int64(joint), orders, peak, bound.bytes, options, deadline)
-    for candidate in searched:
+    # Cuts of the same peak are welcome: of those the search takes some that compute little again.
+    searched = _search_orders(_within_int64(joint), orders, peak + 1, bound.bytes, options, deadline)
+    for number, candidate in enumerate(searched):
         found = joint.profile(candidate).peak_bytes
-        if found < peak:
+        if found < peak or (found == peak and number == 0 and plan is independent):
             peak, plan = found, candidate
     status = Status.OPTIMAL if peak <= bound.bytes else Status.FEASIBLE
     kept = problem.graph.in_order(plan.checkpoints)
