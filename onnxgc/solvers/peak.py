@@ -376,5 +376,4 @@ PEAK = Solver(
     summary="least simulated peak with at most one more forward: the best cuts of several orders, improved",
     search=search,
     objectives=(Objective.PEAK, Objective.ACTIVATIONS),
-    exact_for=None,
 )
