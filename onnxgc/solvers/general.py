@@ -280,7 +280,7 @@ def _narrowest(problem: IndexedProblem, orders: Iterable[Sequence[int]]) -> tupl
 
 GENERAL = Solver(
     name="general",
-    summary="the paper's objective over segments that can follow one another: exact on narrow graphs, else bounded",
+    summary="the paper's objective over segments with several ends: exact on narrow graphs, else bounded",
     search=search,
     objectives=(Objective.GENERAL,),
     exact_for=Objective.GENERAL,
