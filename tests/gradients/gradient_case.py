@@ -64,7 +64,8 @@ class Case:
 
     `body` are nodes in ONNX text that compute `outputs` from `operands` (drawn; trained unless in
     `frozen`) and `constants`. `formula` is the output in torch where `tests.torch_reference` has no
-    such operator. `change` edits the model between reading and planning.
+    such operator. `change` edits the model between reading and planning. A case that is not `smooth` sits
+    on a kink, such as a tie of maxima, where differences of the loss say nothing.
     """
 
     rule: str
@@ -80,6 +81,7 @@ class Case:
     tolerance: float = TOLERANCE
     formula: Formula | None = None
     change: Change | None = None
+    smooth: bool = True
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.name}"

@@ -1,4 +1,4 @@
-"""Every gradient rule in every setting against torch float64."""
+"""Every gradient rule in every setting against torch float64 and against differences of the loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from onnxgc.gradients.registry import RULES
-from tests.gradients.gradient_case import Case, case, errors, normal
+from tests.gradients.finite_differences import (
+    BEYOND_THE_EVALUATOR,
+    TOLERANCE,
+    difference_error,
+    has_differences,
+)
+from tests.gradients.gradient_case import Case, case, errors, normal, outcome
 from tests.gradients.gradient_cases import CASES
 from tests.gradients.shape_cases import gathered
 
@@ -17,6 +23,25 @@ from tests.gradients.shape_cases import gathered
 def test_gradients_equal_those_of_torch(entry: Case) -> None:
     wrong = {name: error for name, error in errors(entry).items() if not error <= entry.tolerance}
     assert wrong == {}
+
+
+_WITH_DIFFERENCES = [entry for entry in CASES if has_differences(entry)]
+
+
+@pytest.mark.parametrize("entry", _WITH_DIFFERENCES, ids=str)
+def test_gradients_equal_differences_of_the_loss(entry: Case) -> None:
+    error = difference_error(entry, outcome(entry))
+    if error is None:
+        pytest.skip("the reference evaluator computes another loss")
+    assert error <= TOLERANCE
+
+
+def test_every_rule_has_a_case_with_differences() -> None:
+    rules = set(RULES) - set(BEYOND_THE_EVALUATOR)
+    for entry in sorted(_WITH_DIFFERENCES, key=lambda entry: entry.opset != 18):
+        if entry.rule in rules and difference_error(entry, outcome(entry)) is not None:
+            rules.remove(entry.rule)
+    assert rules == set()
 
 
 _MANY = np.random.default_rng(0).integers(-128, 128, (2, 8192)).tolist()
