@@ -98,6 +98,29 @@ def test_a_literal_batch_may_be_another(path: Path) -> None:
 X = (2, 6, 9, 8)
 Case = tuple[str, dict[str, Any], list[Any], int]
 CASES: list[Case] = [
+    ("Acos", {}, [X], 17),
+    ("Acosh", {}, [draw(X) + np.float32(2)], 17),
+    ("Asin", {}, [X], 17),
+    ("Asinh", {}, [X], 17),
+    ("Atan", {}, [X], 17),
+    ("Atanh", {}, [X], 17),
+    ("Celu", {"alpha": 0.7}, [X], 17),
+    ("Cosh", {}, [X], 17),
+    ("CumSum", {}, [X, np.array(-2)], 17),
+    ("CumSum", {"exclusive": 1, "reverse": 1}, [X, np.array(1)], 17),
+    ("Mean", {}, [X, (8,), (6, 1, 1)], 17),
+    ("Mish", {}, [X], 18),
+    ("Mod", {"fmod": 1}, [X, np.full(8, -0.15, np.float32)], 17),
+    ("Selu", {}, [X], 17),
+    ("Selu", {"alpha": 0.7, "gamma": 1.3}, [X], 17),
+    ("Shrink", {"lambd": 0.2, "bias": 0.1}, [X], 17),
+    ("Sinh", {}, [X], 17),
+    ("Softsign", {}, [X], 17),
+    ("Swish", {"alpha": 1.7}, [X], 24),
+    ("Tan", {}, [X], 17),
+    ("ThresholdedRelu", {"alpha": 0.1}, [X], 17),
+    ("Trilu", {"upper": 0}, [X, np.array(1)], 17),
+    ("Trilu", {}, [X], 17),
     ("AveragePool", {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1], "strides": [2, 2]}, [X], 17),
     ("AveragePool", {"kernel_shape": [3, 3], "pads": [1] * 4, "count_include_pad": 1}, [X], 17),
     ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, [X], 19),
@@ -351,8 +374,8 @@ def test_an_unknown_weight_is_told() -> None:
 
 
 def test_an_unknown_operator_is_told() -> None:
-    model = small_model([helper.make_node("Tan", ["g"], ["y"])], "y")
-    with pytest.raises(NotImplementedError, match="Tan"):
+    model = small_model([helper.make_node("Hardmax", ["g"], ["y"])], "y")
+    with pytest.raises(NotImplementedError, match="Hardmax"):
         reference_outputs(model, {}, {"x": draw((1, 3, 6, 6))})
 
 

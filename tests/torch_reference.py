@@ -524,6 +524,29 @@ def _prelu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return torch.where(x > 0, x, x * slope)
 
 
+def _selu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    alpha = a.get("alpha", 1.67326319217681884765625)
+    scale: float = a.get("gamma", 1.05070102214813232421875)
+    return scale * torch.where(inputs[0] > 0, inputs[0], alpha * torch.expm1(inputs[0]))
+
+
+def _shrink(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    x, limit, bias = inputs[0], a.get("lambd", 0.5), a.get("bias", 0.0)
+    return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, 0 * x))
+
+
+def _cum_sum(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    x, axis = inputs[0], _ints(inputs[1])[0]
+    x = x.flip(axis) if a.get("reverse", 0) else x
+    total = x.cumsum(axis) - x if a.get("exclusive", 0) else x.cumsum(axis)
+    return total.flip(axis) if a.get("reverse", 0) else total
+
+
+def _trilu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    diagonal = _ints(inputs[1])[0] if len(inputs) > 1 else 0
+    return torch.triu(inputs[0], diagonal) if a.get("upper", 1) else torch.tril(inputs[0], diagonal)
+
+
 def _gemm(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     x, weight, *bias = inputs
     x = x.mT if a.get("transA", 0) else x
@@ -563,6 +586,12 @@ def _reduce_as(function: Callable[..., Tensor]) -> Operator:
         return function(x, dim=axes or list(range(x.ndim)), keepdim=bool(a.get("keepdims", 1)))
 
     return run
+
+
+def _product(x: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    for axis in dim:
+        x = x.prod(axis, keepdim=True)
+    return x if keepdim else x.squeeze(tuple(dim))
 
 
 # --- shapes --------------------------------------------------------------------------------
@@ -645,13 +674,22 @@ class Operator(Protocol):
 
 OPERATORS: dict[str, Operator] = {
     "Abs": _unary(torch.abs),
+    "Acos": _unary(torch.acos),
+    "Acosh": _unary(torch.acosh),
     "Add": _binary(torch.add),
+    "Asin": _unary(torch.asin),
+    "Asinh": _unary(torch.asinh),
+    "Atan": _unary(torch.atan),
+    "Atanh": _unary(torch.atanh),
     "AveragePool": _average_pool,
+    "Celu": lambda inputs, a, opset: F.celu(inputs[0], a.get("alpha", 1.0)),
     "Clip": _clip,
     "Concat": _concat,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Cos": _unary(torch.cos),
+    "Cosh": _unary(torch.cosh),
+    "CumSum": _cum_sum,
     "Div": _binary(_divide),
     "Elu": lambda inputs, a, opset: F.elu(inputs[0], a.get("alpha", 1.0)),
     "Equal": _binary(torch.eq),
@@ -680,30 +718,48 @@ OPERATORS: dict[str, Operator] = {
     "MatMul": _binary(torch.matmul),
     "Max": _variadic(torch.maximum),
     "MaxPool": _max_pool,
+    "Mean": lambda inputs, a, opset: reduce(torch.add, inputs) / len(inputs),
     "Min": _variadic(torch.minimum),
+    "Mish": _unary(F.mish),
+    "Mod": _binary(torch.fmod),
     "Mul": _binary(torch.mul),
     "Neg": _unary(torch.neg),
     "PRelu": _prelu,
     "Pad": _pad_operator,
     "Pow": _binary(torch.pow),
     "Reciprocal": _unary(torch.reciprocal),
+    "ReduceL1": _reduce_as(lambda x, dim, keepdim: x.abs().sum(dim, keepdim)),
     "ReduceL2": _reduce_as(torch.linalg.vector_norm),
+    "ReduceLogSum": _reduce_as(lambda x, dim, keepdim: x.sum(dim, keepdim).log()),
+    "ReduceLogSumExp": _reduce_as(torch.logsumexp),
+    "ReduceMax": _reduce_as(torch.amax),
     "ReduceMean": _reduce_as(torch.mean),
+    "ReduceMin": _reduce_as(torch.amin),
+    "ReduceProd": _reduce_as(_product),
     "ReduceSum": _reduce_as(torch.sum),
+    "ReduceSumSquare": _reduce_as(lambda x, dim, keepdim: x.square().sum(dim, keepdim)),
     "Relu": _unary(torch.relu),
+    "Selu": _selu,
     "Shape": _shape,
+    "Shrink": _shrink,
     "Sigmoid": _unary(torch.sigmoid),
     "Sin": _unary(torch.sin),
+    "Sinh": _unary(torch.sinh),
     "Slice": _slice,
     "Softmax": _softmax_as(F.softmax),
     # Not F.softplus, which turns linear above 20.
     "Softplus": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x))),
+    "Softsign": _unary(F.softsign),
     "Sqrt": _unary(torch.sqrt),
     "Squeeze": _squeeze,
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
+    "Swish": lambda inputs, a, opset: inputs[0] * torch.sigmoid(a.get("alpha", 1.0) * inputs[0]),
+    "Tan": _unary(torch.tan),
     "Tanh": _unary(torch.tanh),
+    "ThresholdedRelu": lambda inputs, a, opset: F.threshold(inputs[0], a.get("alpha", 1.0), 0.0),
     "Transpose": _transpose,
+    "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
     "Where": _where,
 }

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 from onnxgc.gradients.engine import GradientContext
 from onnxgc.gradients.shaping import reduce_sum, reshape
-from onnxgc.gradients.windows import Windows, windows_of
+from onnxgc.gradients.windows import Windows, transposed_windows_of, windows_of
 
 _MOST_PARTS = 8
 _FEWEST_COLUMNS = 1 << 14
+# Sums by offset read the same few tensors over and over, which is fast while these stay in the cache.
+_CACHE_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class Convolution:
         return self.groups == self.channels_in == self.channels_out
 
     @property
+    def is_strided(self) -> bool:
+        return any(stride > 1 for stride in self.windows.strides)
+
+    @property
     def is_stem(self) -> bool:
         """Few input channels under a large kernel: one product an offset would be all overhead."""
         return self.groups == 1 and self.channels_in <= 4 and all(k >= 5 for k in self.windows.kernel)
@@ -49,11 +55,12 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """One way to compute dw. The first form that applies is taken."""
+    """One way to compute dw, and into how many parts of the batch. The first form that applies is taken."""
 
     name: str
     applies: Callable[[Convolution], bool]
     build: Callable[[GradientContext, Convolution, str, str], str]
+    most_parts: Callable[[Convolution], int]
 
 
 def conv(g: GradientContext) -> None:
@@ -67,44 +74,91 @@ def conv(g: GradientContext) -> None:
         g.give(2, reduce_sum(g, g.dy, (0, *range(2, len(shape_w)))))
     # The weight's gradient comes before x's: it is x's last reader, so x need not outlive it.
     if g.wants(1):
-        g.give(1, _weight_gradient(g, convolution))
+        g.give(1, _weight_gradient(g, convolution, g.x(0), g.dy))
     if g.wants(0):
         g.give(0, _input_gradient(g, convolution))
 
 
-def _weight_gradient(g: GradientContext, c: Convolution) -> str:
+def conv_transpose(g: GradientContext) -> None:
+    """y = x spread by w, + b: the convolution that sends y's extent to x's, the other way round.
+
+    So dx is the convolution of dy by w, and dw that convolution's, dy in the place of its input and
+    x in that of its output's gradient. x: [N, C, spatial...], w: [C, K / groups, kernel...].
+    """
+    shape_w = g.input_shape(1)
+    batch, channels = g.output_shape()[:2]
+    windows = transposed_windows_of(g, shape_w[2:])
+    convolution = Convolution(windows, batch, channels, shape_w[0], int(g.attribute("group", 1)))
+    if g.wants(2):
+        g.give(2, reduce_sum(g, g.dy, (0, *range(2, len(shape_w)))))
+    if g.wants(1):
+        g.give(1, _weight_gradient(g, convolution, g.dy, g.x(0)))
+    if g.wants(0):
+        g.give(0, _undone(g, convolution))
+
+
+def _undone(g: GradientContext, c: Convolution) -> str:
+    """The convolution of dy by w with a transposed convolution's own windows."""
+    return g.emit(
+        "Conv",
+        g.dy,
+        g.x(1),
+        kernel_shape=list(c.windows.kernel),
+        strides=list(c.windows.strides),
+        dilations=list(c.windows.dilations),
+        pads=c.windows.pads,
+        group=c.groups,
+    )
+
+
+def _weight_gradient(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """dw by the first form that applies, over a few images at a time where these are large.
 
     Every form lays x and dy out anew; in parts, no more than a part of either exists twice.
     """
     form = next(form for form in WEIGHT_FORMS["cpu"] if form.applies(c))
-    parts = _parts(c)
+    parts = _parts(c, form)
     if parts == 1:
-        return form.build(g, c, g.x(0), g.dy)
+        return form.build(g, c, x, dy)
     images = c.batch // parts
     total = ""
     for start in range(0, c.batch, images):
         span = (g.ints(start), g.ints(start + images), g.ints(0))
-        x, dy = g.emit("Slice", g.x(0), *span), g.emit("Slice", g.dy, *span)
-        piece = form.build(g, replace(c, batch=images), x, dy)
+        part_x, part_dy = g.emit("Slice", x, *span), g.emit("Slice", dy, *span)
+        piece = form.build(g, replace(c, batch=images), part_x, part_dy)
         total = g.emit("Add", total, piece) if total else piece
     return total
 
 
-def _parts(c: Convolution) -> int:
-    """How many parts of the batch to take one after the other; each keeps a product worth its start."""
-    most = min(_MOST_PARTS, c.batch * c.positions // _FEWEST_COLUMNS)
+def _parts(c: Convolution, form: WeightForm) -> int:
+    """How many equal parts of the batch to take one after the other: the most that the form allows."""
+    most = min(_MOST_PARTS, form.most_parts(c))
     return max((parts for parts in range(1, most + 1) if c.batch % parts == 0), default=1)
 
 
+def _worth_a_product(c: Convolution) -> int:
+    """Each part keeps a product that is worth its start."""
+    return c.batch * c.positions // _FEWEST_COLUMNS
+
+
+def _in_the_cache(c: Convolution) -> int:
+    """Parts of x that stay in a processor's cache, but few: each has several nodes a kernel element."""
+    elements = c.batch * c.channels_in * math.prod(c.windows.input_size)
+    return min(_MOST_PARTS // 2, -(-elements // _CACHE_ELEMENTS))
+
+
 def _input_gradient(g: GradientContext, c: Convolution) -> str:
+    """dx by the transposed convolution, which for a kernel of 1 is one with the weight transposed."""
+    if c.is_pointwise and not c.is_strided:
+        turned = g.emit("Transpose", g.x(1), perm=[1, 0, *range(2, 2 + c.windows.rank)])
+        return g.emit("Conv", g.dy, turned, kernel_shape=list(c.windows.kernel))
     return g.emit("ConvTranspose", g.dy, g.x(1), group=c.groups, **c.windows.transposed())
 
 
 def _pointwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """dw = sum over images and positions of dy x^T, by whichever product needs less memory."""
     p = c.positions
-    if any(stride > 1 for stride in c.windows.strides):
+    if c.is_strided:
         x = _strided(g, x, c.windows, (0,) * c.windows.rank)
     x_size, dy_size = c.batch * c.channels_in * p, c.batch * c.channels_out * p
     product_size = c.batch * c.channels_in * c.channels_out
@@ -205,15 +259,42 @@ def _depthwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     return _stacked(g, parts)
 
 
+def _depthwise_exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
+    """Convolution of each image's channel by its dy, summed over images; without a temporary of x's size."""
+    planes, kernel = c.batch * c.channels_in, c.windows.kernel
+    x = _without_unused(g, x, c.windows)
+    extents = [
+        size + min(over, 0) for size, over in zip(c.windows.input_size, c.windows.overshoot, strict=True)
+    ]
+    gradient = g.emit(
+        "Conv",
+        reshape(g, x, (1, planes, *extents)),
+        reshape(g, dy, (planes, 1, *c.windows.output_size)),
+        kernel_shape=list(c.windows.output_size),
+        strides=list(c.windows.dilations),
+        dilations=list(c.windows.strides),
+        pads=[*c.windows.pads_begin, *c.windows.end_pads_used],
+        group=planes,
+    )
+    gradient = reshape(g, gradient, (c.batch, c.channels_in, *kernel))
+    return reshape(g, reduce_sum(g, gradient, (0,)), g.input_shape(1))
+
+
+def _without_unused(g: GradientContext, tensor: str, windows: Windows) -> str:
+    """`tensor` without what no window reaches at the end of an axis."""
+    ends = [size + min(over, 0) for size, over in zip(windows.input_size, windows.overshoot, strict=True)]
+    cut = [axis for axis, end in enumerate(ends) if end < windows.input_size[axis]]
+    if not cut:
+        return tensor
+    starts, stops = g.ints(*(0 for _ in cut)), g.ints(*(ends[axis] for axis in cut))
+    return g.emit("Slice", tensor, starts, stops, g.ints(*(2 + axis for axis in cut)))
+
+
 def _exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     """Convolution of x by dy with batch and channels exchanged, strides and dilations too."""
     rank = c.windows.rank
     swap = [1, 0, *range(2, 2 + rank)]
-    unused = [max(-over, 0) for over in c.windows.overshoot]
-    if any(unused):
-        ends = [extent - cut for extent, cut in zip(c.windows.input_size, unused, strict=True)]
-        x = g.emit("Slice", x, g.ints(*(0,) * rank), g.ints(*ends), g.ints(*range(2, 2 + rank)))
-    x = g.emit("Transpose", x, perm=swap)
+    x = g.emit("Transpose", _without_unused(g, x, c.windows), perm=swap)
     dy = g.emit("Transpose", dy, perm=swap)
     gradient = g.emit(
         "Conv",
@@ -229,10 +310,17 @@ def _exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
 
 WEIGHT_FORMS: dict[str, tuple[WeightForm, ...]] = {
     "cpu": (
-        WeightForm("pointwise", lambda c: c.is_pointwise, _pointwise),
-        WeightForm("depthwise", lambda c: c.is_depthwise and c.groups > 1, _depthwise),
-        WeightForm("grouped", lambda c: c.groups > 1, _grouped),
-        WeightForm("exchanged", lambda c: c.is_stem, _exchanged),
-        WeightForm("by offset", lambda c: True, _by_offset),
+        WeightForm("pointwise", lambda c: c.is_pointwise, _pointwise, _worth_a_product),
+        # A Slice with steps costs several times one without.
+        WeightForm(
+            "depthwise exchanged",
+            lambda c: c.is_depthwise and c.groups > 1 and c.is_strided,
+            _depthwise_exchanged,
+            lambda c: 1,
+        ),
+        WeightForm("depthwise", lambda c: c.is_depthwise and c.groups > 1, _depthwise, _in_the_cache),
+        WeightForm("grouped", lambda c: c.groups > 1, _grouped, _worth_a_product),
+        WeightForm("exchanged", lambda c: c.is_stem, _exchanged, _worth_a_product),
+        WeightForm("by offset", lambda c: True, _by_offset, _worth_a_product),
     ),
 }

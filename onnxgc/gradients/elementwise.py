@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+import numpy as np
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.activations import share_of_greater, step
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import unbroadcast
+from onnxgc.gradients.shaping import unbroadcast, zeros
+from onnxgc.model.ir import Array
 
-# The largest slope that float32 holds: HardSigmoid with it is the step function of y > 0.
-_STEP_SLOPE = 3e38
+# The largest number of each type.
+_LARGEST: Mapping[int, float] = {
+    onnx.TensorProto.FLOAT: float(np.finfo(np.float32).max),
+    onnx.TensorProto.DOUBLE: float(np.finfo(np.float64).max),
+    onnx.TensorProto.FLOAT16: float(np.finfo(np.float16).max),
+    onnx.TensorProto.BFLOAT16: 3.3895313892515355e38,
+}
+
+# Exponents whose slopes are products with x, or with y where they are negative, and how many.
+_FACTORS = {2.0: 1, 3.0: 2, -1.0: 2, -0.5: 3}
 
 
 def _give_broadcast(g: GradientContext, index: int, gradient: str) -> None:
@@ -41,11 +55,10 @@ def mul(g: GradientContext) -> None:
 
 
 def div(g: GradientContext) -> None:
-    """y = a / b: da = dy / b, db = -dy y / b."""
+    """y = a / b: da = dy / b, db = -(dy y) / b, summed before it is divided."""
     if g.wants(1):
-        scaled = g.emit("Div", g.emit("Mul", g.dy, g.y()), g.x(1))
-        summed = unbroadcast(g, scaled, g.output_shape(), g.input_shape(1))
-        g.give(1, g.emit("Neg", summed))
+        summed = unbroadcast(g, g.emit("Mul", g.dy, g.y()), g.output_shape(), g.input_shape(1))
+        g.give(1, g.emit("Neg", g.emit("Div", summed, g.x(1))))
     if g.wants(0):
         _give_broadcast(g, 0, g.emit("Div", g.dy, g.x(1)))
 
@@ -57,44 +70,72 @@ def sum_(g: GradientContext) -> None:
             _give_broadcast(g, index, g.dy)
 
 
-def relu(g: GradientContext) -> None:
-    """y = max(x, 0): dx = dy where y > 0, by a step that ONNX Runtime computes in place."""
-    if g.input_type(0).dtype == onnx.TensorProto.FLOAT:
-        step = g.emit("HardSigmoid", g.y(), alpha=_STEP_SLOPE, beta=0.0)
-    else:
-        step = _as_number(g, g.emit("Greater", g.y(), g.scalar(0.0)))
-    g.give(0, g.emit("Mul", g.dy, step))
+def mean(g: GradientContext) -> None:
+    """y = mean of n inputs: each gets dy / n."""
+    share = g.scalar(1.0 / len(g.node.inputs))
+    given: dict[tuple[int, ...], str] = {}
+    for index in range(len(g.node.inputs)):
+        shape = g.input_shape(index)
+        if g.wants(index):
+            if shape not in given:
+                given[shape] = g.emit("Mul", unbroadcast(g, g.dy, g.output_shape(), shape), share)
+            g.give(index, given[shape])
 
 
-def clip(g: GradientContext) -> None:
-    """y = min(max(x, low), high): dx = dy strictly inside the limits, as torch's ReLU6."""
-    inside = None
-    for index, comparison in ((1, "Greater"), (2, "Less")):
-        if g.has_input(index):
-            within = g.emit(comparison, g.y(), g.x(index))
-            inside = within if inside is None else g.emit("And", inside, within)
-    g.give(0, g.dy if inside is None else g.emit("Mul", g.dy, _as_number(g, inside)))
+def max_(g: GradientContext) -> None:
+    """y = max(a, b, ...), from left to right: the greater one gets dy, of two equal ones each half."""
+    _extreme(g, "Max")
 
 
-def _as_number(g: GradientContext, condition: str) -> str:
-    return g.emit("Cast", condition, to=g.input_type(0).dtype)
+def min_(g: GradientContext) -> None:
+    """y = min(a, b, ...): as max, with the smaller one."""
+    _extreme(g, "Min")
 
 
-def sigmoid(g: GradientContext) -> None:
-    """y = 1 / (1 + exp(-x)): dx = dy y (1 - y)."""
-    slope = g.emit("Mul", g.y(), g.emit("Sub", g.scalar(1.0), g.y()))
-    g.give(0, g.emit("Mul", g.dy, slope))
+def _extreme(g: GradientContext, operator: str) -> None:
+    """Backwards through y = f(f(f(a, b), c), ...), whose inner results are computed again."""
+    count = len(g.node.inputs)
+    results, shapes = [g.x(0)], [g.input_shape(0)]
+    for index in range(1, count - 1):
+        results.append(g.emit(operator, results[-1], g.x(index)))
+        shapes.append(np.broadcast_shapes(shapes[-1], g.input_shape(index)))
+    gradient, shape = g.dy, g.output_shape()
+    for index in range(count - 1, 0, -1):
+        left, right = results[index - 1], g.x(index)
+        if not any(g.wants(earlier) for earlier in range(index)):
+            if g.wants(index):
+                product = g.emit("Mul", gradient, _share(g, operator, right, left, index))
+                g.give(index, unbroadcast(g, product, shape, g.input_shape(index)))
+            return
+        product = g.emit("Mul", gradient, _share(g, operator, left, right, index))
+        if g.wants(index):
+            remainder = g.emit("Sub", gradient, product)
+            g.give(index, unbroadcast(g, remainder, shape, g.input_shape(index)))
+        gradient, shape = unbroadcast(g, product, shape, shapes[index - 1]), shapes[index - 1]
+    g.give(0, gradient)
 
 
-def tanh(g: GradientContext) -> None:
-    """y = tanh(x): dx = dy (1 - y^2)."""
-    square = g.emit("Mul", g.y(), g.y())
-    g.give(0, g.emit("Mul", g.dy, g.emit("Sub", g.scalar(1.0), square)))
+def _share(g: GradientContext, operator: str, one: str, other: str, index: int) -> str:
+    """How much of the gradient of f(one, other) is that of `one`: 1, 1/2 or 0."""
+    minuend, subtrahend = (one, other) if operator == "Max" else (other, one)
+    # Two infinite operands have no difference.
+    if not any(_is_finite(g.constant_input(place)) for place in (index, *((0,) if index == 1 else ()))):
+        minuend, subtrahend = _limited(g, minuend), _limited(g, subtrahend)
+    return share_of_greater(g, g.emit("Sub", minuend, subtrahend))
 
 
-def softplus(g: GradientContext) -> None:
-    """y = log(1 + exp(x)): dx = dy sigmoid(x)."""
-    g.give(0, g.emit("Mul", g.dy, g.emit("Sigmoid", g.x(0))))
+def _is_finite(value: Array | None) -> bool:
+    return value is not None and bool(np.isfinite(value.astype(np.float64)).all())
+
+
+def _limited(g: GradientContext, tensor: str) -> str:
+    """`tensor` with finite numbers for infinite ones."""
+    dtype = g.input_type(0).dtype
+    low, high = g.scalar(-_LARGEST[dtype]), g.scalar(_LARGEST[dtype])
+    if dtype == onnx.TensorProto.BFLOAT16:
+        # CUDA has no Clip of it.
+        return g.emit("Min", g.emit("Max", tensor, low), high)
+    return g.emit("Clip", tensor, low, high)
 
 
 def neg(g: GradientContext) -> None:
@@ -132,21 +173,193 @@ def cast(g: GradientContext) -> None:
     g.give(0, g.emit("Cast", g.dy, to=g.input_type(0).dtype))
 
 
-def dropout(g: GradientContext) -> None:
-    """y = x mask / (1 - ratio): dx = dy mask / (1 - ratio), with forward's own mask.
+def reciprocal(g: GradientContext) -> None:
+    """y = 1 / x: dx = -dy y^2."""
+    g.give(0, g.emit("Neg", g.emit("Mul", g.emit("Mul", g.dy, g.y()), g.y())))
+
+
+def erf(g: GradientContext) -> None:
+    """y = erf(x): dx = 2 / sqrt(pi) dy exp(-x^2)."""
+    bell = g.emit("Exp", g.emit("Neg", g.emit("Mul", g.x(0), g.x(0))))
+    g.give(0, g.emit("Mul", g.emit("Mul", g.dy, bell), g.scalar(2.0 / math.sqrt(math.pi))))
+
+
+def pow_(g: GradientContext) -> None:
+    """y = a^b: da = dy b a^(b - 1), where b = 0 zero; db = dy y log(a), where a <= 0 zero."""
+    if g.wants(1):
+        product = g.emit("Mul", g.emit("Mul", g.dy, g.y()), _logarithm(g))
+        summed = unbroadcast(g, product, g.output_shape(), g.input_shape(1))
+        g.give(1, _in_type_of(g, summed, 1, 0))
+    if g.wants(0):
+        gradient = _gradient_of_base(g)
+        if gradient is None:
+            g.give(0, zeros(g, g.input_shape(0)))
+        else:
+            _give_broadcast(g, 0, gradient)
+
+
+def _in_type_of(g: GradientContext, tensor: str, index: int, source: int) -> str:
+    """`tensor`, which has the type of input `source`, in that of input `index`."""
+    dtype = g.input_type(index).dtype
+    return tensor if dtype == g.input_type(source).dtype else g.emit("Cast", tensor, to=dtype)
+
+
+def _logarithm(g: GradientContext) -> str:
+    """log(a), and 0 where a <= 0."""
+    base = g.constant_input(0)
+    if base is not None:
+        return g.tensor(np.log(np.where(base > 0, base, 1).astype(np.float64)))
+    instead = g.emit("Sub", g.scalar(1.0), step(g, g.x(0)))
+    return _widened(g, "Log", g.emit("Max", g.x(0), instead))
+
+
+def _widened(g: GradientContext, operator: str, tensor: str) -> str:
+    """An operator of `tensor`, of bfloat16 in float32: CUDA does not have it otherwise."""
+    if g.input_type(0).dtype != onnx.TensorProto.BFLOAT16:
+        return g.emit(operator, tensor)
+    result = g.emit(operator, g.emit("Cast", tensor, to=onnx.TensorProto.FLOAT))
+    return g.emit("Cast", result, to=onnx.TensorProto.BFLOAT16)
+
+
+def _gradient_of_base(g: GradientContext) -> str | None:
+    """dy b a^(b - 1), before it is summed over what a was broadcast along; None if it is zero.
+
+    The power is a^0 where b = 0, so that zero is no pole there.
+    """
+    exponent = g.constant_input(1)
+    if exponent is None:
+        exponents = _in_type_of(g, g.x(1), 0, 1)
+        lowered = g.emit("Sub", exponents, g.emit("Abs", g.emit("Sign", exponents)))
+    else:
+        values = exponent.astype(np.float64)
+        if values.size and (values == values.flat[0]).all():
+            return _gradient_of_power(g, float(values.flat[0]))
+        exponents = g.tensor(values)
+        lowered = g.tensor(values - (values != 0.0))
+    return g.emit("Mul", g.emit("Mul", g.dy, g.emit("Pow", g.x(0), lowered)), exponents)
+
+
+def _gradient_of_power(g: GradientContext, exponent: float) -> str | None:
+    """dy p x^(p - 1) of one exponent p, without a power where products of x or y do."""
+    if exponent == 0.0:
+        return None
+    if exponent == 1.0:
+        return g.dy
+    if exponent == 0.5:
+        return g.emit("Div", g.emit("Mul", g.dy, g.scalar(0.5)), g.y())
+    if exponent in _FACTORS:
+        factor, times = (g.x(0) if exponent > 0.0 else g.y()), _FACTORS[exponent]
+        product = g.dy
+        for _ in range(times):
+            product = g.emit("Mul", product, factor)
+    else:
+        product = g.emit("Mul", g.dy, g.emit("Pow", g.x(0), g.scalar(exponent - 1.0)))
+    return g.emit("Mul", product, g.scalar(exponent))
+
+
+def sin(g: GradientContext) -> None:
+    """y = sin(x): dx = dy cos(x)."""
+    g.give(0, g.emit("Mul", g.dy, g.emit("Cos", g.x(0))))
+
+
+def cos(g: GradientContext) -> None:
+    """y = cos(x): dx = -dy sin(x)."""
+    g.give(0, g.emit("Neg", g.emit("Mul", g.dy, g.emit("Sin", g.x(0)))))
+
+
+def tan(g: GradientContext) -> None:
+    """y = tan(x): dx = dy (1 + y^2)."""
+    g.give(0, g.emit("Mul", g.dy, g.emit("Add", g.emit("Mul", g.y(), g.y()), g.scalar(1.0))))
+
+
+def asin(g: GradientContext) -> None:
+    """y = asin(x): dx = dy / sqrt(1 - x^2)."""
+    g.give(0, g.emit("Div", g.dy, g.emit("Sqrt", _one_less_square(g))))
+
+
+def acos(g: GradientContext) -> None:
+    """y = acos(x): dx = -dy / sqrt(1 - x^2)."""
+    g.give(0, g.emit("Neg", g.emit("Div", g.dy, g.emit("Sqrt", _one_less_square(g)))))
+
+
+def atan(g: GradientContext) -> None:
+    """y = atan(x): dx = dy / (1 + x^2)."""
+    g.give(0, g.emit("Div", g.dy, g.emit("Add", g.emit("Mul", g.x(0), g.x(0)), g.scalar(1.0))))
+
+
+def sinh(g: GradientContext) -> None:
+    """y = sinh(x): dx = dy cosh(x), by exponentials, which CUDA has."""
+    growing = g.emit("Exp", g.x(0))
+    doubled = g.emit("Add", growing, g.emit("Reciprocal", growing))
+    g.give(0, g.emit("Mul", g.emit("Mul", g.dy, g.scalar(0.5)), doubled))
+
+
+def cosh(g: GradientContext) -> None:
+    """y = cosh(x): dx = dy sinh(x) = dy y tanh(x)."""
+    g.give(0, g.emit("Mul", g.emit("Mul", g.dy, g.y()), g.emit("Tanh", g.x(0))))
+
+
+def asinh(g: GradientContext) -> None:
+    """y = asinh(x): dx = dy / sqrt(x^2 + 1)."""
+    square = g.emit("Mul", g.x(0), g.x(0))
+    g.give(0, g.emit("Div", g.dy, g.emit("Sqrt", g.emit("Add", square, g.scalar(1.0)))))
+
+
+def acosh(g: GradientContext) -> None:
+    """y = acosh(x): dx = dy / sqrt(x^2 - 1)."""
+    square = g.emit("Mul", g.x(0), g.x(0))
+    g.give(0, g.emit("Div", g.dy, g.emit("Sqrt", g.emit("Sub", square, g.scalar(1.0)))))
+
+
+def atanh(g: GradientContext) -> None:
+    """y = atanh(x): dx = dy / (1 - x^2)."""
+    g.give(0, g.emit("Div", g.dy, _one_less_square(g)))
+
+
+def _one_less_square(g: GradientContext) -> str:
+    """1 - x^2."""
+    return g.emit("Sub", g.scalar(1.0), g.emit("Mul", g.x(0), g.x(0)))
+
+
+def where(g: GradientContext) -> None:
+    """y = a where c, else b: da = dy where c, db = dy where not c, elsewhere zero.
+
+    Selected, not multiplied with c: an operand is often guarded so because dy is infinite or no number
+    where the other is taken.
+    """
+    for index in (1, 2):
+        if g.wants(index):
+            zero = g.scalar(0.0, like=index)
+            choices = (g.dy, zero) if index == 1 else (zero, g.dy)
+            _give_broadcast(g, index, g.emit("Where", g.x(0), *choices))
+
+
+def mod(g: GradientContext) -> None:
+    """y = a - b t with t = trunc(a / b): da = dy, db = -dy t. t is (a - y) / b, where rounding is safe.
 
     Raises:
-        UnsupportedOperatorError: the ratio is computed in the graph.
+        UnsupportedOperatorError: fmod is 0, which ONNX has for integers only.
     """
-    ratio = g.constant_input(1)
-    if ratio is None:
+    if not g.attribute("fmod", 0):
         raise UnsupportedOperatorError(
-            f"Dropout '{g.node.origin or g.node.name}' computes its ratio in the graph, which has no "
-            "gradient rule; export the model with a constant ratio"
+            f"Mod '{g.node.origin or g.node.name}' has fmod=0, which ONNX defines for integers only; "
+            "export the model with fmod=1"
         )
-    kept = 1.0 - float(ratio.reshape(()))
-    mask = _as_number(g, g.y(1))
-    if kept <= 0.0:
-        g.give(0, g.emit("Mul", g.dy, mask))
-        return
-    g.give(0, g.emit("Mul", g.emit("Mul", g.dy, mask), g.scalar(1.0 / kept)))
+    if g.wants(1):
+        times = _widened(g, "Round", g.emit("Div", g.emit("Sub", g.x(0), g.y()), g.x(1)))
+        summed = unbroadcast(g, g.emit("Mul", g.dy, times), g.output_shape(), g.input_shape(1))
+        g.give(1, g.emit("Neg", summed))
+    if g.wants(0):
+        _give_broadcast(g, 0, g.dy)
+
+
+def cum_sum(g: GradientContext) -> None:
+    """y = sums of x up to each place along an axis: dx = sums of dy from the other end."""
+    exclusive, reverse = (int(g.attribute(name, 0)) for name in ("exclusive", "reverse"))
+    g.give(0, g.emit("CumSum", g.dy, g.x(1), exclusive=exclusive, reverse=1 - reverse))
+
+
+def trilu(g: GradientContext) -> None:
+    """y = the upper or lower triangle of x: dx = that of dy."""
+    diagonal = (g.x(1),) if g.has_input(1) else ()
+    g.give(0, g.emit("Trilu", g.dy, *diagonal, upper=int(g.attribute("upper", 1))))

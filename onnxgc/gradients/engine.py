@@ -20,6 +20,7 @@ from onnxgc.model.draft import reads_of
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 
 Rule = Callable[["GradientContext"], None]
+ExtraOutputs = Callable[[Node, TrainableModel], Sequence[tuple[str, TensorType]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Differentiated:
     """Forward and backward of one model in one order.
 
     `forward` are the model's nodes in the order asked for, with the extra outputs that rules
-    need (MaxPool's indices). `gradient_of` maps a tensor to its gradient; `seed` is the fed
-    scalar that stands for the gradient of the loss itself.
+    need (MaxPool's indices, LayerNormalization's statistics). `gradient_of` maps a tensor to its
+    gradient; `seed` is the fed scalar that stands for the gradient of the loss itself.
     """
 
     forward: tuple[Node, ...]
@@ -213,12 +214,17 @@ def _missing_rules(nodes: Sequence[Node]) -> str:
     for node in nodes:
         by_rule.setdefault(node.rule, []).append(f"'{node.origin or node.name}'")
     listed = "; ".join(
-        f"{rule} at {', '.join(dict.fromkeys(names))}" for rule, names in sorted(by_rule.items())
+        f"{rule} at {_first(list(dict.fromkeys(names)))}" for rule, names in sorted(by_rule.items())
     )
     return (
         f"no gradient rule for: {listed}; rewrite these operators in supported ones, "
         "or pass --freeze so that no parameter before them trains"
     )
+
+
+def _first(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _ancestors_of(model: TrainableModel, tensor: str) -> set[str]:
@@ -234,14 +240,15 @@ def differentiate(
     rules: Mapping[str, Rule],
     stops: frozenset[str],
     *,
-    extra_outputs: Mapping[str, Callable[[Node, TrainableModel], tuple[str, TensorType]]],
+    extra_outputs: Mapping[str, ExtraOutputs],
     seed: str,
     order: Sequence[str] | None = None,
 ) -> Differentiated:
     """Backward pass of `model`, in the reverse of `order` (node names; default: the model's own).
 
     Contributions to one tensor's gradient are added as they arrive, so that at most one partial
-    sum is held. The gradient of tensor `t` is named `t_grad`.
+    sum is held. The gradient of tensor `t` is named `t_grad`. `extra_outputs` gives, by rule, a
+    node's outputs behind the first that the rule reads.
     """
     active = needs_gradient(model, rules, stops)
     by_name = {node.name: node for node in model.nodes}
@@ -249,10 +256,10 @@ def differentiate(
     extra_types: dict[str, TensorType] = {}
     for position, node in enumerate(forward):
         if node.rule in extra_outputs and any(name in active for name in node.outputs):
-            name, tensor_type = extra_outputs[node.rule](node, model)
-            if name not in node.outputs:
-                forward[position] = node.with_changes(outputs=(*node.outputs[:1], name))
-                extra_types[name] = tensor_type
+            extra = dict(extra_outputs[node.rule](node, model))
+            outputs = (node.outputs[0], *extra, *node.outputs[1 + len(extra) :])
+            forward[position] = node.with_changes(outputs=outputs)
+            extra_types.update((name, kind) for name, kind in extra.items() if name not in node.outputs)
 
     taken = {name for node in forward for name in (*node.inputs, *node.outputs)} | set(model.types) | {seed}
     final_names = {name: fresh_name(f"{name}_grad", taken) for name in active if name != model.loss}

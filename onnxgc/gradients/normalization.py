@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import onnx
+
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import per_channel, reduce_sum, reshape
+from onnxgc.gradients.shaping import per_channel, reciprocal_or_zero, reduce_sum, reshape, unbroadcast, zeros
+from onnxgc.model.ir import Node, TensorType, TrainableModel
 
 
 def batch_normalization(g: GradientContext) -> None:
@@ -68,6 +71,175 @@ def _inverse_deviation(g: GradientContext) -> str:
     """1 / sqrt(var + eps), per channel."""
     epsilon = g.scalar(float(g.attribute("epsilon", 1e-5)))
     return g.emit("Reciprocal", g.emit("Sqrt", g.emit("Add", g.x(4), epsilon)))
+
+
+def statistics_outputs(node: Node, model: TrainableModel) -> tuple[tuple[str, TensorType], ...]:
+    """LayerNormalization's mean and inverse deviation, one number a row, which its gradient reads."""
+    shape = model.types[node.inputs[0]].shape
+    axis = int(node.attribute("axis", -1)) % len(shape)
+    kind = TensorType(
+        int(node.attribute("stash_type", onnx.TensorProto.FLOAT)),
+        (*shape[:axis], *(1,) * (len(shape) - axis)),
+    )
+    named = dict(enumerate(node.outputs))
+    return tuple(
+        (named.get(index) or f"{node.outputs[0]}__{what}", kind)
+        for index, what in ((1, "mean"), (2, "inverse_deviation"))
+    )
+
+
+def layer_normalization(g: GradientContext) -> None:
+    """y = (x - mean) r scale + bias per row, r = 1 / sqrt(var + eps); a row is what is normalised.
+
+    dx = r (dy scale - (x - mean) S1 - S2) with S1 = r^2 mean(dy scale (x - mean)) and
+    S2 = mean(dy scale), both one number a row; dscale = sum over rows of r dy (x - mean). Gradients
+    of the outputs mean and r, where the model reads these, add to S2 and S1.
+    Source: Ba, Kiros & Hinton 2016.
+    """
+    mean, inverse = _in_type_of_x(g, g.y(1)), _in_type_of_x(g, g.y(2))
+    rows = _Rows(g, int(g.attribute("axis", -1)))
+    dy = g.dy if 0 in g.incoming else zeros(g, rows.shape)
+    if g.wants(2):
+        g.give(2, unbroadcast(g, dy, rows.shape, g.input_shape(2)))
+    if not (g.wants(0) or g.wants(1)):
+        return
+    centred = g.emit("Sub", g.x(0), mean)
+    product = g.emit("Mul", dy, centred)
+    if g.wants(1):
+        g.give(1, rows.scale_gradient(product, inverse))
+    if not g.wants(0):
+        return
+    share = g.scalar(1.0 / rows.width)
+    through_deviation = rows.mean_with_scale(product)
+    through_mean = rows.mean_with_scale(dy)
+    if 2 in g.incoming:
+        extra = g.emit("Mul", _in_type_of_x(g, g.incoming[2]), share)
+        through_deviation = g.emit("Add", through_deviation, extra)
+    if 1 in g.incoming:
+        extra = g.emit("Div", g.emit("Mul", _in_type_of_x(g, g.incoming[1]), share), inverse)
+        through_mean = g.emit("Sub", through_mean, extra)
+    slope = g.emit("Mul", through_deviation, g.emit("Mul", inverse, inverse))
+    # What is subtracted comes first, so that the product with dy can be gone before the other is made.
+    subtracted = g.emit("Mul", centred, slope)
+    inner = g.emit("Sub", g.emit("Mul", dy, g.x(1)), subtracted)
+    g.give(0, g.emit("Mul", g.emit("Sub", inner, through_mean), inverse))
+
+
+def rms_normalization(g: GradientContext) -> None:
+    """y = x r scale per row, r = 1 / sqrt(mean(x^2) + eps).
+
+    dx = r (dy scale - x r^2 mean(dy scale x)); dscale = sum over rows of r dy x.
+    Source: Zhang & Sennrich 2019.
+    """
+    rows = _Rows(g, int(g.attribute("axis", -1)))
+    square = g.emit("Mul", g.x(0), g.x(0))
+    mean = g.emit("ReduceMean", square, g.ints(*rows.axes), keepdims=1)
+    shifted = g.emit("Add", mean, g.scalar(float(g.attribute("epsilon", 1e-5))))
+    inverse = g.emit("Reciprocal", g.emit("Sqrt", shifted))
+    product = g.emit("Mul", g.dy, g.x(0))
+    if g.wants(1):
+        g.give(1, rows.scale_gradient(product, inverse))
+    if g.wants(0):
+        slope = g.emit("Mul", rows.mean_with_scale(product), g.emit("Mul", inverse, inverse))
+        subtracted = g.emit("Mul", g.x(0), slope)
+        inner = g.emit("Sub", g.emit("Mul", g.dy, g.x(1)), subtracted)
+        g.give(0, g.emit("Mul", inner, inverse))
+
+
+class _Rows:
+    """x as rows, each normalised for itself, and the scale (input 1) that broadcasts over them.
+
+    A scale of a row's own shape turns both sums into matrix products, without a temporary.
+    """
+
+    def __init__(self, g: GradientContext, axis: int) -> None:
+        self._g = g
+        self.shape = g.input_shape(0)
+        axis %= len(self.shape)
+        self.axes = tuple(range(axis, len(self.shape)))
+        self._outer, self._row = self.shape[:axis], self.shape[axis:]
+        self.width = math.prod(self._row)
+        self._count = math.prod(self._outer)
+        scale = g.input_shape(1)
+        self._is_plain = scale[max(len(scale) - len(self._row), 0) :] == self._row and (
+            math.prod(scale) == self.width
+        )
+
+    def _flat(self, tensor: str) -> str:
+        return reshape(self._g, tensor, (self._count, self.width))
+
+    def scale_gradient(self, product: str, inverse: str) -> str:
+        """Sum over rows of `product` (of x's shape) by `inverse` (one number a row)."""
+        g, target = self._g, self._g.input_shape(1)
+        if not self._is_plain:
+            return unbroadcast(g, g.emit("Mul", product, inverse), self.shape, target)
+        column = reshape(g, inverse, (self._count, 1))
+        return reshape(g, g.emit("Gemm", column, self._flat(product), transA=1), target)
+
+    def mean_with_scale(self, tensor: str) -> str:
+        """Mean along each row of `tensor` by the scale."""
+        g = self._g
+        if not self._is_plain:
+            scaled = g.emit("Mul", tensor, g.x(1))
+            return g.emit("ReduceMean", scaled, g.ints(*self.axes), keepdims=1)
+        scale = reshape(g, g.x(1), (self.width, 1))
+        means = g.emit("Gemm", self._flat(tensor), scale, alpha=1.0 / self.width)
+        return reshape(g, means, (*self._outer, *(1,) * len(self._row)))
+
+
+def _in_type_of_x(g: GradientContext, statistic: str) -> str:
+    """A number a row, which the runtime keeps in float32 whatever the type of x is."""
+    kept = int(g.attribute("stash_type", onnx.TensorProto.FLOAT))
+    wanted = g.input_type(0).dtype
+    return statistic if kept == wanted else g.emit("Cast", statistic, to=wanted)
+
+
+def instance_normalization(g: GradientContext) -> None:
+    """y = (x - mean) r scale + bias with the statistics of each image and channel.
+
+    dx = scale r (dy - (x - mean) r^2 mean(dy (x - mean)) - mean(dy)) over the spatial axes.
+    Source: Ulyanov, Vedaldi & Lempitsky 2016.
+    """
+    batch, channels, *spatial = g.input_shape(0)
+    positions = math.prod(spatial)
+    flat = (batch, channels, positions)
+    x, dy = reshape(g, g.x(0), flat), reshape(g, g.dy, flat)
+    d_bias = reduce_sum(g, dy, (2,), keepdims=True)
+    if g.wants(2):
+        g.give(2, reduce_sum(g, reshape(g, d_bias, flat[:2]), (0,)))
+    if not (g.wants(0) or g.wants(1)):
+        return
+    last = g.ints(2)
+    centred = g.emit("Sub", x, g.emit("ReduceMean", x, last, keepdims=1))
+    variance = g.emit("ReduceMean", g.emit("Mul", centred, centred), last, keepdims=1)
+    shifted = g.emit("Add", variance, g.scalar(float(g.attribute("epsilon", 1e-5))))
+    inverse = g.emit("Reciprocal", g.emit("Sqrt", shifted))
+    total = reduce_sum(g, g.emit("Mul", dy, centred), (2,), keepdims=True)
+    d_scale = g.emit("Mul", total, inverse)
+    if g.wants(1):
+        g.give(1, reduce_sum(g, reshape(g, d_scale, flat[:2]), (0,)))
+    if g.wants(0):
+        share = g.scalar(1.0 / positions)
+        slope = g.emit("Mul", per_channel(g, g.x(1), 3), inverse)
+        through_deviation = g.emit("Mul", g.emit("Mul", d_scale, inverse), share)
+        through_mean = g.emit("Mul", d_bias, share)
+        inner = g.emit("Sub", dy, g.emit("Mul", centred, through_deviation))
+        inner = g.emit("Mul", g.emit("Sub", inner, through_mean), slope)
+        g.give(0, reshape(g, inner, g.input_shape(0)))
+
+
+def lp_normalization(g: GradientContext) -> None:
+    """y = x / n, n the norm along an axis: dx = (dy - d sum(dy y)) / n, d = y for p = 2, else sign(x).
+
+    A row of zeros stays zero and gets no gradient.
+    """
+    axis = int(g.attribute("axis", -1)) % len(g.input_shape(0))
+    p = int(g.attribute("p", 2))
+    norm = g.emit("ReduceL1" if p == 1 else "ReduceL2", g.x(0), g.ints(axis), keepdims=1)
+    inverse = reciprocal_or_zero(g, norm)
+    total = reduce_sum(g, g.emit("Mul", g.dy, g.y()), (axis,), keepdims=True)
+    direction = g.emit("Sign", g.x(0)) if p == 1 else g.y()
+    g.give(0, g.emit("Mul", g.emit("Sub", g.dy, g.emit("Mul", direction, total)), inverse))
 
 
 def lrn(g: GradientContext) -> None:

@@ -8,33 +8,33 @@ import math
 import numpy as np
 import onnx
 
+from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import reshape
+from onnxgc.gradients.shaping import added_at, reciprocal_or_zero, reshape
 from onnxgc.gradients.windows import Windows, windows_of
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 
 
-def indices_output(node: Node, model: TrainableModel) -> tuple[str, TensorType]:
+def indices_output(node: Node, model: TrainableModel) -> tuple[tuple[str, TensorType]]:
     """MaxPool's second output, which its gradient reads; int64, so twice the bytes of y."""
     shape = model.types[node.outputs[0]].shape
     name = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else f"{node.outputs[0]}__indices"
-    return name, TensorType(onnx.TensorProto.INT64, shape)
+    return ((name, TensorType(onnx.TensorProto.INT64, shape)),)
 
 
 def max_pool(g: GradientContext) -> None:
     """y = maximum of each window: dy goes back to where the maximum was.
 
-    The indices count through the whole of x, so x is flattened; windows may overlap, so the
-    contributions are added. With column-major indices the first spatial axis is the fastest.
+    The indices count through the whole of x, so x is flattened. Where windows overlap contributions are
+    added. With column-major indices the first spatial axis is the fastest.
     """
     shape = g.input_shape(0)
     is_column_major = bool(g.attribute("storage_order", 0))
     counted = (*shape[:2], *reversed(shape[2:])) if is_column_major else shape
-    count = math.prod(shape)
-    zeros = g.emit("Expand", g.scalar(0.0), g.ints(count))
-    places = reshape(g, g.y(1), (math.prod(g.output_shape()),))
-    values = reshape(g, g.dy, (math.prod(g.output_shape()),))
-    scattered = g.emit("ScatterElements", zeros, places, values, axis=0, reduction="add")
+    count = math.prod(g.output_shape())
+    places, values = reshape(g, g.y(1), (count,)), reshape(g, g.dy, (count,))
+    overlap = windows_of(g, tuple(g.attribute("kernel_shape"))).overlap
+    scattered = added_at(g, (math.prod(shape),), places, values, 0, is_added=overlap)
     gradient = reshape(g, scattered, counted)
     if is_column_major:
         gradient = g.emit("Transpose", gradient, perm=[0, 1, *reversed(range(2, len(shape)))])
@@ -44,35 +44,35 @@ def max_pool(g: GradientContext) -> None:
 def average_pool(g: GradientContext) -> None:
     """y = mean of each window: every element of a window gets dy / count."""
     windows = windows_of(g, tuple(g.attribute("kernel_shape")))
-    size = math.prod(windows.kernel)
     counts = _window_counts(windows, bool(g.attribute("count_include_pad", 0)))
-    uniform = int(counts.flat[0]) if (counts == counts.flat[0]).all() else None
+    g.give(0, _spread(g, windows, g.dy, 1.0 / counts.astype(np.float64)))
+
+
+def _spread(g: GradientContext, windows: Windows, tensor: str, weights: Array) -> str:
+    """At each position of x the sum of `tensor` by `weights` over the windows that hold the position."""
+    uniform = float(weights.flat[0]) if (weights == weights.flat[0]).all() else None
+    size = math.prod(windows.kernel)
     backward_pads = _stride_one_pads(windows)
     if backward_pads is not None:
         # With stride 1 the windows that hold a position are a window themselves.
-        weight = size / counts.astype(np.float64)
-        scaled = _scaled(g, size / uniform if uniform else weight, uniform is not None)
-        g.give(
-            0,
-            g.emit(
-                "AveragePool",
-                scaled,
-                kernel_shape=list(windows.kernel),
-                pads=backward_pads,
-                count_include_pad=1,
-            ),
+        scaled = _scaled(g, tensor, size * (weights if uniform is None else uniform), uniform is not None)
+        return g.emit(
+            "AveragePool",
+            scaled,
+            kernel_shape=list(windows.kernel),
+            pads=backward_pads,
+            count_include_pad=1,
         )
-        return
     channels = g.input_shape(0)[1]
-    scaled = g.dy if uniform else _scaled(g, 1.0 / counts.astype(np.float64), False)
-    ones = np.full((channels, 1, *windows.kernel), 1.0 / uniform if uniform else 1.0)
-    g.give(0, g.emit("ConvTranspose", scaled, g.tensor(ones), group=channels, **windows.transposed()))
+    scaled = tensor if uniform is not None else _scaled(g, tensor, weights, False)
+    ones = np.full((channels, 1, *windows.kernel), 1.0 if uniform is None else uniform)
+    return g.emit("ConvTranspose", scaled, g.tensor(ones), group=channels, **windows.transposed())
 
 
-def _scaled(g: GradientContext, factor: float | Array, is_uniform: bool) -> str:
+def _scaled(g: GradientContext, tensor: str, factor: float | Array, is_uniform: bool) -> str:
     if is_uniform:
-        return g.dy if factor == 1.0 else g.emit("Mul", g.dy, g.scalar(float(factor)))
-    return g.emit("Mul", g.dy, g.tensor(np.asarray(factor)))
+        return tensor if factor == 1.0 else g.emit("Mul", tensor, g.scalar(float(factor)))
+    return g.emit("Mul", tensor, g.tensor(np.asarray(factor)))
 
 
 def _stride_one_pads(windows: Windows) -> list[int] | None:
@@ -114,3 +114,80 @@ def global_average_pool(g: GradientContext) -> None:
     shape = g.input_shape(0)
     share = g.emit("Mul", g.dy, g.scalar(1.0 / math.prod(shape[2:])))
     g.give(0, g.emit("Expand", share, g.ints(*shape)))
+
+
+def global_max_pool(g: GradientContext) -> None:
+    """y = maximum over all positions: dy goes to the first position that has it, as with MaxPool."""
+    shape = g.input_shape(0)
+    rows, positions = math.prod(shape[:2]), math.prod(shape[2:])
+    place = g.emit("ArgMax", reshape(g, g.x(0), (rows, positions)), axis=1)
+    values = reshape(g, g.dy, (rows, 1))
+    g.give(0, reshape(g, added_at(g, (rows, positions), place, values, 1, is_added=False), shape))
+
+
+def lp_pool(g: GradientContext) -> None:
+    """y = (sum of |x|^p over a window)^(1/p): dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p).
+
+    The sum goes over the windows that hold x. A window of zeros gives no gradient.
+    """
+    windows = windows_of(g, tuple(g.attribute("kernel_shape")))
+    p = int(g.attribute("p", 2))
+    total = _spread(g, windows, _by_norm(g, p), np.ones(windows.output_size))
+    g.give(0, g.emit("Mul", _slope_of_power(g, p), total))
+
+
+def global_lp_pool(g: GradientContext) -> None:
+    """y = (sum of |x|^p over all positions)^(1/p): dx = sign(x) |x|^(p-1) dy y^(1-p)."""
+    p = int(g.attribute("p", 2))
+    g.give(0, g.emit("Mul", _slope_of_power(g, p), _by_norm(g, p)))
+
+
+def _by_norm(g: GradientContext, p: int) -> str:
+    """dy y^(1-p), and 0 where y is 0."""
+    if p == 1:
+        return g.dy
+    inverse = reciprocal_or_zero(g, g.y())
+    return g.emit("Mul", g.dy, inverse if p == 2 else g.emit("Pow", inverse, g.scalar(p - 1)))
+
+
+def _slope_of_power(g: GradientContext, p: int) -> str:
+    """sign(x) |x|^(p-1)."""
+    if p == 1:
+        return g.emit("Sign", g.x(0))
+    if p == 2:
+        return g.x(0)
+    power = g.emit("Pow", g.x(0), g.scalar(p - 1))
+    return power if p % 2 == 0 else g.emit("Mul", power, g.emit("Sign", g.x(0)))
+
+
+def max_unpool(g: GradientContext) -> None:
+    """y = x at given places amid zeros: dx = dy at these places.
+
+    Places count through the whole of y. Where two elements have one place the specification does not
+    say which of them y holds.
+
+    Raises:
+        UnsupportedOperatorError: `output_shape` is not the extent that the windows give.
+    """
+    windows = _unpooled_windows(g)
+    if g.output_shape()[2:] != windows:
+        raise UnsupportedOperatorError(
+            f"MaxUnpool '{g.node.origin or g.node.name}' has an output_shape other than {list(windows)}, "
+            "which its windows give and its indices count through; leave output_shape out and Pad the result"
+        )
+    count = math.prod(g.input_shape(0))
+    flat = reshape(g, g.dy, (math.prod(g.output_shape()),))
+    found = g.emit("GatherElements", flat, reshape(g, g.x(1), (count,)), axis=0)
+    g.give(0, reshape(g, found, g.input_shape(0)))
+
+
+def _unpooled_windows(g: GradientContext) -> tuple[int, ...]:
+    """The spatial extent of MaxUnpool's result without `output_shape`. Source: ONNX MaxUnpool-11."""
+    kernel = g.attribute("kernel_shape")
+    rank = len(kernel)
+    strides = g.attribute("strides") or (1,) * rank
+    pads = g.attribute("pads") or (0,) * (2 * rank)
+    return tuple(
+        (size - 1) * strides[axis] + kernel[axis] - pads[axis] - pads[rank + axis]
+        for axis, size in enumerate(g.input_shape(0)[2:])
+    )

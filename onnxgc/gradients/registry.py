@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from onnxgc.gradients import (
+    activations,
     convolution,
+    einsum,
     elementwise,
+    gathering,
     linear,
     normalization,
     pooling,
     reductions,
+    resampling,
     shape_ops,
 )
-from onnxgc.gradients.engine import Differentiated, Rule
+from onnxgc.gradients.engine import Differentiated, ExtraOutputs, Rule
 from onnxgc.gradients.engine import differentiate as _differentiate
-from onnxgc.model.ir import Node, TensorType, TrainableModel
+from onnxgc.model.ir import TrainableModel
 
 RULES: Mapping[str, Rule] = {
     # sums and products
@@ -23,47 +27,114 @@ RULES: Mapping[str, Rule] = {
     "Sub": elementwise.sub,
     "Mul": elementwise.mul,
     "Div": elementwise.div,
+    "Max": elementwise.max_,
+    "Mean": elementwise.mean,
+    "Min": elementwise.min_,
     "Sum": elementwise.sum_,
     # elementwise
     "Abs": elementwise.abs_,
+    "Acos": elementwise.acos,
+    "Acosh": elementwise.acosh,
+    "Asin": elementwise.asin,
+    "Asinh": elementwise.asinh,
+    "Atan": elementwise.atan,
+    "Atanh": elementwise.atanh,
     "Cast": elementwise.cast,
-    "Clip": elementwise.clip,
-    "Dropout": elementwise.dropout,
+    "Cos": elementwise.cos,
+    "Cosh": elementwise.cosh,
+    "CumSum": elementwise.cum_sum,
+    "Erf": elementwise.erf,
     "Exp": elementwise.exp,
     "Identity": elementwise.identity,
     "Log": elementwise.log,
+    "Mod": elementwise.mod,
     "Neg": elementwise.neg,
-    "Relu": elementwise.relu,
-    "Sigmoid": elementwise.sigmoid,
-    "Softplus": elementwise.softplus,
+    "Pow": elementwise.pow_,
+    "Reciprocal": elementwise.reciprocal,
+    "Sin": elementwise.sin,
+    "Sinh": elementwise.sinh,
     "Sqrt": elementwise.sqrt,
-    "Tanh": elementwise.tanh,
+    "Tan": elementwise.tan,
+    "Trilu": elementwise.trilu,
+    "Where": elementwise.where,
+    # activations
+    "Clip": activations.clip,
+    "Dropout": activations.dropout,
+    "Elu": activations.elu,
+    "Gelu": activations.gelu,
+    "HardSigmoid": activations.hard_sigmoid,
+    "HardSwish": activations.hard_swish,
+    "LeakyRelu": activations.leaky_relu,
+    "PRelu": activations.prelu,
+    "Relu": activations.relu,
+    "Selu": activations.selu,
+    "Shrink": activations.shrink,
+    "Sigmoid": activations.sigmoid,
+    "Softplus": activations.softplus,
+    "Softsign": activations.softsign,
+    "Swish": activations.swish,
+    "Tanh": activations.tanh,
+    "ThresholdedRelu": activations.thresholded_relu,
     # matrix products and convolution
     "Conv": convolution.conv,
+    "ConvTranspose": convolution.conv_transpose,
+    "Einsum": einsum.einsum,
     "Gemm": linear.gemm,
     "MatMul": linear.matmul,
     # pooling
     "AveragePool": pooling.average_pool,
     "GlobalAveragePool": pooling.global_average_pool,
+    "GlobalLpPool": pooling.global_lp_pool,
+    "GlobalMaxPool": pooling.global_max_pool,
+    "LpPool": pooling.lp_pool,
     "MaxPool": pooling.max_pool,
+    "MaxUnpool": pooling.max_unpool,
     # normalisation
     "BatchNormalization": normalization.batch_normalization,
     "BatchNormalization.batch": normalization.batch_normalization_of_batch,
+    "InstanceNormalization": normalization.instance_normalization,
     "LRN": normalization.lrn,
+    "LayerNormalization": normalization.layer_normalization,
+    "LpNormalization": normalization.lp_normalization,
+    "RMSNormalization": normalization.rms_normalization,
     # reductions
     "LogSoftmax": reductions.log_softmax,
+    "ReduceL1": reductions.reduce_l1,
+    "ReduceL2": reductions.reduce_l2,
+    "ReduceLogSum": reductions.reduce_log_sum,
+    "ReduceLogSumExp": reductions.reduce_log_sum_exp,
+    "ReduceMax": reductions.reduce_extreme,
     "ReduceMean": reductions.reduce_mean,
+    "ReduceMin": reductions.reduce_extreme,
+    "ReduceProd": reductions.reduce_prod,
     "ReduceSum": reductions.reduce_sum_rule,
+    "ReduceSumSquare": reductions.reduce_sum_square,
     "Softmax": reductions.softmax,
+    # sampling
+    "AffineGrid": resampling.affine_grid,
+    "GridSample": resampling.grid_sample,
+    "Resize": resampling.resize,
     # moving elements
+    "Col2Im": shape_ops.col2im,
     "Concat": shape_ops.concat,
+    "DepthToSpace": shape_ops.depth_to_space,
+    "Expand": gathering.expand,
     "Flatten": shape_ops.view,
-    "GatherElements": shape_ops.gather_elements,
+    "Gather": gathering.gather,
+    "GatherElements": gathering.gather_elements,
+    "GatherND": gathering.gather_nd,
+    "OneHot": gathering.one_hot,
     "Pad": shape_ops.pad,
     "Reshape": shape_ops.view,
+    "ReverseSequence": gathering.reverse_sequence,
+    "ScatterElements": gathering.scatter_elements,
+    "ScatterND": gathering.scatter_nd,
     "Slice": shape_ops.slice_,
+    "SpaceToDepth": shape_ops.space_to_depth,
     "Split": shape_ops.split,
     "Squeeze": shape_ops.view,
+    "Tile": gathering.tile,
+    "TopK": gathering.top_k,
     "Transpose": shape_ops.transpose,
     "Unsqueeze": shape_ops.view,
 }
@@ -71,13 +142,14 @@ RULES: Mapping[str, Rule] = {
 # Floating results through which no gradient flows: their derivative is zero almost everywhere.
 STOPS = frozenset(
     {
-        "Ceil", "ConstantOfShape", "EyeLike", "Floor", "Multinomial", "OneHot", "RandomNormal",
+        "Ceil", "ConstantOfShape", "EyeLike", "Floor", "Hardmax", "Multinomial", "RandomNormal",
         "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Round", "Sign",
     }
 )  # fmt: skip
 
 # Outputs that a rule reads and that the source model need not have.
-EXTRA_OUTPUTS: Mapping[str, Callable[[Node, TrainableModel], tuple[str, TensorType]]] = {
+EXTRA_OUTPUTS: Mapping[str, ExtraOutputs] = {
+    "LayerNormalization": normalization.statistics_outputs,
     "MaxPool": pooling.indices_output,
 }
 

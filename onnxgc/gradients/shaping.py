@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
 from onnxgc.gradients.engine import GradientContext
 
 
@@ -19,6 +24,68 @@ def zeros(g: GradientContext, shape: tuple[int, ...]) -> str:
 
 def reduce_sum(g: GradientContext, tensor: str, axes: tuple[int, ...], *, keepdims: bool = False) -> str:
     return g.emit("ReduceSum", tensor, g.ints(*axes), keepdims=int(keepdims))
+
+
+@dataclass(slots=True)
+class Sums:
+    """Additions at places along an axis of a tensor, one after the other and in its own memory.
+
+    Places may repeat. Sums are taken in float32 where x's type is narrower, in which ONNX Runtime adds on a
+    GPU only.
+    """
+
+    g: GradientContext
+    axis: int
+    _total: str
+
+    @classmethod
+    def on(cls, g: GradientContext, tensor: str, axis: int) -> Sums:
+        """Additions to a tensor of x's type."""
+        return cls(g, axis, _as_float32(g, tensor) if is_narrow(g) else tensor)
+
+    @classmethod
+    def from_zeros(cls, g: GradientContext, shape: tuple[int, ...], axis: int) -> Sums:
+        if not is_narrow(g):
+            return cls(g, axis, zeros(g, shape))
+        return cls(g, axis, g.emit("Expand", g.constants.add(np.zeros((), np.float32)), g.ints(*shape)))
+
+    def add(self, places: str, values: str) -> None:
+        """Values of x's type at indices of their shape."""
+        values = _as_float32(self.g, values) if is_narrow(self.g) else values
+        self._total = self.g.emit(
+            "ScatterElements", self._total, places, values, axis=self.axis, reduction="add"
+        )
+
+    def result(self) -> str:
+        """The sums in x's type."""
+        dtype = self.g.input_type(0).dtype
+        return self.g.emit("Cast", self._total, to=dtype) if is_narrow(self.g) else self._total
+
+
+def is_narrow(g: GradientContext) -> bool:
+    """Whether x has a type of two bytes."""
+    return g.input_type(0).dtype in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+
+def _as_float32(g: GradientContext, tensor: str) -> str:
+    return g.emit("Cast", tensor, to=onnx.TensorProto.FLOAT)
+
+
+def added_at(
+    g: GradientContext, shape: tuple[int, ...], places: str, values: str, axis: int, *, is_added: bool = True
+) -> str:
+    """Zeros of `shape` with `values` added at `places` along an axis, or written if none is there twice."""
+    if not is_added:
+        return g.emit("ScatterElements", zeros(g, shape), places, values, axis=axis)
+    sums = Sums.from_zeros(g, shape, axis)
+    sums.add(places, values)
+    return sums.result()
+
+
+def reciprocal_or_zero(g: GradientContext, tensor: str) -> str:
+    """1 / `tensor` where that is positive, and 0 where it is 0."""
+    sign = g.emit("Sign", tensor)
+    return g.emit("Div", sign, g.emit("Add", tensor, g.emit("Sub", g.scalar(1.0), sign)))
 
 
 def unbroadcast(g: GradientContext, tensor: str, shape: tuple[int, ...], target: tuple[int, ...]) -> str:

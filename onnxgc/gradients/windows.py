@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
+
+# With one element left over no padding is needed; from two on ONNX Runtime cuts at both ends.
+_LEAST_TOTAL_PAD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,16 @@ class Windows:
     @property
     def is_padded(self) -> bool:
         return any(self.pads)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether an element may be in several windows."""
+        return any(
+            out > 1 and stride < dilation * (size - 1) + 1
+            for out, stride, dilation, size in zip(
+                self.output_size, self.strides, self.dilations, self.kernel, strict=True
+            )
+        )
 
     @property
     def overshoot(self) -> tuple[int, ...]:
@@ -80,20 +94,27 @@ class Windows:
 
 
 def windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
-    """The windows of a convolution or pooling node with the given kernel extent."""
+    """The windows of a convolution or pooling node with the given kernel extent.
+
+    Raises:
+        UnsupportedOperatorError: auto_pad under which runtimes disagree.
+    """
     rank = len(kernel)
     input_size, output_size = g.input_shape(0)[2:], g.output_shape()[2:]
-    strides = tuple(g.attribute("strides") or (1,) * rank)
-    dilations = tuple(g.attribute("dilations") or (1,) * rank)
-    auto_pad = g.attribute("auto_pad", "NOTSET")
-    if isinstance(auto_pad, bytes):
-        auto_pad = auto_pad.decode()
+    strides, dilations, auto_pad = _settings(g, rank)
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         begin, end = [], []
         for extent, out, size, stride, dilation in zip(
             input_size, output_size, kernel, strides, dilations, strict=True
         ):
-            total = max((out - 1) * stride + dilation * (size - 1) + 1 - extent, 0)
+            total = (out - 1) * stride + dilation * (size - 1) + 1 - extent
+            if total < _LEAST_TOTAL_PAD:
+                raise UnsupportedOperatorError(
+                    f"{g.node.op} '{g.node.origin or g.node.name}' has auto_pad {auto_pad} and a stride so "
+                    "much larger than its kernel that runtimes crop the input in different places; "
+                    "export the model with explicit pads"
+                )
+            total = max(total, 0)
             small, large = total // 2, total - total // 2
             begin.append(small if auto_pad == "SAME_UPPER" else large)
             end.append(large if auto_pad == "SAME_UPPER" else small)
@@ -103,3 +124,39 @@ def windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
         pads = list(g.attribute("pads") or (0,) * (2 * rank))
         begin, end = pads[:rank], pads[rank:]
     return Windows(input_size, output_size, kernel, strides, dilations, tuple(begin), tuple(end))
+
+
+def transposed_windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
+    """The windows of the convolution that a ConvTranspose node is the transpose of.
+
+    Its input has the node's output's extent, and its output the node's input's. A pad at the end is
+    what the last window reaches past that extent; output padding is what no window reaches.
+    Source: ONNX ConvTranspose-11, pads by `output_shape` and by `auto_pad` included.
+    """
+    rank = len(kernel)
+    extents, counts = g.output_shape()[2:], g.input_shape(0)[2:]
+    strides, dilations, auto_pad = _settings(g, rank)
+    reach = [
+        (count - 1) * stride + dilation * (size - 1) + 1
+        for count, stride, dilation, size in zip(counts, strides, dilations, kernel, strict=True)
+    ]
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER") or g.attribute("output_shape"):
+        added = g.attribute("output_padding") or (0,) * rank
+        totals = [
+            max(full + extra - extent, 0) for full, extra, extent in zip(reach, added, extents, strict=True)
+        ]
+        begin = [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals]
+    elif auto_pad == "VALID":
+        begin = [0] * rank
+    else:
+        begin = list(g.attribute("pads") or (0,) * rank)[:rank]
+    end = [max(full - pad - extent, 0) for full, pad, extent in zip(reach, begin, extents, strict=True)]
+    return Windows(extents, counts, kernel, strides, dilations, tuple(begin), tuple(end))
+
+
+def _settings(g: GradientContext, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Strides, dilations and auto_pad."""
+    strides = tuple(g.attribute("strides") or (1,) * rank)
+    dilations = tuple(g.attribute("dilations") or (1,) * rank)
+    auto_pad = g.attribute("auto_pad", "NOTSET")
+    return strides, dilations, auto_pad.decode() if isinstance(auto_pad, bytes) else str(auto_pad)

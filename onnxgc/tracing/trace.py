@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from onnx import defs
 
 from onnxgc.gradients.engine import Differentiated
 from onnxgc.gradients.registry import differentiate
@@ -128,8 +130,17 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
         in_place=node.op in IN_PLACE_OPERATORS,
         # What a subgraph reads cannot be renamed to a copy, so its node is not run again.
         once=node.once or bool(captured_names(node)),
-        # Split cuts by the number of its outputs.
-        needs_all_outputs=node.op == "Split",
+        needs_all_outputs=not _may_lack_outputs(node.op, node.domain),
         workspace_bytes=workspace_bytes(node, types),
         flops=node_flops(node, types),
     )
+
+
+@functools.cache
+def _may_lack_outputs(op: str, domain: str) -> bool:
+    """Whether all outputs but the first may be left out, as Dropout's mask may and a part of Split may not."""
+    if not defs.has(op, domain):
+        return False
+    option = defs.OpSchema.FormalParameterOption
+    first, *others = defs.get_schema(op, domain=domain).outputs
+    return first.option != option.Variadic and all(other.option == option.Optional for other in others)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.gradients.gradient_case import Case, case, normal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from tests.gradients.gradient_case import Case, Formula, case, normal
 
 
 def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: bool) -> Case:
@@ -83,6 +91,10 @@ CONVOLUTION_CASES = (
     ),
     _conv("depthwise, dilation", (2, 4, 8, 8), (4, 1, 3, 3), "group=4, dilations=[2,2], pads=[2,1,0,3]"),
     _conv("depthwise, multiplier 3", (2, 4, 6, 5), (12, 1, 3, 3), "group=4, pads=[1,1,1,1], strides=[2,1]"),
+    replace(
+        _conv("depthwise in parts of the batch", (4, 8, 180, 184), (8, 1, 3, 3), "group=8, pads=[1,1,1,1]"),
+        tolerance=1e-4,
+    ),
     _conv("depthwise 1D", (2, 4, 9), (4, 1, 3), "group=4, strides=[2]"),
     _conv("depthwise 1x1", (2, 4, 5, 5), (4, 1, 1, 1), "group=4"),
     # pointwise: one Gemm, or a batched product from either side
@@ -109,6 +121,131 @@ CONVOLUTION_CASES = (
 )
 
 
+def _transposed_formula(
+    begin: Sequence[int], end: Sequence[int], *, strides: int, dilations: int = 1, bias: bool = True
+) -> Formula:
+    """ConvTranspose with the pads that auto_pad or output_shape stand for; negative ones add zeros."""
+
+    def formula(o: Mapping[str, Tensor]) -> Tensor:
+        y = F.conv_transpose2d(o["x"], o["w"], stride=strides, dilation=dilations)
+        y = F.pad(y, [-begin[1], -end[1], -begin[0], -end[0]])
+        return y + o["b"].reshape(1, -1, 1, 1) if bias else y
+
+    return formula
+
+
+def _transposed(
+    name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: Any
+) -> Case:
+    """y = ConvTranspose(x, w, b): x [N, C, spatial...], w [C, K / groups, kernel...]."""
+    operator = f"ConvTranspose<{attributes}>" if attributes else "ConvTranspose"
+    operands = {"x": normal(*x), "w": normal(*w)}
+    if settings.pop("bias", True):
+        groups = settings.pop("groups", 1)
+        operands["b"] = normal(w[1] * groups)
+    call = ", ".join(operands)
+    return case("ConvTranspose", name, f"y = {operator}({call})", **operands, **settings)
+
+
+TRANSPOSED_CASES = (
+    _transposed("2x2 stride 2", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]"),
+    _transposed("without bias", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]", bias=False),
+    _transposed("3x3", (2, 3, 4, 5), (3, 4, 3, 3)),
+    _transposed("3x3 pads", (2, 3, 4, 5), (3, 4, 3, 3), "pads=[1,1,1,1]"),
+    _transposed("pads differ", (2, 3, 5, 4), (3, 4, 3, 3), "pads=[0,2,1,0], strides=[2,2]"),
+    _transposed("4x4 stride 2 pad 1", (2, 3, 3, 4), (3, 2, 4, 4), "strides=[2,2], pads=[1,1,1,1]"),
+    _transposed(
+        "output padding",
+        (2, 3, 3, 4),
+        (3, 2, 3, 3),
+        "strides=[2,3], pads=[1,1,1,1], output_padding=[1,2]",
+    ),
+    _transposed(
+        "output padding without pads", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,3], output_padding=[2,1]"
+    ),
+    _transposed("dilation", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], pads=[1,0,2,1]"),
+    _transposed("dilation and stride", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], strides=[3,2]"),
+    _transposed("stride larger than the kernel", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,4]"),
+    _transposed("kernel not square", (2, 5, 3, 4), (5, 2, 1, 4), "strides=[1,2], pads=[0,1,0,1]"),
+    _transposed("1x1", (2, 3, 4, 5), (3, 4, 1, 1)),
+    _transposed("1x1 stride 2", (2, 3, 4, 5), (3, 4, 1, 1), "strides=[2,2], output_padding=[1,0]"),
+    _transposed("one position", (3, 4, 1, 1), (4, 5, 4, 4)),
+    _transposed("batch of one", (1, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]"),
+    _transposed(
+        "large kernel onto few channels", (2, 4, 6, 7), (4, 3, 5, 5), "strides=[2,2], pads=[2,2,2,2]"
+    ),
+    _transposed("kernel_shape given", (2, 3, 4, 5), (3, 4, 2, 3), "kernel_shape=[2,3]"),
+    _transposed("two groups", (2, 4, 4, 5), (4, 3, 3, 3), "group=2, strides=[2,2], pads=[1,1,1,1]", groups=2),
+    _transposed("depthwise", (2, 4, 4, 5), (4, 1, 4, 4), "group=4, strides=[2,2], pads=[1,1,1,1]", groups=4),
+    _transposed("depthwise, multiplier 2", (2, 4, 4, 5), (4, 2, 3, 3), "group=4, strides=[2,1]", groups=4),
+    _transposed("1D", (2, 3, 6), (3, 4, 3), "strides=[2], pads=[1,0], output_padding=[1]"),
+    _transposed("1D in groups", (2, 4, 6), (4, 2, 3), "strides=[2], group=2", groups=2),
+    _transposed(
+        "3D",
+        (1, 3, 3, 2, 3),
+        (3, 2, 2, 3, 2),
+        "strides=[2,1,2], pads=[1,0,0,0,1,0], dilations=[1,2,1], output_padding=[1,0,1]",
+    ),
+    _transposed("opset 9", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]", opset=9),
+    _transposed(
+        "auto_pad VALID",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        'auto_pad="VALID", strides=[2,2]',
+        formula=_transposed_formula((0, 0), (0, 0), strides=2),
+    ),
+    _transposed(
+        "auto_pad SAME_UPPER",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        'auto_pad="SAME_UPPER", strides=[2,2]',
+        formula=_transposed_formula((0, 0), (1, 1), strides=2),
+    ),
+    _transposed(
+        "auto_pad SAME_LOWER",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        'auto_pad="SAME_LOWER", strides=[2,2]',
+        formula=_transposed_formula((1, 1), (0, 0), strides=2),
+    ),
+    _transposed(
+        "auto_pad SAME_UPPER, stride larger than the kernel",
+        (2, 3, 4, 5),
+        (3, 4, 2, 2),
+        'auto_pad="SAME_UPPER", strides=[3,3]',
+        formula=_transposed_formula((0, 0), (0, 0), strides=3),
+    ),
+    _transposed(
+        "output_shape",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        "output_shape=[8,8], strides=[2,2]",
+        formula=_transposed_formula((1, 2), (0, 1), strides=2),
+    ),
+    _transposed(
+        "output_shape overrides pads",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        "output_shape=[8,8], strides=[2,2], pads=[1,1,1,1]",
+        formula=_transposed_formula((1, 2), (0, 1), strides=2),
+    ),
+    _transposed(
+        "output_shape beyond the last window",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        "output_shape=[10,12], strides=[2,2]",
+        formula=_transposed_formula((0, 0), (-1, -1), strides=2),
+    ),
+    _transposed(
+        "output_shape, SAME_UPPER and output padding",
+        (2, 3, 4, 5),
+        (3, 4, 3, 3),
+        'output_shape=[8,9], strides=[2,2], auto_pad="SAME_UPPER", output_padding=[1,1]',
+        formula=_transposed_formula((1, 1), (0, 1), strides=2),
+    ),
+)
+
+
 def _gemm(name: str, attributes: str, a: tuple[int, ...], b: tuple[int, ...], *c: tuple[int, ...]) -> Case:
     operator = f"Gemm<{attributes}>" if attributes else "Gemm"
     if c:
@@ -118,6 +255,76 @@ def _gemm(name: str, attributes: str, a: tuple[int, ...], b: tuple[int, ...], *c
 
 def _matmul(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> Case:
     return case("MatMul", name, "y = MatMul(a, b)", a=normal(*a), b=normal(*b))
+
+
+def _einsum(name: str, equation: str, *shapes: tuple[int, ...], as_torch: str = "", **settings: Any) -> Case:
+    """The equation, weighed by a constant where its result is a scalar, which is no output."""
+    operands = {f"a{index}": normal(*shape) for index, shape in enumerate(shapes)}
+    names = tuple(operands)
+    body = f'y = Einsum<equation="{equation}">({", ".join(operands)})'
+    if settings.pop("is_scalar", False):
+        body = body.replace("y =", "s =") + " y = Mul(s, w)"
+        operands |= {"w": normal(3)}
+        settings["frozen"] = ("w",)
+
+    def formula(o: Mapping[str, Tensor]) -> Tensor:
+        y = torch.einsum(as_torch or equation, *(o[name] for name in names))
+        return y * o["w"] if "w" in o else y
+
+    return case("Einsum", name, body, **operands, formula=formula, **settings)
+
+
+EINSUM_CASES = (
+    _einsum("matrix product", "ij,jk->ik", (3, 4), (4, 5)),
+    _einsum("implicit output", "ij,jk", (3, 4), (4, 5)),
+    _einsum("implicit output in alphabetical order", "ba", (3, 4)),
+    _einsum("implicit output with an ellipsis", "...ij,...jk", (2, 3, 4), (2, 4, 5)),
+    _einsum("spaces", " i j , j k -> i k ", (3, 4), (4, 5), as_torch="ij,jk->ik"),
+    _einsum("both transposed", "ji,kj->ik", (4, 3), (5, 4)),
+    _einsum("result transposed", "ij,jk->ki", (3, 4), (4, 5)),
+    _einsum("attention scores", "bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
+    _einsum("attention values", "bhij,bhjd->bhid", (2, 3, 4, 5), (2, 3, 5, 6)),
+    _einsum("heads last", "bihd,bjhd->bhij", (2, 4, 3, 5), (2, 6, 3, 5)),
+    _einsum("projection to heads", "btd,dhk->bhtk", (2, 3, 4), (4, 2, 5)),
+    _einsum("several contracted", "abc,cbd->ad", (2, 3, 4), (4, 3, 5)),
+    _einsum("batch in another place", "ibj,bjk->kib", (3, 2, 4), (2, 4, 5)),
+    _einsum("outer product", "i,j->ij", (3,), (4,)),
+    _einsum("outer product, transposed", "i,j->ji", (3,), (4,)),
+    _einsum("elementwise", "ij,ij->ij", (3, 4), (3, 4)),
+    _einsum("elementwise, transposed", "ij,ji->ij", (3, 4), (4, 3)),
+    _einsum("scaled rows", "ij,i->ij", (3, 4), (3,)),
+    _einsum("scaled columns, transposed", "ij,j->ji", (3, 4), (4,)),
+    _einsum("inner product", "i,i->", (4,), (4,), is_scalar=True),
+    _einsum("bilinear form", "i,ij,j->", (3,), (3, 4), (4,), is_scalar=True),
+    _einsum("sum", "ij->", (3, 4), is_scalar=True),
+    _einsum("sum over rows", "ij->j", (3, 4)),
+    _einsum("transposition", "ijk->kij", (2, 3, 4)),
+    _einsum("label of one operand summed", "ij,jkl->ik", (3, 4), (4, 2, 5)),
+    _einsum("labels of both operands summed", "aij,jkb->ik", (2, 3, 4), (4, 5, 2)),
+    _einsum("diagonal", "ii->i", (3, 3)),
+    _einsum("trace", "ii->", (3, 3), is_scalar=True),
+    _einsum("diagonal of the last axes", "bii->bi", (2, 3, 3)),
+    _einsum("diagonal around an axis", "ibi->bi", (3, 2, 3)),
+    _einsum("diagonal beside a matrix", "ii,ij->j", (3, 3), (3, 4)),
+    _einsum("three operands", "ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
+    _einsum("three operands of one label", "i,i,i->i", (4,), (4,), (4,)),
+    _einsum("four operands", "ab,bc,cd,de->ae", (2, 3), (3, 2), (2, 4), (4, 3)),
+    _einsum("low rank", "bi,ri,ro->bo", (3, 4), (2, 4), (2, 5)),
+    _einsum("ellipsis", "...ij,jk->...ik", (2, 3, 4, 5), (5, 2)),
+    _einsum("ellipsis that broadcasts", "...ij,...jk->...ik", (2, 1, 3, 4), (1, 5, 4, 2)),
+    _einsum("ellipsis in the middle", "i...j,j...k->i...k", (3, 2, 4), (4, 2, 5)),
+    _einsum("ellipsis of nothing", "...ij,...jk->...ik", (3, 4), (4, 5)),
+    _einsum("ellipsis moved", "...i->i...", (2, 3, 4)),
+    _einsum("axes of one", "bij,bjk->bik", (1, 3, 1), (1, 1, 4)),
+    _einsum("one row", "ij,jk->ik", (1, 4), (4, 5)),
+    case(
+        "Einsum",
+        "an operand with itself",
+        'y = Einsum<equation="ij,kj->ik">(a, a)',
+        a=normal(3, 4),
+        formula=lambda o: o["a"] @ o["a"].T,
+    ),
+)
 
 
 PRODUCT_CASES = (

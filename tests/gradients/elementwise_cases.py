@@ -48,11 +48,105 @@ def _unary(rule: str, name: str = "values of both signs", x: Draw | None = None)
     return case(rule, name, f"y = {rule}(x)", x=x or normal(3, 4))
 
 
-def _clip(name: str, body: str, **settings: Any) -> Case:
-    return case("Clip", name, body, x=normal(4, 6), **settings)
+def _pow(name: str, exponent: Any, x: Draw | None = None, **settings: Any) -> Case:
+    constant = exponent if isinstance(exponent, np.ndarray) else np.float32(exponent)
+    return case("Pow", name, "y = Pow(x, p)", x=x or positive(3, 4), p=constant, **settings)
 
 
-_LOW, _HIGH = np.float32(-0.6), np.float32(0.8)
+def _moved(rule: str, name: str, shift: float, scale: float = 1.0) -> Case:
+    """A function of shift + scale x, so that x stays inside its domain."""
+    numbers = {"shift": np.float32(shift), "scale": np.float32(scale)}
+    body = f"s = Mul(x, scale) z = Add(s, shift) y = {rule}(z)"
+    return case(rule, name, body, x=normal(3, 4), **numbers)
+
+
+def _extremes(rule: str) -> tuple[Case, ...]:
+    """Cases of Max or Min."""
+    other = {"Max": "Min", "Min": "Max"}[rule]
+    low = np.float32(-6e4)
+    return (
+        *(
+            # With the sum, since one operand may be greater everywhere.
+            case(rule, name, f"m = {rule}(a, b) s = Add(a, b) y = Add(m, s)", a=normal(*a), b=normal(*b))
+            for name, (a, b) in _BROADCASTS.items()
+        ),
+        case(rule, "one operand", f"y = {rule}(a)", a=normal(2, 3)),
+        case(rule, "three operands", f"y = {rule}(a, b, c)", a=normal(3, 4), b=normal(3, 4), c=normal(3, 4)),
+        case(
+            rule,
+            "four, broadcast",
+            f"y = {rule}(a, b, c, d)",
+            a=normal(4),
+            b=normal(2, 3, 1),
+            c=normal(3, 4),
+            d=normal(),
+        ),
+        case(rule, "frozen on the right", f"y = {rule}(a, b)", a=normal(3, 4), b=normal(4), frozen=("b",)),
+        case(rule, "frozen on the left", f"y = {rule}(b, a)", a=normal(3, 4), b=normal(4), frozen=("b",)),
+        case(
+            rule,
+            "last alone",
+            f"y = {rule}(b, c, a)",
+            a=normal(3, 4),
+            b=normal(4),
+            c=normal(3, 1),
+            frozen=("b", "c"),
+        ),
+        case(
+            rule,
+            "second alone",
+            f"y = {rule}(b, a, c)",
+            a=normal(3, 4),
+            b=normal(4),
+            c=normal(3, 1),
+            frozen=("b", "c"),
+        ),
+        case(rule, "constant on the right", f"y = {rule}(a, c)", a=normal(3, 4), c=np.float32(0.1)),
+        case(rule, "constant on the left", f"y = {rule}(c, a)", a=normal(3, 4), c=np.float32(0.1)),
+        case(
+            rule,
+            "constant without effect",
+            "y = Max(a, c)" if rule == "Max" else "y = Min(c, a)",
+            a=normal(3, 4),
+            c=low if rule == "Max" else -low,
+        ),
+        case(rule, "with itself", f"y = {rule}(a, a)", a=normal(3, 4)),
+        case(
+            rule,
+            "equal operands",
+            f"m = {other}(a, b) y = {rule}(a, m)",
+            a=normal(4, 5),
+            b=normal(4, 5),
+            frozen=("b",),
+        ),
+        case(
+            rule,
+            "equal operands of three",
+            f"m = {other}(a, b) n = Mul(b, b) y = {rule}(m, a, n)",
+            a=normal(4, 5),
+            b=normal(4, 5),
+        ),
+        case(rule, "opset 8", f"y = {rule}(a, b)", a=normal(3, 4), b=normal(4), opset=8),
+        case(rule, "opset 12", f"y = {rule}(a, b)", a=normal(3, 4), b=normal(4), opset=12),
+        case(
+            rule,
+            "in float64",
+            f"d = Cast<to=11>(a) e = Cast<to=11>(b) m = {rule}(d, e) y = Cast<to=1>(m)",
+            a=normal(3, 4),
+            b=normal(4),
+        ),
+    )
+
+
+def _trigonometric(rule: str, *moved: float) -> tuple[Case, ...]:
+    return (
+        _moved(rule, "inside its domain", *moved) if moved else _unary(rule),
+        _moved(rule, "few values", *(moved or (0.0, 0.5))),
+    )
+
+
+_MASK = np.random.default_rng(0).random((3, 4)) < 0.5
+
 
 ELEMENTWISE_CASES = (
     *(entry for rule in ("Add", "Sub", "Mul", "Div") for entry in _binary(rule)),
@@ -63,50 +157,216 @@ ELEMENTWISE_CASES = (
     ),
     case("Sum", "scalar among them", "y = Sum(a, b, c)", a=normal(2, 3), b=normal(), c=normal(1, 3)),
     case("Sum", "with itself", "y = Sum(a, a, b)", a=normal(2, 3), b=normal(3)),
+    *_extremes("Max"),
+    *_extremes("Min"),
+    case("Mean", "one input", "y = Mean(a)", a=normal(2, 3)),
+    case("Mean", "two inputs", "y = Mean(a, b)", a=normal(2, 3), b=normal(2, 3)),
+    case(
+        "Mean", "three inputs, broadcast", "y = Mean(a, b, c)", a=normal(2, 1, 4), b=normal(3, 1), c=normal(4)
+    ),
+    case("Mean", "scalar among them", "y = Mean(a, b, c)", a=normal(2, 3), b=normal(), c=normal(1, 3)),
+    case("Mean", "with itself", "y = Mean(a, a, b)", a=normal(2, 3), b=normal(3)),
+    case("Mean", "opset 8", "y = Mean(a, b)", a=normal(2, 3), b=normal(3), opset=8),
     _unary("Abs"),
     _unary("Exp"),
     _unary("Log", "positive values", positive(3, 4)),
     _unary("Neg"),
-    _unary("Relu"),
-    _unary("Relu", "three axes", normal(2, 3, 4)),
-    case("Relu", "scalar", "s = Relu(x) y = Mul(s, spread)", x=positive(), spread=normal(2)),
-    _unary("Sigmoid"),
-    _unary("Sigmoid", "large values", normal(3, 4, mean=3.0)),
-    _unary("Softplus"),
-    _unary("Softplus", "large values", normal(3, 4, mean=25.0)),
     _unary("Sqrt", "positive values", positive(3, 4)),
-    _unary("Tanh"),
-    case("Relu", "in float64", "d = Cast<to=11>(x) r = Relu(d) y = Cast<to=1>(r)", x=normal(3, 4)),
+    _unary("Reciprocal", "positive values", positive(3, 4)),
+    _unary("Reciprocal", "negative values", normal(3, 4, mean=-5.0)),
+    _unary("Erf"),
+    _unary("Erf", "three axes", normal(2, 3, 4)),
+    *_trigonometric("Sin"),
+    *_trigonometric("Cos"),
+    *_trigonometric("Tan", 0.1, 0.3),
+    *_trigonometric("Asin", 0.1, 0.2),
+    *_trigonometric("Acos", -0.1, 0.2),
+    *_trigonometric("Atan"),
+    *_trigonometric("Sinh"),
+    *_trigonometric("Cosh"),
+    *_trigonometric("Asinh"),
+    *_trigonometric("Acosh", 2.0, 0.2),
+    *_trigonometric("Atanh", 0.1, 0.2),
+    *(_pow(f"exponent {exponent:g}", exponent) for exponent in (2, 3, 4, 1, 0.5, -0.5, -1, -2, 1.7, 2.5)),
+    *(
+        _pow(f"negative base, exponent {exponent:g}", exponent, normal(3, 4, mean=-3.0))
+        for exponent in (2, 3, 4, 5, -1, -3)
+    ),
+    _pow("whole exponent", np.asarray(3), normal(3, 4)),
+    _pow("whole exponent of int32", np.asarray(4, np.int32), normal(3, 4)),
+    _pow("whole exponents", np.asarray([0, 1, 2, 5]), normal(3, 4)),
+    _pow("exponents", np.asarray([0.0, 1.0, 2.0, 0.5], np.float32), frozen=("p",)),
+    _pow("exponents that broadcast the base", np.asarray([[2], [3]]), normal(4)),
+    _pow("equal exponents that broadcast the base", np.asarray([[2], [2]]), normal(4)),
+    _pow(
+        "equal exponents -1/2 that broadcast the base",
+        np.full((2, 1), -0.5, np.float32),
+        positive(4),
+        frozen=("p",),
+    ),
+    *(
+        case("Pow", f"powers, {name}", "y = Pow(a, b)", a=positive(*a), b=normal(*b))
+        for name, (a, b) in _BROADCASTS.items()
+    ),
+    case("Pow", "with itself", "y = Pow(a, a)", a=positive(3, 4)),
+    case("Pow", "constant base", "y = Pow(c, x)", x=normal(3, 4), c=np.float32(1.7)),
+    case(
+        "Pow",
+        "constant bases, some not positive",
+        "y = Pow(c, x)",
+        x=positive(3, 4),
+        c=np.asarray([0, 1, 2, 0.3], np.float32),
+        frozen=("c",),
+    ),
+    case(
+        "Pow",
+        "computed whole exponents",
+        "i = Cast<to=6>(b) e = Cast<to=1>(i) y = Pow(a, e)",
+        a=normal(3, 4, mean=-2.0),
+        b=normal(3, 4),
+        frozen=("b",),
+    ),
+    case(
+        "Pow",
+        "computed exponents of int64",
+        "e = Cast<to=7>(b) y = Pow(a, e)",
+        a=normal(3, 4, mean=-2.0),
+        b=normal(4),
+        frozen=("b",),
+    ),
+    case("Pow", "exponent of float64", "d = Cast<to=11>(b) y = Pow(a, d)", a=positive(3, 4), b=normal(4)),
+    case("Pow", "opset 7", "y = Pow(a, b)", a=positive(3, 4), b=normal(4), opset=7),
+    case("Pow", "opset 12", "y = Pow(a, b)", a=positive(3, 4), b=normal(4), opset=12),
+    case("Pow", "scalars", "s = Pow(a, b) y = Mul(s, spread)", a=positive(), b=normal(), spread=normal(2)),
+    case("Where", "constant condition", "y = Where(c, a, b)", c=_MASK, a=normal(3, 4), b=normal(3, 4)),
+    case(
+        "Where",
+        "computed condition",
+        "c = Greater(a, b) y = Where(c, a, b)",
+        a=normal(3, 4),
+        b=normal(4),
+    ),
+    case("Where", "condition broadcast", "y = Where(c, a, b)", c=_MASK[:1], a=normal(3, 4), b=normal(3, 1)),
+    case("Where", "both broadcast by the condition", "y = Where(c, a, b)", c=_MASK, a=normal(), b=normal(4)),
+    case("Where", "ranks differ", "y = Where(c, a, b)", c=_MASK, a=normal(4), b=normal(2, 1, 1)),
+    case(
+        "Where",
+        "scalar condition",
+        "y = Where(c, a, b)",
+        c=np.asarray(True),
+        a=normal(3, 4),
+        b=normal(4),
+        frozen=("b",),
+    ),
+    case("Where", "scalars", "s = Where(c, a, b) y = Add(s, b)", c=np.asarray(True), a=normal(), b=normal(2)),
+    case(
+        "Where",
+        "frozen where it holds",
+        "y = Where(c, b, a)",
+        c=_MASK,
+        a=normal(3, 4),
+        b=normal(4),
+        frozen=("b",),
+    ),
+    case("Where", "with itself", "n = Neg(a) m = Where(c, a, n) y = Where(c, m, m)", c=_MASK, a=normal(3, 4)),
+    case(
+        "Where",
+        "in float64",
+        "d = Cast<to=11>(a) e = Cast<to=11>(b) w = Where(c, d, e) y = Cast<to=1>(w)",
+        c=_MASK,
+        a=normal(3, 4),
+        b=normal(4),
+    ),
+    case("Where", "opset 9", "y = Where(c, a, b)", c=_MASK, a=normal(3, 4), b=normal(4), opset=9),
+    case(
+        "Mod",
+        "shapes alike",
+        "y = Mod<fmod=1>(a, b)",
+        a=normal(4, 5, mean=4.0),
+        b=positive(4, 5),
+    ),
+    case(
+        "Mod",
+        "negative and broadcast",
+        "y = Mod<fmod=1>(a, b)",
+        a=normal(4, 5, mean=-4.0),
+        b=positive(5),
+    ),
+    case(
+        "Mod",
+        "negative divisor",
+        "n = Neg(b) y = Mod<fmod=1>(a, n)",
+        a=normal(5, mean=4.0),
+        b=positive(3, 1),
+    ),
+    case(
+        "Mod",
+        "constant divisor",
+        "y = Mod<fmod=1>(a, c)",
+        a=normal(4, 5, mean=4.0),
+        c=np.float32(0.7),
+    ),
+    case(
+        "Mod",
+        "opset 10",
+        "y = Mod<fmod=1>(a, b)",
+        a=normal(4, 5, mean=4.0),
+        b=positive(5),
+        opset=10,
+    ),
+    *(
+        case(
+            "CumSum",
+            name,
+            f"y = CumSum{attributes}(x, axis)",
+            x=normal(*shape),
+            axis=np.asarray(axis, kind),
+            opset=opset,
+        )
+        for name, attributes, shape, axis, kind, opset in (
+            ("first axis", "", (3, 4), 0, np.int64, 18),
+            ("last axis", "", (2, 3, 4), -1, np.int64, 18),
+            ("axis of int32", "", (2, 3, 4), 1, np.int32, 18),
+            ("exclusive", "<exclusive=1>", (3, 4), 1, np.int64, 18),
+            ("reverse", "<reverse=1>", (3, 4), -2, np.int64, 18),
+            ("exclusive, reverse", "<exclusive=1, reverse=1>", (3, 4), 1, np.int64, 18),
+            ("opset 11", "<exclusive=1>", (3, 4), 1, np.int64, 11),
+            ("one axis", "", (5,), 0, np.int64, 18),
+        )
+    ),
+    case("Trilu", "upper", "y = Trilu(x)", x=normal(4, 5)),
+    case("Trilu", "lower", "y = Trilu<upper=0>(x)", x=normal(5, 4)),
+    case("Trilu", "batches", "y = Trilu<upper=0>(x)", x=normal(2, 3, 4, 4)),
+    *(
+        case(
+            "Trilu",
+            f"{side}, diagonal {k}",
+            f"y = Trilu<upper={upper}>(x, k)",
+            x=normal(2, 4, 5),
+            k=np.asarray(k),
+        )
+        for side, upper in (("upper", 1), ("lower", 0))
+        for k in (-2, 1)
+    ),
+    case("Trilu", "opset 14", "y = Trilu(x, k)", x=normal(4, 5), k=np.asarray(1), opset=14),
     # A copy of one output under the name of another is all that reading leaves of Identity.
     case("Identity", "between two outputs", "z = Exp(x) y = Identity(z)", x=normal(2, 3), outputs=("y", "z")),
     case("Cast", "to float64 and back", "d = Cast<to=11>(x) e = Exp(d) y = Cast<to=1>(e)", x=normal(2, 3)),
-    case("Cast", "from a float64 parameter", "y = Cast<to=1>(x)", x=normal(2, 3, dtype=np.float64)),
-    _clip("both limits", "y = Clip(x, low, high)", low=_LOW, high=_HIGH),
-    _clip("lower limit", "y = Clip(x, low)", low=_LOW),
-    _clip("upper limit", "y = Clip(x, , high)", high=_HIGH),
-    _clip("no limit", "y = Clip(x)"),
-    _clip(
-        "ReLU6",
-        "z = Mul(x, four) y = Clip(z, low, high)",
-        four=np.float32(4),
-        low=np.float32(0),
-        high=np.float32(6),
-    ),
-    _clip("opset 6 attributes", "y = Clip<min=-0.6, max=0.8>(x)", opset=10),
-    _clip("opset 6, minimum only", "y = Clip<min=-0.6>(x)", opset=10),
-    _clip("opset 11 inputs", "y = Clip(x, low, high)", low=_LOW, high=_HIGH, opset=11),
-    case("Dropout", "ratio given", "y = Dropout(x, ratio)", x=normal(6, 7), ratio=np.float32(0.3)),
-    case("Dropout", "ratio by default", "y = Dropout(x)", x=normal(6, 7)),
     case(
-        "Dropout",
-        "twice",
-        "z = Dropout(x, r) y = Dropout(z, s)",
-        x=normal(9, 8),
-        r=np.float32(0.2),
-        s=np.float32(0.4),
+        "Cast",
+        "to float16 and back",
+        "d = Cast<to=10>(x) e = Neg(d) y = Cast<to=1>(e)",
+        x=normal(2, 3),
+        tolerance=1e-3,
     ),
-    case("Dropout", "opset 7 attribute", "y = Dropout<ratio=0.25>(x)", x=normal(6, 7), opset=7),
-    case("Dropout", "opset 10 attribute", "y = Dropout<ratio=0.6>(x)", x=normal(6, 7), opset=10),
+    case(
+        "Cast",
+        "to float16 and on to float64",
+        "d = Cast<to=10>(x) e = Cast<to=11>(d) n = Exp(e) y = Cast<to=1>(n)",
+        x=normal(2, 3),
+        tolerance=1e-3,
+    ),
+    case("Cast", "from a float64 parameter", "y = Cast<to=1>(x)", x=normal(2, 3, dtype=np.float64)),
     case(
         "Exp",
         "behind a Dropout of ratio zero",

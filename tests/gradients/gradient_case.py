@@ -7,7 +7,7 @@ itself, so the gradient of each input of the operator comes out as a parameter's
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onnxgc.api import emit, optimize, plan_step
 from onnxgc.emission.training import TrainingGraph
-from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.ir import Array, TensorType, TrainableModel
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
 from onnxgc.tracing.trace import TrainingStep
@@ -27,6 +27,7 @@ from tests.torch_reference import reference_step
 
 TOLERANCE = 1e-5
 FED = "data"
+CPU_ALONE = ("CPUExecutionProvider",)
 # A gradient below this norm would agree with anything: cases must stay above it.
 SMALLEST_NORM = 1e-4
 
@@ -65,7 +66,8 @@ class Case:
     `body` are nodes in ONNX text that compute `outputs` from `operands` (drawn; trained unless in
     `frozen`) and `constants`. `formula` is the output in torch where `tests.torch_reference` has no
     such operator. `change` edits the model between reading and planning. A case that is not `smooth` sits
-    on a kink, such as a tie of maxima, where differences of the loss say nothing.
+    on a kink, such as a tie of maxima, where differences of the loss say nothing. With a `compute_type`
+    float32 operands and constants are cast to it in front of `body`, and its outputs back behind it.
     """
 
     rule: str
@@ -82,6 +84,8 @@ class Case:
     formula: Formula | None = None
     change: Change | None = None
     smooth: bool = True
+    output_type: int = TensorProto.FLOAT
+    compute_type: int = TensorProto.FLOAT
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.name}"
@@ -104,16 +108,32 @@ class Case:
         """The forward graph with its weights."""
         fed = self.fed()[FED]
         first = next(iter(self.operands))
-        nodes = [helper.make_node("Add", [FED, _weight(self, first)], [first]), *_parsed(self.body)]
+        nodes = [helper.make_node("Add", [FED, _weight(self, first)], [first]), *self._computing()]
         graph = helper.make_graph(
             nodes,
             "case",
             [helper.make_tensor_value_info(FED, helper.np_dtype_to_tensor_dtype(fed.dtype), fed.shape)],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in self.outputs],
+            [helper.make_tensor_value_info(name, self.output_type, None) for name in self.outputs],
             [numpy_helper.from_array(value, name) for name, value in self.weights().items()]
             + [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
         return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", self.opset)])
+
+    def _computing(self) -> list[onnx.NodeProto]:
+        nodes = _parsed(self.body)
+        if self.compute_type == TensorProto.FLOAT:
+            return nodes
+        floats = [name for name, draw in self.operands.items() if draw.dtype is np.float32]
+        floats += [name for name, value in self.constants.items() if value.dtype == np.float32]
+        inner = {name: f"{name}__inner" for name in (*floats, *self.outputs)}
+        for node in nodes:
+            renamed = [inner.get(name, name) for name in node.input], [inner.get(n, n) for n in node.output]
+            del node.input[:], node.output[:]
+            node.input.extend(renamed[0])
+            node.output.extend(renamed[1])
+        before = [helper.make_node("Cast", [name], [inner[name]], to=self.compute_type) for name in floats]
+        after = [helper.make_node("Cast", [inner[n]], [n], to=TensorProto.FLOAT) for n in self.outputs]
+        return [*before, *nodes, *after]
 
 
 def case(rule: str, name: str, body: str, **settings: Any) -> Case:
@@ -155,28 +175,41 @@ def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
     """The case's training step and graph, as the pipeline makes them."""
     trainable, frozen = list(case.parameters), [_weight(case, name) for name in case.frozen]
     if case.change is None:
-        result = optimize(case.model(), loss=case.loss, trainable=trainable, freeze=frozen)
+        result = optimize(case.model(), loss=case.loss, trainable=trainable, freeze=frozen, check=False)
         return result.planned.step, result.training_graph
     model = read_model(case.model(), loss=case.loss, trainable=trainable, freeze=frozen)
     planned = plan_step(case.change(model), "acg")
     return planned.step, emit(planned)
 
 
-def outcome(case: Case, threads: int = 1) -> Outcome:
+def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) -> Outcome:
     """What ONNX Runtime makes of the emitted training graph."""
     step, graph = emitted(case)
-    mask_of = {node.outputs[0]: node.outputs[1] for node in step.model.nodes if node.op == "Dropout"}
+    written = {info.name for info in graph.model.graph.value_info}
+    mask_of = {
+        node.outputs[0]: next(
+            name for name in (node.outputs[1], f"{node.outputs[1]}__recompute") if name in written
+        )
+        for node in step.model.nodes
+        if node.op == "Dropout"
+    }
     proto = _with_outputs(graph.model, mask_of.values())
-    session = make_session(proto, providers=["CPUExecutionProvider"], threads=threads)
-    feeds, target = case.fed(), np.zeros(0)
-    if step.model.targets:
-        (name,) = step.model.targets
-        target = _target(case, step.model.types[name].shape)
-        feeds[name] = target
+    session = make_session(proto, providers=providers, threads=threads)
+    feeds, target = feeds_of(case, step)
     names = [step.model.loss, *graph.gradient_of.values(), *mask_of.values()]
     loss, *values = session.run(names, feeds)
     gradients = dict(zip(graph.gradient_of, values, strict=False))
     return Outcome(float(loss), gradients, target, dict(zip(mask_of, values[len(gradients) :], strict=True)))
+
+
+def feeds_of(case: Case, step: TrainingStep) -> tuple[dict[str, Array], Array]:
+    """What a step of the case is fed, and the target alone (empty where there is none)."""
+    feeds, target = case.fed(), np.zeros(0)
+    if step.model.targets:
+        (name,) = step.model.targets
+        target = _target(case, step.model.types[name])
+        feeds[name] = target
+    return feeds, target
 
 
 def _with_outputs(model: onnx.ModelProto, names: Any) -> onnx.ModelProto:
@@ -190,12 +223,12 @@ def _with_outputs(model: onnx.ModelProto, names: Any) -> onnx.ModelProto:
     return proto
 
 
-def _target(case: Case, shape: tuple[int, ...]) -> Array:
+def _target(case: Case, kind: TensorType) -> Array:
     if case.target is not None:
         return case.target
-    draw = Draw(shape, is_positive=case.loss == "bce")
-    value = draw.value(str(case), "target")
-    return value - np.float32(0.5) if case.loss == "bce" else value
+    value = Draw(kind.shape, is_positive=case.loss == "bce").value(str(case), "target")
+    shifted = value - np.float32(0.5) if case.loss == "bce" else value
+    return np.asarray(shifted, helper.tensor_dtype_to_np_dtype(kind.dtype))
 
 
 def truth(case: Case, target: Array, masks: Mapping[str, Array]) -> tuple[float, dict[str, Array]]:
@@ -223,13 +256,13 @@ def _by_formula(case: Case, target: Array) -> tuple[float, dict[str, Array]]:
     return float(loss.detach()), found
 
 
-def errors(case: Case, threads: int = 1) -> dict[str, float]:
+def errors(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) -> dict[str, float]:
     """Relative error of the loss and, norm-wise, of each gradient; infinite where one is missing.
 
     Raises:
         ValueError: the true gradient of a parameter is so small that it shows nothing.
     """
-    found = outcome(case, threads)
+    found = outcome(case, threads, providers)
     loss, gradients = truth(case, found.target, found.masks)
     compared = {"loss": abs(found.loss - loss) / max(abs(loss), SMALLEST_NORM)}
     for name, expected in gradients.items():

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from tests.gradients.convolution_cases import CONVOLUTION_CASES, PRODUCT_CASES
+from tests.gradients.activation_cases import ACTIVATION_CASES
+from tests.gradients.attention_cases import ATTENTION_CASES
+from tests.gradients.convolution_cases import (
+    CONVOLUTION_CASES,
+    EINSUM_CASES,
+    PRODUCT_CASES,
+    TRANSPOSED_CASES,
+)
 from tests.gradients.elementwise_cases import ELEMENTWISE_CASES, LOSS_CASES
+from tests.gradients.gathering_cases import GATHERING_CASES
 from tests.gradients.gradient_case import Case
-from tests.gradients.pooling_cases import NORMALIZATION_CASES, POOLING_CASES
+from tests.gradients.normalization_cases import NORMALIZATION_CASES
+from tests.gradients.pooling_cases import POOLING_CASES
+from tests.gradients.reduction_cases import REDUCTION_CASES
+from tests.gradients.resampling_cases import RESAMPLING_CASES
 from tests.gradients.shape_cases import SHAPE_CASES
 
 CASES: tuple[Case, ...] = (
+    *ATTENTION_CASES,
     *CONVOLUTION_CASES,
+    *TRANSPOSED_CASES,
+    *EINSUM_CASES,
     *PRODUCT_CASES,
     *POOLING_CASES,
     *NORMALIZATION_CASES,
+    *REDUCTION_CASES,
     *ELEMENTWISE_CASES,
+    *ACTIVATION_CASES,
     *LOSS_CASES,
     *SHAPE_CASES,
+    *GATHERING_CASES,
+    *RESAMPLING_CASES,
 )
 
 

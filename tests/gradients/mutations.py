@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+
 from onnxgc.errors import OnnxgcError
 from onnxgc.gradients import registry
 from onnxgc.gradients.engine import GradientContext, Rule
 from tests.gradients.gradient_case import Case, emitted, errors
 
 EXCESS = 0.01
+RUNTIME_ERRORS = (RuntimeError, Fail, InvalidArgument)
 
 
 @contextmanager
@@ -128,7 +131,7 @@ def notices(case: Case) -> bool:
     """Whether a case fails; to be asked while a rule is mutated."""
     try:
         return not all(error <= case.tolerance for error in errors(case).values())
-    except (OnnxgcError, RuntimeError):
+    except (OnnxgcError, *RUNTIME_ERRORS):
         # A gradient of the wrong shape does not get as far as a figure.
         return True
 

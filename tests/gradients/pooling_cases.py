@@ -1,17 +1,20 @@
-"""Cases of pooling and of normalisations."""
+"""Cases of pooling."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from onnxgc.model.ir import TrainableModel
-from tests.gradients.gradient_case import Case, Formula, case, normal, positive
+from tests.gradients.gradient_case import Case, Formula, case, normal
+from tests.gradients.reduction_cases import given
 
 _FEW = (2, 3, 8, 7)
 
@@ -26,6 +29,13 @@ def _mean(name: str, shape: tuple[int, ...], attributes: str, **settings: Any) -
 
 def _global(name: str, shape: tuple[int, ...]) -> Case:
     return case("GlobalAveragePool", name, "y = GlobalAveragePool(x)", x=normal(*shape))
+
+
+def _times_places(x: Tensor) -> Tensor:
+    """MaxPool of 2x2 by a hundredth of the index, which in ONNX counts through all images and channels."""
+    pooled, places = F.max_pool2d(x, 2, return_indices=True)
+    images = torch.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], 1, 1)
+    return pooled * (places + images * math.prod(x.shape[2:])) * 0.01
 
 
 def _dilated_mean(
@@ -50,7 +60,186 @@ def _at_opset_19(model: TrainableModel) -> TrainableModel:
     return replace(model, opset=19)
 
 
+def _lp_formula(
+    p: int,
+    kernel: Sequence[int],
+    strides: Sequence[int] = (1, 1),
+    pads: Sequence[int] = (0, 0, 0, 0),
+    dilations: Sequence[int] = (1, 1),
+) -> Formula:
+    """LpPool over two spatial axes, by a convolution with ones; `pads` in the order of ONNX."""
+
+    def pooled(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        flat = F.pad(x.reshape(-1, 1, *x.shape[2:]).abs() ** p, (pads[1], pads[3], pads[0], pads[2]))
+        ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
+        total = F.conv2d(flat, ones, stride=list(strides), dilation=list(dilations))
+        result: Tensor = (total ** (1 / p)).reshape(*x.shape[:2], *total.shape[2:])
+        return result
+
+    return pooled
+
+
+def _lp(name: str, attributes: str, formula: Formula, shape: tuple[int, ...] = _FEW, **settings: Any) -> Case:
+    body = f"y = LpPool<{attributes}>(x)"
+    return case("LpPool", name, body, x=normal(*shape), formula=formula, **settings)
+
+
+def _lp_over_one_axis(operands: Mapping[str, Tensor]) -> Tensor:
+    return F.lp_pool1d(F.pad(operands["x"].abs(), (1, 0)), 2.0, 3, 2)
+
+
+def _lp_over_three_axes(operands: Mapping[str, Tensor]) -> Tensor:
+    squares = operands["x"].square().reshape(-1, 1, *operands["x"].shape[2:])
+    total = F.conv3d(squares, torch.ones((1, 1, 2, 3, 2), dtype=squares.dtype), stride=(2, 1, 1))
+    return total.sqrt().reshape(*operands["x"].shape[:2], *total.shape[2:])
+
+
+def _lp_beside_zeros(operands: Mapping[str, Tensor]) -> Tensor:
+    first = operands["v"][:, :, :2].norm(dim=2, keepdim=True)
+    return operands["x"] + torch.cat([first, torch.zeros_like(first)], dim=2)
+
+
+def _whole(rule: str, name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
+    operator = f"{rule}<{attributes}>" if attributes else rule
+    return case(rule, name, f"y = {operator}(x)", x=normal(*shape), **settings)
+
+
+def _norm_of_all(p: int) -> Formula:
+    def norm(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        return x.flatten(2).norm(p, dim=2).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
+
+    return norm
+
+
+def _unpooled(operands: Mapping[str, Tensor]) -> Tensor:
+    pooled, places = F.max_pool2d(operands["x"], 2, return_indices=True)
+    return F.max_unpool2d(pooled, places, [2, 2])
+
+
+def _unpooled_at(places: Sequence[int], size: tuple[int, ...]) -> Formula:
+    def unpooled(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        flat = torch.zeros(math.prod(size), dtype=x.dtype).scatter(0, torch.tensor(places), x.reshape(-1))
+        return flat.reshape(size)
+
+    return unpooled
+
+
+_PLACES = np.asarray([0, 3, 9, 10, 16, 31, 20, 24], np.int64)
+
 POOLING_CASES = (
+    case(
+        "MaxPool",
+        "indices read by the model",
+        "p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
+        "c = Cast<to=1>(i) s = Mul(c, small) y = Mul(p, s)",
+        x=normal(2, 3, 4, 6),
+        small=np.float32(0.01),
+        formula=lambda o: _times_places(o["x"]),
+    ),
+    _lp("2x2 stride 2", "kernel_shape=[2,2], strides=[2,2]", _lp_formula(2, (2, 2), (2, 2))),
+    _lp("overlapping", "kernel_shape=[3,2]", _lp_formula(2, (3, 2))),
+    _lp("p 1", "kernel_shape=[3,2], p=1", _lp_formula(1, (3, 2))),
+    _lp("p 3", "kernel_shape=[3,2], p=3, strides=[2,1]", _lp_formula(3, (3, 2), (2, 1))),
+    _lp("p 4", "kernel_shape=[3,2], p=4, strides=[2,2]", _lp_formula(4, (3, 2), (2, 2))),
+    _lp("pads", "kernel_shape=[3,3], pads=[1,1,1,1]", _lp_formula(2, (3, 3), pads=(1, 1, 1, 1))),
+    _lp(
+        "pads differ, stride 2",
+        "kernel_shape=[3,3], pads=[0,1,2,1], strides=[2,2], p=3",
+        _lp_formula(3, (3, 3), (2, 2), (0, 1, 2, 1)),
+    ),
+    _lp(
+        "SAME_UPPER",
+        'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"',
+        _lp_formula(2, (3, 2), (2, 2), (0, 0, 1, 1)),
+    ),
+    _lp(
+        "SAME_LOWER",
+        'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_LOWER"',
+        _lp_formula(2, (3, 2), (2, 2), (1, 1, 0, 0)),
+    ),
+    _lp("VALID", 'kernel_shape=[3,2], auto_pad="VALID"', _lp_formula(2, (3, 2))),
+    _lp(
+        "dilations",
+        "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]",
+        _lp_formula(2, (3, 2), pads=(1, 0, 1, 1), dilations=(2, 3)),
+    ),
+    _lp(
+        "ceil_mode",
+        "kernel_shape=[3,3], strides=[2,2], ceil_mode=1",
+        _lp_formula(2, (3, 3), (2, 2), (0, 0, 1, 0)),
+    ),
+    _lp("1D", "kernel_shape=[3], strides=[2], pads=[1,0]", _lp_over_one_axis, (2, 3, 9)),
+    _lp("3D", "kernel_shape=[2,3,2], strides=[2,1,1]", _lp_over_three_axes, (2, 2, 4, 5, 3)),
+    _lp("opset 9", "kernel_shape=[2,2], strides=[2,2]", _lp_formula(2, (2, 2), (2, 2)), opset=9),
+    _lp("opset 11", "kernel_shape=[2,2], strides=[2,2], p=3", _lp_formula(3, (2, 2), (2, 2)), opset=11),
+    case(
+        "LpPool",
+        "a window of zeros",
+        "r = LpPool<kernel_shape=[2], strides=[2]>(v) y = Add(x, r)",
+        x=normal(1, 2, 2),
+        v=given((1, 2, 4), 1.0, -2.0, 0.0, 0.0, 0.5, 0.7, 0.0, 0.0),
+        formula=_lp_beside_zeros,
+        smooth=False,
+    ),
+    *(
+        _whole("GlobalLpPool", f"p {p}", (2, 3, 4, 5), f"p={p}", formula=_norm_of_all(p))
+        for p in (1, 2, 3, 4)
+    ),
+    _whole("GlobalLpPool", "1D", (2, 3, 5), formula=_norm_of_all(2)),
+    _whole("GlobalLpPool", "3D", (2, 3, 2, 3, 2), "p=3", formula=_norm_of_all(3)),
+    _whole("GlobalLpPool", "opset 9", (2, 3, 4, 5), formula=_norm_of_all(2), opset=9),
+    case(
+        "GlobalLpPool",
+        "a channel of zeros",
+        "r = GlobalLpPool(v) y = Add(x, r)",
+        x=normal(1, 2, 1),
+        v=given((1, 2, 3), 1.0, -2.0, 0.5, 0.0, 0.0, 0.0),
+        formula=lambda o: o["x"] + F.pad(o["v"][:, :1].norm(dim=2, keepdim=True), (0, 0, 0, 1)),
+        smooth=False,
+    ),
+    _whole("GlobalMaxPool", "1D", (2, 3, 5)),
+    _whole("GlobalMaxPool", "2D", (2, 3, 5, 4)),
+    _whole("GlobalMaxPool", "3D", (2, 3, 2, 5, 4)),
+    _whole("GlobalMaxPool", "one position", (2, 3, 1, 1)),
+    _whole("GlobalMaxPool", "opset 9", (2, 3, 5, 4), opset=9),
+    case(
+        "GlobalMaxPool",
+        "several maxima",
+        "m = GlobalMaxPool(v) y = Add(x, m)",
+        x=normal(1, 2, 1),
+        v=given((1, 2, 3), 1.0, 2.0, 2.0, -1.0, -1.0, -1.0),
+        formula=lambda o: o["x"] + F.adaptive_max_pool1d(o["v"], 1),
+        smooth=False,
+    ),
+    case(
+        "MaxUnpool",
+        "what MaxPool took",
+        "p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
+        "u = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(p, i) y = Mul(u, w)",
+        x=normal(2, 3, 4, 6),
+        w=normal(2, 3, 4, 6),
+        frozen=("w",),
+        formula=lambda o: _unpooled(o) * o["w"],
+    ),
+    case(
+        "MaxUnpool",
+        "given places",
+        "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(x, places)",
+        x=normal(1, 2, 2, 2),
+        places=_PLACES.reshape(1, 2, 2, 2),
+        formula=_unpooled_at(_PLACES.tolist(), (1, 2, 4, 4)),
+    ),
+    case(
+        "MaxUnpool",
+        "pads",
+        "y = MaxUnpool<kernel_shape=[3], strides=[2], pads=[1,0]>(x, places)",
+        x=normal(1, 2, 3),
+        places=np.asarray([[[0, 1, 3], [4, 5, 10]]]),
+        formula=_unpooled_at((0, 1, 3, 4, 5, 10), (1, 2, 6)),
+    ),
     _max("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
     _max("overlapping", _FEW, "kernel_shape=[3,3]"),
     _max("overlapping, stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
@@ -131,83 +320,4 @@ POOLING_CASES = (
     _global("2D", (2, 3, 5, 4)),
     _global("3D", (2, 3, 2, 5, 4)),
     _global("one position", (2, 3, 1, 1)),
-)
-
-
-def _lrn(name: str, shape: tuple[int, ...], attributes: str) -> Case:
-    # The large alpha makes the second term of the gradient as large as the first.
-    return case("LRN", name, f"y = LRN<{attributes}>(x)", x=normal(*shape))
-
-
-def _given_statistics(model: TrainableModel) -> TrainableModel:
-    """BatchNormalization as in inference, with running statistics and no batch ones."""
-    running = {"scale": ("mean", "variance")}
-    nodes = tuple(
-        replace(node, inputs=(*node.inputs[:3], *running[node.inputs[1]]), rule="BatchNormalization")
-        if node.op == "BatchNormalization"
-        else node
-        for node in model.nodes
-        if not node.once
-    )
-    return replace(model, nodes=nodes, statistics=())
-
-
-def _inference_norm(operands: Mapping[str, Tensor]) -> Tensor:
-    mean, variance = (_statistic(name, operands["scale"].shape[0]) for name in ("mean", "variance"))
-    return F.batch_norm(operands["x"], mean, variance, operands["scale"], operands["bias"], False, 0.0, 1e-3)
-
-
-def _statistic(name: str, channels: int) -> Tensor:
-    draw = positive(channels) if name == "variance" else normal(channels)
-    return torch.from_numpy(draw.value("statistic", name)).double()
-
-
-def _batch_norm(rule: str, name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    operator = f"BatchNormalization<{attributes}>" if attributes else "BatchNormalization"
-    settings.setdefault("x", normal(*shape))
-    return case(
-        rule,
-        name,
-        f"y = {operator}(x, scale, bias, mean, variance)",
-        scale=positive(shape[1]),
-        bias=normal(shape[1]),
-        mean=_statistic("mean", shape[1]).float().numpy(),
-        variance=_statistic("variance", shape[1]).float().numpy(),
-        **settings,
-    )
-
-
-def _of_batch(name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    return _batch_norm("BatchNormalization.batch", name, shape, attributes, **settings)
-
-
-def _given(name: str, shape: tuple[int, ...]) -> Case:
-    return _batch_norm(
-        "BatchNormalization",
-        name,
-        shape,
-        "epsilon=0.001",
-        change=_given_statistics,
-        formula=_inference_norm,
-    )
-
-
-NORMALIZATION_CASES = (
-    _lrn("size 3", (2, 6, 4, 5), "size=3, alpha=0.9, beta=0.6, bias=1.5"),
-    _lrn("size 5 beyond the channels", (2, 4, 3, 3), "size=5, alpha=0.9"),
-    _lrn("size 1", (2, 4, 3, 3), "size=1, alpha=0.7, beta=1.2"),
-    _lrn("defaults", (2, 6, 3, 3), "size=5"),
-    _of_batch("[N, C]", (6, 3)),
-    _of_batch("[N, C, L]", (4, 3, 5)),
-    _of_batch("[N, C, H, W]", (3, 4, 5, 6), "epsilon=0.01, momentum=0.8"),
-    _of_batch("[N, C, D, H, W]", (2, 3, 2, 3, 4)),
-    _of_batch("one image", (1, 3, 5, 5)),
-    _of_batch("one channel", (3, 1, 4, 4)),
-    _of_batch("mean 30 times the deviation", (4, 3, 6, 5), x=normal(4, 3, 6, 5, mean=30.0)),
-    _of_batch("opset 7", (3, 4, 5, 6), opset=7),
-    _of_batch("opset 9", (3, 4, 5, 6), "epsilon=0.001", opset=9),
-    _of_batch("opset 14, training", (3, 4, 5, 6), "training_mode=1", opset=14),
-    _given("[N, C]", (6, 3)),
-    _given("[N, C, L]", (4, 3, 5)),
-    _given("[N, C, H, W]", (3, 4, 5, 6)),
 )

@@ -66,26 +66,6 @@ def _scaled(rule: str, name: str, operator: str, shape: tuple[int, ...], **setti
     return case(rule, name, f"v = {operator} y = Exp(v)", x=normal(*shape), **settings)
 
 
-def gathered(indices: list[Any], axis: int) -> Formula:
-    def gather(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        places = torch.tensor(indices)
-        return torch.gather(x, axis, torch.where(places < 0, places + x.shape[axis], places))
-
-    return gather
-
-
-def _gather_elements(name: str, shape: tuple[int, ...], indices: list[Any], axis: int) -> Case:
-    return case(
-        "GatherElements",
-        name,
-        f"y = GatherElements<axis={axis}>(x, indices)",
-        x=normal(*shape),
-        indices=indices,
-        formula=gathered(indices, axis),
-    )
-
-
 _LAST = np.iinfo(np.int64).max
 _FIRST = np.iinfo(np.int64).min
 
@@ -106,8 +86,114 @@ def _pad_by_axes(operands: Mapping[str, Tensor]) -> Tensor:
     return torch.nn.functional.pad(operands["x"], (-2, 0, 0, 0, 1, 2), value=0.5)
 
 
+def _padded_as(mode: str, pads: list[int]) -> Formula:
+    """By numpy's padding of the elements' numbers, once what is cut is gone."""
+    rank = len(pads) // 2
+
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        numbers = np.arange(x.numel()).reshape(x.shape)
+        for axis, (before, after) in enumerate(zip(pads[:rank], pads[rank:], strict=True)):
+            extent = x.shape[axis]
+            numbers = numbers.take(range(max(0, -before), extent - max(0, -after)), axis)
+            width = [(0, 0)] * rank
+            width[axis] = max(0, before), max(0, after)
+            numbers = np.pad(numbers, width, mode=mode)  # type: ignore[call-overload]
+        return torch.exp(x.reshape(-1)[torch.from_numpy(numbers)])
+
+    return formula
+
+
+def _pad_mode(
+    mode: str, name: str, pads: list[int], shape: tuple[int, ...] = (4, 3, 4), **settings: Any
+) -> Case:
+    body = f'v = Pad<mode="{mode}">(x, pads) y = Exp(v)'
+    formula = _padded_as(mode, pads)
+    return case("Pad", f"{mode}, {name}", body, x=normal(*shape), pads=pads, formula=formula, **settings)
+
+
+def _constant_pad(x: Tensor, value: Tensor) -> Tensor:
+    """x [2, 3, 4] with pads [0, 1, -1, 2, 0, 3]."""
+    inside = torch.nn.functional.pad(torch.ones_like(x[:, :, 1:]), (0, 3, 1, 0, 0, 2))
+    return torch.nn.functional.pad(x[:, :, 1:], (0, 3, 1, 0, 0, 2)) + (1 - inside) * value
+
+
 def _split(name: str, body: str, *shape: int, **settings: Any) -> Case:
     return case("Split", name, body, x=normal(*(shape or (2, 7, 3))), **settings)
+
+
+def _moved(
+    rule: str, name: str, attributes: str, shape: tuple[int, ...], formula: Formula, **settings: Any
+) -> Case:
+    return case(
+        rule,
+        name,
+        f"v = {rule}<{attributes}>(x) y = Exp(v)",
+        x=normal(*shape),
+        formula=lambda operands: torch.exp(formula(operands)),
+        **settings,
+    )
+
+
+def _depth_to_space(block: int, mode: str) -> Formula:
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        if mode == "DCR":
+            # Torch's order is CRD.
+            batch, channels, *image = x.shape
+            x = x.reshape(batch, block * block, channels // block**2, *image).transpose(1, 2).flatten(1, 2)
+        return torch.nn.functional.pixel_shuffle(x, block)
+
+    return formula
+
+
+def _space_to_depth(block: int) -> Formula:
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        rows = [x[:, :, row::block, column::block] for row in range(block) for column in range(block)]
+        return torch.cat(rows, 1)
+
+    return formula
+
+
+def _crop(
+    name: str, shape: tuple[int, ...], to: list[int], parts: list[tuple[int, int]], **settings: Any
+) -> Case:
+    """`parts` are the elements of each axis that y shows, some of them outside of x."""
+
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"]
+        pads = [(-start, stop - extent) for (start, stop), extent in zip(parts, x.shape, strict=True)]
+        return torch.exp(torch.nn.functional.pad(x, [side for pair in reversed(pads) for side in pair]))
+
+    attributes = f"<axes=[{', '.join(map(str, settings.pop('axes')))}]>" if "axes" in settings else ""
+    body = f"v = CenterCropPad{attributes}(x, to) y = Exp(v)"
+    return case("CenterCropPad", name, body, x=normal(*shape), to=to, formula=formula)
+
+
+def _col2im(
+    name: str,
+    lead: tuple[int, int],
+    image: tuple[int, int],
+    block: list[int],
+    attributes: str = "",
+    **settings: Any,
+) -> Case:
+    """`lead` are the batch and the channels; the number of windows follows from the image."""
+    batch, channels = lead
+    probe = torch.nn.functional.unfold(torch.zeros(1, channels, *image), tuple(block), **settings)
+    operator = f"Col2Im<{attributes}>" if attributes else "Col2Im"
+    return case(
+        "Col2Im",
+        name,
+        f"v = {operator}(x, image, block) y = Exp(v)",
+        x=normal(batch, *probe.shape[1:]),
+        image=list(image),
+        block=block,
+        formula=lambda operands: torch.exp(
+            torch.nn.functional.fold(operands["x"], image, tuple(block), **settings)
+        ),
+    )
 
 
 SHAPE_CASES = (
@@ -292,6 +378,63 @@ SHAPE_CASES = (
         axes=[0, -1],
         formula=_pad_by_axes,
     ),
+    _pad_mode("reflect", "around", [0, 1, 2, 0, 2, 1]),
+    _pad_mode("reflect", "as far as it goes", [1, 0, 3, 1, 2, 0]),
+    _pad_mode("reflect", "in front only", [0, 2, 0, 0, 0, 0]),
+    _pad_mode("reflect", "image", [0, 0, 2, 1, 0, 0, 1, 3], (1, 2, 4, 5)),
+    _pad_mode("reflect", "and cut", [0, -1, 2, 0, 1, -1]),
+    _pad_mode("edge", "around", [0, 1, 2, 3, 4, 1]),
+    _pad_mode("edge", "and cut", [2, -1, -1, 0, 4, 2]),
+    _pad_mode("edge", "to nothing elsewhere", [0, 0, 0, 0, 0, 3]),
+    _pad_mode("wrap", "around", [0, 1, 2, 0, 2, 1], opset=19),
+    _pad_mode("wrap", "more than once", [3, 1, 9, 0, 5, 1], opset=19),
+    _pad_mode("wrap", "and cut", [2, -1, 3, 0, 5, -1], opset=19),
+    _pad_mode("edge", "opset 11", [0, 1, 2, 1, 0, 0], opset=11),
+    case(
+        "Pad",
+        "reflect, opset 9",
+        'v = Pad<mode="reflect", pads=[0,1,2,0,0,1]>(x) y = Exp(v)',
+        x=normal(*_CUBE),
+        opset=9,
+        formula=_padded_as("reflect", [0, 1, 2, 0, 0, 1]),
+    ),
+    case(
+        "Pad",
+        "reflect along axes",
+        'v = Pad<mode="reflect">(x, pads, , axes) y = Exp(v)',
+        x=normal(*_CUBE),
+        pads=[2, 1, -1, 0],
+        axes=[-1, 0],
+        formula=_padded_as("reflect", [1, 0, 2, 0, 0, -1]),
+    ),
+    case(
+        "Pad",
+        "by a trained constant",
+        "s = ReduceSum<keepdims=0>(a) v = Pad(x, pads, s) y = Exp(v)",
+        x=normal(*_CUBE),
+        a=normal(2),
+        pads=[0, 1, -1, 2, 0, 3],
+        formula=lambda operands: torch.exp(_constant_pad(operands["x"], operands["a"].sum())),
+    ),
+    case(
+        "Pad",
+        "by a trained constant along an axis",
+        "v = Pad(x, pads, a, axes) y = Exp(v)",
+        x=normal(*_CUBE),
+        a=normal(),
+        pads=[1, 2],
+        axes=[1],
+        formula=lambda operands: torch.exp(
+            torch.cat(
+                [
+                    operands["a"].expand(2, 1, 4),
+                    operands["x"],
+                    operands["a"].expand(2, 2, 4),
+                ],
+                1,
+            )
+        ),
+    ),
     _pad("vector", [2, 1], x=normal(5)),
     case(
         "Pad", "attributes, opset 9", "y = Pad<pads=[0,1,2,0,0,1], value=0.5>(x)", x=normal(*_CUBE), opset=9
@@ -336,12 +479,26 @@ SHAPE_CASES = (
         a=normal(2, 0, 3),
         axes=[1],
     ),
-    _gather_elements("each once", (3, 4), [[1, 3], [0, 2], [2, 1]], 1),
-    _gather_elements("duplicates", (3, 4), [[1, 1, 1, 3], [0, 0, 2, 2], [3, 3, 3, 3]], 1),
-    _gather_elements("negative indices", (3, 4), [[-1, 3, 0], [-4, 0, -2], [1, -3, 1]], 1),
-    _gather_elements(
-        "first axis, duplicates", (4, 3), [[0, 2, -1], [0, 2, 3], [1, 2, 0], [0, 1, 1], [2, 2, 2]], 0
+    _moved("DepthToSpace", "by default", "blocksize=2", (2, 8, 3, 2), _depth_to_space(2, "DCR")),
+    _moved("DepthToSpace", "DCR", 'blocksize=3, mode="DCR"', (1, 18, 2, 1), _depth_to_space(3, "DCR")),
+    _moved("DepthToSpace", "CRD", 'blocksize=2, mode="CRD"', (2, 12, 3, 2), _depth_to_space(2, "CRD")),
+    _moved("DepthToSpace", "opset 9", "blocksize=2", (2, 8, 3, 2), _depth_to_space(2, "DCR"), opset=9),
+    _moved("SpaceToDepth", "blocks of two", "blocksize=2", (2, 3, 4, 6), _space_to_depth(2)),
+    _moved("SpaceToDepth", "blocks of three", "blocksize=3", (1, 2, 3, 6), _space_to_depth(3)),
+    _moved("SpaceToDepth", "opset 9", "blocksize=2", (2, 3, 4, 2), _space_to_depth(2), opset=9),
+    _crop("crop", (5, 7), [2, 4], [(1, 3), (1, 5)]),
+    _crop("pad", (4, 3), [7, 4], [(-1, 6), (0, 4)]),
+    _crop("crop and pad", (5, 3), [2, 6], [(1, 3), (-1, 5)]),
+    _crop("axes", (2, 5, 3), [8, 4], [(0, 2), (0, 4), (-2, 6)], axes=[-1, 1]),
+    _col2im("plain", (2, 3), (5, 5), [2, 2]),
+    _col2im(
+        "pads and strides",
+        (1, 2),
+        (6, 5),
+        [3, 2],
+        "pads=[1,0,1,0], strides=[2,1]",
+        padding=(1, 0),
+        stride=(2, 1),
     ),
-    _gather_elements("negative axis", (2, 3, 4), [[[0, 0], [3, -1], [2, 2]], [[1, 1], [1, 0], [-2, 2]]], -1),
-    _gather_elements("fewer rows than the data", (4, 3), [[2, 0], [2, 1]], 0),
+    _col2im("dilated", (1, 2), (6, 7), [2, 3], "dilations=[2,2]", dilation=(2, 2)),
 )

@@ -25,6 +25,9 @@ from tests.torch_reference import OPERATORS
         ("3x3", {"Gemm": 9, "Transpose": 2}),
         ("two groups", {"MatMul": 9, "Transpose": 2}),
         ("depthwise", {"Mul": 9, "ReduceSum": 9}),
+        ("depthwise, stride 2 of odd size", {"Conv": 1, "ReduceSum": 1, "Slice": 0}),
+        ("depthwise 1D", {"Conv": 1, "ReduceSum": 1}),
+        ("depthwise in parts of the batch", {"Mul": 36, "ReduceSum": 36, "Add": 3}),
         ("depthwise, multiplier 3", {"MatMul": 9, "Transpose": 2}),
         ("1x1 by Gemm", {"Gemm": 1, "Transpose": 2}),
         ("1x1 by Gemm, stride 2 of odd size", {"Gemm": 1, "Transpose": 2, "Slice": 1}),
@@ -43,6 +46,27 @@ def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> No
     assert {op: found[op] for op in operators} == operators
     products = {"Conv", "Gemm", "MatMul", "Mul"}
     assert products & set(found) == products & set(operators)
+
+
+@pytest.mark.parametrize(
+    "name, operators",
+    [
+        ("3x3", ["ConvTranspose"]),
+        ("depthwise", ["ConvTranspose"]),
+        ("1x1 by Gemm", ["Transpose", "Conv"]),
+        ("3D of kernel 1", ["ConvTranspose"]),
+        ("1x1 by Gemm, stride 2 of odd size", ["ConvTranspose"]),
+        ("1x1 with pads", ["ConvTranspose"]),
+        ("groups of 1x1", ["ConvTranspose"]),
+    ],
+)
+def test_form_of_the_input_gradient(name: str, operators: list[str]) -> None:
+    (chosen,) = [entry for entry in CASES if str(entry) == f"Conv: {name}"]
+    step, graph = emitted(chosen)
+    (source,) = [node.name for node in step.model.nodes if node.op == "Conv"]
+    gradient = graph.gradient_of["x_weight"]
+    (chunk,) = [c for c in step.differentiated.chunks if c.gradients == (gradient,) and c.source == source]
+    assert [node.op for node in chunk.nodes] == operators
 
 
 @pytest.mark.parametrize(

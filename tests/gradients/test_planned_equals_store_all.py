@@ -131,12 +131,44 @@ def _shifted() -> onnx.ModelProto:
     return net.model(net.convolution("last", "turned", (_CHANNELS, _CHANNELS)), _CHANNELS)
 
 
+def _normalised() -> onnx.ModelProto:
+    """Blocks of every normalisation, of products by Einsum, and of a transposed convolution."""
+    net, source = _Network(), "x"
+    for block in range(3):
+        b = f"n{block}"
+        net.lines += [
+            f"{b}l, {b}m = LayerNormalization<axis=2>({source}, {b}_rows, {b}_shift)",
+            f'{b}e = Einsum<equation="nchw,dc->ndhw">({b}l, {b}_mix)',
+            f"{b}i = InstanceNormalization({b}e, {b}_scale, {b}_bias)",
+            f"{b}u = ConvTranspose<strides=[2,2]>({b}i, {b}_up)",
+            f"{b}p = MaxPool<kernel_shape=[2,2], strides=[2,2]>({b}u)",
+            f"{b}d = Conv<group={_CHANNELS}, pads=[1,1,1,1]>({b}p, {b}_deep)",
+            f"{b}g = GlobalMaxPool({b}d)",
+            f"{b}s = Mul({b}d, {b}g)",
+            f"{b}k = LpNormalization<axis=1>({b}s)",
+            f"{b}a = Add({b}k, {b}m)",
+            f"{b} = Add({b}a, {source})",
+        ]
+        net.weights |= {
+            f"{b}_rows": _IMAGES[2:],
+            f"{b}_shift": _IMAGES[2:],
+            f"{b}_mix": (_CHANNELS, _CHANNELS),
+            f"{b}_scale": (_CHANNELS,),
+            f"{b}_bias": (_CHANNELS,),
+            f"{b}_up": (_CHANNELS, _CHANNELS, 2, 2),
+            f"{b}_deep": (_CHANNELS, 1, 3, 3),
+        }
+        source = b
+    return net.model(source, _CHANNELS)
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "residual": _residual,
     "branches": _branches,
     "dense": _dense,
     "dropout": _dropout,
     "shifted": _shifted,
+    "normalised": _normalised,
 }
 
 Choice = Callable[[Sequence[str]], Sequence[str]]

@@ -14,9 +14,9 @@ from tests.gradients.finite_differences import (
     difference_error,
     has_differences,
 )
+from tests.gradients.gathering_cases import gathered
 from tests.gradients.gradient_case import Case, case, errors, normal, outcome
 from tests.gradients.gradient_cases import CASES
-from tests.gradients.shape_cases import gathered
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)

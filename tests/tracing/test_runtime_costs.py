@@ -33,6 +33,41 @@ CASES = {
     "Exp": "b = Exp(a)",
     "Neg": "b = Neg(a)",
     "Abs": "b = Abs(a)",
+    **{
+        f"{operator}, activation": f"b = {operator}(a)"
+        for operator in (
+            "LeakyRelu",
+            "Elu",
+            "Selu",
+            "HardSigmoid",
+            "HardSwish",
+            "ThresholdedRelu",
+            "Softsign",
+            "Shrink",
+            "Erf",
+            "Sin",
+            "Cos",
+            "Tan",
+            "Atan",
+            "Sinh",
+            "Cosh",
+            "Asinh",
+        )
+    },
+    "PRelu": "b = PRelu(a, slope)",
+    "Pow": "p = Exp(x) b = Pow(p, a)",
+    "Pow, constant exponent": "p = Exp(a) b = Pow(p, high)",
+    "Max of two": "b = Max(a, x)",
+    "Min of three": "b = Min(a, x, w)",
+    "Max of three, broadcast": "b = Max(slope, a, low)",
+    "Mean of two": "b = Mean(a, x)",
+    "Mean of three": "b = Mean(a, x, w)",
+    "Where": "p = Greater(x, low) b = Where(p, a, w)",
+    "Where, a number": "p = Greater(x, low) b = Where(p, a, low)",
+    "Where, by channel": "p = Greater(slope, low) b = Where(p, a, low)",
+    "Mod": "p = Exp(x) b = Mod <fmod = 1> (p, a)",
+    "CumSum": "b = CumSum(a, axis)",
+    "Trilu": "b = Trilu <upper = 0> (a)",
     "Add": "b = Add(a, x)",
     "Sub": "b = Sub(a, x)",
     "Mul": "b = Mul(a, x)",
@@ -45,6 +80,41 @@ CASES = {
     "LogSoftmax, channels": "b = LogSoftmax <axis = 1> (a)",
     "LRN": "b = LRN <size = 5> (a)",
     "BatchNormalization": "b = BatchNormalization(a, one, one, one, one)",
+    "LayerNormalization": "b = LayerNormalization <axis = 3> (a, row, row)",
+    "LayerNormalization, three axes": "b = LayerNormalization <axis = 1> (a, whole)",
+    "InstanceNormalization": "b = InstanceNormalization(a, one, one)",
+    "LpNormalization": "b = LpNormalization <axis = 1> (a)",
+    "LpNormalization, p 1": "b = LpNormalization <p = 1, axis = 3> (a)",
+    "LpPool": "b = LpPool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
+    "LpPool, overlapping": "b = LpPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], p = 3> (a)",
+    "GlobalLpPool": "b = GlobalLpPool(a)",
+    "GlobalMaxPool": "b = GlobalMaxPool(a)",
+    "MaxUnpool": "p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a) "
+    "b = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (p, i)",
+    "ConvTranspose 2x2 stride 2": "b = ConvTranspose <strides = [2, 2]> (a, t2)",
+    "ConvTranspose, grouped": "b = ConvTranspose <group = 4, pads = [1, 1, 1, 1]> (a, kg)",
+    "Einsum, batched product": 'b = Einsum <equation = "nchw,ncvw->nchv"> (a, x)',
+    "Einsum, matrix product": 'b = Einsum <equation = "nchw,wv->nchv"> (a, square)',
+    "Einsum, heads last": 'b = Einsum <equation = "nhcd,nwcd->nchw"> (a, x)',
+    "Einsum, elementwise": 'b = Einsum <equation = "nchw,nchw->nchw"> (a, x)',
+    "Einsum, scaled channels": 'b = Einsum <equation = "nchw,c->nchw"> (a, one)',
+    "Einsum, transposed": 'b = Einsum <equation = "nchw->nhwc"> (a)',
+    "Einsum, sum": 'b = Einsum <equation = "nchw->nc"> (a)',
+    "Einsum, three operands": 'b = Einsum <equation = "nchw,wv,vu->nchu"> (a, square, square)',
+    **{
+        f"{reduction}, {name}": f"b = {reduction} <axes = {axes}> (a)"
+        for reduction in (
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSumSquare",
+        )
+        for name, axes in (("last axes", "[2, 3]"), ("channels", "[1]"))
+    },
+    "ReduceLogSum": "p = Exp(a) b = ReduceLogSum <axes = [2, 3]> (p)",
     "MaxPool": "b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
     "AveragePool": "b = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
     "AveragePool, stride 1": "b = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)",
@@ -56,6 +126,7 @@ CASES = {
     "Conv, more filters than positions": "p = Conv <strides = [16, 16]> (a, k16) b = Conv(p, wide)",
     "Conv, grouped": "b = Conv <pads = [1, 1, 1, 1], group = 4> (a, kg)",
     "Conv, depthwise": "b = Conv <pads = [1, 1, 1, 1], group = 16> (a, kd)",
+    "Conv, depthwise, stride 2": "b = Conv <pads = [1, 1, 1, 1], strides = [2, 2], group = 16> (a, kd)",
     "Concat": "b = Concat <axis = 1> (a, x)",
     "Slice": "p = Slice(a, three, fifty, axis) b = GlobalAveragePool(p)",
     "Slice, stride 2": "p = Slice(a, zero, fifty, axis, two) b = GlobalAveragePool(p)",
@@ -64,6 +135,24 @@ CASES = {
     "Pad, negative": "p = Pad(a, cuts) b = GlobalAveragePool(p)",
     "Split": "p, q = Split <axis = 1> (a, parts) b = Mul(p, q)",
     "Split, last piece unread": "p, q, r = Split <axis = 2> (a, thirds) b = Mul(p, q)",
+    "Gather": "b = Gather <axis = 2> (a, many)",
+    "Gather, one": "b = Gather <axis = 1> (a, one_index)",
+    "GatherElements": "b = GatherElements <axis = 2> (a, elements)",
+    "GatherND": "p = GatherND(a, vectors) b = Exp(p)",
+    "ScatterElements": "b = ScatterElements <axis = 2> (a, elements, x)",
+    "ScatterElements, added": 'b = ScatterElements <axis = 2, reduction = "add"> (a, elements, x)',
+    "ScatterND": "p = Slice(x, zero, two, zero) b = ScatterND(a, rows, p)",
+    "TopK": "b, i = TopK <axis = 1> (a, eight)",
+    "ReverseSequence": "b = ReverseSequence <batch_axis = 0, time_axis = 1> (a, lengths)",
+    "Tile": "b = Tile(a, repeats)",
+    "Expand": "p = ReduceMean <axes = [1]> (a) b = Expand(p, image)",
+    "Pad, reflect": 'b = Pad <mode = "reflect"> (a, pads)',
+    "DepthToSpace": "b = DepthToSpace <blocksize = 2> (a)",
+    "SpaceToDepth": "b = SpaceToDepth <blocksize = 2> (a)",
+    "Resize, nearest": "b = Resize(a, , twice)",
+    "Resize, linear": 'b = Resize <mode = "linear"> (a, , larger)',
+    "Resize, cubic": 'b = Resize <mode = "cubic"> (a, , larger)',
+    "GridSample": 'b = GridSample <mode = "bilinear"> (a, grid)',
     "Transpose": "b = Transpose <perm = [0, 2, 3, 1]> (a)",
     "Flatten": "b = Flatten(a)",
     "Dropout": "b = Dropout(a)",
@@ -78,6 +167,11 @@ def normal(*shape: int) -> Array:
 WEIGHTS: dict[str, Array] = {
     "w": normal(N, C, H, W),
     "one": np.ones(C, np.float32),
+    "row": np.ones(W, np.float32),
+    "whole": np.ones((C, H, W), np.float32),
+    "square": normal(W, W),
+    "t2": normal(C, C, 2, 2),
+    "slope": normal(C, 1, 1),
     "low": np.asarray(-0.5, np.float32),
     "high": np.asarray(0.5, np.float32),
     "k1": normal(C, C, 1, 1),
@@ -94,6 +188,18 @@ WEIGHTS: dict[str, Array] = {
     "parts": np.asarray([8, 8], np.int64),
     "thirds": np.asarray([10, 10, 44], np.int64),
     "cuts": np.asarray([0, 0, 1, -1, 0, 0, -2, -2], np.int64),
+    "many": np.arange(128) % 63,
+    "one_index": np.asarray(2, np.int64),
+    "elements": np.arange(N * C * H * W).reshape(N, C, H, W) % H,
+    "vectors": np.stack([np.arange(64) % N, np.arange(64) * 5 % C], axis=1),
+    "rows": np.asarray([[0], [2]], np.int64),
+    "eight": np.asarray([8], np.int64),
+    "lengths": np.asarray([16, 3, 9, 1], np.int64),
+    "repeats": np.asarray([1, 1, 2, 2], np.int64),
+    "image": np.asarray([N, C, H, W], np.int64),
+    "twice": np.asarray([1, 1, 2, 2], np.float32),
+    "larger": np.asarray([1, 1, 1.7, 1.3], np.float32),
+    "grid": np.linspace(-0.95, 0.95, N * H * W * 2, dtype=np.float32).reshape(N, H, W, 2),
 }
 
 
@@ -152,20 +258,28 @@ def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
 
 
 UNARY = [
-    "Abs", "Ceil", "Clip", "Erf", "Exp", "HardSigmoid", "LeakyRelu", "Log", "LogSoftmax", "Neg",
-    "Reciprocal", "Relu", "Sigmoid", "Sign", "Softmax", "Sqrt", "Tanh",
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Clip", "Cos", "Cosh", "Elu", "Erf",
+    "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "LogSoftmax", "Mean", "Neg", "Reciprocal",
+    "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus", "Softsign",
+    "Sqrt", "Tan", "Tanh", "ThresholdedRelu", "Trilu",
 ]  # fmt: skip
+BINARY = ["Add", "Div", "Max", "Mul", "PRelu", "Pow", "Sub"]
 # Calls that move nothing, so that the result would fit into the place of `t`.
 MOVING = {
     "Concat": "Concat <axis = 0> (t)",
+    "Expand": "Expand(t, whole)",
+    "Gather": "Gather <axis = 0> (t, in_order)",
+    "GatherElements": "GatherElements <axis = 0> (t, place)",
     "Pad": "Pad(t, none)",
+    "ReverseSequence": "ReverseSequence(t, lengths)",
+    "ScatterND": "ScatterND(t, rows, x)",
     "Slice": "Slice(t, zero, far)",
     "Split": "Split <axis = 0, num_outputs = 1> (t)",
     "Transpose": "Transpose <perm = [0, 1, 2, 3]> (t)",
 }
 
 
-@pytest.mark.parametrize("operator", [*UNARY, "Add", "Sub", "Mul", "Div", "ScatterElements", *MOVING])
+@pytest.mark.parametrize("operator", [*UNARY, *BINARY, "ScatterElements", *MOVING])
 def test_the_operators_that_run_in_place_are_those_of_the_runtime(operator: str) -> None:
     """One tensor at a time: with its result in its own place the step never holds two."""
     call = MOVING.get(operator) or (f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)")
@@ -178,6 +292,10 @@ def test_the_operators_that_run_in_place_are_those_of_the_runtime(operator: str)
     constants = {
         "place": np.zeros((N, C, H, W)),
         "none": np.zeros(8),
+        "whole": np.asarray([N, C, H, W]),
+        "in_order": np.arange(N),
+        "rows": np.arange(N)[:, None],
+        "lengths": np.full(C, N),
         "zero": np.zeros(1),
         "far": np.full(1, N),
     }

@@ -1,0 +1,86 @@
+"""One run of the forward model before anything is planned: some exports are not what they seem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxgc.errors import ModelFileError, RuntimeUnavailableError
+from onnxgc.model.costs import node_flops
+from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.load import is_text, load_proto
+from onnxgc.runtime.measure import random_feeds
+from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
+
+# A few seconds on one core; the run is there to find out whether there is one, not to take time.
+MOST_FLOPS = 50 * 10**9
+_SEED = 0
+# What a runtime says of types and versions that it has no kernels for, though the file is valid.
+_ITS_OWN_LIMITS = ("NOT_IMPLEMENTED", "Unsupported model IR version", "under development", "max supported")
+
+
+def trial_run(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    model: TrainableModel,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> str:
+    """Load the source model in ONNX Runtime and, unless that would take long, run it once on the CPU.
+
+    Inputs have the shapes that the file declares; those of `input_shapes` where it declares none. Returns
+    a note where the trial says less than a whole run, else nothing.
+
+    Raises:
+        ModelFileError: the model does not load or does not run.
+    """
+    try:
+        load_onnxruntime()
+    except RuntimeUnavailableError:
+        return "the model was not tried: ONNX Runtime is not installed"
+    proto, _ = load_proto(source)
+    # ONNX Runtime reads binary files alone, and finds external data beside a file alone.
+    path = None if isinstance(source, onnx.ModelProto) or is_text(source) else source
+    if path is None and any(tensor.external_data for tensor in proto.graph.initializer):
+        return "the model was not tried: it keeps its weights in other files, and no path was given"
+    try:
+        session = make_session(path or proto, settings=SessionSettings(file_order=False))
+        flops = sum(node_flops(node, model.types) for node in model.nodes)
+        if flops > MOST_FLOPS:
+            return f"the model was loaded but not run before planning: one run takes {flops / 1e9:,.0f} GFLOP"
+        session.run(None, _feeds(proto, input_shapes or {}))
+    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own.
+        reason = _reason(error)
+        if any(sign in str(error) for sign in _ITS_OWN_LIMITS):
+            return f"the model could not be tried on the CPU: {reason}"
+        raise ModelFileError(
+            f"the model does not run on ONNX Runtime as it is: {reason}; export it again, or pass --no-check"
+        ) from error
+    return ""
+
+
+def _feeds(proto: onnx.ModelProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    described = {}
+    for value in proto.graph.input:
+        if value.name in stored:
+            continue
+        kind = value.type.tensor_type
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        given = input_shapes.get(value.name, (1,) * len(kind.shape.dim))
+        if not kind.HasField("shape"):
+            described[value.name] = (dtype, input_shapes.get(value.name, ()))
+            continue
+        sizes = tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else size
+            for dim, size in zip(kind.shape.dim, given, strict=True)
+        )
+        described[value.name] = (dtype, sizes)
+    return random_feeds(described, _SEED, None)
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rpartition(" : ")[2] if lines else type(error).__name__

@@ -1,0 +1,95 @@
+"""Weights that a file stores once for several uses, or several times for one.
+
+Exporters merge weights that are equal when the file is written, such as fresh zero biases; trained as
+one, their gradients are summed. And they write a tied weight twice, once transposed; trained apart, the
+two drift away from one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from onnxgc.model.draft import Draft, NameSource
+from onnxgc.model.ir import Array, Weight
+from onnxgc.model.parameters import ParameterDecision, Role
+from onnxgc.model.weights import ArrayWeight, FilledWeight, peek
+
+_SMALLEST_TWIN = 16
+_SAMPLE = 16
+
+
+def untied(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
+    """The draft with a parameter of its own for each node that uses one in the same way as others do.
+
+    A parameter whose uses differ in kind, as an embedding that is also the output projection, stays one.
+    """
+    uses: dict[str, list[tuple[int, int]]] = {}
+    for position, node in enumerate(draft.nodes):
+        for index, name in enumerate(node.inputs):
+            uses.setdefault(name, []).append((position, index))
+    names = NameSource(draft.tensor_names())
+    nodes, weights, notes = list(draft.nodes), dict(draft.weights), []
+    for decision in decisions:
+        found = uses.get(decision.name, [])
+        kinds = {(nodes[position].op, index) for position, index in found}
+        if decision.role is not Role.PARAMETER or len(found) < 2 or len(kinds) > 1:
+            continue
+        for position, index in found[1:]:
+            own = names.fresh(decision.name)
+            weights[own] = draft.weights[decision.name]
+            inputs = list(nodes[position].inputs)
+            inputs[index] = own
+            nodes[position] = nodes[position].with_changes(inputs=tuple(inputs))
+        notes.append(
+            f"parameter '{decision.name}' was stored once for {len(found)} nodes; each has its own now"
+        )
+    return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
+
+
+def twin_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
+    """One line for each pair of parameters that hold the same values, as stored or transposed."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for decision in decisions:
+        weight = draft.weights[decision.name]
+        if decision.role is Role.PARAMETER and weight.type.element_count >= _SMALLEST_TWIN:
+            sample = _sample(weight)
+            if sample is not None:
+                key = (weight.type.dtype, tuple(sorted(weight.type.shape)), sample)
+                groups.setdefault(key, []).append(decision.name)
+    found = [
+        (first, name, how)
+        for first, *others in groups.values()
+        for name in others
+        if (how := _equal(draft.weights[first], draft.weights[name])) is not None
+    ]
+    return tuple(
+        f"parameters '{first}' and '{name}' hold the same values{how}; if the model ties them, "
+        "the file does not, and they train apart"
+        for first, name, how in found
+    )
+
+
+def _equal(one: Weight, two: Weight) -> str | None:
+    """How two weights are equal, in words, or None."""
+    first, second = peek(one), peek(two)
+    if first is None or second is None:
+        return None
+    if first.shape == second.shape and np.array_equal(first, second):
+        return ""
+    if first.ndim == 2 and first.T.shape == second.shape and np.array_equal(first.T, second):
+        return ", one transposed"
+    return None
+
+
+def _sample(weight: Weight) -> bytes | None:
+    """A few entries that a transposition leaves where they are; None if they are all one value."""
+    if isinstance(weight, FilledWeight | ArrayWeight):
+        return None
+    value: Array | None = peek(weight)
+    if value is None:
+        return None
+    entries = np.diagonal(value) if value.ndim == 2 else value.reshape(-1)
+    chosen = np.ascontiguousarray(entries[:_SAMPLE])
+    return None if np.all(chosen == chosen[0]) else chosen.tobytes()

@@ -1,0 +1,68 @@
+"""The cases of float32 turned into cases of float16 and bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxgc.model.ir import Array
+from tests.gradients.gradient_case import Case
+
+# float16 has eleven bits and bfloat16 eight; sums of rounded terms and slopes at rounded values lose some.
+FLOAT16_TOLERANCE = 2e-2
+BFLOAT16_TOLERANCE = 1e-1
+# Their bodies are of another type by design.
+_OTHER_TYPES = ("Cast<", "CastLike", "RandomUniformLike")
+
+
+# ONNX Runtime cannot run its own body of this function in float16.
+_NOT_IN_HALF = ("AffineGrid",)
+
+
+def is_in_one_type(case: Case) -> bool:
+    """Whether every floating tensor of a case is float32, and its body does not say so."""
+    drawn = all(draw.dtype is np.float32 for draw in case.operands.values())
+    return (
+        drawn
+        and case.change is None
+        and case.loss == "mse"
+        and not any(name in case.body for name in _OTHER_TYPES)
+    )
+
+
+def stored_in_float16(case: Case) -> Case:
+    """The case with operands, floating constants and output in float16."""
+    return replace(
+        case,
+        name=f"{case.name}, float16",
+        operands={name: replace(draw, dtype=np.float16) for name, draw in case.operands.items()},
+        constants={name: _rounded(value) for name, value in case.constants.items()},
+        tolerance=FLOAT16_TOLERANCE,
+        output_type=TensorProto.FLOAT16,
+    )
+
+
+def _rounded(value: Array) -> Array:
+    return value.astype(np.float16) if value.dtype == np.float32 else value
+
+
+def computed_in_float16(case: Case) -> Case:
+    """The case with float32 operands that are cast to float16, as in mixed precision."""
+    return replace(
+        case,
+        name=f"{case.name}, cast to float16",
+        tolerance=FLOAT16_TOLERANCE,
+        compute_type=TensorProto.FLOAT16,
+    )
+
+
+def computed_in_bfloat16(case: Case) -> Case:
+    """The case with float32 operands that are cast to bfloat16."""
+    return replace(
+        case,
+        name=f"{case.name}, cast to bfloat16",
+        tolerance=BFLOAT16_TOLERANCE,
+        compute_type=TensorProto.BFLOAT16,
+    )

@@ -1,0 +1,304 @@
+"""Elementwise rules where values are special: ties, zeros, infinities, other types; and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from onnx import TensorProto, helper, numpy_helper, parser
+from torch import Tensor
+
+from onnxgc.api import optimize
+from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.registry import STOPS, differentiate
+from onnxgc.model.ir import Array
+from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
+from tests.gradients.gradient_case import case, emitted, positive
+
+INF, NAN = np.inf, np.nan
+
+
+def _model(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> onnx.ModelProto:
+    """y by `body` from `operands`, and a loss whose gradient in y is the input dy."""
+    nodes = parser.parse_graph(
+        f"g () => () {{ {body} weighted = Mul(y, dy) total = ReduceSum<keepdims=0>(weighted) }}"
+    ).node
+    kind = helper.np_dtype_to_tensor_dtype(dy.dtype)
+    graph = helper.make_graph(
+        list(nodes),
+        "special",
+        [helper.make_tensor_value_info("dy", kind, dy.shape)],
+        [helper.make_tensor_value_info("total", kind, None)],
+        [numpy_helper.from_array(value, name) for name, value in {**operands, **constants}.items()],
+    )
+    for node in graph.node:
+        node.name = f"net/{node.output[0]}"
+    return helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def _gradients(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> dict[str, Array]:
+    model = _model(body, operands, dy, **constants)
+    graph = optimize(model, loss="total", trainable=list(operands), check=False).training_graph
+    session = make_session(graph.model, providers=["CPUExecutionProvider"], threads=1)
+    found = session.run([graph.gradient_of[name] for name in operands], {"dy": dy})
+    return dict(zip(operands, map(np.asarray, found), strict=True))
+
+
+def _floats(*values: float) -> Array:
+    return np.asarray(values, np.float32)
+
+
+_ENDS = _floats(-INF, -3.4e38, -7.0, -1e-30, 0.0, 1e-30, 7.0, 3.4e38, INF)
+# A positive number that is lost beside 1 is on the other side of a jump at 0.
+_JUMPING = _floats(-INF, -7.0, -1e-6, 0.0, 1e-6, 7.0, INF)
+
+
+@pytest.mark.parametrize(
+    "body, formula, x",
+    [
+        ("y = Relu(x)", torch.relu, _ENDS),
+        ("y = LeakyRelu<alpha=0.3>(x)", lambda x: F.leaky_relu(x, 0.3), _ENDS),
+        ("y = Elu<alpha=0.3>(x)", lambda x: F.elu(x, 0.3), _JUMPING),
+        ("y = Elu(x)", F.elu, _ENDS),
+        ("y = Selu(x)", F.selu, _JUMPING),
+        ("y = HardSigmoid<alpha=0.25>(x)", lambda x: F.hardtanh(x / 4 + 0.5, 0.0, 1.0), _ENDS),
+        ("y = ThresholdedRelu(x)", lambda x: F.threshold(x, 1.0, 0.0), _ENDS),
+        ("y = ThresholdedRelu<alpha=-7.0>(x)", lambda x: F.threshold(x, -7.0, 0.0), _ENDS),
+        ("y = Sigmoid(x)", torch.sigmoid, _ENDS),
+        ("y = Softplus(x)", F.softplus, _ENDS),
+        ("y = Tanh(x)", torch.tanh, _ENDS),
+        ("y = Shrink<lambd=7.0, bias=7.0>(x)", lambda x: F.softshrink(x, 7.0), _ENDS),
+        ("y = Softsign(x)", F.softsign, _floats(-1e30, -7, -1e-30, 0, 1e-30, 7, 1e30)),
+        ("y = HardSwish(x)", F.hardswish, _floats(-1e30, -7, -2.9, -1e-30, 0, 2.9, 7, 1e30)),
+        ("y = Abs(x)", torch.abs, _ENDS),
+        ("y = Atan(x)", torch.atan, _floats(-1e15, -7, 0, 7, 1e15)),
+        ("y = Erf(x)", torch.erf, _ENDS),
+        ("y = Sinh(x)", torch.sinh, _floats(-80, -7, -1e-3, 0, 1e-3, 7, 80)),
+        ("y = Cosh(x)", torch.cosh, _floats(-80, -7, -1e-3, 0, 1e-3, 7, 80)),
+        ("y = Asinh(x)", torch.asinh, _floats(-1e15, -7, -1e-3, 0, 1e-3, 7, 1e15)),
+        ("y = Sqrt(x)", torch.sqrt, _floats(0, 1e-30, 7)),
+        ("y = Reciprocal(x)", torch.reciprocal, _floats(-7, -1e-5, 0, 1e-5, 7)),
+    ],
+)
+def test_at_the_ends_and_at_the_kinks(body: str, formula: Callable[[Tensor], Tensor], x: Array) -> None:
+    leaf = torch.from_numpy(x).requires_grad_()
+    dy = np.linspace(0.5, 1.5, x.size).astype(np.float32)
+    (expected,) = torch.autograd.grad(formula(leaf), leaf, torch.from_numpy(dy))
+    found = _gradients(body, {"x": x}, dy)["x"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("slope", [0.25, 0.0, -0.5, 3.0], ids=lambda slope: f"slope {slope}")
+def test_prelu_at_zero(slope: float) -> None:
+    x = _floats(-2, -0.0, 0.0, 3)
+    leaves = [torch.from_numpy(value).requires_grad_() for value in (x, _floats(slope))]
+    dy = _floats(1, 2, 3, 4)
+    expected = torch.autograd.grad(F.prelu(*leaves), leaves, torch.from_numpy(dy))
+    found = _gradients("y = PRelu(x, s)", {"x": x, "s": _floats(slope)}, dy)
+    np.testing.assert_array_equal(found["x"], expected[0].numpy())
+    np.testing.assert_array_equal(found["s"], expected[1].numpy())
+
+
+_LEFT = _floats(1, 2, 2, INF, -INF, INF, -INF, 0.0, 1e-30, 3.4e38)
+_RIGHT = _floats(2, 1, 2, INF, -INF, -INF, INF, -0.0, 2e-30, -3.4e38)
+
+
+@pytest.mark.parametrize("operator", ["Max", "Min"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_equal_operands_share_the_gradient(operator: str, swapped: bool) -> None:
+    a, b = (_RIGHT, _LEFT) if swapped else (_LEFT, _RIGHT)
+    leaves = [torch.from_numpy(value).requires_grad_() for value in (a, b)]
+    dy = np.arange(1, a.size + 1, dtype=np.float32)
+    function = torch.maximum if operator == "Max" else torch.minimum
+    expected = torch.autograd.grad(function(*leaves), leaves, torch.from_numpy(dy))
+    found = _gradients(f"y = {operator}(a, b)", {"a": a, "b": b}, dy)
+    np.testing.assert_array_equal(found["a"], expected[0].numpy())
+    np.testing.assert_array_equal(found["b"], expected[1].numpy())
+
+
+def test_a_limit_far_below_takes_no_gradient() -> None:
+    """As exporters write masked scores: the least number, added to or not."""
+    least = np.asarray(np.finfo(np.float32).min)
+    x = _floats(-INF, float(least), 0, 3.4e38, INF)
+    found = _gradients("y = Max(x, c)", {"x": x}, _floats(1, 2, 3, 4, 5), c=least)["x"]
+    np.testing.assert_array_equal(found, _floats(0, 1, 3, 4, 5))
+
+
+def test_where_keeps_what_is_no_number_from_the_other_operand() -> None:
+    condition = np.asarray([True, False, True, False, True, False])
+    dy = _floats(1, 2, INF, INF, NAN, NAN)
+    operands = {"a": np.zeros(6, np.float32), "b": np.zeros(6, np.float32)}
+    found = _gradients("y = Where(c, a, b)", operands, dy, c=condition)
+    np.testing.assert_array_equal(found["a"], _floats(1, 0, INF, 0, NAN, 0))
+    np.testing.assert_array_equal(found["b"], _floats(0, 2, 0, INF, 0, NAN))
+
+
+def test_a_guarded_root_has_a_gradient_of_zero_where_it_is_guarded() -> None:
+    x = _floats(-4, 0.25, 4)
+    body = "c = Greater(x, zero) s = Where(c, x, zero) y = Sqrt(s)"
+    found = _gradients(body, {"x": x}, _floats(1, 1, 1), zero=np.asarray(0, np.float32))["x"]
+    np.testing.assert_array_equal(found, _floats(0, 1, 0.25))
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0, 4.0, 0.5, -1.0, -0.5, -2.0, 1.5])
+@pytest.mark.parametrize("is_constant", [False, True], ids=["computed", "constant"])
+def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bool) -> None:
+    whole = exponent == int(exponent)
+    x = _floats(-2, -0.5, 0, 0.5, 2) if whole else _floats(0, 0.5, 2)
+    leaves = [torch.from_numpy(value).requires_grad_() for value in (x, _floats(exponent))]
+    dy = np.arange(1, x.size + 1, dtype=np.float32)
+    base, power = torch.autograd.grad(
+        torch.pow(*leaves), leaves, torch.from_numpy(dy), materialize_grads=True
+    )
+    if is_constant:
+        found = _gradients("y = Pow(x, p)", {"x": x}, dy, p=np.asarray(exponent, np.float32))
+    else:
+        found = _gradients("y = Pow(x, p)", {"x": x, "p": _floats(exponent)}, dy)
+    np.testing.assert_allclose(found["x"], base.numpy(), rtol=1e-5)
+    if not is_constant and x.min() >= 0.0 and exponent >= 0.0:
+        np.testing.assert_allclose(found["p"], power.numpy(), rtol=1e-5)
+    if not is_constant and exponent > 0.0:
+        assert np.isfinite(found["p"]).all()
+
+
+@pytest.mark.parametrize("operator", ["Ceil", "Floor", "Round", "Sign"])
+def test_no_gradient_flows_through_steps(operator: str) -> None:
+    assert operator in STOPS
+    found = _gradients(f"s = {operator}(x) y = Add(s, x)", {"x": _floats(-1.7, 0.4, 2.2)}, _floats(1, 2, 3))
+    np.testing.assert_array_equal(found["x"], _floats(1, 2, 3))
+
+
+def test_a_remainder_of_floats_by_flooring_is_refused() -> None:
+    model = read_model(
+        _model("y = Mod<fmod=1>(x, c)", {"x": _floats(1, 2)}, _floats(1, 1), c=_floats(2)),
+        loss="total",
+        trainable=["x"],
+    )
+    # ONNX's own check comes first in a file.
+    nodes = tuple(
+        node.with_changes(attributes={"fmod": 0}) if node.op == "Mod" else node for node in model.nodes
+    )
+    changed = type(model)(**{**_fields(model), "nodes": nodes})
+    with pytest.raises(UnsupportedOperatorError, match="Mod 'net/y' has fmod=0"):
+        differentiate(changed)
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in type(model).__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    "rule, body, read",
+    [
+        ("Relu", "y = Relu(x)", {"y"}),
+        ("LeakyRelu", "y = LeakyRelu(x)", {"y"}),
+        ("LeakyRelu", "y = LeakyRelu<alpha=-0.5>(x)", {"x"}),
+        ("Elu", "y = Elu(x)", {"y"}),
+        ("Selu", "y = Selu(x)", {"y"}),
+        ("HardSigmoid", "y = HardSigmoid(x)", {"y"}),
+        ("HardSwish", "y = HardSwish(x)", {"x"}),
+        ("ThresholdedRelu", "y = ThresholdedRelu(x)", {"y"}),
+        ("Shrink", "y = Shrink(x)", {"y"}),
+        ("Softsign", "y = Softsign(x)", {"y"}),
+        ("Sigmoid", "y = Sigmoid(x)", {"y"}),
+        ("Tanh", "y = Tanh(x)", {"y"}),
+        ("Softplus", "y = Softplus(x)", {"x"}),
+        ("Exp", "y = Exp(x)", {"y"}),
+        ("Reciprocal", "y = Reciprocal(x)", {"y"}),
+        ("Pow", "p = Constant<value_float=2.0>() y = Pow(x, p)", {"x"}),
+        ("Pow", "p = Constant<value_float=0.5>() y = Pow(x, p)", {"y"}),
+        ("Pow", "p = Constant<value_float=-0.5>() y = Pow(x, p)", {"y"}),
+        ("Cosh", "y = Cosh(x)", {"x", "y"}),
+        ("Sinh", "y = Sinh(x)", {"x"}),
+        ("CumSum", "a = Constant<value_int=1>() y = CumSum(x, a)", set()),
+        ("Trilu", "y = Trilu(x)", set()),
+        ("Mean", "y = Mean(x, x)", set()),
+    ],
+)
+def test_what_backward_reads(rule: str, body: str, read: set[str]) -> None:
+    step, _ = emitted(case(rule, "reads", body, x=positive(3, 4)))
+    (source,) = [node for node in step.model.nodes if node.op == rule]
+    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source == source.name]
+    named = {source.inputs[0]: "x", source.outputs[0]: "y"}
+    found = {named.get(name) for chunk in chunks for name in step.differentiated.reads(chunk)}
+    assert found - {None} == read
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Relu(x)",
+        "y = LeakyRelu(x)",
+        "y = PRelu(x, w)",
+        "y = Clip(x, low)",
+        "y = Max(x, w)",
+        "y = Min(x, w, x)",
+        "y = Pow(x, w)",
+        "y = Div(x, w)",
+        "y = Mod<fmod=1>(x, w)",
+        "y = Sigmoid(x)",
+        "y = Tanh(x)",
+        "y = Erf(x)",
+        "y = Trilu(x)",
+        "y = Abs(x)",
+        "y = Cast<to=1>(x) z = Cast<to=16>(y)",
+    ],
+)
+def test_bfloat16_takes_operators_that_have_it(body: str) -> None:
+    """ONNX Runtime has few of them on CPU, so that types are all that can be checked here."""
+    last = "z" if " z = " in body else "y"
+    text = f"""<ir_version: 9, opset_import: ["" : 18]> g (bfloat16[3, 4] a) => (bfloat16[3, 4] {last})
+        <bfloat16[3, 4] v, bfloat16[4] w, bfloat16 low> {{ x = Mul(a, v) {body} }}"""
+    proto = onnx.parser.parse_model(text)
+    shapes = {"v": (3, 4), "w": (4,), "low": ()}
+    used = {name for node in proto.graph.node for name in node.input}
+    del proto.graph.initializer[:]
+    for name in shapes.keys() & used:
+        value = helper.make_tensor(
+            name, TensorProto.BFLOAT16, shapes[name], [0.5] * int(np.prod(shapes[name]))
+        )
+        proto.graph.initializer.append(value)
+    result = optimize(proto, loss="mse", trainable=sorted({"v", "w"} & used), check=False)
+    types = result.planned.model.types
+    assert {types[name].dtype for name in ("x", last)} == {TensorProto.BFLOAT16}
+    # The schema of opset 18 does not have these in bfloat16, and CUDA no comparison of it.
+    without = {"HardSigmoid", "ThresholdedRelu", "Greater", "Less", "Equal", "GreaterOrEqual"}
+    made = {node.op_type for node in result.training_graph.model.graph.node if "/grad/" in node.name}
+    assert made & without == ({"Greater"} if "Clip" in body else set())
+
+
+def test_types_of_a_cast_to_bfloat16() -> None:
+    body = "d = Cast<to=16>(x) y = Cast<to=1>(d)"
+    x = np.linspace(-2, 2, 6, dtype=np.float32)
+    found = _gradients(body, {"x": x}, _floats(1, 0.5, -2, 4, 3, 1))
+    np.testing.assert_array_equal(found["x"], _floats(1, 0.5, -2, 4, 3, 1))
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Max(x, b)",
+        "y = Min(x, b, b)",
+        "y = Where(c, x, b)",
+        "y = Pow(x, b)",
+        "y = Elu(x)",
+        "y = PRelu(x, b)",
+        "y = Mean(x, b)",
+    ],
+)
+def test_without_elements(body: str, shape: tuple[int, ...]) -> None:
+    operands = {"x": np.zeros(shape, np.float32), "b": _floats(1.5)}
+    if "b" not in body:
+        del operands["b"]
+    constants = {"c": np.asarray(True)} if "Where" in body else {}
+    found = _gradients(body, operands, np.zeros(shape, np.float32), **constants)
+    assert found["x"].shape == shape
+    if "b" in operands:
+        np.testing.assert_array_equal(found["b"], _floats(0))

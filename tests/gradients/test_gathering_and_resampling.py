@@ -1,0 +1,226 @@
+"""Forms that gradients of gathering and resampling take, and what these rules refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients import gathering, resampling
+from onnxgc.gradients.registry import differentiate
+from onnxgc.model.read import read_model
+from tests.gradients.gathering_cases import GATHERING_CASES
+from tests.gradients.gradient_case import Case, case, emitted, errors, normal
+from tests.gradients.resampling_cases import RESAMPLING_CASES, as_runtime
+from tests.gradients.shape_cases import SHAPE_CASES
+
+_CASES = {str(entry): entry for entry in (*GATHERING_CASES, *RESAMPLING_CASES, *SHAPE_CASES)}
+_VIEWS = ("Identity", "Reshape")
+
+
+def _operators(entry: Case) -> list[str]:
+    """What the rule of a case emits, views aside."""
+    step, _ = emitted(entry)
+    sources = {node.name for node in step.model.nodes if node.op == entry.rule}
+    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source in sources]
+    return [node.op for chunk in chunks for node in chunk.nodes if node.op not in _VIEWS]
+
+
+@pytest.mark.parametrize(
+    "name, operators",
+    [
+        ("Gather: scalar, constant", ["Pad"]),
+        ("Gather: a range", ["Pad"]),
+        ("Gather: all backwards by negative indices", ["Slice"]),
+        ("Gather: a range in steps of two", ["Pad", "Slice"]),
+        ("Gather: a permutation", ["Gather"]),
+        ("Gather: repeated, computed", ["OneHot", "MatMul"]),
+        ("Gather: repeated, constant", ["OneHot", "MatMul"]),
+        ("Gather: vector", ["OneHot", "MatMul"]),
+        ("Gather: many rows, most of them read", ["Cast", "Expand", "Expand", "ScatterElements"]),
+        (
+            "Gather: many rows, computed",
+            ["Expand", "ScatterElements", "Gather", "Expand", "Expand", "ScatterElements", "Gather"],
+        ),
+        ("Gather: many rows, constant", ["Expand", "Expand", "ScatterElements", "Gather"]),
+        ("Gather: many rows, each once", ["Gather", "Pad", "Gather"]),
+        ("Gather: float64", ["Cast", "Expand", "Expand", "ScatterElements"]),
+        ("GatherND: rows in order", ["Pad"]),
+        ("GatherND: batch with equal indices", ["OneHot", "MatMul"]),
+        ("Expand: to its own shape", []),
+        ("Expand: an axis", ["ReduceSum"]),
+        ("Tile: once", []),
+        ("Tile: both axes", ["ReduceSum"]),
+        ("Pad: reflect, in front only", ["Slice", "Slice", "Expand", "ScatterElements"]),
+        ("Resize: nearest by default", ["AveragePool", "Mul"]),
+        ("Resize: nearest, five axes", ["AveragePool", "Mul"]),
+        ("Resize: nearest, fraction", ["MatMul", "MatMul"]),
+        ("Resize: linear by scales", ["MatMul", "MatMul"]),
+        ("Resize: linear in blocks", [*["Slice", "MatMul"] * 4, "Concat", "MatMul"]),
+        ("DepthToSpace: by default", ["Transpose"]),
+        ("Col2Im: plain", ["Conv"]),
+    ],
+)
+def test_form_of_the_gradient(name: str, operators: list[str]) -> None:
+    assert _operators(_CASES[name]) == operators
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Gather: many rows, computed",
+        "Gather: many rows in the middle",
+        "Gather: many narrow rows, constant",
+        "GatherND: three axes, many elements, constant",
+    ],
+)
+def test_rows_are_added_a_few_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = _CASES[name]
+    together = _operators(entry).count("ScatterElements")
+    monkeypatch.setattr(gathering, "_PIECE_ELEMENTS", 2)
+    assert _operators(entry).count("ScatterElements") > together > 0
+    assert max(errors(entry).values()) <= entry.tolerance
+
+
+def test_no_large_one_hot_matrix_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_LARGEST_CONSTANT_ONE_HOT", 4)
+    assert "OneHot" not in _operators(_CASES["Gather: repeated, constant"])
+    assert "OneHot" in _operators(_CASES["Gather: repeated, computed"])
+
+
+def test_there_are_no_more_pieces_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_PIECE_ELEMENTS", 1)
+    entry = _CASES["Gather: vector of many"]
+    assert _operators(entry).count("ScatterElements") == 1 + 5
+    assert max(errors(entry).values()) <= entry.tolerance
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Resize: linear by scales",
+        "Resize: nearest, fraction",
+        "Resize: crop beyond the edges",
+        "Resize: cubic, excluded outside",
+        "Resize: antialias, cubic",
+        "Resize: linear, five axes",
+    ],
+)
+def test_axes_that_are_long_are_resampled_by_taps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resampling, "_LONGEST_BY_BLOCKS", 0)
+    entry = _CASES[name]
+    assert "MatMul" not in _operators(entry)
+    assert max(errors(entry).values()) <= entry.tolerance
+
+
+@pytest.mark.parametrize(
+    "body, constants",
+    [
+        ("v = Expand(x, to) s = ReduceSum<keepdims=0>(v, axes) u = Add(s, x) y = Exp(u)", {"to": [0, 1, 3]}),
+        ("v = Tile(x, to) s = ReduceSum<keepdims=0>(v, axes) u = Add(s, x) y = Exp(u)", {"to": [0, 1, 1]}),
+    ],
+)
+def test_what_nothing_was_made_of_has_no_gradient_by_it(body: str, constants: dict[str, Any]) -> None:
+    entry = case(
+        "Expand",
+        "to nothing",
+        body,
+        x=normal(1, 1, 3),
+        axes=[0],
+        formula=lambda operands: torch.exp(operands["x"]),
+        smooth=False,
+        **constants,
+    )
+    assert max(errors(entry).values()) <= entry.tolerance
+
+
+_INDICES = np.random.default_rng(0).integers(-300, 300, 4000)
+_POINTS = np.random.default_rng(0).uniform(-1.2, 1.2, (1, 60, 60, 2)).astype(np.float32)
+_RACES = (
+    case(
+        "Gather",
+        "many duplicates",
+        "y = Gather<axis=0>(x, indices)",
+        x=normal(300, 4),
+        indices=_INDICES,
+        formula=lambda operands: operands["x"][torch.from_numpy(_INDICES)],
+    ),
+    case(
+        "GatherND",
+        "many duplicates",
+        "y = GatherND(x, indices)",
+        x=normal(300, 4),
+        indices=_INDICES[:, None],
+        formula=lambda operands: operands["x"][torch.from_numpy(_INDICES)],
+    ),
+    case(
+        "GridSample",
+        "many points",
+        'y = GridSample<mode="bilinear">(x, points)',
+        x=normal(1, 3, 4, 4),
+        points=_POINTS,
+        formula=lambda operands: torch.nn.functional.grid_sample(
+            operands["x"], torch.from_numpy(_POINTS).double(), align_corners=False
+        ),
+    ),
+    case(
+        "ScatterElements",
+        "many updates of few elements",
+        'r = Add(x, x) y = ScatterElements<axis=0, reduction="max">(x, indices, u)',
+        x=normal(300),
+        u=normal(4000),
+        indices=_INDICES,
+        formula=lambda operands: operands["x"].scatter_reduce(
+            0, torch.from_numpy(_INDICES % 300), operands["u"], "amax"
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("race", _RACES, ids=str)
+def test_sums_over_duplicates_are_right_on_several_threads(race: Case) -> None:
+    for _ in range(3):
+        assert max(errors(race, threads=4).values()) <= race.tolerance
+
+
+def test_scales_that_are_computed_are_refused() -> None:
+    body = "z = ReduceMin<keepdims=0>(data) o = Mul(z, zero) k = Add(scales, o) y = Resize(x, , k)"
+    entry = case(
+        "Resize",
+        "computed scales",
+        body,
+        x=normal(1, 1, 2, 3),
+        scales=np.asarray([1, 1, 2, 2], np.float32),
+        zero=np.float32(0),
+    )
+    with pytest.raises(Exception, match="static shape"):
+        read_model(entry.model(), loss="mse", trainable=["x_weight"])
+
+
+def test_a_region_that_is_computed_is_refused() -> None:
+    body = (
+        "z = ReduceMin<keepdims=0>(data) o = Mul(z, zero) k = Add(roi, o) "
+        'y = Resize<mode="linear", coordinate_transformation_mode="tf_crop_and_resize">(x, k, , sizes)'
+    )
+    entry = case(
+        "Resize",
+        "computed region",
+        body,
+        x=normal(1, 1, 2, 3),
+        roi=np.asarray([0, 0, 0, 0, 1, 1, 0.5, 0.5], np.float32),
+        zero=np.float32(0),
+        sizes=[1, 1, 4, 5],
+    )
+    model = read_model(entry.model(), loss="mse", trainable=["x_weight"])
+    with pytest.raises(UnsupportedOperatorError, match="Resize 'Resize_y' computes its region in the graph"):
+        differentiate(model)
+
+
+def test_the_truth_of_resizing_is_that_of_the_runtime() -> None:
+    scales = np.asarray([1, 1, 2, 2], np.float32)
+    formula = as_runtime("Resize(x, , scales)", {"scales": scales}, (1, 1, 1, 2))
+    found = formula({"x": torch.tensor([[[[3.0, 4.0]]]], dtype=torch.float64)})
+    assert found.tolist() == [[[[3, 3, 4, 4], [3, 3, 4, 4]]]]

@@ -1,0 +1,127 @@
+"""Forms of reductions, products and pooling that no rule differentiates: said in one line, not got wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.model.ir import TrainableModel
+from tests.gradients.gradient_case import Case, case, emitted, normal
+
+
+def _with_computed_axes(model: TrainableModel) -> TrainableModel:
+    """As if the axes came out of the graph: reading finds no static shape for such a result."""
+    return replace(model, weights={name: value for name, value in model.weights.items() if name != "axes"})
+
+
+def _with_larger_result(model: TrainableModel) -> TrainableModel:
+    """MaxUnpool with an `output_shape` that is not the extent of its windows."""
+    nodes = tuple(
+        node.with_changes(attributes={**node.attributes, "kernel_shape": [3, 3]})
+        if node.op == "MaxUnpool"
+        else node
+        for node in model.nodes
+    )
+    return replace(model, nodes=nodes)
+
+
+_CROPPED = "so much larger than its kernel that runtimes crop"
+REFUSED: tuple[tuple[Case, str], ...] = (
+    (
+        case(
+            "ReduceSum",
+            "axes",
+            "y = ReduceSum(x, axes)",
+            x=normal(2, 3),
+            axes=[1],
+            change=_with_computed_axes,
+        ),
+        "ReduceSum 'ReduceSum_y' computes its axes in the graph",
+    ),
+    (
+        case(
+            "ReduceMax",
+            "axes",
+            "y = ReduceMax(x, axes)",
+            x=normal(2, 3),
+            axes=[1],
+            change=_with_computed_axes,
+        ),
+        "ReduceMax 'ReduceMax_y' computes its axes in the graph",
+    ),
+    (
+        case("Einsum", "axis of 1", 'y = Einsum<equation="i,ij->ij">(a, b)', a=normal(1), b=normal(3, 4)),
+        "Einsum 'Einsum_y' has an axis of 1 that broadcasts over another of the same letter",
+    ),
+    (
+        case(
+            "MaxUnpool",
+            "output_shape",
+            "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(x, places)",
+            x=normal(1, 1, 2, 2),
+            places=np.asarray([[[[0, 3], [9, 14]]]]),
+            change=_with_larger_result,
+        ),
+        "MaxUnpool 'MaxUnpool_y' has an output_shape other than [5, 5]",
+    ),
+    (
+        case(
+            "Conv",
+            "auto_pad",
+            'y = Conv<strides=[4,1], auto_pad="SAME_UPPER">(x, w)',
+            x=normal(1, 2, 8, 5),
+            w=normal(3, 2, 1, 1),
+        ),
+        f"Conv 'Conv_y' has auto_pad SAME_UPPER and a stride {_CROPPED}",
+    ),
+    (
+        case(
+            "LpPool",
+            "auto_pad",
+            'y = LpPool<kernel_shape=[1,1], strides=[3,1], auto_pad="SAME_LOWER">(x)',
+            x=normal(1, 2, 6, 5),
+        ),
+        f"LpPool 'LpPool_y' has auto_pad SAME_LOWER and a stride {_CROPPED}",
+    ),
+    (
+        case("Det", "no rule", "d = Det(x) y = Mul(d, w)", x=normal(2, 3, 3), w=normal(2)),
+        "no gradient rule for: Det at 'Det_d'",
+    ),
+    (
+        case(
+            "DeformConv",
+            "no rule",
+            "y = DeformConv<kernel_shape=[2,2]>(x, w, offset)",
+            x=normal(1, 2, 4, 4),
+            w=normal(3, 2, 2, 2),
+            offset=normal(1, 8, 3, 3),
+            opset=19,
+        ),
+        "no gradient rule for: DeformConv at 'DeformConv_y'",
+    ),
+)
+
+
+@pytest.mark.parametrize("refused, message", REFUSED, ids=[str(entry) for entry, _ in REFUSED])
+def test_a_form_without_a_rule_is_refused(refused: Case, message: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=re.escape(message)) as caught:
+        emitted(refused)
+    assert "\n" not in str(caught.value)
+
+
+def test_hardmax_stops_the_gradient() -> None:
+    _, graph = emitted(
+        case(
+            "Hardmax",
+            "beside",
+            "h = Hardmax(v) m = Mul(h, w) y = Add(x, m)",
+            x=normal(2, 3),
+            v=normal(2, 3),
+            w=normal(2, 3),
+        )
+    )
+    assert set(graph.gradient_of) == {"x_weight", "w"}
