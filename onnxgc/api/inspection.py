@@ -16,6 +16,7 @@ from onnxgc.model.costs import node_flops
 from onnxgc.model.ir import TrainableModel
 from onnxgc.model.parameters import ParameterDecision
 from onnxgc.model.read import explain_weights, read_model
+from onnxgc.runtime.cuda import left_to_the_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Inspection:
     """What `inspect` found.
 
     `obstacles` are the errors that stop the model from being planned, in the words that `optimize`
-    uses; the fields behind it are empty as far as an obstacle hides them.
+    uses; the fields behind it are empty as far as an obstacle hides them. `left_to_the_cpu` counts, by
+    operator, the nodes of the training graph that have no CUDA kernel at its opset.
     """
 
     weights: tuple[ParameterDecision, ...]
@@ -47,6 +49,8 @@ class Inspection:
     loss: str = ""
     regular_peak_bytes: int | None = None
     planned_peak_bytes: int | None = None
+    opset: int | None = None
+    left_to_the_cpu: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -69,12 +73,15 @@ class Inspection:
                     "operator": use.operator,
                     "gradient": use.gradient,
                     "count": len(use.nodes),
+                    "nodes": list(use.nodes),
                     "flops": use.flops,
                 }
                 for use in self.operators
             ],
             "regular": {"simulated_peak_bytes": self.regular_peak_bytes},
             "planned": {"simulated_peak_bytes": self.planned_peak_bytes},
+            "opset": self.opset,
+            "left_to_the_cpu": dict(self.left_to_the_cpu),
             "notes": list(self.notes),
             "obstacles": list(self.obstacles),
         }
@@ -87,6 +94,8 @@ def inspect(
     loss: str = "auto",
     trainable: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    freeze_bn: bool = False,
+    untie: bool = False,
 ) -> Inspection:
     """Weights and their roles, operators and their rules, peaks, and what is in the way.
 
@@ -96,7 +105,15 @@ def inspect(
     """
     weights = explain_weights(source, trainable=trainable, freeze=freeze)
     try:
-        model = read_model(source, input_shapes=input_shapes, loss=loss, trainable=trainable, freeze=freeze)
+        model = read_model(
+            source,
+            input_shapes=input_shapes,
+            loss=loss,
+            trainable=trainable,
+            freeze=freeze,
+            freeze_bn=freeze_bn,
+            untie=untie,
+        )
     except ModelFileError:
         raise
     except OnnxgcError as error:
@@ -117,6 +134,8 @@ def inspect(
         found,
         regular_peak_bytes=planned.regular_profile.peak_bytes,
         planned_peak_bytes=planned.profile.peak_bytes,
+        opset=model.opset,
+        left_to_the_cpu=left_to_the_cpu(planned.step.nodes.values(), planned.step.types, model.opset),
     )
 
 

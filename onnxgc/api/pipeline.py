@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxgc.api.trial import trial_run
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_writable, data_file, write_model
 from onnxgc.errors import ModelFileError, OutputFileError, PlanError
@@ -44,6 +45,8 @@ class ReadOptions:
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     keep_outputs: bool = False
+    freeze_bn: bool = False
+    untie: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -57,7 +60,9 @@ class ReadOptions:
         """
         found = json.loads(text)
         trainable, freeze = (tuple(map(str, found[key])) for key in ("trainable", "freeze"))
-        return cls(str(found["loss"]), trainable, freeze, bool(found["keep_outputs"]))
+        # Files of earlier versions do not state these.
+        later = (bool(found.get(key, False)) for key in ("freeze_bn", "untie"))
+        return cls(str(found["loss"]), trainable, freeze, bool(found["keep_outputs"]), *later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +128,12 @@ def optimize(
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     trainable: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    freeze_bn: bool = False,
+    untie: bool = False,
     keep_outputs: bool = False,
     external_data: bool = False,
     dry_run: bool = False,
+    check: bool = True,
     seed: int = 0,
     time_limit: float | None = None,
     values: Mapping[str, Array] | None = None,
@@ -135,7 +143,8 @@ def optimize(
 
     `source` is a path or a loaded model. `output` is where the training file goes (nowhere if None
     or with `dry_run`). `checkpoints` are tensors to keep; naming any chooses the solver `manual`.
-    `input_shapes` maps an input to its shape. `values` replaces weights by name.
+    `input_shapes` maps an input to its shape. `freeze_bn` and `untie` are those of `read_model`. With
+    `check` the forward model is run once before anything is planned. `values` replaces weights by name.
 
     Raises:
         OnnxgcError: one line that says what is wrong, where and what to do.
@@ -148,17 +157,21 @@ def optimize(
         check_writable(target)
         _check_apart(target, source if isinstance(source, str | os.PathLike) else None)
     tell("reading")
-    model = read_model(source, input_shapes=input_shapes, loss=loss, trainable=trainable, freeze=freeze)
+    read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs, freeze_bn, untie)
+    model = read_again(source, read_options, input_shapes)
     _check_values(model, values or {})
     if target is not None:
         for weight in model.weights.values():
             _check_apart(target, external_file(weight))
     read_seconds = time.perf_counter() - started
+    if check:
+        tell("trying the model")
+        note = trial_run(source, model, input_shapes)
+        model = replace(model, notes=(*model.notes, *filter(None, [note])))
     tell("planning")
     options = SolverOptions(tuple(checkpoints), wanted, time_limit, seed, tell=tell)
     planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
     planned_seconds = time.perf_counter() - started
-    read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs)
     figures: dict[str, Any] = {}
     result = OptimizeResult(planned.solution.plan, figures, planned, read_options, dict(values or {}))
     if target is not None:
@@ -174,6 +187,23 @@ def optimize(
     name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
     figures.update(report(planned, name, target, seconds))
     return result
+
+
+def read_again(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    options: ReadOptions,
+    input_shapes: Mapping[str, tuple[int, ...]] | None,
+) -> TrainableModel:
+    """The model as these options read it."""
+    return read_model(
+        source,
+        input_shapes=input_shapes,
+        loss=options.loss,
+        trainable=options.trainable,
+        freeze=options.freeze,
+        freeze_bn=options.freeze_bn,
+        untie=options.untie,
+    )
 
 
 def _check_apart(output: str, source: str | os.PathLike[str] | None) -> None:

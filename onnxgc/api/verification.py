@@ -14,7 +14,14 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxgc.api.pipeline import PlannedStep, ReadOptions, emit, plan_step_again, store_all_schedule
+from onnxgc.api.pipeline import (
+    PlannedStep,
+    ReadOptions,
+    emit,
+    plan_step_again,
+    read_again,
+    store_all_schedule,
+)
 from onnxgc.emission.training import SCHEMA_VERSION
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError, RuntimeFailedError
@@ -22,7 +29,6 @@ from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Array
 from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
-from onnxgc.model.read import read_model
 from onnxgc.model.weights import StoredWeight
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution import check_execution
@@ -205,13 +211,7 @@ class _Promise:
 def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _Promise) -> PlannedStep:
     shapes = {value.name: _shape(value) for value in promised.proto.graph.input}
     given = draft_of(*load_proto(model)).inputs
-    read = read_model(
-        model,
-        input_shapes={name: shapes[name] for name in given if name in shapes},
-        loss=promised.options.loss,
-        trainable=promised.options.trainable,
-        freeze=promised.options.freeze,
-    )
+    read = read_again(model, promised.options, {name: shapes[name] for name in given if name in shapes})
     planned = plan_step_again(read, promised.plan, keep_outputs=promised.options.keep_outputs)
     outputs = [value.name for value in promised.proto.graph.output]
     different = set(planned.step.graph.outputs) ^ set(outputs)

@@ -9,6 +9,7 @@ import typer
 from onnxgc.api import inspect
 from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
 from onnxgc.model.load import files_of
+from onnxgc.model.parameters import NOT_FLOATING
 from onnxgc.report.tables import megabytes, operators_table, weights_table
 
 
@@ -19,6 +20,8 @@ def inspect_command(
         list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
     ] = None,
     freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
+    freeze_bn: Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")] = False,
+    untie: Annotated[bool, typer.Option("--untie", help="As in optimize.")] = False,
     input_shapes: Annotated[
         list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
     ] = None,
@@ -38,22 +41,31 @@ def inspect_command(
             loss=loss,
             trainable=tuple(trainable or ()),
             freeze=tuple(freeze or ()),
+            freeze_bn=freeze_bn,
+            untie=untie,
         ).as_json()
-    console.print(weights_table(found["weights"]))
+    # Shapes, axes and indices are no decisions; JSON has them.
+    shown = [weight for weight in found["weights"] if weight["reason"] != NOT_FLOATING]
+    console.print(weights_table(shown))
     if found["operators"]:
         console.print(operators_table(found["operators"]))
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
     for name, shape in found["inputs"].items():
         console.print(f"input {name}: {'x'.join(map(str, shape)) or 'scalar'}", markup=False)
-    roles = [weight["role"] for weight in found["weights"]]
+    roles = [weight["role"] for weight in shown]
     trained = sum(weight["bytes"] for weight in found["weights"] if weight["role"] == "parameter")
-    console.print(f"parameters: {roles.count('parameter')} of {len(roles)} weights, {megabytes(trained)}")
+    console.print(
+        f"parameters: {roles.count('parameter')} of {len(roles)} float weights, {megabytes(trained)}"
+    )
     regular, planned = (found[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
     if regular is not None:
         console.print(
             f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} planned"
         )
+    if found["left_to_the_cpu"]:
+        listed = ", ".join(f"{name} ({count})" for name, count in found["left_to_the_cpu"].items())
+        console.print(f"without a CUDA kernel at opset {found['opset']}: {listed}", markup=False)
     for obstacle in found["obstacles"]:
         console.print(f"in the way: {obstacle}", markup=False)
     write_json(found, json_target)

@@ -49,6 +49,13 @@ def optimize_command(
         list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
     ] = None,
     freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
+    freeze_bn: Annotated[
+        bool,
+        typer.Option("--freeze-bn", help="Keep the file's running statistics; their layers still train."),
+    ] = False,
+    untie: Annotated[
+        bool, typer.Option("--untie", help="Give nodes that share a parameter in one role one each.")
+    ] = False,
     input_shapes: Annotated[
         list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
     ] = None,
@@ -62,6 +69,9 @@ def optimize_command(
         int, typer.Option("--verify", min=0, help="Run the file N times beside one that stores everything.")
     ] = 0,
     json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no model.")] = False,
     time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
@@ -92,9 +102,12 @@ def optimize_command(
             input_shapes=shapes,
             trainable=tuple(trainable or ()),
             freeze=tuple(freeze or ()),
+            freeze_bn=freeze_bn,
+            untie=untie,
             keep_outputs=keep_outputs,
             external_data=save_external_data,
             dry_run=dry_run,
+            check=not no_check,
             seed=seed,
             time_limit=time_limit,
             progress=tell,

@@ -15,6 +15,7 @@ from onnxgc.emission.barriers import ZERO, BarrierWriter
 from onnxgc.gradients.engine import ConstantPool, fresh_name
 from onnxgc.model.draft import reads_of
 from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.model.weights import ArrayWeight, write_weight
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.planning.simulate import simulate
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
@@ -236,7 +237,6 @@ class _Emitter:
             helper.make_tensor_value_info(self._zero, onnx.TensorProto.INT64, (1,)),
         ]
         initializers = [
-            *(self._initializer(name) for name in (*fed_weights, *frozen)),
             numpy_helper.from_array(np.ones((), helper.tensor_dtype_to_np_dtype(scale.dtype)), seed),
             numpy_helper.from_array(np.zeros(1, np.int64), self._zero),
             *(
@@ -272,6 +272,9 @@ class _Emitter:
             producer_name="onnxgc",
             producer_version=__version__,
         )
+        for name in (*fed_weights, *frozen):
+            # Straight into the model: every list on the way would copy all weights once more.
+            self._write_weight(name, proto.graph.initializer.add())
         helper.set_model_props(
             proto,
             {
@@ -284,11 +287,9 @@ class _Emitter:
         )
         return proto
 
-    def _initializer(self, name: str) -> onnx.TensorProto:
+    def _write_weight(self, name: str, target: onnx.TensorProto) -> None:
         value = self._values.get(name)
-        return numpy_helper.from_array(
-            self._step.model.weights[name].load() if value is None else value, name
-        )
+        write_weight(self._step.model.weights[name] if value is None else ArrayWeight(value), name, target)
 
     def _value_infos(self, written: list[Node], outputs: set[str]) -> list[onnx.ValueInfoProto]:
         """Types of all inner tensors.

@@ -11,6 +11,7 @@ from onnx import helper, inliner
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.draft import ONNX_DOMAINS
+from onnxgc.model.fused import move_to_runtime_domain
 
 _TEXT_SUFFIXES = (
     ".json",
@@ -44,6 +45,11 @@ def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
         model = _without_functions(model, label)
     _check_model(model, label)
     return model, folder
+
+
+def is_text(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is ONNX in a text form, by its name."""
+    return os.fspath(path).endswith(_TEXT_SUFFIXES)
 
 
 def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ def _read_file(path: str) -> onnx.ModelProto:
         raise ModelFileError(f"'{path}' is a directory, not an ONNX file")
     if not os.path.exists(path):
         raise ModelFileError(f"there is no file '{path}'")
-    if path.endswith(_TEXT_SUFFIXES):
+    if is_text(path):
         return _read_text(path)
     try:
         with open(path, "rb") as file:
@@ -152,6 +158,7 @@ def _check_model(model: onnx.ModelProto, label: str) -> None:
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(_with_default_domain(model.opset_import, model.graph.node))
     shell.graph.CopyFrom(without_payloads(model.graph))
+    move_to_runtime_domain(shell)
     for value in (*shell.graph.input, *shell.graph.output):
         # A missing shape is a matter of --input-shapes, not of the file.
         if value.type.HasField("tensor_type"):

@@ -11,9 +11,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from onnxgc.errors import NoParametersError
+from onnxgc.model.control_flow import INITIAL_STATE
 from onnxgc.model.draft import Draft, operator_name
 from onnxgc.model.ir import Array, Node, TensorType, Weight
-from onnxgc.model.weights import StoredWeight, is_external
+from onnxgc.model.weights import FilledWeight, StoredWeight, is_external
 
 
 class Role(StrEnum):
@@ -60,6 +61,8 @@ PARAMETER_INPUTS: Mapping[str, tuple[int, ...]] = {
     "GRU": (1, 2, 3),
     "RNN": (1, 2, 3),
 }
+# Trained where they are not zero: exporters write the absent ones as zeros.
+INITIAL_STATES: Mapping[str, tuple[int, ...]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 STATISTIC_INPUTS: Mapping[str, tuple[int, ...]] = {"BatchNormalization": (3, 4)}
 # Operands with more than one element are parameters; a single number is a constant of the formula.
 ARITHMETIC: Mapping[str, tuple[int, ...]] = {
@@ -79,17 +82,20 @@ ARITHMETIC: Mapping[str, tuple[int, ...]] = {
 HANDED_ON = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Tile", "Cast",
     "CastLike", "Slice", "Concat", "Split", "Pad", "Neg", "Abs", "Exp", "Log", "Sqrt", "Reciprocal",
-    "Sigmoid", "Softplus", "Tanh", "DepthToSpace", "SpaceToDepth",
+    "Sigmoid", "Softplus", "Tanh", "DepthToSpace", "SpaceToDepth", INITIAL_STATE,
 })
 # fmt: on
 _NOT_DIFFERENTIABLE = frozenset(
     {"Shape", "Size", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "ArgMax"}
-    | {"ArgMin", "NonZero", "QuantizeLinear", "DequantizeLinear", "Range", "OneHot", "Sign", "Floor", "Ceil"}
+    | {"ArgMin", "NonZero", "DequantizeLinear", "Range", "OneHot", "Sign", "Floor", "Ceil"}
     | {"Round", "ConstantOfShape", "RandomNormalLike", "RandomUniformLike", "EyeLike", "NonMaxSuppression"}
 )
+_OF_INTEGERS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})
 _REPEATING = ("Expand", "Tile")
+_SCATTERING = ("ScatterND", "ScatterElements", "Scatter")
 # An additive constant of zeros and values up to this one is a mask, as in Swin and BERT.
 MASK_VALUE = -100.0
+NOT_FLOATING = "not a floating-point tensor"
 
 
 def classify_weights(
@@ -160,6 +166,8 @@ class _Uses:
                     # A computed zero bias, as exporters give to convolutions without one.
                     reason = f"single number: repeated by {node.op} '{node.name}'"
                     found.append(_Use(node, index, Role.CONSTANT, reason))
+                elif node.op == INITIAL_STATE and _is_zero(weight):
+                    found.append(_Use(node, index, Role.CONSTANT, "zeros to begin with: a first state"))
                 elif self._hands_on(node, index):
                     fresh = [output for output in node.outputs if output and output not in seen]
                     seen.update(fresh)
@@ -178,7 +186,8 @@ class _Uses:
         if node.domain or index < 0:
             # Operands of unknown operators and of subgraphs train, so that a missing rule is told and not
             # passed over.
-            role = Role.PARAMETER if weight.type.element_count > 1 else Role.CONSTANT
+            is_constant = weight.type.element_count <= 1 or _is_mask(weight)
+            role = Role.CONSTANT if is_constant else Role.PARAMETER
             return _Use(node, index, role, where)
         if index in STATISTIC_INPUTS.get(node.op, ()):
             return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
@@ -189,8 +198,12 @@ class _Uses:
             return _Use(node, index, Role.CONSTANT, f"neutral value in a group normalisation: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
             return _Use(node, index, Role.PARAMETER, where)
+        if index in INITIAL_STATES.get(node.op, ()) and not _is_zero(weight):
+            return _Use(node, index, Role.PARAMETER, f"initial state: {where}")
         if index in ARITHMETIC.get(node.op, ()):
             return self._judge_operand(weight, node, index, where)
+        if node.op in _SCATTERING and not _is_initializer(weight):
+            return _Use(node, index, Role.CONSTANT, f"what is written to: {where}")
         if index == 0 and node.op not in _NOT_DIFFERENTIABLE and weight.type.element_count > 1:
             # The data of an operator, as a class token is once it was concatenated.
             return _Use(node, index, Role.PARAMETER, where)
@@ -201,6 +214,8 @@ class _Uses:
             return _Use(node, index, Role.CONSTANT, f"single number: {where}")
         if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
             return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
+        if node.op == "Add" and _is_empty_mask(weight):
+            return _Use(node, index, Role.CONSTANT, f"mask that masks nothing: {where}")
         beside = next((name for name in node.inputs if name in self._inputs), "")
         return _Use(node, index, Role.PARAMETER, where, beside)
 
@@ -225,31 +240,40 @@ class _Uses:
         return bool(others) and all(self._is_cast_integer(name) for name in others)
 
     def _is_cast_integer(self, name: str) -> bool:
-        for _ in range(8):
-            producer = self._producers.get(name)
-            if producer is None:
-                return self._is_integer(name)
-            if producer.op not in HANDED_ON and producer.op not in ("Range", "Shape", "CumSum"):
-                return False
-            if producer.op in ("Range", "Shape"):
-                return (
-                    all(self._is_integer(read) for read in producer.inputs if read) or producer.op == "Shape"
-                )
+        """Whether a floating tensor is an integer that was cast, and handed on since."""
+        producer = self._producers.get(name)
+        while producer is not None and producer.op in HANDED_ON:
+            if producer.op in ("Cast", "CastLike") and self._is_integer(producer.inputs[0]):
+                return True
             name = producer.inputs[0]
-        return False
+            producer = self._producers.get(name)
+        return producer is None and name not in self._weights and self._is_integer(name)
 
     def _is_integer(self, name: str) -> bool:
-        if name in self._weights:
-            return not self._weights[name].type.is_floating
-        declared = self._declared.get(name)
-        if declared is None or not declared.HasField("tensor_type"):
-            return False
-        return not TensorType(declared.tensor_type.elem_type, ()).is_floating
+        """Whether a tensor is known to hold integers, by its declared type or by how it is computed."""
+        seen: set[str] = set()
+        while name not in seen:
+            seen.add(name)
+            if name in self._weights:
+                return not self._weights[name].type.is_floating
+            declared = self._declared.get(name)
+            if declared is not None and declared.HasField("tensor_type"):
+                return not TensorType(declared.tensor_type.elem_type, ()).is_floating
+            producer = self._producers.get(name)
+            if producer is None or producer.domain or not any(producer.inputs):
+                return False
+            if producer.op in _OF_INTEGERS:
+                return True
+            if producer.op == "Cast":
+                return not TensorType(int(producer.attribute("to")), ()).is_floating
+            # Other operators hand on the type of their data.
+            name = producer.inputs[1 if producer.op in ("Where", "CastLike") else 0]
+        return False
 
 
 def _decide(name: str, weight: Weight, uses: _Uses) -> ParameterDecision:
     if not weight.type.is_floating:
-        return ParameterDecision(name, weight.type, Role.CONSTANT, "not a floating-point tensor")
+        return ParameterDecision(name, weight.type, Role.CONSTANT, NOT_FLOATING)
     found = uses.of(name)
     if not found:
         return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
@@ -289,7 +313,20 @@ def _overruled(
 
 def _is_stored_vector(weight: Weight) -> bool:
     """Whether an exporter keeps the number as it keeps weights: a bias of one unit, a learned scale."""
-    return isinstance(weight, StoredWeight) and weight.is_initializer and weight.type.shape == (1,)
+    return _is_initializer(weight) and weight.type.shape == (1,)
+
+
+def _is_initializer(weight: Weight) -> bool:
+    return isinstance(weight, StoredWeight) and weight.is_initializer
+
+
+def _is_empty_mask(weight: Weight) -> bool:
+    """Whether it is zeros over several axes that an exporter computed, where a bias is stored and has one."""
+    if isinstance(weight, FilledWeight) or _is_initializer(weight) or is_external(weight):
+        return False
+    if sum(size > 1 for size in weight.type.shape) < 2:
+        return False
+    return not np.any(weight.load())
 
 
 def _is_mask(weight: Weight) -> bool:
@@ -299,6 +336,10 @@ def _is_mask(weight: Weight) -> bool:
     values: Array = np.asarray(weight.load(), dtype=np.float64)
     masking = values <= MASK_VALUE
     return bool(np.all(masking | (values == 0)) and np.any(masking))
+
+
+def _is_zero(weight: Weight) -> bool:
+    return not is_external(weight) and not np.any(weight.load())
 
 
 def _unmatched(option: str, glob: str, names: Sequence[str]) -> NoParametersError:

@@ -7,7 +7,7 @@ two drift away from one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -49,26 +49,43 @@ def untied(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
 
 
 def twin_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
-    """One line for each pair of parameters that hold the same values, as stored or transposed."""
-    groups: dict[tuple[object, ...], list[str]] = {}
+    """One line for each pair of parameters that hold the same values, of which a file should hold one.
+
+    Those are a table that is gathered from with its like, and matrices of which one is the other
+    transposed. Other equal weights are those of layers that started alike.
+    """
+    gathered = {node.inputs[0] for node in draft.nodes if node.op == "Gather"}
+    alike: dict[tuple[object, ...], list[str]] = {}
     for decision in decisions:
-        weight = draft.weights[decision.name]
-        if decision.role is Role.PARAMETER and weight.type.element_count >= _SMALLEST_TWIN:
-            sample = _sample(weight)
-            if sample is not None:
-                key = (weight.type.dtype, tuple(sorted(weight.type.shape)), sample)
-                groups.setdefault(key, []).append(decision.name)
-    found = [
+        kind = decision.type
+        if decision.role is Role.PARAMETER and kind.element_count >= _SMALLEST_TWIN:
+            alike.setdefault((kind.dtype, *sorted(kind.shape)), []).append(decision.name)
+    notes = []
+    for names in alike.values():
+        shapes = {draft.weights[name].type.shape for name in names}
+        if len(names) > 1 and (len(shapes) > 1 or not gathered.isdisjoint(names)):
+            notes += [
+                f"parameters '{one}' and '{two}' hold the same values{how}; if the model ties them, "
+                "the file does not, and they train apart"
+                for one, two, how in _twins(names, draft.weights)
+                if how or one in gathered or two in gathered
+            ]
+    return tuple(notes)
+
+
+def _twins(names: Iterable[str], weights: Mapping[str, Weight]) -> list[tuple[str, str, str]]:
+    """Weights that equal an earlier one, with that one, and how."""
+    groups: dict[bytes, list[str]] = {}
+    for name in names:
+        sample = _sample(weights[name])
+        if sample is not None:
+            groups.setdefault(sample, []).append(name)
+    return [
         (first, name, how)
         for first, *others in groups.values()
         for name in others
-        if (how := _equal(draft.weights[first], draft.weights[name])) is not None
+        if (how := _equal(weights[first], weights[name])) is not None
     ]
-    return tuple(
-        f"parameters '{first}' and '{name}' hold the same values{how}; if the model ties them, "
-        "the file does not, and they train apart"
-        for first, name, how in found
-    )
 
 
 def _equal(one: Weight, two: Weight) -> str | None:

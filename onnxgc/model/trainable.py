@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.draft import Draft, NameSource, captured_names
@@ -18,6 +18,7 @@ from onnxgc.model.ir import Array, Node, Statistic, TensorType
 from onnxgc.model.weights import ArrayWeight
 
 _DEFAULT_MOMENTUM = 0.9
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _DEFAULT_RATIO = 0.5
 _OPTIONAL_OUTPUTS = frozenset(
     ["BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss", "Unique"]
@@ -166,15 +167,19 @@ def with_dropout_on(draft: Draft) -> Draft:
     return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
 
 
-def with_batch_statistics(draft: Draft) -> tuple[Draft, tuple[Statistic, ...]]:
+def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Draft, tuple[Statistic, ...]]:
     """The draft with BatchNormalization on batch statistics, and its running statistics.
 
     Mean and variance are computed by standard operators (ReduceMean; Sub, Mul, ReduceMean) and fed
     to BatchNormalization in inference form, because the training form has no CUDA kernel. They run
     once a step. Running statistics follow ONNX, `running * momentum + batch * (1 - momentum)`, with
     the unbiased variance as torch has it. Where several nodes share a running statistic they update
-    it one after the other, as torch does.
+    it one after the other, as torch does. With `freeze_bn` all of them stay as they are.
     """
+    if freeze_bn:
+        count = sum(node.op == "BatchNormalization" and not node.domain for node in draft.nodes)
+        note = f"{count} BatchNormalization nodes keep the file's running statistics (--freeze-bn)"
+        return draft.with_notes(*[note] * bool(count)), ()
     lowering = _BatchStatistics(
         draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes)
     )
@@ -212,6 +217,10 @@ class _BatchStatistics:
         if kind is None or channels is None:
             raise ShapeError(self.draft.problems.get(source, f"tensor '{source}' has no static shape"))
         axes = self._axes(len(kind.shape))
+        if kind.dtype in _HALVES:
+            # Squares of float16 overflow, and a mean of many bfloat16 is none.
+            source = self._statistic(node, "Cast", (source,), f"{output}_wide", to=TensorProto.FLOAT)
+            kind = TensorType(TensorProto.FLOAT, kind.shape)
         kept = self._statistic(node, "ReduceMean", (source, axes), f"{output}_batch_mean_kept", keepdims=1)
         centred = self._statistic(node, "Sub", (source, kept), f"{output}_centred")
         squared = self._statistic(node, "Mul", (centred, centred), f"{output}_squared")
@@ -227,7 +236,7 @@ class _BatchStatistics:
         epsilon = {key: value for key, value in node.attributes.items() if key == "epsilon"}
         self.nodes.append(
             node.with_changes(
-                inputs=(source, scale, bias, mean, variance),
+                inputs=(node.inputs[0], scale, bias, mean, variance),
                 outputs=(output,),
                 attributes=epsilon,
                 rule="BatchNormalization.batch",

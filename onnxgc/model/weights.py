@@ -74,6 +74,28 @@ def is_external(weight: Weight) -> bool:
     return isinstance(weight, StoredWeight) and weight.is_external
 
 
+def peek(weight: Weight) -> Array | None:
+    """The weight's value without reading more of an external file than is looked at; None if it cannot be."""
+    if not isinstance(weight, StoredWeight) or not weight.is_external:
+        return weight.load()
+    file = external_file(weight)
+    entries = {entry.key: entry.value for entry in weight.tensor.external_data}
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(weight.tensor.data_type))
+    try:
+        return np.memmap(str(file), dtype, "r", int(entries.get("offset", 0)), weight.type.shape)
+    except (OSError, ValueError):
+        return None
+
+
+def write_weight(weight: Weight, name: str, target: onnx.TensorProto) -> None:
+    """Put a weight's contents into a tensor of a model, as it is stored where that is possible."""
+    if isinstance(weight, StoredWeight) and not weight.is_external:
+        target.CopyFrom(weight.tensor)
+        target.name = name
+    else:
+        target.CopyFrom(numpy_helper.from_array(weight.load(), name))
+
+
 def external_file(weight: Weight) -> str | None:
     """The file that holds a weight's contents, if it is not the model's own."""
     if not isinstance(weight, StoredWeight) or not weight.is_external:

@@ -133,7 +133,15 @@ def _register_tight_arena(ort: ModuleType) -> None:
     )
 
 
+# Convolutions choose an algorithm that takes little workspace, which the promised peak does not hold.
+_CUDA_OPTIONS = {
+    "arena_extend_strategy": "kSameAsRequested",
+    "cudnn_conv_algo_search": "HEURISTIC",
+    "cudnn_conv_use_max_workspace": "0",
+}
+
+
 def _with_options(provider: str, settings: SessionSettings) -> str | tuple[str, dict[str, str]]:
     if provider == "CUDAExecutionProvider" and settings.file_order:
-        return provider, {"arena_extend_strategy": "kSameAsRequested"}
+        return provider, dict(_CUDA_OPTIONS)
     return provider

@@ -186,3 +186,31 @@ def test_unread_indices_are_left_out() -> None:
         z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
     model = read_model(with_weights(text_model(body), w=normal(8)), loss="mse")
     assert model.nodes[1].outputs == ("y",)
+
+
+def test_freeze_bn_keeps_the_running_statistics() -> None:
+    source = bn_model()
+    model = read_model(source, loss="mse", freeze_bn=True)
+    x = normal(2, 3, 4, 5)
+    (y,) = run_read(model, {"x": x, "target": np.zeros_like(x)}, "y")
+    mean, variance = per_channel(STATISTICS["m"], 4), per_channel(STATISTICS["v"], 4)
+    expected = (x - mean) / np.sqrt(variance + 1e-5) * per_channel(STATISTICS["g"], 4)
+    np.testing.assert_allclose(y, expected + per_channel(STATISTICS["b"], 4), rtol=1e-4, atol=1e-5)
+    assert model.statistics == ()
+    assert model.parameters == ("g", "b")
+    assert any("--freeze-bn" in note for note in model.notes)
+
+
+def test_float16_statistics_are_those_of_float32() -> None:
+    kind = "float16[2,3,4,5]"
+    body = f"({kind} x) => ({kind} y) {{ y = BatchNormalization(x, g, b, m, v) }}"
+    halves = {name: value.astype(np.float16) for name, value in STATISTICS.items()}
+    model = read_model(with_weights(text_model(body, opset=15), **halves), loss="mse")
+    # Squares of these overflow float16.
+    x = (normal(2, 3, 4, 5) * 150).astype(np.float16)
+    mean, variance = run_read(model, {"x": x, "target": np.zeros_like(x)}, "m_new", "v_new")
+    exact = x.astype(np.float64)
+    assert exact.var((0, 2, 3), ddof=1).max() < np.finfo(np.float16).max < np.square(exact).max()
+    old = {name: value.astype(np.float64) for name, value in halves.items()}
+    np.testing.assert_allclose(mean, 0.9 * old["m"] + 0.1 * exact.mean((0, 2, 3)), rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(variance, 0.9 * old["v"] + 0.1 * exact.var((0, 2, 3), ddof=1), rtol=1e-2)
