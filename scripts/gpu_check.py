@@ -4,7 +4,10 @@
     2. which operators of an emitted training graph fall back to the CPU, and what is copied for it
     3. whether the executed order is the schedule, and what the barriers cost
     4. measured against simulated peak, and the step time, storing everything and planned
+    5. the same for exports of PyTorch, beside PyTorch eager and checkpointed by hand
     6. in-place updates through IO binding, and DLPack exchange with torch without a copy
+    7. every gradient rule in float32, float16 and bfloat16 against torch float64
+    8. the weight gradients of convolutions in other forms
 
 Needs numpy, onnx, torch and onnxruntime-gpu; the rest of the repository as it lies.
 
@@ -112,10 +115,10 @@ class Setting:
 
 MAKE_SESSION = Setting("make_session")
 OTHER_SETTINGS = (
-    # Convolutions may take a workspace that the judge does not know; this keeps it small.
+    # As ONNX Runtime has it by default: convolutions try all algorithms and take the workspace they like.
     Setting(
-        "small_workspace",
-        cuda_options={"cudnn_conv_algo_search": "HEURISTIC", "cudnn_conv_use_max_workspace": "0"},
+        "large_workspace",
+        cuda_options={"cudnn_conv_algo_search": "EXHAUSTIVE", "cudnn_conv_use_max_workspace": "1"},
     ),
     Setting("stock", file_order=False),
 )
@@ -282,13 +285,17 @@ def barrier_nodes(model: onnx.ModelProto) -> frozenset[str]:
 def order_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
     """The executed order against the file's, and what ran that the file does not have.
 
-    A node is late if it ran behind one that follows it in the file.
+    A node is late if it ran behind one that follows it in the file. Shape arithmetic, which holds no
+    memory and which ONNX Runtime puts first, makes no other node late.
     """
     position = {node.name: index for index, node in enumerate(model.graph.node)}
     executed = [event.name for event in events if event.name in position]
     ran = set(executed)
+    moving = barrier_nodes(model) | {event.name for event in events if event.is_shape_arithmetic}
     latest, late, largest_delay = -1, [], 0
     for name in executed:
+        if name in moving:
+            continue
         if position[name] < latest:
             late.append(name)
             largest_delay = max(largest_delay, latest - position[name])
@@ -536,6 +543,11 @@ class Check:
             raise found
         return found
 
+    @property
+    def folder(self) -> Path:
+        """Where workers may write."""
+        return self._work
+
     def forget(self, network: Network) -> None:
         """Free the disk of a network that is done."""
         self._prepared.pop(network.name, None)
@@ -728,6 +740,117 @@ def exchange_step(check: Check) -> Finding:
     return Finding(all(facts.values()), told, answer)
 
 
+EXPORTS = ("resnet50", "gpt2", "bert")
+# Needs no package beside torch.
+SMOKE_EXPORTS = ("unet",)
+
+
+def export_step(check: Check) -> Finding:
+    """Exports of PyTorch: both graphs on the card, and PyTorch's own step there."""
+    rows: dict[str, Json] = {}
+    details: Json = {"models": rows}
+    check.record["steps"]["5"] = {"name": "exports", "status": "unfinished", **details}
+    for name in SMOKE_EXPORTS if check.options.smoke else EXPORTS:
+        rows[name] = _guarded_row(check, functools.partial(_export_row, check, name))
+        print(f"    {name}: {_export_line(rows[name])}", flush=True)
+        check.write()
+    failed = [f"{name}: {row['error']}" for name, row in rows.items() if row["status"] == "error"]
+    reached = [name for name, row in rows.items() if row["status"] != "not reached"]
+    return Finding(not failed and bool(reached), "; ".join([f"{len(reached)} models", *failed]), details)
+
+
+def _export_row(check: Check, name: str) -> Json:
+    folder, options = check.folder / f"export-{name}", check.options
+    request = {"name": name, "small": options.smoke, "device": device_of(options.provider)}
+    limit = min(options.network_limit_seconds, check.seconds_left() - LAST_STEPS_SECONDS)
+    row = in_process("export", request, folder, limit)
+    for graph in GRAPHS:
+        run = {
+            "model": str(folder / f"{graph}.onnx"),
+            "feeds": str(folder / "feeds.npz"),
+            "names": row["names"],
+            "provider": options.provider,
+            "threads": options.threads,
+        }
+        answer = in_process("run", run, folder / graph, check.seconds_left())
+        events = node_events(Path(answer.pop("profile")))[-1]
+        arena = arena_report(events).get(options.provider, {})
+        row[graph] = {
+            "step_seconds": answer["step_seconds"],
+            "measured_peak_bytes": arena.get("requested_peak_bytes"),
+            "fallback": fallback_report(events, options.provider),
+        }
+    row["pytorch"] = in_process("eager", request, folder / "eager", check.seconds_left())
+    shutil.rmtree(folder, ignore_errors=True)
+    return {**row, "status": "held"}
+
+
+def _export_line(row: Json) -> str:
+    if "error" in row or row["status"] == "not reached":
+        return f"{row['status']} {row.get('error', '')}".rstrip()
+    told = []
+    for graph in GRAPHS:
+        simulated, measured = row["simulated_peak_bytes"][graph], row[graph]["measured_peak_bytes"] or 0
+        told.append(
+            f"{graph} {min(row[graph]['step_seconds']) * 1e3:.1f} ms, simulated {simulated / 1e6:.1f} MB, "
+            f"measured {measured / 1e6:.1f} MB, compute elsewhere "
+            f"{_counts(row[graph]['fallback']['compute_elsewhere'])}"
+        )
+    for kind in ("eager", "checkpointed"):
+        found = row["pytorch"][kind]
+        peak = found.get("allocated_peak_bytes", 0) - found["kept_bytes"]
+        told.append(f"torch {kind} {min(found['step_seconds']) * 1e3:.1f} ms, {peak / 1e6:.1f} MB")
+    return "; ".join(told)
+
+
+def forms_step(check: Check) -> Finding:
+    """The first network with other forms of the convolutions' weight gradients."""
+    from scripts.gpu_checks.forms import VARIANTS, forms_of
+
+    network = check.first_network()
+    rows: dict[str, Json] = {}
+    told = []
+    for variant in VARIANTS:
+        if check.seconds_left() < LAST_STEPS_SECONDS:
+            break
+        folder = check.folder / f"forms-{variant.replace(' ', '-')}"
+        with forms_of(variant):
+            prepared = prepare(network, folder)
+        rows[variant] = {"nodes": {graph: len(prepared.models[graph].graph.node) for graph in GRAPHS}}
+        for graph in GRAPHS:
+            measured = measure_graph(prepared, graph, MAKE_SESSION, check.options, check.seconds_left())
+            figures = _figures(prepared, measured, graph, check.options.provider)
+            kept = ("simulated_peak_bytes", "measured_peak_bytes", "step_seconds")
+            rows[variant][graph] = {key: figures[key] for key in kept}
+        told.append(
+            f"{variant} "
+            + ", ".join(
+                f"{graph} {min(rows[variant][graph]['step_seconds']) * 1e3:.1f} ms "
+                f"{rows[variant][graph]['measured_peak_bytes'] / 1e6:.0f} of "
+                f"{rows[variant][graph]['simulated_peak_bytes'] / 1e6:.0f} MB"
+                for graph in GRAPHS
+            )
+        )
+        print(f"    {told[-1]}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    return Finding(bool(rows), "; ".join(told), {"network": network.name, "variants": rows})
+
+
+def rules_step(check: Check) -> Finding:
+    """Every gradient case on the card."""
+    seconds = check.seconds_left() - 5.0
+    request = {"provider": check.options.provider, "seconds": seconds, "smoke": check.options.smoke}
+    answer = in_process("rules", request, check.folder / "rules", check.seconds_left())
+    kinds = ("float32", "float16", "bfloat16")
+    line = ", ".join(
+        f"{kind} {answer[kind]['reached'] - answer[kind]['failed']} of {answer[kind]['reached']} right "
+        f"({answer[kind]['cases']} cases)"
+        for kind in kinds
+    )
+    elsewhere = ", ".join(answer["placement"]["elsewhere"]) or "none"
+    return Finding(not answer["float32"]["failed"], f"{line}; elsewhere {elsewhere}", answer)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     number: int
@@ -735,13 +858,15 @@ class Step:
     run: Callable[[Check], Finding]
 
 
-# Step 5, times against PyTorch, is not written yet; step 4 records the step time of both graphs.
 STEPS = (
     Step(1, "runtime", runtime_step),
     Step(2, "fallback", fallback_step),
     Step(3, "order", order_step),
     Step(4, "peak", peak_step),
+    Step(5, "exports", export_step),
     Step(6, "exchange", exchange_step),
+    Step(8, "forms", forms_step),
+    Step(7, "rules", rules_step),
 )
 
 
@@ -1031,7 +1156,38 @@ def work_exchange(request: Json, folder: Path) -> Json:
     return {**answer, "torch": torch.__version__, "session_providers": session.get_providers()}
 
 
+def work_export(request: Json, folder: Path) -> Json:
+    """Step 5: a model of PyTorch as both graphs."""
+    from scripts.gpu_checks import eager
+
+    return eager.work_export(request["name"], request["small"], folder)
+
+
+def work_eager(request: Json, folder: Path) -> Json:
+    """Step 5: the same model in PyTorch."""
+    from scripts.gpu_checks import eager
+
+    return eager.work_eager(request["name"], request["small"], request["device"])
+
+
+def work_rules(request: Json, folder: Path) -> Json:
+    """Step 7: every gradient case, in full float32."""
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+    provider = request["provider"]
+    load_libraries(provider)
+    from scripts.gpu_checks import rules
+
+    providers = [provider] if provider == CPU else [provider, CPU]
+    placement = rules.work_placement(provider, folder, request["seconds"] / 4)
+    if request["smoke"]:
+        return {**rules.work_rules(providers, 5.0), "placement": placement}
+    return {**rules.work_rules(providers, request["seconds"] * 3 / 4), "placement": placement}
+
+
 WORK: Mapping[str, Callable[[Json, Path], Json]] = {
+    "export": work_export,
+    "eager": work_eager,
+    "rules": work_rules,
     "load": work_load,
     "run": work_run,
     "exchange": work_exchange,

@@ -192,10 +192,23 @@ class _Emitter:
                 yield _Group(key[0], tuple(nodes), tuple(segments))
                 nodes, segments = [], []
             key = this
-            nodes.append(self._node(step, view_source))
-            segments.append(step.segment)
+            written = self._with_kernels(self._node(step, view_source))
+            nodes.extend(written)
+            segments.extend([step.segment] * len(written))
         if key is not None and nodes:
             yield _Group(key[0], tuple(nodes), tuple(segments))
+
+    def _with_kernels(self, node: Node) -> tuple[Node, ...]:
+        """The node, or what a runtime without a kernel for it would put in its place at the end of its order."""
+        if node.op != "HardSwish" or node.domain:
+            return (node,)
+        gate = fresh_name(f"{node.outputs[0]}/gate", self._taken)
+        self._barriers.types[gate] = self._type_of(node.outputs[0])
+        slope = {**node.attributes, "alpha": 1 / 6, "beta": 0.5}
+        inner = node.with_changes(
+            op="HardSigmoid", outputs=(gate,), attributes=slope, name=f"{node.name}/gate"
+        )
+        return inner, node.with_changes(op="Mul", inputs=(node.inputs[0], gate), attributes={})
 
     def _reader(self, tensor: str) -> Node:
         """A node that reads what nobody else does: without a reader the runtime would never free it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def _mb(size_bytes: float) -> str:
 
 
 def _results(folder: Path) -> str:
-    blocks = (_resnet50, _light, _table1, _growth, _exactness)
+    blocks = (_resnet50, _cuda, _gradients, _step, _light, _table1, _growth, _exactness)
     parts = [part for part in (block(folder) for block in blocks) if part]
     return (
         "\n\n".join(parts)
@@ -117,6 +118,115 @@ def _resnet50(folder: Path) -> str:
 
 def _peak_row(label: str, regular: int, planned: int) -> list[str]:
     return [label, _mb(regular), _mb(planned), f"{planned / regular:.2f}"]
+
+
+def _cuda(folder: Path) -> str:
+    """One table a card, of what `scripts/gpu_check.py` recorded there."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("gpu/*.json"))]
+    return "\n\n".join(_card(record) for record in records if not record["smoke"])
+
+
+def _card(record: Mapping[str, Any]) -> str:
+    rows = []
+    for network, row in record["steps"]["4"]["networks"].items():
+        if "regular" not in row:
+            continue
+        regular, planned = row["regular"], row["planned"]
+        times = [min(figures["step_seconds"]) * 1e3 for figures in (regular, planned)]
+        rows.append(
+            [
+                f"{network}, {row['shape'][0]}",
+                *(
+                    _mb(figures[f"{kind}_peak_bytes"])
+                    for figures in (regular, planned)
+                    for kind in ("simulated", "measured")
+                ),
+                f"{row['measured_ratio']:.2f}",
+                *(f"{time:.0f}" for time in times),
+                f"{times[1] / times[0]:.2f}",
+            ]
+        )
+    headings = (
+        "network, batch", "storing everything: simulated", "measured", "planned: simulated", "measured",
+        "ratio", "step, ms: storing everything", "planned", "ratio",
+    )  # fmt: skip
+    versions = record["versions"]
+    return (
+        f"**On CUDA** ({record['card']}, ONNX Runtime "
+        f"{versions['onnxruntime-gpu'] or versions['onnxruntime']}, "
+        f"{record['date'][:10]}), one training step in float32, peaks in MB of requested bytes with the "
+        "parameters' gradients. Where more is measured than simulated, convolutions took a workspace:\n\n"
+        f"{markdown_table(headings, rows)}"
+    )
+
+
+def _gradients(folder: Path) -> str:
+    record = read_record("gradients", folder)
+    if record is None:
+        return ""
+    figures = record["figures"]
+    rows = []
+    for row in figures["rows"]:
+        label = f"{row['model']}, {row['export']}"
+        if "error" in row:
+            rows.append([label, "", "", "", "", row["error"]])
+            continue
+        rows.append(
+            [
+                label,
+                f"{row['parameters']} of {row['parameters_of']}",
+                f"{row['ratio_median']:.2f}",
+                f"{row['ratio_max']:.2f}",
+                f"{row['planned_of_regular']:.2f}",
+                "yes" if row["holds"] else "NO",
+            ]
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
+    return (
+        "**Gradients of whole models**, exported from PyTorch in a "
+        f"{figures['size']} size and trained for one "
+        "step, beside torch float64 of the module itself. *Distance* is that of each parameter's gradient to "
+        "float64, as a multiple of torch float32's own; *right* where it is at most 2 and the planned file "
+        f"equals the one that stores everything bit for bit ({versions}):\n\n"
+        + markdown_table(
+            (
+                "model, export",
+                "parameters",
+                "distance: median",
+                "largest",
+                "planned / storing everything",
+                "right",
+            ),
+            rows,
+        )
+        + f"\n\n{_where(record)}."
+    )
+
+
+def _step(folder: Path) -> str:
+    record = read_record("step", folder)
+    if record is None:
+        return ""
+    rows = [
+        [
+            f"{row['model']}, {' and '.join('x'.join(map(str, shape)) for shape in row['inputs'].values())}",
+            f"{min(row['seconds']['torch eager']):.2f}",
+            f"{row['store_all_of_torch']:.2f}",
+            f"{row['planned_of_torch']:.2f}",
+            *(_mb(row["peak_bytes"][kind]) for kind in ("store-all", "planned")),
+        ]
+        for row in record["figures"]["rows"]
+        if "error" not in row
+    ]
+    headings = (
+        "model, inputs", "torch eager, s", "storing everything / torch", "planned / torch",
+        "peak, MB: storing everything", "planned",
+    )  # fmt: skip
+    return (
+        "**Time of a step**, forward and backward, of models exported from PyTorch, beside PyTorch itself in "
+        f"the same process, best of {record['figures']['rounds']}:\n\n"
+        f"{markdown_table(headings, rows)}\n\n{_where(record)}."
+    )
 
 
 def _light(folder: Path) -> str:

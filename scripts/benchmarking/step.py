@@ -74,7 +74,7 @@ def time_model(name: str, options: Options, tell: Callable[[str], None]) -> dict
 
     def eager() -> None:
         module.zero_grad()
-        model.loss_of(module(*batch.values()), target).backward()
+        model.loss_of(module(*batch.values()), target).backward()  # type: ignore[no-untyped-call]
 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "model.onnx"
