@@ -259,27 +259,6 @@ def _depthwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     return _stacked(g, parts)
 
 
-def _depthwise_exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
-    """Convolution of each image's channel by its dy, summed over images; without a temporary of x's size."""
-    planes, kernel = c.batch * c.channels_in, c.windows.kernel
-    x = _without_unused(g, x, c.windows)
-    extents = [
-        size + min(over, 0) for size, over in zip(c.windows.input_size, c.windows.overshoot, strict=True)
-    ]
-    gradient = g.emit(
-        "Conv",
-        reshape(g, x, (1, planes, *extents)),
-        reshape(g, dy, (planes, 1, *c.windows.output_size)),
-        kernel_shape=list(c.windows.output_size),
-        strides=list(c.windows.dilations),
-        dilations=list(c.windows.strides),
-        pads=[*c.windows.pads_begin, *c.windows.end_pads_used],
-        group=planes,
-    )
-    gradient = reshape(g, gradient, (c.batch, c.channels_in, *kernel))
-    return reshape(g, reduce_sum(g, gradient, (0,)), g.input_shape(1))
-
-
 def _without_unused(g: GradientContext, tensor: str, windows: Windows) -> str:
     """`tensor` without what no window reaches at the end of an axis."""
     ends = [size + min(over, 0) for size, over in zip(windows.input_size, windows.overshoot, strict=True)]
@@ -311,13 +290,6 @@ def _exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
 WEIGHT_FORMS: dict[str, tuple[WeightForm, ...]] = {
     "cpu": (
         WeightForm("pointwise", lambda c: c.is_pointwise, _pointwise, _worth_a_product),
-        # A Slice with steps costs several times one without.
-        WeightForm(
-            "depthwise exchanged",
-            lambda c: c.is_depthwise and c.groups > 1 and c.is_strided,
-            _depthwise_exchanged,
-            lambda c: 1,
-        ),
         WeightForm("depthwise", lambda c: c.is_depthwise and c.groups > 1, _depthwise, _in_the_cache),
         WeightForm("grouped", lambda c: c.groups > 1, _grouped, _worth_a_product),
         WeightForm("exchanged", lambda c: c.is_stem, _exchanged, _worth_a_product),
