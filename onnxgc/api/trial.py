@@ -12,7 +12,7 @@ from onnx import helper
 from onnxgc.errors import ModelFileError, RuntimeUnavailableError
 from onnxgc.model.costs import node_flops
 from onnxgc.model.ir import Array, TrainableModel
-from onnxgc.model.load import is_text, load_proto
+from onnxgc.model.load import files_of, is_text, load_proto
 from onnxgc.runtime.measure import random_feeds
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 
@@ -45,6 +45,8 @@ def trial_run(
     path = None if isinstance(source, onnx.ModelProto) or is_text(source) else source
     if path is None and any(tensor.external_data for tensor in proto.graph.initializer):
         return "the model was not tried: it keeps its weights in other files, and no path was given"
+    if path is not None and not all(map(os.path.exists, files_of(path))):
+        return "the model was not tried: its weights are not there"
     try:
         session = make_session(path or proto, settings=SessionSettings(file_order=False))
         flops = sum(node_flops(node, model.types) for node in model.nodes)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import onnx
 
+from onnxgc.model.control_flow import with_lifted_bodies
 from onnxgc.model.draft import (
     ONNX_DOMAINS,
     Draft,
@@ -14,6 +15,7 @@ from onnxgc.model.draft import (
     operator_name,
     topologically_sorted,
 )
+from onnxgc.model.fused import in_runtime_domain
 from onnxgc.model.ir import Node, Weight
 from onnxgc.model.weights import constant_value, filled_value, initializers
 
@@ -25,8 +27,8 @@ def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
     """The model as a draft.
 
     Initializers (also those that are graph inputs), Constant nodes and ConstantOfShape nodes of
-    constant shape become weights; no contents are read. Nodes are sorted and get a name where they
-    have none.
+    constant shape become weights, those inside of control flow too; no contents are read. Nodes are
+    sorted and get a name where they have none.
     """
     graph = model.graph
     weights = initializers(graph, folder)
@@ -34,7 +36,7 @@ def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
     nodes = with_node_names(topologically_sorted(nodes, _available(graph, weights)))
     domains = {entry.domain: entry.version for entry in model.opset_import}
     versions = [version for domain, version in domains.items() if domain in ONNX_DOMAINS]
-    return Draft(
+    draft = Draft(
         name=graph.name or "model",
         opset=max(versions, default=DEFAULT_OPSET if domains else 1),
         ir_version=model.ir_version,
@@ -46,6 +48,7 @@ def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
         declared={value.name: value.type for value in (*graph.value_info, *graph.input)},
         metadata={entry.key: entry.value for entry in model.metadata_props},
     )
+    return in_runtime_domain(with_lifted_bodies(draft, folder))
 
 
 def lift_constants(

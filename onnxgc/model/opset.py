@@ -1,11 +1,11 @@
-"""Brings a draft to the target opset with ONNX's own version converter.
+"""Brings a draft to the target opset: up with ONNX's own version converter, down by `lowering`.
 
 The converter sees the graph without its weights, which keeps it fast whatever the model's size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import onnx
 from onnx import defs, helper, inliner, numpy_helper, version_converter
@@ -14,6 +14,7 @@ from onnxgc.errors import ModelFileError
 from onnxgc.model.draft import Draft, attributes_of
 from onnxgc.model.ir import Node, TensorType, Weight
 from onnxgc.model.lift import lift_constants, with_node_names
+from onnxgc.model.lowering import CannotLowerError, is_newer_function, lowered_nodes
 from onnxgc.model.shapes import resolved
 from onnxgc.model.weights import is_external
 
@@ -21,34 +22,35 @@ TARGET_OPSET = 18
 TARGET_IR_VERSION = 9
 # Below it Add and its kind broadcast by an attribute, which no tool raises correctly.
 OLDEST_OPSET = 7
-# Newer operators that ONNX defines by older ones: their bodies take their place when lowering.
-_EXPANDED_TO_LOWER = (
-    "Gelu",
-    "GroupNormalization",
-    "RMSNormalization",
-    "Swish",
-    "Attention",
-    "RotaryEmbedding",
-)
-# Functions without a kernel on CUDA.
+# Below it Scan has a batch of sequences of given lengths, and the converter takes the one for the other.
+_OLDEST_SCAN = 9
+# Functions without a kernel on CUDA, at any opset.
 _EXPANDED_ALWAYS = (
-    "SoftmaxCrossEntropyLoss",
-    "NegativeLogLikelihoodLoss",
-    "MeanVarianceNormalization",
     "Celu",
+    "CenterCropPad",
+    "GroupNormalization",
+    "MeanVarianceNormalization",
     "Mish",
+    "NegativeLogLikelihoodLoss",
+    "SoftmaxCrossEntropyLoss",
 )
 # The converter turns small constants from inputs into attributes and back, so it must see them.
 _LARGEST_SEEN = 1024
 
 
 def check_supported(draft: Draft) -> None:
-    """Raises `ModelFileError` for opsets whose operators broadcast in another way."""
+    """Raises `ModelFileError` for opsets whose operators broadcast or scan in another way."""
     if draft.opset < OLDEST_OPSET:
         raise ModelFileError(
             f"the model is of opset {draft.opset}, and {OLDEST_OPSET} is the oldest that is supported; "
             f"export it at opset {TARGET_OPSET}"
         )
+    for node in draft.nodes:
+        if node.op == "Scan" and not node.domain and draft.opset < _OLDEST_SCAN:
+            raise ModelFileError(
+                f"Scan '{node.name}' has the form of opset {draft.opset}, which is not supported; "
+                f"export the model at opset {_OLDEST_SCAN} or later"
+            )
 
 
 def at_target_opset(draft: Draft) -> Draft:
@@ -58,13 +60,13 @@ def at_target_opset(draft: Draft) -> Draft:
         ModelFileError: an operator of an older opset cannot be raised.
     """
     draft = _expanded(draft, _EXPANDED_ALWAYS)
+    if draft.opset > TARGET_OPSET:
+        return _lowered(resolved(draft))
     if draft.opset == TARGET_OPSET:
         return draft.with_changes(ir_version=TARGET_IR_VERSION)
-    if draft.opset > TARGET_OPSET:
-        return _lowered(draft)
     try:
         return _converted(draft)
-    except RuntimeError as error:
+    except (RuntimeError, version_converter.ConvertError) as error:
         raise ModelFileError(
             f"the model cannot be raised from opset {draft.opset} to {TARGET_OPSET}: {_reason(error)}; "
             f"export it at opset {TARGET_OPSET}"
@@ -72,48 +74,30 @@ def at_target_opset(draft: Draft) -> Draft:
 
 
 def _lowered(draft: Draft) -> Draft:
-    present = _present(draft, _EXPANDED_TO_LOWER)
+    expanded, present = draft, _newer_functions(draft)
     note = f"the model was brought down from opset {draft.opset} to {TARGET_OPSET}"
     if present:
         note += f"; {', '.join(present)} became the operators that define it"
     try:
-        # Bodies compute shapes with operators that cannot come down themselves, so these are folded first.
-        expanded = resolved(_expanded(draft, present)) if present else draft
-        return _without_newer_attributes(_converted(expanded), draft.opset).with_notes(note)
-    except (RuntimeError, ModelFileError) as error:
+        while present:
+            # Bodies compute shapes with operators that cannot come down themselves, so these are folded.
+            expanded = resolved(_expanded(expanded, present))
+            present = _newer_functions(expanded)
+        nodes = lowered_nodes(expanded, TARGET_OPSET)
+    except (CannotLowerError, RuntimeError) as error:
         return draft.with_notes(
             f"the model stays at opset {draft.opset}, because it cannot be brought down to {TARGET_OPSET} "
             f"({_reason(error)}); some operators may then have no CUDA kernel"
         )
-
-
-def _without_newer_attributes(lowered: Draft, source_opset: int) -> Draft:
-    """The lowered draft without attributes that its opset does not know and that say nothing.
-
-    The converter keeps them, and a runtime refuses the file.
-
-    Raises:
-        RuntimeError: such an attribute says something.
-    """
-    return lowered.with_changes(nodes=tuple(_without_newer(n, lowered, source_opset) for n in lowered.nodes))
-
-
-def _without_newer(node: Node, lowered: Draft, source_opset: int) -> Node:
-    if node.domain or not defs.has(node.op, lowered.opset, ""):
-        return node
-    known = defs.get_schema(node.op, lowered.opset, "").attributes
-    newer = [name for name in node.attributes if name not in known]
-    if not newer:
-        return node
-    defaults = _with_defaults(Node(node.op, (), ()), source_opset).attributes
-    for name in newer:
-        value = node.attributes[name]
-        neutral = list(value) == [1] * len(value) if name == "dilations" else value == defaults.get(name)
-        if not neutral:
-            raise RuntimeError(f"{node.op} has the attribute {name}, which is newer")
-    return node.with_changes(
-        attributes={name: value for name, value in node.attributes.items() if name in known}
+    return expanded.with_changes(nodes=nodes, opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION).with_notes(
+        note
     )
+
+
+def _newer_functions(draft: Draft) -> list[str]:
+    """Operators that ONNX defines by others and that the target opset lacks."""
+    found = {node.op for node in draft.nodes if not node.domain}
+    return sorted(op for op in found if is_newer_function(op, draft.opset, TARGET_OPSET))
 
 
 def _present(draft: Draft, operators: Sequence[str]) -> list[str]:
@@ -126,7 +110,9 @@ def _expanded(draft: Draft, operators: Sequence[str]) -> Draft:
     if not _present(draft, operators):
         return draft
     nodes = (_with_defaults(node, draft.opset) if node.op in operators else node for node in draft.nodes)
-    shell = _shell(draft.with_changes(nodes=tuple(nodes)))
+    shell = _shell(draft.with_changes(nodes=tuple(nodes)), frozenset())
+    # Bodies ask for the type of an optional input that is absent between others.
+    shell.graph.value_info.append(onnx.ValueInfoProto(name="", type=onnx.TypeProto()))
     names = [("", name) for name in operators]
     graph = inliner.inline_selected_functions(shell, names, inline_schema_functions=True).graph
     return _lifted(draft, graph)
@@ -142,9 +128,9 @@ def _with_defaults(node: Node, opset: int) -> Node:
     return node.with_changes(attributes={**attributes_of(stated), **node.attributes})
 
 
-def _shell(draft: Draft) -> onnx.ModelProto:
-    """The draft as a ModelProto whose larger weights are inputs."""
-    seen = {name: weight for name, weight in draft.weights.items() if _is_seen(weight)}
+def _shell(draft: Draft, shown: Container[str]) -> onnx.ModelProto:
+    """The draft as a ModelProto whose weights are inputs, but for those that are shown."""
+    seen = {name: weight for name, weight in draft.weights.items() if name in shown}
     fed = {name: weight.type for name, weight in draft.weights.items() if name not in seen}
     fed |= {name: draft.types[name] for name in draft.inputs}
     graph = helper.make_graph(
@@ -165,7 +151,8 @@ def _shell(draft: Draft) -> onnx.ModelProto:
 
 
 def _converted(draft: Draft) -> Draft:
-    graph = version_converter.convert_version(_shell(draft), TARGET_OPSET).graph
+    shown = {name for name, weight in draft.weights.items() if _is_seen(weight)}
+    graph = version_converter.convert_version(_shell(draft, shown), TARGET_OPSET).graph
     return _lifted(draft, graph).with_changes(opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
 
 

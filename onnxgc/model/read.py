@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 
 from onnxgc.errors import NoParametersError
+from onnxgc.model.control_flow import as_one_graph
 from onnxgc.model.draft import Draft, reads_of, without_dead_nodes
+from onnxgc.model.fused import with_layer_normalization
 from onnxgc.model.ir import Node, TensorType, TrainableModel
 from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
@@ -17,7 +19,10 @@ from onnxgc.model.loss import LossChoice, choose_loss, with_loss
 from onnxgc.model.opset import at_target_opset, check_supported
 from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, parameter_notes
 from onnxgc.model.pooling import with_floor_pooling
+from onnxgc.model.quantized import check_not_quantized
+from onnxgc.model.recurrent import with_unrolled_recurrence
 from onnxgc.model.shapes import check_static, resolved, with_input_shapes
+from onnxgc.model.sharing import twin_notes, untied
 from onnxgc.model.trainable import (
     in_current_form,
     with_batch_statistics,
@@ -34,12 +39,16 @@ def read_model(
     loss: str = "auto",
     trainable: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    freeze_bn: bool = False,
+    untie: bool = False,
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
     `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, `cross-entropy`, `mse`,
     `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
-    that overrule what is found by use. Weights' contents are not read.
+    that overrule what is found by use. With `freeze_bn` BatchNormalization keeps the running statistics
+    of the file; with `untie` nodes that share a parameter in the same role get one each. Of weights'
+    contents no more is read than tells equal ones.
 
     Raises:
         ModelFileError: the file is missing, is not ONNX, or is not valid.
@@ -51,17 +60,23 @@ def read_model(
     check_supported(draft)
     draft = with_own_statistics(in_current_form(without_dead_nodes(draft, draft.outputs)))
 
-    decisions = classify_weights(draft, trainable, freeze)
+    decisions = classify_weights(as_one_graph(draft), trainable, freeze)
+    if untie:
+        draft = untied(draft, decisions)
+        decisions = classify_weights(as_one_graph(draft), trainable, freeze)
+    check_not_quantized(as_one_graph(draft), (d.name for d in decisions if d.role is Role.PARAMETER))
+    draft = draft.with_notes(*twin_notes(draft, decisions))
     draft, change = with_input_shapes(_with_roles(draft, decisions), input_shapes)
-    draft = resolved(draft, change)
+    draft = in_current_form(resolved(draft, change))
 
     draft, choice = choose_loss(draft, loss)
     draft = _ending_in(draft, choice)
     check_static(draft)
 
     draft = resolved(at_target_opset(draft))
+    draft = resolved(with_unrolled_recurrence(with_layer_normalization(draft)))
     draft = without_identities(with_dropout_on(draft))
-    draft, statistics = with_batch_statistics(draft)
+    draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
     draft = with_floor_pooling(resolved(draft))
     check_static(draft)
@@ -97,7 +112,7 @@ def explain_weights(
     """What each weight of a model is taken for, and why; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))
     draft = with_own_statistics(without_dead_nodes(draft, draft.outputs))
-    return classify_weights(draft, trainable, freeze)
+    return classify_weights(as_one_graph(draft), trainable, freeze)
 
 
 def _with_roles(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:

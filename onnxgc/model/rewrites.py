@@ -52,6 +52,19 @@ def cast_like_as_cast(node: Node, type_of: TypeOf) -> Node:
     return node.with_changes(op="Cast", inputs=node.inputs[:1], attributes={"to": like.dtype}, rule="Cast")
 
 
+def range_value(node: Node, value_of: ValueOf) -> Array | None:
+    """What a Range of constants gives: ONNX's own functions pass vectors of one number to it."""
+    if node.domain or node.op != "Range":
+        return None
+    values = [value_of(name) for name in node.inputs]
+    limits = [value.reshape(-1)[0] for value in values if value is not None and value.size == 1]
+    if len(limits) < 3 or limits[2] == 0:
+        return None
+    start, limit, step = limits
+    count = max(math.ceil((limit - start) / step), 0)
+    return np.asarray(start + np.arange(count) * step, dtype=start.dtype)
+
+
 def unused(wanted: str, taken: Container[str]) -> str:
     """`wanted`, with a suffix where it is taken."""
     name, suffix = wanted, 1

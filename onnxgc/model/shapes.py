@@ -1,13 +1,15 @@
 """Gives every tensor a static shape: one walk in topological order.
 
-For each node the walk rewrites what exporters froze (literal Reshape targets), evaluates what
-depends on constants and static shapes only, and else asks ONNX for its output types. Everything
+For each node the walk rewrites what exporters froze (literal Reshape targets), puts flat operators
+in the place of control flow, sequences and fused operators, evaluates what depends on constants and
+static shapes only, and else asks ONNX for its output types. Everything
 that a node reads is static when the walk comes to it, so one walk is enough, and an inconsistency
 is found at the node that causes it. Weights take part by their types; only small constants are read.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +19,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from onnxgc.errors import ShapeError
 from onnxgc.model import rewrites
+from onnxgc.model.control_flow import ControlFlow
 from onnxgc.model.draft import Draft, operator_name, reads_of, subgraphs
 from onnxgc.model.folding import (
     LARGEST_FOLDED_INPUT,
@@ -25,22 +28,20 @@ from onnxgc.model.folding import (
     may_fold,
     shape_value,
 )
+from onnxgc.model.fused import FusedOperators, is_fused
 from onnxgc.model.ir import Array, Node, TensorType, Weight
 from onnxgc.model.sequences import Sequences
 from onnxgc.model.weights import ArrayWeight, is_external
 
 # Larger tensors are never shapes, axes, scales or ratios.
 _LARGEST_SETTING = 1024
+_MOST_REASONS = 4
 _POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 # Operators whose output has the type of their first input, which ONNX's inference does not know.
-# fmt: off
-_SAME_AS_INPUT = frozenset({
-    "GroupNormalization", "MeanVarianceNormalization", "FastGelu", "BiasGelu", "Gelu", "QuickGelu",
-    "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization",
-    "SkipSimplifiedLayerNormalization", "RotaryEmbedding",
-})
-# fmt: on
+_SAME_AS_INPUT = frozenset(
+    ["GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "RotaryEmbedding"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,13 @@ def resolved(draft: Draft, change: BatchChange | None = None) -> Draft:
 
 
 def check_static(draft: Draft) -> None:
-    """Raises `ShapeError` for the first tensor without a static type."""
-    for node in draft.nodes:
-        for output in node.outputs:
-            if output in draft.problems:
-                raise ShapeError(draft.problems[output])
+    """Raises `ShapeError` for the tensors without a static type, with each reason once."""
+    outputs = [name for node in draft.nodes for name in node.outputs]
+    reasons = list(dict.fromkeys(draft.problems[name] for name in outputs if name in draft.problems))
+    if reasons:
+        more = len(reasons) - _MOST_REASONS
+        told = "; also: ".join(reasons[:_MOST_REASONS])
+        raise ShapeError(f"{told}; and {more} more of the kind" if more > 0 else told)
 
 
 @dataclass(slots=True)
@@ -118,6 +121,8 @@ class _Walk:
     rewritten: list[str] = field(default_factory=list)
     opsets: list[onnx.OperatorSetIdProto] = field(init=False)
     sequences: Sequences = field(init=False)
+    control_flow: ControlFlow = field(init=False)
+    fused: FusedOperators = field(init=False)
 
     def __post_init__(self) -> None:
         self.weights = dict(self.draft.weights)
@@ -126,13 +131,19 @@ class _Walk:
         self.protos |= {name: _proto(weight.type) for name, weight in self.weights.items()}
         self.opsets = [helper.make_opsetid("", self.draft.opset)]
         self.opsets += [helper.make_opsetid(*entry) for entry in self.draft.other_domains.items()]
-        self.sequences = Sequences(self.type_of, self.value, self.add_fresh_constant)
+        self.sequences = Sequences(self.type_of, self.value, self.add_fresh_constant, self.draft.opset)
+        self.control_flow = ControlFlow(self, self.draft)
+        self.fused = FusedOperators(self, self.draft)
 
     def visit(self, node: Node) -> None:
+        if self.control_flow.choose(node):
+            return
         unknown = next((name for name in reads_of(node) if not self._is_known(name)), None)
         if unknown is not None:
             reason = self.problems.get(unknown, f"tensor '{unknown}' has no static shape")
             self._keep_unresolved(node, reason)
+            return
+        if self.control_flow.unroll(node) or self.fused.lower(node):
             return
         for lowered in self._rewrite(node):
             self._visit_lowered(lowered)
@@ -187,8 +198,7 @@ class _Walk:
                 node = node.with_changes(inputs=(node.inputs[0], name, *node.inputs[2:]))
             if node.op == "Concat" and not node.domain:
                 self._expand_to_batch(node)
-        # Split takes its lengths as an input from opset 13 on.
-        lowered = self.sequences.lower(node, self.protos) if self.draft.opset >= 13 else None
+        lowered = self.sequences.lower(node, self.protos)
         return [rewrites.cast_like_as_cast(node, self.type_of)] if lowered is None else list(lowered)
 
     def _expand_to_batch(self, node: Node) -> None:
@@ -217,6 +227,8 @@ class _Walk:
     def _visit_lowered(self, node: Node) -> None:
         known = self.type_of(node.inputs[0]) if node.inputs else None
         value = shape_value(node, known.shape) if known is not None else None
+        if value is None:
+            value = rewrites.range_value(node, self.value)
         if value is not None:
             self.add_constant(node.outputs[0], value)
             return
@@ -322,10 +334,19 @@ class _Walk:
         declared = {name: self.draft.declared[name] for name in outputs if name in self.draft.declared}
         if all(_static(declared.get(name)) is not None for name in outputs):
             return declared
+        others = self._outside_of_onnx(node)
         return (
             f"the shape of tensor '{outputs[0]}' cannot be inferred: node '{node.name}' is "
-            f"{operator_name(node)}, an operator outside of ONNX; export the model with standard operators"
+            f"{operator_name(node)}, an operator outside of ONNX{others}; export the model with standard "
+            "operators"
         )
+
+    def _outside_of_onnx(self, node: Node) -> str:
+        """The other kinds of operators outside of ONNX that have no standard form, with their numbers."""
+        found = (other for other in self.draft.nodes if other.domain and not is_fused(other))
+        counts = Counter(operator_name(other) for other in found if other.op != node.op)
+        listed = ", ".join(f"{count} {operator}" for operator, count in sorted(counts.items()))
+        return f" (as are {listed})" if listed else ""
 
     def _settings(self, node: Node) -> dict[str, onnx.TensorProto]:
         """The node's small constant inputs, which may decide the shape of its outputs."""
@@ -352,6 +373,11 @@ class _Walk:
                 return _channels(node, wanted, shapes[0][1])
         if node.op == "ConvTranspose" and shapes[0] and shapes[1] and shapes[0][1] != shapes[1][0]:
             return _channels(node, shapes[1][0], shapes[0][1])
+        if node.op == "Slice" and not node.domain and self._ends_at_the_largest(node):
+            return (
+                "it goes backwards to the largest integer, which ONNX takes for no element and ONNX Runtime for "
+                "all; export it with the smallest integer as end"
+            )
         if first is None:
             return ""
         if node.op in _POSITIVE_OUTPUTS and min(first.shape) < 1:
@@ -361,6 +387,15 @@ class _Walk:
             if source.element_count != first.element_count:
                 return f"it cannot turn '{node.inputs[0]}' of {_text(shapes[0])} into {_text(first.shape)}"
         return ""
+
+    def _ends_at_the_largest(self, node: Node) -> bool:
+        if len(node.inputs) < 5 or not node.inputs[4]:
+            return False
+        ends, steps = self.value(node.inputs[2]), self.value(node.inputs[4])
+        if ends is None or steps is None or ends.shape != steps.shape:
+            return False
+        largest = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
+        return bool(np.any((steps < 0) & np.isin(ends, largest)))
 
     def _inconsistent(self, node: Node, reason: str) -> str:
         reads = [(name, self.type_of(name)) for name in node.inputs if name]
@@ -372,9 +407,10 @@ class _Walk:
 
     def _not_static(self, name: str, node: Node) -> str:
         if any(True for _ in subgraphs(node)):
+            decided = "which branch runs" if node.op == "If" else "how long it runs"
             return (
-                f"tensor '{name}' (node '{node.name}', {operator_name(node)}) has no static shape: control "
-                "flow is not supported where it decides shapes; export the model without it"
+                f"tensor '{name}' (node '{node.name}', {operator_name(node)}) has no static shape: "
+                f"{self._deciding(node)} {decided}; export the model without this control flow"
             )
         computed = [read for read in node.inputs if read and read not in self.weights]
         on = ", ".join(f"'{read}'" for read in computed) or "nothing"
@@ -383,6 +419,18 @@ class _Walk:
             f"the values of {on}, which are known only at run time; export the model with static shapes, "
             f"or pass other --input-shapes (now {self._inputs()})"
         )
+
+    def _deciding(self, node: Node) -> str:
+        """What a branch depends on: the inputs that its condition is computed from, where there are any."""
+        producers = {output: other for other in self.nodes for output in other.outputs if output}
+        pending, seen = list(node.inputs[:1]) if node.op == "If" else [], set()
+        while pending:
+            name = pending.pop()
+            if name not in seen:
+                seen.add(name)
+                pending += reads_of(producers[name]) if name in producers else ()
+        inputs = [f"'{name}'" for name in self.draft.inputs if name in seen]
+        return f"the values of {', '.join(inputs)} decide" if inputs else "the data decide"
 
     def _made_for(self) -> str:
         if self.change is None:

@@ -78,7 +78,6 @@ def test_old_dropout() -> None:
     [
         (20, "y = Gelu(z)", "Gelu"),
         (20, 'y = Gelu<approximate="tanh">(z)', "Gelu"),
-        (21, "y = GroupNormalization<num_groups=2>(z, g, h)", "GroupNormalization"),
         (23, "y = RMSNormalization(z, k)", "RMSNormalization"),
         (23, "y = Attention(z, z, z)", "Attention"),
         (24, "y = Swish(z)", "Swish"),
@@ -102,6 +101,38 @@ def test_what_cannot_come_down_stays_and_is_told() -> None:
     model = read_model(with_weights(text_model(body, opset=19, ir_version=9), w=normal(4)), loss="mse")
     assert model.opset == 19
     assert any("stays at opset 19" in note for note in model.notes)
+
+
+def test_everything_that_holds_a_model_at_its_opset_is_told() -> None:
+    body = """(float[2,4] x) => (float[2,4] y) <int64[4] p = {0, 1, 0, 1}> {
+        z = Mul(x, w)  q = Cast<to=17>(z)  r = Cast<to=1>(q)  [wrap] y = Pad<mode="wrap">(r, p) }"""
+    model = read_model(with_weights(text_model(body, opset=21, ir_version=10), w=normal(4)), loss="mse")
+    (note,) = [note for note in model.notes if "stays at opset 21" in note]
+    assert "Cast of float8e4m3fn is newer" in note
+    assert "Pad with mode 'wrap' is newer at 'wrap'" in note
+
+
+@pytest.mark.parametrize("opset", [21, 22])
+@pytest.mark.parametrize("shape", [(2, 4, 6), (2, 4, 3, 5), (2, 4, 2, 3, 2)])
+def test_group_normalization_is_expanded(opset: int, shape: tuple[int, ...]) -> None:
+    sizes = ",".join(map(str, shape))
+    nodes = "z = Mul(x, k)  y = GroupNormalization<num_groups=2>(z, g, h)"
+    body = f"(float[{sizes}] x) => (float[{sizes}] y) {{ {nodes} }}"
+    weights = {"k": normal(shape[-1]), "g": normal(4), "h": normal(4, seed=1)}
+    source = with_weights(text_model(body, opset=opset), **weights)
+    same_output(source, normal(*shape))
+    model = read_model(source, loss="mse")
+    assert set(model.parameters) == {"k", "g", "h"}
+    assert not any(node.op == "GroupNormalization" for node in model.nodes)
+
+
+def test_scans_of_opset_8_are_refused() -> None:
+    body = """(float[1,4,3] x) => (float[1,4,3] y) {
+        [scan] s, y = Scan<num_scan_inputs=1, body = b (float[3] h, float[3] p) => (float[3] n, float[3] o) {
+            n = Mul(h, p)  o = Mul(n, w) }>("", h, x) }"""
+    source = with_weights(text_model(body, opset=8, ir_version=4), w=normal(3), h=normal(1, 3))
+    with pytest.raises(ModelFileError, match="Scan 'scan' has the form of opset 8"):
+        read_model(source, loss="mse")
 
 
 @pytest.mark.parametrize("opset", [18, 22])

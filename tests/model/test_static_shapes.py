@@ -182,10 +182,14 @@ def test_node_names_are_made_unique() -> None:
 
 
 def test_contributed_operator_keeps_its_domain() -> None:
-    body = "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.FastGelu(z) }"
-    model = mse(with_weights(text_model(body, domains=', "com.microsoft": 1'), w=normal(3, 4)))
+    body = (
+        "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.RotaryEmbedding(z, g, g, g) }"
+    )
+    domains = ', "com.microsoft": 1'
+    model = mse(with_weights(text_model(body, domains=domains), w=normal(3, 4), g=normal(4)))
     node = model.nodes[1]
-    assert (node.domain, node.op, node.rule) == ("com.microsoft", "FastGelu", "com.microsoft::FastGelu")
+    assert (node.domain, node.op) == ("com.microsoft", "RotaryEmbedding")
+    assert node.rule == "com.microsoft::RotaryEmbedding"
     assert model.types["y"].shape == (2, 4)
 
 

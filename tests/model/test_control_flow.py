@@ -1,0 +1,590 @@
+"""If, Loop and Scan become flat graphs: gradients against torch float64, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onnxgc.api import optimize
+from onnxgc.errors import ShapeError, UnsupportedOperatorError
+from onnxgc.model import unrolling
+from onnxgc.model.read import explain_weights, read_model
+from tests.gradients.gradient_case import Case, Formula, case, errors
+from tests.gradients.gradient_case import normal as draw
+from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+_BRANCHES = """
+    z = If<then_branch = yes () => (float[a,b] t) { t = MatMul(x, w) },
+           else_branch = no () => (float[a,b] e) { e = Mul(x, x) }>(c)
+    y = Exp(z)
+"""
+_BY_RANK = (
+    """
+    size = Shape(x)  rank = Size(size)  c = Equal(rank, two)
+"""
+    + _BRANCHES
+)
+
+
+def looped(body: str, outputs: str, inputs: str, state: str = "float[2,3] h") -> str:
+    """A Loop over `body`, which computes the tensors named in `outputs`."""
+    given = ", ".join(f"float[a,b] {name}" for name in outputs.split())
+    return f"""<body = step (int64 i, bool before, {state}) => (bool after, {given}) {{
+        {body}
+    }}>({inputs})"""
+
+
+def _loop_formula(operands: Mapping[str, Tensor]) -> Tensor:
+    h, each = operands["x"], []
+    for _ in range(3):
+        h = torch.tanh(h @ operands["w"])
+        each.append(h * operands["v"])
+    return torch.cat([h[None], torch.stack(each)])
+
+
+def _counted(operands: Mapping[str, Tensor]) -> Tensor:
+    h = operands["x"]
+    for step in range(4):
+        h = torch.tanh(h) + step * operands["w"]
+    return h
+
+
+def _nested(operands: Mapping[str, Tensor]) -> Tensor:
+    h = operands["x"]
+    for step in range(2):
+        for _ in range(3):
+            h = torch.tanh(h @ operands["w"])
+        h = h * operands["v"] if step == 0 else h + operands["v"]
+    return h
+
+
+def _scanned(reverse_in: bool = False, reverse_out: bool = False, axis: int = 0, out: int = 0) -> Formula:
+    """Running sums times w; each is given with its slice beside it."""
+
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        x, s, given = operands["x"], operands["s"], []
+        order = range(x.shape[axis])
+        for t in reversed(order) if reverse_in else order:
+            s = torch.tanh(s * operands["w"] + x.select(axis, t))
+            given.append(s * s)
+        if reverse_out:
+            given.reverse()
+        return torch.cat([torch.stack(given, out).reshape(-1), s.reshape(-1)])
+
+    return formula
+
+
+def _scan(attributes: str = "", opset: int = 18, **axes: int | bool) -> str:
+    extra = f", {attributes}" if attributes else ""
+    return f"""
+        last, seen = Scan<num_scan_inputs=1{extra}, body = step (float[3] h, float[3] part)
+            => (float[3] n, float[3] o) {{
+            m = Mul(h, w)  a = Add(m, part)  n = Tanh(a)  o = Mul(n, n) }}>(s, x)
+        seen_flat = Reshape(seen, flat)  last_flat = Reshape(last, flat)
+        y = Concat<axis=0>(seen_flat, last_flat)
+    """
+
+
+def scan_case(
+    name: str, attributes: str = "", opset: int = 18, shape: tuple[int, ...] = (4, 3), **how: int | bool
+) -> Case:
+    return case(
+        "Scan",
+        name,
+        _scan(attributes),
+        x=draw(*shape),
+        s=draw(3),
+        w=draw(3),
+        flat=[-1],
+        opset=opset,
+        formula=_scanned(**how),  # type: ignore[arg-type]
+    )
+
+
+_LOOP_BODY = "p = MatMul(h, w)  n = Tanh(p)  out = Mul(n, v)  after = Identity(before)"
+_LOOP = f"""
+    last, each = Loop{looped(_LOOP_BODY, "n out", "m, c, x")}
+    first = Unsqueeze(last, front)  y = Concat<axis=0>(first, each)
+"""
+_LOOP_WITHOUT_CONDITION = _LOOP.replace("(m, c, x)", '(m, "", x)')
+_OLD_LOOP = _LOOP.replace("Unsqueeze(last, front)", "Unsqueeze<axes=[0]>(last)")
+_MATRICES = {"x": draw(2, 3), "w": draw(3, 3), "v": draw(3)}
+_WHILE_BODY = """
+    j = Cast<to=1>(i)  k = Mul(j, w)  q = Tanh(h)  n = Add(q, k)  more = Add(i, one)  after = Less(more, four)
+"""
+_NESTED_BODY = """
+    go = Identity(before)
+    inner = Loop<body = again (int64 k, bool b, float[2,3] g) => (bool d, float[2,3] t) {
+        p = MatMul(g, w)  t = Tanh(p)  d = Identity(b) }>(three, go, h)
+    is_first = Equal(i, zero)
+    n = If<then_branch = first () => (float[2,3] a) { a = Mul(inner, v) },
+           else_branch = second () => (float[2,3] e) { e = Add(inner, v) }>(is_first)
+    after = Identity(before)
+"""
+_GROWING_BODY = "n = Tanh(h)  p = MatMul(h, w)  grown = SequenceInsert(list, p)  after = Identity(before)"
+_GROWING = f"""
+    empty = SequenceEmpty<dtype=1>()
+    last, all = Loop<body = step (int64 i, bool before, float[2,3] h, seq(float[2,3]) list)
+        => (bool after, float[2,3] n, seq(float[2,3]) grown) {{ {_GROWING_BODY} }}>(m, c, x, empty)
+"""
+
+
+def _grown(new_axis: bool) -> Formula:
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        h, found = operands["x"], []
+        for _ in range(3):
+            found.append(h @ operands["w"])
+            h = torch.tanh(h)
+        return torch.stack(found, -1) if new_axis else torch.cat(found, 1)
+
+    return formula
+
+
+def number(value: int) -> np.ndarray:
+    return np.asarray(value, np.int64)
+
+
+TRUE = np.asarray(True)
+CASES = [
+    case(
+        "If",
+        "then",
+        _BRANCHES,
+        x=draw(2, 3),
+        w=draw(3, 3),
+        c=TRUE,
+        formula=lambda o: torch.exp(o["x"] @ o["w"]),
+    ),
+    case(
+        "If",
+        "else",
+        _BRANCHES,
+        x=draw(2, 3),
+        c=np.asarray(False),
+        w=np.ones((3, 3), np.float32),
+        formula=lambda o: torch.exp(o["x"] ** 2),
+    ),
+    case(
+        "If",
+        "by rank",
+        _BY_RANK,
+        x=draw(2, 3),
+        w=draw(3, 3),
+        two=number(2),
+        formula=lambda o: torch.exp(o["x"] @ o["w"]),
+    ),
+    case(
+        "Loop",
+        "of constant length",
+        _LOOP,
+        **_MATRICES,
+        m=number(3),
+        c=TRUE,
+        front=[0],
+        formula=_loop_formula,
+    ),
+    case("Loop", "opset 11", _OLD_LOOP, **_MATRICES, m=number(3), c=TRUE, opset=11, formula=_loop_formula),
+    case(
+        "Loop",
+        "no condition",
+        _LOOP_WITHOUT_CONDITION,
+        **_MATRICES,
+        m=number(3),
+        front=[0],
+        formula=_loop_formula,
+    ),
+    case(
+        "Loop",
+        "while",
+        f"y = Loop{looped(_WHILE_BODY, 'n', f'{chr(34) * 2}, c, x')}",
+        x=draw(2, 3),
+        w=draw(3),
+        c=TRUE,
+        one=number(1),
+        four=number(4),
+        formula=_counted,
+    ),
+    case(
+        "Loop",
+        "while, up to more steps",
+        f"y = Loop{looped(_WHILE_BODY, 'n', 'm, c, x')}",
+        x=draw(2, 3),
+        w=draw(3),
+        c=TRUE,
+        one=number(1),
+        four=number(4),
+        m=number(2**62),
+        formula=_counted,
+    ),
+    case(
+        "Loop",
+        "with Loop and If inside",
+        f"y = Loop{looped(_NESTED_BODY, 'n', 'm, c, x')}",
+        **_MATRICES,
+        m=number(2),
+        c=TRUE,
+        three=number(3),
+        zero=number(0),
+        formula=_nested,
+    ),
+    case(
+        "Loop",
+        "of no steps",
+        f"h = Loop{looped('n = Tanh(h) after = Identity(before)', 'n', 'm, c, x')} y = Exp(h)",
+        x=draw(2, 3),
+        m=number(0),
+        c=TRUE,
+        formula=lambda o: torch.exp(o["x"]),
+    ),
+    case(
+        "Loop",
+        "of a false condition",
+        f"h = Loop{looped('n = Tanh(h) after = Identity(before)', 'n', 'm, c, x')} y = Exp(h)",
+        x=draw(2, 3),
+        m=number(4),
+        c=np.asarray(False),
+        formula=lambda o: torch.exp(o["x"]),
+    ),
+    case(
+        "Loop",
+        "grown list",
+        _GROWING + "y = ConcatFromSequence<axis=1>(all)",
+        x=draw(2, 3),
+        w=draw(3, 3),
+        m=number(3),
+        c=TRUE,
+        formula=_grown(False),
+    ),
+    case(
+        "Loop",
+        "grown list on a new axis",
+        _GROWING + "y = ConcatFromSequence<axis=-1, new_axis=1>(all)",
+        x=draw(2, 3),
+        w=draw(3, 3),
+        m=number(3),
+        c=TRUE,
+        formula=_grown(True),
+    ),
+    case(
+        "SplitToSequence",
+        "single slices, opset 11",
+        """parts = SplitToSequence<axis=1, keepdims=0>(x)  last = SequenceAt(parts, back)
+        fewer = SequenceErase(parts, zero)  more = SequenceInsert(fewer, last, back)
+        h = ConcatFromSequence<axis=-2, new_axis=1>(more)  y = Exp(h)""",
+        x=draw(2, 3),
+        back=number(-1),
+        zero=number(0),
+        opset=11,
+        formula=lambda o: torch.exp(torch.stack([o["x"][:, 1], o["x"][:, 2], o["x"][:, 2]])),
+    ),
+    case(
+        "Loop",
+        "list of several lengths",
+        """empty = SequenceEmpty<dtype=1>()
+        all = Loop<body = step (int64 i, bool before, seq(float[2,3]) list)
+            => (bool after, seq(float[2,3]) n) {
+            p = MatMul(x, w)  n = SequenceInsert(list, p, zero)  after = Identity(before) }>(m, c, empty)
+        count = SequenceLength(all)  k = Cast<to=1>(count)  h = SequenceAt(all, zero)  y = Mul(h, k)""",
+        x=draw(2, 3),
+        w=draw(3, 3),
+        m=number(3),
+        c=TRUE,
+        zero=number(0),
+        formula=lambda o: 3 * (o["x"] @ o["w"]),
+    ),
+    scan_case("plain"),
+    scan_case("opset 11", opset=11),
+    scan_case("opset 9", opset=9),
+    scan_case("input backward", "scan_input_directions=[1]", reverse_in=True),
+    scan_case("output backward", "scan_output_directions=[1]", reverse_out=True),
+    scan_case("input axis", "scan_input_axes=[1]", shape=(3, 4), axis=1),
+    scan_case("negative input axis", "scan_input_axes=[-1]", shape=(3, 4), axis=1),
+    scan_case("output axis", "scan_output_axes=[1]", out=1),
+    scan_case("negative output axis", "scan_output_axes=[-1]", out=1),
+    scan_case("one step", shape=(1, 3)),
+]
+
+
+def _swapped(operands: Mapping[str, Tensor]) -> Tensor:
+    a, b, seen = operands["x"], operands["v"], []
+    for _ in range(3):
+        a, b = b, a * operands["w"]
+        seen.append(b)
+    return torch.cat([torch.stack(seen), a[None], b[None]])
+
+
+def _growing(operands: Mapping[str, Tensor]) -> Tensor:
+    h = operands["x"]
+    for _ in range(3):
+        h = torch.cat([h, torch.tanh(h[:, -1:]) * operands["w"]], 1)
+    return h
+
+
+def _crossed(operands: Mapping[str, Tensor]) -> Tensor:
+    """Two scanned inputs on different axes, two states, two outputs."""
+    x, v, a, b = operands["x"], operands["v"], operands["s"], operands["t"]
+    first: list[Tensor] = []
+    second: list[Tensor] = []
+    for step in range(4):
+        row, column = x[step], v[:, 3 - step]
+        a, b = torch.tanh(a + row * operands["w"]), b * column
+        first.append(a * b)
+        second.insert(0, column + a)
+    return torch.cat([part.reshape(-1) for part in (a, b, torch.stack(first, 1), torch.stack(second, 0))])
+
+
+CASES += [
+    case(
+        "If",
+        "tensors and weights from outside, several outputs",
+        """p, q, r = If<then_branch = yes () => (float[2,3] s, float[3] v, float[2,3] t) {
+                s = Identity(x)  v = Identity(w)  t = Mul(x, w) },
+            else_branch = no () => (float[2,3] f, float[3] g, float[2,3] e) {
+                f = Neg(x) g = Neg(w) e = Neg(x) }>(c)
+        a = Mul(p, q)  b = Exp(r)  y = Add(a, b)""",
+        x=draw(2, 3),
+        w=draw(3),
+        c=TRUE,
+        formula=lambda o: o["x"] * o["w"] + torch.exp(o["x"] * o["w"]),
+    ),
+    case(
+        "If",
+        "in an If",
+        """z = If<then_branch = yes () => (float[2,3] t) {
+                t = If<then_branch = a () => (float[2,3] k) { k = Mul(x, w) },
+                       else_branch = b () => (float[2,3] k) { h = Exp(x)  k = Mul(h, w) }>(d) },
+            else_branch = no () => (float[2,3] t) { t = Identity(x) }>(c)
+        y = Mul(z, z)""",
+        x=draw(2, 3),
+        w=draw(3),
+        c=TRUE,
+        d=np.asarray(False),
+        formula=lambda o: (torch.exp(o["x"]) * o["w"]) ** 2,
+    ),
+    case(
+        "Loop",
+        "states that change places",
+        """a, b, seen = Loop<body = step (int64 i, bool before, float[2,3] p, float[2,3] q)
+            => (bool before, float[2,3] q, float[2,3] r, float[2,3] r) { r = Mul(p, w) }>(m, c, x, v)
+        d = Unsqueeze(a, front)  e = Unsqueeze(b, front)  y = Concat<axis=0>(seen, d, e)""",
+        x=draw(2, 3),
+        v=draw(2, 3),
+        w=draw(3),
+        m=number(3),
+        c=TRUE,
+        front=[0],
+        formula=_swapped,
+    ),
+    case(
+        "Loop",
+        "a state that grows",
+        """y = Loop<body = step (int64 i, bool before, float[2,k] h) => (bool before, float[2,n] g) {
+            last = Gather<axis=1>(h, back)  t = Tanh(last)  u = Mul(t, w)
+            g = Concat<axis=1>(h, u) }>(m, c, x)""",
+        x=draw(2, 3),
+        w=draw(1),
+        m=number(3),
+        c=TRUE,
+        back=[-1],
+        formula=_growing,
+    ),
+    case(
+        "Scan",
+        "several states, inputs and outputs",
+        """a, b, first, second = Scan<num_scan_inputs=2, scan_input_axes=[0, 1], scan_input_directions=[0, 1],
+            scan_output_axes=[1, 0], scan_output_directions=[0, 1],
+            body = step (float[3] p, float[3] q, float[3] row, float[3] column)
+                => (float[3] n, float[3] k, float[3] o, float[3] l) {
+                scaled = Mul(row, w)  sum = Add(p, scaled)  n = Tanh(sum)  k = Mul(q, column)
+                o = Mul(n, k)  l = Add(column, n) }>(s, t, x, v)
+        a_flat = Reshape(a, flat)  b_flat = Reshape(b, flat)
+        first_flat = Reshape(first, flat)  second_flat = Reshape(second, flat)
+        y = Concat<axis=0>(a_flat, b_flat, first_flat, second_flat)""",
+        x=draw(4, 3),
+        v=draw(3, 4),
+        s=draw(3),
+        t=draw(3),
+        w=draw(3),
+        flat=[-1],
+        formula=_crossed,
+    ),
+    case(
+        "Scan",
+        "in a Loop",
+        """y = Loop<body = outer (int64 i, bool before, float[3] h) => (bool before, float[3] n) {
+            n = Scan<num_scan_inputs=1, body = inner (float[3] g, float[3] row) => (float[3] k) {
+                p = Mul(g, w)  q = Add(p, row)  k = Tanh(q) }>(h, x) }>(m, c, s)""",
+        x=draw(4, 3),
+        s=draw(3),
+        w=draw(3),
+        m=number(2),
+        c=TRUE,
+        formula=lambda o: _scan_twice(o),
+    ),
+]
+
+
+def _scan_twice(operands: Mapping[str, Tensor]) -> Tensor:
+    h = operands["s"]
+    for _ in range(2):
+        for row in operands["x"]:
+            h = torch.tanh(h * operands["w"] + row)
+    return h
+
+
+@pytest.mark.parametrize("entry", CASES, ids=str)
+def test_gradients_are_those_of_the_steps(entry: Case) -> None:
+    wrong = {name: error for name, error in errors(entry).items() if not error <= entry.tolerance}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("entry", CASES, ids=str)
+def test_forward_is_that_of_the_model(entry: Case) -> None:
+    source = entry.model()
+    model = read_model(source, loss="mse", trainable=list(entry.parameters))
+    assert not any(node.op in CONTROL_FLOW for node in model.nodes)
+    (expected,) = run(source, entry.fed())
+    feeds = {**entry.fed(), "target": np.zeros_like(expected)}
+    (found,) = run_read(model, feeds, *model.outputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+_INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1}> {
+    [pick] z = If<then_branch = yes () => (float[2,3] t) <float[3,3] w = {1.,2.,3.,4.,5.,6.,7.,8.,9.}> {
+                      t = MatMul(x, w) },
+                  else_branch = no () => (float[2,3] e) { e = Identity(x) }>(c)
+    [again] y = Loop<body = step (int64 i, bool before, float[2,3] h) => (bool after, float[2,3] n)
+        <float[3] w = {1.,2.,3.}, float s = {2.}> {
+            [scale] p = Mul(h, w)  k = Constant<value_floats=[1.5, 2.5, 3.5]>()  q = Add(p, k)
+            n = Mul(q, s)  after = Identity(before) }>(m, c, z)
+}"""
+
+
+def test_weights_inside_of_bodies_are_the_models_own() -> None:
+    source = text_model(_INNER_WEIGHTS)
+    model = read_model(source, loss="mse")
+    assert set(model.parameters) == {"w", "again/w", "k"}
+    found = {decision.name: decision for decision in explain_weights(source)}
+    assert (found["s"].role, found["w"].role) == ("constant", "parameter")
+    assert found["again/w"].reason == "input 1 of Mul 'scale'"
+    (expected,) = run(source, {"x": normal(2, 3)})
+    (result,) = run_read(model, {"x": normal(2, 3), "target": np.zeros((2, 3), np.float32)}, "y")
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert optimize(source, loss="mse").training_graph.gradient_of.keys() == {"w", "again/w", "k"}
+
+
+def test_steps_have_readable_names() -> None:
+    model = read_model(text_model(_INNER_WEIGHTS), loss="mse")
+    names = [node.name for node in model.nodes]
+    assert "again/step0/scale" in names
+    assert "again/step1/scale" in names
+    assert "again/step1/p" in model.types
+    assert len(names) == len(set(names))
+
+
+_BY_DATA = """(float[2,3] x) => (float[2,3] y) <float two = {2.}, float half = {0.5}, float zero = {0.}> {
+    total = ReduceSum<keepdims=0>(x)  c = Greater(total, zero)
+    [choice] k = If<then_branch = yes () => (float t) { t = Identity(two) },
+                    else_branch = no () => (float e) { e = Identity(half) }>(c)
+    z = MatMul(x, w)  y = Mul(z, k)
+}"""
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("opset", [13, 18, 21])
+def test_what_the_data_decide_stays_where_no_gradient_goes_through(opset: int, sign: int) -> None:
+    source = with_weights(text_model(_BY_DATA, opset=opset), w=normal(3, 3))
+    entry_x = np.abs(normal(2, 3)) * np.float32(sign)
+    model = read_model(source, loss="mse")
+    assert [node.op for node in model.nodes].count("If") == 1
+    assert model.parameters == ("w",)
+    (expected,) = run(source, {"x": entry_x})
+    (found,) = run_read(model, {"x": entry_x, "target": np.zeros_like(expected)}, "y")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    graph = optimize(source, loss="mse").training_graph
+    target = np.zeros((2, 3), np.float32)
+    (gradient,) = run(graph.model, {"x": entry_x, "target": target}, graph.gradient_of["w"])
+    k = 2.0 if sign > 0 else 0.5
+    w = normal(3, 3)
+    np.testing.assert_allclose(gradient, 2 / 6 * k * k * entry_x.T @ (entry_x @ w), rtol=1e-5)
+
+
+def test_gradients_through_what_the_data_decide_are_refused() -> None:
+    body = _BY_DATA.replace("t = Identity(two)", "a = MatMul(x, w)  t = ReduceSum<keepdims=0>(a)")
+    source = with_weights(text_model(body), w=normal(3, 3))
+    with pytest.raises(UnsupportedOperatorError, match="no gradient rule for: If at 'choice'"):
+        optimize(source, loss="mse")
+
+
+_ENDLESS = """(float[2,3] x) => (float[2,3] y) <float[3] w, float ten = {10.}, bool c = {1}> {
+    [search] y = Loop<body = step (int64 i, bool before, float[2,3] h) => (bool after, float[2,3] n) {
+        n = Mul(h, w)  total = ReduceSum<keepdims=0>(n)  after = Less(total, ten) }>("", c, x)
+}"""
+
+
+@pytest.mark.parametrize("is_zero", [True, False])
+@pytest.mark.parametrize("operator", ["Loop", "Scan"])
+def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -> None:
+    bodies = {
+        "Loop": f"""(float[2,3] x) => (float[2,3] y) <int64 m = {{2}}> {{
+            z = Mul(x, w)  h = Loop{_LOOP_OF_STATE}  y = Add(h, z) }}""",
+        "Scan": """(float[9,3] x) => (float[3] y) {
+            y = Scan<num_scan_inputs=1, body = step (float[3] h, float[3] part) => (float[3] n) {
+                a = Mul(h, w)  n = Add(a, part) }>(s, x) }""",
+    }
+    shape = (2, 3) if operator == "Loop" else (3,)
+    state = np.zeros(shape, np.float32) if is_zero else normal(*shape)
+    source = with_weights(text_model(bodies[operator]), w=normal(3), s=state)
+    assert set(read_model(source, loss="mse").parameters) == ({"w"} if is_zero else {"w", "s"})
+
+
+def test_what_a_scan_goes_through_trains_though_it_is_zero() -> None:
+    body = """(float[3] x) => (float[3] y) {
+        y = Scan<num_scan_inputs=1, body = step (float[3] h, float[3] part) => (float[3] n) {
+            a = Mul(h, w)  n = Add(a, part) }>(x, b) }"""
+    source = with_weights(text_model(body), w=normal(3), b=np.zeros((4, 3), np.float32))
+    assert set(read_model(source, loss="mse").parameters) == {"w", "b"}
+
+
+_LOOP_OF_STATE = looped("p = Mul(h, w) n = Tanh(p) after = Identity(before)", "n", 'm, "", s')
+
+
+def test_branches_that_inputs_decide_on_are_refused_where_their_shapes_differ() -> None:
+    body = """(float[2,3] x, int64 rate) => (float[a,b] y) <int64 known = {16}> {
+        c = Equal(rate, known)  z = MatMul(x, w)
+        [which] y = If<then_branch = yes () => (float[2,3] t) { t = Identity(z) },
+                       else_branch = no () => (float[1,3] e) { e = ReduceMax<axes=[0]>(z) }>(c) }"""
+    source = with_weights(text_model(body, opset=13), w=normal(3, 3))
+    with pytest.raises(ShapeError, match=r"node 'which', If.*the values of 'rate' decide which branch runs"):
+        read_model(source, loss="mse")
+
+
+def test_loops_whose_length_depends_on_data_are_refused() -> None:
+    source = with_weights(text_model(_ENDLESS), w=normal(3))
+    with pytest.raises(ShapeError, match=r"node 'search', Loop.*the data decide how long it runs"):
+        optimize(source, loss="mse")
+
+
+@pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])
+def test_unrolling_ends_before_graphs_grow_too_long(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unrolling, "LARGEST_UNROLLED", 20)
+    bodies = {
+        "Loop": f"(float[2,3] x) => (float[2,3] y) <int64 m = {{1000}}> {{ [it] y = Loop{_SHORT_LOOP} }}",
+        "Scan": """(float[9,3] x) => (float[3] y) <float[3] s = {1.,2.,3.}> {
+            [it] y = Scan<num_scan_inputs=1, body = step (float[3] h, float[3] part) => (float[3] n) {
+                a = Mul(h, w)  b = Add(a, part)  n = Tanh(b) }>(s, x) }""",
+        "LSTM": "(float[2,1,3] x) => (float[2,1,1,3] y) { [it] y = LSTM<hidden_size=3>(x, a, b) }",
+    }
+    weights = {"w": normal(3), "a": normal(1, 12, 3), "b": normal(1, 12, 3)}
+    used = {name: value for name, value in weights.items() if operator == "LSTM" or name == "w"}
+    source = with_weights(text_model(bodies[operator]), **used)
+    with pytest.raises(UnsupportedOperatorError, match=f"{operator} 'it' has .* steps.*limit of 20"):
+        read_model(source, loss="mse")
+
+
+_SHORT_LOOP = looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')
