@@ -103,6 +103,7 @@ def test_a_changed_record_makes_the_readme_stale(tmp_path: Path) -> None:
     record["figures"][0]["regular"]["activation_peak_bytes"] *= 2
     for path in RECORDS:
         shutil.copy(path, tmp_path)
+    shutil.copytree(ROOT / "benchmarks" / "gpu", tmp_path / "gpu")
     text = README.read_text(encoding="utf-8")
     assert readme.render_readme(text, tmp_path) == text
     (tmp_path / "table1.json").write_text(json.dumps(record), encoding="utf-8")

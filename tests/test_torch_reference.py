@@ -180,6 +180,12 @@ CASES: list[Case] = [
     ("Pad", {}, [X, np.array([0, 1, 0, 2, 0, 0, -1, 1]), np.float32(0.5)], 17),
     ("Pad", {"pads": [0, 0, 1, 1, 0, 0, 0, 2]}, [X], 9),
     ("ReduceL2", {"axes": [2, 3]}, [X], 17),
+    *(
+        (f"Reduce{kind}", {"axes": [1, -1], "keepdims": keep}, [X], 17)
+        for kind in ("L1", "LogSumExp", "Max", "Min", "Prod", "SumSquare")
+        for keep in (0, 1)
+    ),
+    ("ReduceLogSum", {"axes": [1]}, [np.arange(1.0, 13.0).reshape(3, 4)], 17),
     ("ReduceMean", {"axes": [-1], "keepdims": 0}, [X], 17),
     ("ReduceMean", {}, [X], 17),
     ("ReduceSum", {"keepdims": 0}, [X, np.array([1, 2])], 17),

@@ -199,7 +199,7 @@ class _Emitter:
             yield _Group(key[0], tuple(nodes), tuple(segments))
 
     def _with_kernels(self, node: Node) -> tuple[Node, ...]:
-        """The node, or what a runtime without a kernel for it would put in its place at the end of its order."""
+        """The node, or the two that a runtime without a kernel for it would put at the end of its order."""
         if node.op != "HardSwish" or node.domain:
             return (node,)
         gate = fresh_name(f"{node.outputs[0]}/gate", self._taken)

@@ -70,18 +70,6 @@ def sum_(g: GradientContext) -> None:
             _give_broadcast(g, index, g.dy)
 
 
-def mean(g: GradientContext) -> None:
-    """y = mean of n inputs: each gets dy / n."""
-    share = g.scalar(1.0 / len(g.node.inputs))
-    given: dict[tuple[int, ...], str] = {}
-    for index in range(len(g.node.inputs)):
-        shape = g.input_shape(index)
-        if g.wants(index):
-            if shape not in given:
-                given[shape] = g.emit("Mul", unbroadcast(g, g.dy, g.output_shape(), shape), share)
-            g.give(index, given[shape])
-
-
 def max_(g: GradientContext) -> None:
     """y = max(a, b, ...), from left to right: the greater one gets dy, of two equal ones each half."""
     _extreme(g, "Max")

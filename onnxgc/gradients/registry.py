@@ -28,7 +28,6 @@ RULES: Mapping[str, Rule] = {
     "Mul": elementwise.mul,
     "Div": elementwise.div,
     "Max": elementwise.max_,
-    "Mean": elementwise.mean,
     "Min": elementwise.min_,
     "Sum": elementwise.sum_,
     # elementwise

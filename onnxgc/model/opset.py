@@ -16,19 +16,20 @@ from onnxgc.model.ir import Node, TensorType, Weight
 from onnxgc.model.lift import lift_constants, with_node_names
 from onnxgc.model.lowering import CannotLowerError, is_newer_function, lowered_nodes
 from onnxgc.model.shapes import resolved
-from onnxgc.model.weights import is_external
+from onnxgc.model.weights import ArrayWeight, is_external
 
 TARGET_OPSET = 18
 TARGET_IR_VERSION = 9
 # Below it Add and its kind broadcast by an attribute, which no tool raises correctly.
 OLDEST_OPSET = 7
+# Up to it Resize and Upsample count from the first element, and nearest rounds towards it or away from it.
+_LAST_OPSET_OF_OLDER_RESIZING = 10
 # Below it Scan has a batch of sequences of given lengths, and the converter takes the one for the other.
 _OLDEST_SCAN = 9
 # Functions without a kernel on CUDA, at any opset.
 _EXPANDED_ALWAYS = (
     "Celu",
     "CenterCropPad",
-    "GroupNormalization",
     "MeanVarianceNormalization",
     "Mish",
     "NegativeLogLikelihoodLoss",
@@ -153,7 +154,45 @@ def _shell(draft: Draft, shown: Container[str]) -> onnx.ModelProto:
 def _converted(draft: Draft) -> Draft:
     shown = {name for name, weight in draft.weights.items() if _is_seen(weight)}
     graph = version_converter.convert_version(_shell(draft, shown), TARGET_OPSET).graph
-    return _lifted(draft, graph).with_changes(opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
+    raised = _lifted(draft, graph).with_changes(opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
+    raised = _with_limits_of_their_type(raised)
+    return _with_older_resizing(raised) if draft.opset <= _LAST_OPSET_OF_OLDER_RESIZING else raised
+
+
+def _with_limits_of_their_type(draft: Draft) -> Draft:
+    """The draft with Clip's limits in the type of what they limit; the converter makes them float32."""
+    weights = dict(draft.weights)
+    for node in draft.nodes:
+        kind = draft.type_of(node.inputs[0]) if node.op == "Clip" and not node.domain else None
+        for name in node.inputs[1:]:
+            limit = weights.get(name)
+            if kind is not None and limit is not None and limit.type.dtype != kind.dtype:
+                dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
+                weights[name] = ArrayWeight(limit.load().astype(dtype))
+    return draft.with_changes(weights=weights)
+
+
+def _with_older_resizing(draft: Draft) -> Draft:
+    """A raised draft whose Resize nodes do what they did before: the converter gives them newer defaults.
+
+    Raises:
+        RuntimeError: a node enlarges along one axis and shrinks along another, which rounded otherwise each.
+    """
+    return draft.with_changes(nodes=tuple(_with_older_modes(node, draft) for node in draft.nodes))
+
+
+def _with_older_modes(node: Node, draft: Draft) -> Node:
+    if node.domain or node.op != "Resize":
+        return node
+    modes = {"coordinate_transformation_mode": "asymmetric"}
+    if node.attribute("mode", "nearest") == "nearest":
+        scales = draft.weights[node.inputs[2]].load() if node.inputs[2] in draft.weights else None
+        if scales is None or (scales.min() < 1 < scales.max()):
+            raise RuntimeError(
+                f"Resize '{node.name}' of an older opset needs constant scales of one direction"
+            )
+        modes["nearest_mode"] = "ceil" if scales.min() < 1 else "floor"
+    return node.with_changes(attributes={**node.attributes, **modes})
 
 
 def _lifted(draft: Draft, graph: onnx.GraphProto) -> Draft:

@@ -31,6 +31,7 @@ from onnxgc.model.folding import (
 from onnxgc.model.fused import FusedOperators, is_fused
 from onnxgc.model.ir import Array, Node, TensorType, Weight
 from onnxgc.model.sequences import Sequences
+from onnxgc.model.spelling import spelled
 from onnxgc.model.weights import ArrayWeight, is_external
 
 # Larger tensors are never shapes, axes, scales or ratios.
@@ -199,7 +200,10 @@ class _Walk:
             if node.op == "Concat" and not node.domain:
                 self._expand_to_batch(node)
         lowered = self.sequences.lower(node, self.protos)
-        return [rewrites.cast_like_as_cast(node, self.type_of)] if lowered is None else list(lowered)
+        if lowered is not None:
+            return list(lowered)
+        others = spelled(node, self.type_of, self.value, self.add_fresh_constant)
+        return [rewrites.cast_like_as_cast(node, self.type_of)] if others is None else others
 
     def _expand_to_batch(self, node: Node) -> None:
         """Widens what was expanded to the file's batch, as a class token is, to the batch beside it."""
@@ -375,8 +379,8 @@ class _Walk:
             return _channels(node, shapes[1][0], shapes[0][1])
         if node.op == "Slice" and not node.domain and self._ends_at_the_largest(node):
             return (
-                "it goes backwards to the largest integer, which ONNX takes for no element and ONNX Runtime for "
-                "all; export it with the smallest integer as end"
+                "it goes backwards to the largest integer, which ONNX takes for no element and ONNX Runtime "
+                "for all; export it with the smallest integer as end"
             )
         if first is None:
             return ""

@@ -169,7 +169,6 @@ _WORKSPACES: Mapping[str, Callable[[Node, Types], int]] = {
     "LRN": _lrn,
     "LogSoftmax": _softmax,
     "Max": _sum,
-    "Mean": _sum,
     "Min": _sum,
     "Softmax": _softmax,
     "Sum": _sum,

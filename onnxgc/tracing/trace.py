@@ -138,7 +138,7 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
 
 @functools.cache
 def _may_lack_outputs(op: str, domain: str) -> bool:
-    """Whether all outputs but the first may be left out, as Dropout's mask may and a part of Split may not."""
+    """Whether all outputs but the first may be left out: Dropout's mask may, a part of Split may not."""
     if not defs.has(op, domain):
         return False
     option = defs.OpSchema.FormalParameterOption

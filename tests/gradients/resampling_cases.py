@@ -93,7 +93,6 @@ def _older(name: str, call: str, shape: tuple[int, ...], scales: list[float], op
         f"y = {call}",
         x=normal(*shape),
         formula=formula,
-        smooth=False,
         opset=opset,
         **constants,
     )
@@ -211,6 +210,19 @@ RESAMPLING_CASES = (
     _older("Upsample, opset 9", "Upsample(x, scales)", (1, 2, 3, 4), [1, 1, 2, 3], 9),
     _older("Upsample, opset 7", "Upsample<scales=[1.0, 1.0, 3.0, 2.5]>(x)", (1, 2, 3, 4), [], 7),
     _older("nearest, opset 10", "Resize(x, scales)", (1, 2, 3, 4), [1, 1, 2, 1.5], 10),
+    _older("nearest, smaller, opset 10", "Resize(x, scales)", (1, 2, 6, 9), [1, 1, 0.5, 0.35], 10),
+    _older("linear, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 3, 4), [1, 1, 2, 1.5], 10),
+    _older(
+        "linear, smaller, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 6, 9), [1, 1, 0.5, 0.4], 10
+    ),
+    _older("linear Upsample, opset 9", 'Upsample<mode="linear">(x, scales)', (1, 2, 3, 4), [1, 1, 2, 3], 9),
+    _older(
+        "linear Upsample, opset 7",
+        'Upsample<mode="linear", scales=[1.0, 1.0, 3.0, 2.5]>(x)',
+        (1, 2, 3, 4),
+        [],
+        7,
+    ),
     _resize("cubic, other coefficient", (1, 2, 4, 5), 'mode="cubic", cubic_coeff_a=-0.5', sizes=[1, 2, 7, 8]),
     _resize("cubic, excluded outside", (1, 1, 4, 5), 'mode="cubic", exclude_outside=1', sizes=[1, 1, 6, 3]),
     _resize("cubic, matrix", (4, 5), 'mode="cubic"', scales=[1.5, 0.7]),

@@ -218,7 +218,6 @@ def _fields(model: Any) -> dict[str, Any]:
         ("Sinh", "y = Sinh(x)", {"x"}),
         ("CumSum", "a = Constant<value_int=1>() y = CumSum(x, a)", set()),
         ("Trilu", "y = Trilu(x)", set()),
-        ("Mean", "y = Mean(x, x)", set()),
     ],
 )
 def test_what_backward_reads(rule: str, body: str, read: set[str]) -> None:

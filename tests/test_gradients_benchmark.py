@@ -1,0 +1,312 @@
+"""The comparison of whole models with torch: it holds where gradients are right, and only there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from onnxgc.model.ir import Array
+from scripts import benchmark
+from scripts.benchmarking import file_gradients, gradients
+from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
+
+pytest.importorskip("onnxscript")
+OPTIONS = gradients.Options(threads=1, all_exports=True)
+
+
+class Network(nn.Module):
+    """A tied table, normalisations of both kinds, and a bias that has no effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 6)
+        self.inner = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.outer = nn.LayerNorm(6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens).mean(dim=1)
+        x = torch.relu(self.norm(self.inner(x)))
+        return self.outer(x) @ self.table.weight.T
+
+
+MODEL = TorchModel(
+    lambda small: Network(), lambda small: {"tokens": torch.randint(0, 9, (8, 3))}, recipes=(Recipe.SCRIPT,)
+)
+
+
+def rows_of(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    monkeypatch.setitem(TORCH_MODELS, "tried", model)
+    return gradients.compare_model("tried", OPTIONS, lambda stage: None)
+
+
+def test_right_gradients_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(MODEL, monkeypatch)
+    assert [row["export"] for row in rows] == ["script-static", "script-dynamic"]
+    for row in rows:
+        assert row["holds"], gradients.failures(row)
+        assert row["parameters"] == row["parameters_of"] == 7
+        assert row["vanishing"] == ["inner.bias"]
+        assert row["loss_distance"] < 1e-6
+        assert row["planned_peak_bytes"] <= row["regular_peak_bytes"]
+        assert row["verify"] == {}
+
+
+@pytest.mark.parametrize("factor", [1.0001, -1.0, np.nan])
+def test_a_wrong_gradient_does_not_hold(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_outputs = gradients.outputs_of
+
+    def wrong(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
+        outputs = true_outputs(training, feeds, threads)
+        (name,) = (name for name in outputs if name.startswith("inner.weight"))
+        return {**outputs, name: outputs[name] * np.float32(factor)}
+
+    monkeypatch.setattr(gradients, "outputs_of", wrong)
+    for row in rows_of(MODEL, monkeypatch):
+        assert not row["holds"]
+        assert row["ratio_max_parameter"] == "inner.weight"
+        assert list(row["too_far_on_batches"]) == list(gradients.SEEDS)
+        assert "too far from float64" in gradients.cells(row)[-1]
+
+
+def test_what_rounding_does_to_one_batch_is_tried_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_outputs = gradients.outputs_of
+    seen: list[Array] = []
+
+    def wrong_once(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
+        outputs = true_outputs(training, feeds, threads)
+        seen.append(feeds["tokens"])
+        if len(seen) > 1:
+            return outputs
+        return {name: value if name == "loss" else value * 1.01 for name, value in outputs.items()}
+
+    monkeypatch.setattr(gradients, "outputs_of", wrong_once)
+    first, second = rows_of(MODEL, monkeypatch)
+    assert first["holds"]
+    assert first["batch"] == 2
+    assert list(first["too_far_on_batches"]) == [1]
+    assert second["batch"] == 1
+    assert not np.array_equal(seen[0], seen[1])
+    assert np.array_equal(seen[0], seen[2])
+
+
+def test_frozen_parameters_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(small: bool) -> nn.Module:
+        module = Network()
+        module.inner.weight.requires_grad_(False)
+        return module
+
+    model = TorchModel(build, MODEL.inputs, recipes=(Recipe.SCRIPT,))
+    for row in rows_of(model, monkeypatch):
+        assert row["holds"], gradients.failures(row)
+        assert row["parameters"] == row["parameters_of"] == 6
+
+
+def test_buffers_that_would_train_and_parameters_that_would_not_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Confusing(nn.Module):
+        """A buffer used as weights are, and a parameter of one number as formulas have them."""
+
+        basis: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("basis", torch.randn(4, 4))
+            self.linear = nn.Linear(4, 3)
+            self.factor = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.factor * self.linear(x @ self.basis)
+            return result
+
+    model = TorchModel(lambda small: Confusing(), lambda small: {"x": torch.randn(5, 4)})
+    for row in rows_of(model, monkeypatch):
+        assert not row["holds"]
+        assert row["no_parameters_of_the_module"] == ["basis"]
+        assert row["missing"] == ["factor"]
+        assert "no gradient of factor" in gradients.failures(row)
+
+
+def test_refusals_and_failing_exporters_keep_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.det(self.linear(x)).reshape(-1, 1)
+
+    class Failing(Refused):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.i0(self.linear(x))
+
+    batch = {"x": torch.randn(2, 4, 4)}
+    refused, failing = Refused(), Failing()
+    for build, reason in ((lambda small: refused, "Det"), (lambda small: failing, "not exported")):
+        model = TorchModel(build, lambda small: batch, "mse", recipes=(Recipe.SCRIPT,))
+        for row in rows_of(model, monkeypatch):
+            assert not row["holds"]
+            assert reason in row["error"]
+            assert reason in gradients.cells(row)[-1]
+
+
+def test_values_that_a_module_casts_are_double_in_the_truth() -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.softmax(self.linear(x).float(), dim=-1, dtype=torch.float32)
+            return y.to(torch.float32)
+
+    model = TorchModel(lambda small: Casting(), lambda small: {"x": torch.randn(3, 5)}, "mse")
+    truth = gradients.Truth.of(model, small=True)
+    module = model.module(small=True).double()
+    x = torch.from_numpy(truth.batch["x"]).double()
+    y = torch.softmax(module.linear(x), dim=-1)  # type: ignore[operator]
+    nn.functional.mse_loss(y, torch.from_numpy(truth.target).double()).backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        assert np.allclose(truth.exact[name], parameter.grad.numpy(), rtol=1e-12, atol=0)
+        assert len(truth.singles) == len(gradients.SINGLE_RUNS)
+        assert all(single[name].dtype == np.float32 for single in truth.singles)
+
+
+def test_distances_are_relative_to_what_is_there() -> None:
+    exact = {"a": np.array([3.0, 4.0]), "gone": np.array([0.0]), "tiny": np.array([1e-12])}
+    singles = [
+        {"a": np.array([3.0, 4.0 + 5e-5]), "gone": np.zeros(1), "tiny": np.array([2e-12])},
+        {"a": np.array([3.0, 4.0 + 1e-5]), "gone": np.zeros(1), "tiny": np.array([1e-12])},
+    ]
+    found = gradients.distances({"a": np.array([3.0, 4.0 + 1e-4]), "tiny": np.array([0.0])}, exact, singles)
+    assert found["ratio_max_parameter"] == "a"
+    assert found["ratio_max"] == pytest.approx(2.0)
+    assert found["missing"] == []
+    assert found["vanishing"] == ["tiny"]
+    assert gradients.distances({"a": exact["a"]}, {**exact, "gone": np.ones(1)}, singles)["missing"] == [
+        "gone", "tiny",
+    ]  # fmt: skip
+
+
+def test_one_record_and_an_exit_code(tmp_path: Path) -> None:
+    arguments = ["gradients", "--only", "unet", "--no-verify", "--threads", "2", "--record", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    record = json.loads((tmp_path / "gradients.json").read_text(encoding="utf-8"))
+    assert record["environment"]["threads"] == 2
+    figures = record["figures"]
+    assert figures["size"] == "small"
+    assert figures["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert [row["model"] for row in figures["rows"]] == ["unet"] * 2
+    assert [row["export"] for row in figures["rows"]] == ["dynamo-dynamic", "script-static"]
+    assert all(row["holds"] for row in figures["rows"])
+
+
+def test_a_process_that_ends_keeps_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gradients.run_gradients(gradients.Options(only=("gru",), threads=-1), lambda stage: None)  # type: ignore[arg-type]
+    (row,) = found["rows"]
+    assert row["model"] == "gru"
+    assert "the process ended with status 1" in row["error"]
+    assert not row["holds"]
+
+
+def _file(folder: Path, *nodes: onnx.NodeProto, inputs: tuple[int | str, ...], weights: Any = ()) -> Path:
+    generator = np.random.default_rng(0)
+    initializers = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        for name, shape in weights
+    ]
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, inputs)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        initializers,
+    )
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+def test_files_are_compared_with_torch_over_the_file(tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["b"]),
+        helper.make_node("Dropout", ["b"], ["c"]),
+        helper.make_node("MatMul", ["c", "v"], ["y"]),
+        inputs=("batch", 3),
+        weights=(("w", (3, 4)), ("v", (4, 5))),
+    )
+    (tmp_path / file_gradients.SHAPES).write_text(json.dumps({path.name: {"x": [4, 3]}}))
+    row = file_gradients.compare_file(path, OPTIONS)
+    assert row["holds"], gradients.failures(row)
+    assert row["truth"] == "torch, source file"
+    assert row["parameters"] == 2
+    assert row["verify"] == {}
+
+
+def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Softmax", ["a"], ["y"], axis=-1),
+        inputs=(2, 6, 3),
+        weights=(("w", (3, 4)),),
+    )
+    row = file_gradients.compare_file(path, gradients.Options(threads=1, verify=False))
+    assert row["holds"], gradients.failures(row)
+    assert row["truth"] == "torch, forward graph"
+    assert set(row["other_truths"]) == {"torch, source file"}
+
+
+def test_files_beyond_the_reference_are_compared_with_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(
+        tmp_path,
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["a", "as_images"], ["b"]),
+        helper.make_node("DepthToSpace", ["b"], ["y"], blocksize=2),
+        inputs=(2, 3),
+        weights=(("w", (3, 16)),),
+    )
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 4, 2, 2]), "as_images"))
+    onnx.save(model, path)
+    row = file_gradients.compare_file(path, OPTIONS)
+    assert row["holds"], gradients.failures(row)
+    assert row["truth"] == "differences"
+    assert row["difference_max"] < 1e-4
+    assert "differences" in gradients.cells(row)[2]
+
+    true_outputs = gradients.outputs_of
+
+    def wrong(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
+        outputs = true_outputs(training, feeds, threads)
+        return {name: value if name == "loss" else value * 1.5 for name, value in outputs.items()}
+
+    monkeypatch.setattr(file_gradients, "outputs_of", wrong)
+    assert not file_gradients.compare_file(path, OPTIONS)["holds"]
+
+
+def test_files_that_are_refused_keep_a_row(tmp_path: Path) -> None:
+    _file(tmp_path / "a", helper.make_node("Relu", ["x"], ["y"]), inputs=(2, 3))
+    arguments = ["gradients", "--files", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
+    assert benchmark.main(arguments) == 1
+    record = json.loads((tmp_path / "gradients_of_files.json").read_text(encoding="utf-8"))
+    (row,) = record["figures"]["rows"]
+    assert row["file"] == "a/model.onnx"
+    assert "no trainable parameter" in row["error"]
