@@ -194,6 +194,8 @@ def test_distances_are_relative_to_what_is_there() -> None:
     assert found["ratio_max"] == pytest.approx(2.0)
     assert found["missing"] == []
     assert found["vanishing"] == ["tiny"]
+    noise = {"a": exact["a"], "tiny": np.array([1e-12 + 1e-8])}
+    assert gradients.distances(noise, exact, singles)["ratio_max"] == pytest.approx(0.2)
     assert gradients.distances({"a": exact["a"]}, {**exact, "gone": np.ones(1)}, singles)["missing"] == [
         "gone", "tiny",
     ]  # fmt: skip
