@@ -4,6 +4,8 @@
     python scripts/benchmark.py light       the onnx package's light models and models/: planned, verified
     python scripts/benchmark.py table1      sums, simulated peaks, times beside the paper's Table 1
     python scripts/benchmark.py growth      how solve times grow with the graph
+    python scripts/benchmark.py step        seconds of a step of exported models beside torch eager
+    python scripts/benchmark.py gradients   exports of whole models beside torch float64 of their modules
     python scripts/benchmark.py exactness   solvers beside exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg
     python scripts/benchmark.py render      README.md and the pictures from the recorded figures
@@ -32,12 +34,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmarking import (
     exactness,
+    file_gradients,
+    gradients,
     growth,
     growth_picture,
     networks,
     picture,
     readme,
     resnet50,
+    step,
     table1,
 )
 from scripts.benchmarking.records import BENCHMARKS, Progress, write_record
@@ -71,6 +76,22 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
     command.add_argument("--batch", type=int, default=2, help="images, for the networks of models/")
     command.add_argument("--pixels", type=int, help="image size, for the networks of models/")
+
+    command = _command(commands, "gradients", _gradients)
+    _add_threads(command)
+    command.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
+    command.add_argument("--full", action="store_true", help="in the size that is trained")
+    command.add_argument("--no-verify", action="store_true", help="leave out `onnxgc verify`")
+    command.add_argument(
+        "--all-exports", action="store_true", help="static and symbolic batch by each exporter"
+    )
+    command.add_argument("--files", type=Path, help="ONNX files below this folder instead of PyTorch models")
+
+    command = _command(commands, "step", _step)
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
+    command.add_argument("--rounds", type=int, default=5, help="steps of each contender that are timed")
+    command.add_argument("--small", action="store_true", help="small models, for a trial")
 
     command = _command(commands, "table1", _table1)
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
@@ -163,6 +184,45 @@ def _light(options: argparse.Namespace) -> int:
         )  # fmt: skip
     Console().print(table)
     return 0 if all(row.get("verification", {}).get("holds") for row in rows) else 1
+
+
+def _gradients(options: argparse.Namespace) -> int:
+    chosen = gradients.Options(
+        tuple(options.only), not options.full, options.threads, not options.no_verify, options.all_exports
+    )
+    if options.files:
+        figures = file_gradients.run_files(options.files, chosen, Progress())
+        rows, name = figures["rows"], "gradients_of_files"
+    else:
+        figures = gradients.run_gradients(chosen, Progress())
+        rows, name = figures["rows"], "gradients"
+    _say(write_record(name, figures, threads=options.threads, folder=options.record))
+    table = _table(
+        "distance to torch float64 over torch float32's own", "parameters", "median", "max", "of", "planned",
+        "fails",
+    )  # fmt: skip
+    for row in rows:
+        label = row.get("file") or f"{row['model']} {row.get('export', '')}"
+        table.add_row(label, *gradients.cells(row))
+    Console(width=180).print(table)
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+def _step(options: argparse.Namespace) -> int:
+    chosen = step.Options(tuple(options.only), options.small, options.rounds, options.threads)
+    figures = step.run_step(chosen, Progress())
+    _say(write_record("step", figures, threads=options.threads, folder=options.record))
+    table = _table("seconds of a step over torch eager's", "torch eager, s", "storing all", "planned", "goal")
+    for row in figures["rows"]:
+        if "error" in row:
+            table.add_row(row["model"], row["error"], "", "", "")
+            continue
+        table.add_row(
+            row["model"], f"{min(row['seconds'][step.EAGER]):.2f}", f"{row['store_all_of_torch']:.2f}",
+            f"{row['planned_of_torch']:.2f}", "" if row["goal"] is None else f"{row['goal']:.1f}",
+        )  # fmt: skip
+    Console().print(table)
+    return 1 if any("error" in row for row in figures["rows"]) else 0
 
 
 def _table1(options: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from onnxgc.api.pipeline import (
     PlannedStep,
@@ -26,7 +25,7 @@ from onnxgc.emission.training import SCHEMA_VERSION
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError, RuntimeFailedError
 from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array
+from onnxgc.model.ir import Array, dtype_name
 from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto
 from onnxgc.model.weights import StoredWeight
@@ -235,18 +234,27 @@ def _feeds(
     """Inputs, labels and targets by seed; weights where they are drawn anew."""
     model = planned.model
     fed = {value.name for value in promised.proto.graph.input}
-    types = {name: planned.step.types[name] for name in (*model.inputs, *model.targets)}
-    described = {
-        name: (np.dtype(helper.tensor_dtype_to_np_dtype(kind.dtype)).name, kind.shape)
-        for name, kind in types.items()
-    }
-    logits = model.types[model.outputs[0]].shape if model.outputs else ()
-    feeds = random_feeds(described, seed, logits[1] if len(logits) > 1 else 2)
+
+    def described(names: tuple[str, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        kinds = {name: planned.step.types[name] for name in names}
+        return {name: (dtype_name(kind.dtype), kind.shape) for name, kind in kinds.items()}
+
+    # Integer inputs are masks and indices of tables, of which every one has two rows.
+    feeds = random_feeds(described(model.inputs), seed, 2)
+    feeds |= random_feeds(described(model.targets), seed + 1, _classes(planned))
     constant = {
         name for name, value in promised.values.items() if value.size > 1 and np.all(value == value.flat[0])
     }
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
     return feeds
+
+
+def _classes(planned: PlannedStep) -> int:
+    """How many classes the labels are of: the extent of the axis that the loss normalises."""
+    for node in planned.model.nodes:
+        if node.origin == "loss" and node.op == "LogSoftmax":
+            return planned.model.types[node.inputs[0]].shape[int(node.attribute("axis", -1))]
+    return 2
 
 
 def _loss_check(loss: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> Check:

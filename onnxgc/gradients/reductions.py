@@ -125,6 +125,15 @@ def softmax(g: GradientContext) -> None:
     g.give(0, g.emit("Sub", weighted, g.emit("Mul", g.y(), total)))
 
 
+def masked_softmax(g: GradientContext) -> None:
+    """The same where rows without any finite x are NaN, which the model replaces: their dx is 0."""
+    axis = int(g.attribute("axis", -1)) % len(g.output_shape())
+    y = g.emit("Where", g.emit("IsNaN", g.y()), g.scalar(0.0), g.y())
+    weighted = g.emit("Mul", g.dy, y)
+    total = reduce_sum(g, weighted, (axis,), keepdims=True)
+    g.give(0, g.emit("Sub", weighted, g.emit("Mul", y, total)))
+
+
 def log_softmax(g: GradientContext) -> None:
     """y = log softmax(x) along an axis: dx = dy - exp(y) sum(dy)."""
     axis = int(g.attribute("axis", -1)) % len(g.output_shape())

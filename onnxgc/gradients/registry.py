@@ -109,6 +109,7 @@ RULES: Mapping[str, Rule] = {
     "ReduceSum": reductions.reduce_sum_rule,
     "ReduceSumSquare": reductions.reduce_sum_square,
     "Softmax": reductions.softmax,
+    "Softmax.masked": reductions.masked_softmax,
     # sampling
     "AffineGrid": resampling.affine_grid,
     "GridSample": resampling.grid_sample,

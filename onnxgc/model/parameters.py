@@ -197,6 +197,8 @@ class _Uses:
         if node.op == "InstanceNormalization" and self._is_neutral(weight, node, index):
             return _Use(node, index, Role.CONSTANT, f"neutral value in a group normalisation: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
+            if not weight.type.shape:
+                return _Use(node, index, Role.CONSTANT, f"single number: {where}")
             return _Use(node, index, Role.PARAMETER, where)
         if index in INITIAL_STATES.get(node.op, ()) and not _is_zero(weight):
             return _Use(node, index, Role.PARAMETER, f"initial state: {where}")

@@ -27,6 +27,7 @@ from onnxgc.model.trainable import (
     in_current_form,
     with_batch_statistics,
     with_dropout_on,
+    with_masked_softmax,
     with_own_statistics,
     without_identities,
 )
@@ -76,6 +77,7 @@ def read_model(
     draft = resolved(at_target_opset(draft))
     draft = resolved(with_unrolled_recurrence(with_layer_normalization(draft)))
     draft = without_identities(with_dropout_on(draft))
+    draft = with_masked_softmax(draft)
     draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
     draft = with_floor_pooling(resolved(draft))
@@ -83,15 +85,16 @@ def read_model(
 
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
     parameters = _parameters(draft, decisions, roles["loss"])
+    types = _types(draft)
     return TrainableModel(
         name=draft.name,
         opset=draft.opset,
         ir_version=draft.ir_version,
         nodes=draft.nodes,
-        types=_types(draft),
+        types=types,
         inputs=tuple(name for name in draft.inputs if name not in roles.values()),
         targets=tuple(name for role, name in roles.items() if role != "loss"),
-        outputs=tuple(name for name in draft.outputs if name in draft.types),
+        outputs=tuple(name for name in draft.outputs if name in types),
         weights=draft.weights,
         parameters=parameters,
         statistics=statistics,

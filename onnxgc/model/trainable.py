@@ -167,6 +167,25 @@ def with_dropout_on(draft: Draft) -> Draft:
     return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
 
 
+def with_masked_softmax(draft: Draft) -> Draft:
+    """The draft with a rule of its own for each Softmax whose NaN are replaced, as attention does.
+
+    A row whose logits are all minus infinity has no softmax. The model reads zeros there, and backward
+    must not read the NaN.
+    """
+    consumers = draft.consumers()
+    return draft.with_changes(
+        nodes=tuple(
+            node.with_changes(rule="Softmax.masked")
+            if node.op == "Softmax"
+            and not node.domain
+            and any(reader.op == "IsNaN" for reader, _ in consumers.get(node.outputs[0], ()))
+            else node
+            for node in draft.nodes
+        )
+    )
+
+
 def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Draft, tuple[Statistic, ...]]:
     """The draft with BatchNormalization on batch statistics, and its running statistics.
 

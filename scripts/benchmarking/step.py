@@ -127,9 +127,8 @@ def _in_turns(
 
 
 def _main(name: str, result: str, request: str) -> None:
-    options = Options(
-        **{key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(request).items()}
-    )
+    given = json.loads(request)
+    options = Options(tuple(given["only"]), given["small"], given["rounds"], given["threads"])
     row = time_model(name, options, Progress())
     Path(result).write_text(json.dumps(row), encoding="utf-8")
 

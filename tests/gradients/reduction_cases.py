@@ -156,7 +156,35 @@ def _softmax(rule: str) -> tuple[Case, ...]:
     )
 
 
+# The last row of logits is masked whole.
+_MASKED = np.where(np.arange(12).reshape(3, 4) < 8, 0, -np.inf).astype(np.float32)
+
+
+def _zeros_for_nan(operands: Mapping[str, Tensor]) -> Tensor:
+    rows = torch.softmax(operands["x"][:2], -1)
+    return torch.cat([rows, torch.zeros_like(operands["x"][2:])]) * operands["w"]
+
+
 REDUCTION_CASES = (
+    case(
+        "Softmax.masked",
+        "a row without any logit",
+        "m = Add(x, mask) s = Softmax(m) n = IsNaN(s) z = Where(n, zero, s) y = Mul(z, w)",
+        x=normal(3, 4),
+        w=normal(3, 4),
+        mask=_MASKED,
+        zero=np.float32(0),
+        formula=_zeros_for_nan,
+    ),
+    case(
+        "Softmax.masked",
+        "first axis",
+        "s = Softmax<axis=0>(x) n = IsNaN(s) z = Where(n, zero, s) y = Mul(z, w)",
+        x=normal(3, 4),
+        w=normal(3, 4),
+        zero=np.float32(0),
+        formula=lambda o: torch.softmax(o["x"], 0) * o["w"],
+    ),
     *(entry for rule in _KINDS for entry in _settings(rule)),
     *(
         _beside(rule, name, values, [1])

@@ -1,0 +1,1 @@
+"""Exporters of models that people train, into a folder outside of the repository."""
