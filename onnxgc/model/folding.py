@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 # Folding is there for shapes, masks and index tables, not to compute the network.
 LARGEST_FOLDED_INPUT = 1 << 16
 LARGEST_FOLDED_OUTPUT = 1 << 20
+# Operators that draw random numbers.
 # fmt: off
-_RANDOM = frozenset({
+RANDOM = frozenset({
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
     "Dropout",
 })
@@ -37,7 +38,7 @@ def shape_value(node: Node, shape: tuple[int, ...]) -> Array | None:
 
 def may_fold(node: Node) -> bool:
     """Whether the operator gives the same result every time and reads its inputs only."""
-    return not node.domain and node.op not in _RANDOM and not captured_names(node)
+    return not node.domain and node.op not in RANDOM and not captured_names(node)
 
 
 def evaluate(

@@ -29,6 +29,7 @@ from onnxgc.model.trainable import (
     with_dropout_on,
     with_masked_softmax,
     with_own_statistics,
+    with_seeded_random,
     without_identities,
 )
 
@@ -77,7 +78,7 @@ def read_model(
     draft = resolved(at_target_opset(draft))
     draft = resolved(with_unrolled_recurrence(with_layer_normalization(draft)))
     draft = without_identities(with_dropout_on(draft))
-    draft = with_masked_softmax(draft)
+    draft = with_masked_softmax(with_seeded_random(draft))
     draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
     draft = with_floor_pooling(resolved(draft))

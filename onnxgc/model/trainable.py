@@ -6,6 +6,7 @@ seeded, and Identity nodes go.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.draft import Draft, NameSource, captured_names
+from onnxgc.model.folding import RANDOM
 from onnxgc.model.ir import Array, Node, Statistic, TensorType
 from onnxgc.model.weights import ArrayWeight
 
@@ -165,6 +167,22 @@ def with_dropout_on(draft: Draft) -> Draft:
                 )
             )
     return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
+
+
+def with_seeded_random(draft: Draft) -> Draft:
+    """The draft with a seed for each random node that has none, whose numbers are drawn once a step.
+
+    Drawn again they would be others. A seed makes two sessions draw alike.
+    """
+    seeds = itertools.count(1)
+    return draft.with_changes(
+        nodes=tuple(
+            node.with_changes(once=True, attributes={"seed": float(next(seeds)), **node.attributes})
+            if node.op in RANDOM and node.op != "Dropout" and not node.domain
+            else node
+            for node in draft.nodes
+        )
+    )
 
 
 def with_masked_softmax(draft: Draft) -> Draft:

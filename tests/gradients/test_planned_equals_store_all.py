@@ -10,13 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxgc.api import PlannedStep, emit, plan_step, store_all_schedule
+from onnxgc.api import PlannedStep, emit, optimize, plan_step, store_all_schedule
 from onnxgc.model.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.solvers.base import SolverOptions
 from tests.gradients.gradient_case import Draw
+from tests.model.model_helpers import normal, text_model, with_weights
 
 _IMAGES = (4, 6, 10, 9)
 _CHANNELS = 6
@@ -230,3 +231,29 @@ def test_the_runtime_runs_in_file_order(network: str, choice: str) -> None:
     proto = emit(planned).model
     profile = executed_order(proto, _feeds(planned), SessionSettings(threads=1))
     assert profile.order == tuple(node.name for node in proto.graph.node)
+
+
+NOISY = """(float[64,32] x) => (float[64,32] y) <float keep={0.8}> {
+    h = MatMul(x, v) a = Relu(h) r = RandomUniformLike(a) c = Less(r, keep) k = Cast<to=1>(c) b = Mul(a, k)
+    n = RandomNormalLike(b) d = Add(b, n) i = MatMul(d, w) j = Relu(i) l = MatMul(j, u) y = Relu(l)
+}"""
+
+
+def test_random_numbers_are_drawn_once_a_step() -> None:
+    """Stochastic depth and added noise are no Dropout, and drawn again they would be others."""
+    weights = {name: normal(32, 32, seed=number) for number, name in enumerate("vwu")}
+    result = optimize(with_weights(text_model(NOISY), **weights), loss="mse", solver="chen-sqrt")
+    roles = {
+        node.op_type: entry.value
+        for node in result.training_graph.model.graph.node
+        for entry in node.metadata_props
+        if entry.key == "onnxgc.role" and node.op_type.startswith("Random")
+    }
+    assert roles == {"RandomUniformLike": "forward", "RandomNormalLike": "forward"}
+    regular = emit(result.planned, schedule=store_all_schedule(result.planned))
+    feeds = {"x": normal(64, 32), "target": normal(64, 32, seed=9)}
+    outputs = [
+        make_session(graph.model, providers=["CPUExecutionProvider"], threads=1).run(None, feeds)
+        for graph in (regular, result.training_graph)
+    ]
+    assert all(np.array_equal(one, two) for one, two in zip(*outputs, strict=True))
