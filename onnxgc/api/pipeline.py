@@ -382,7 +382,7 @@ def _notes_on_types(model: TrainableModel) -> list[str]:
     if not other:
         return []
     names = ", ".join(sorted(dtype_name(dtype) for dtype in other))
-    return [f"parameters are {names}; float32 is what is tested, and runtimes lack kernels for other types"]
+    return [f"parameters are {names}; not every runtime has all kernels for other types than float32"]
 
 
 def _notes_on_saving(planned: PlannedStep) -> list[str]:

@@ -27,7 +27,7 @@ _LAST_OPSET_OF_OLDER_RESIZING = 10
 # Below it Scan has a batch of sequences of given lengths, and the converter takes the one for the other.
 _OLDEST_SCAN = 9
 # Functions without a kernel on CUDA, at any opset.
-_EXPANDED_ALWAYS = (
+EXPANDED_ALWAYS = (
     "Celu",
     "CenterCropPad",
     "MeanVarianceNormalization",
@@ -60,7 +60,7 @@ def at_target_opset(draft: Draft) -> Draft:
     Raises:
         ModelFileError: an operator of an older opset cannot be raised.
     """
-    draft = _expanded(draft, _EXPANDED_ALWAYS)
+    draft = _expanded(draft, EXPANDED_ALWAYS)
     if draft.opset > TARGET_OPSET:
         return _lowered(resolved(draft))
     if draft.opset == TARGET_OPSET:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxgc.gradients.registry import RULES, STOPS
+from onnxgc.model.opset import EXPANDED_ALWAYS
+from onnxgc.model.spelling import SPELLINGS
 from onnxgc.solvers.registry import SOLVERS
 from onnxgc.solvers.reversal import ReversalObjective
 from scripts.benchmarking import growth_picture, picture
@@ -409,8 +411,13 @@ def _operators(folder: Path) -> str:
     del folder
     rules = ", ".join(f"`{name}`" for name in sorted(RULES) if "." not in name)
     stops = ", ".join(f"`{name}`" for name in sorted(STOPS))
+    written = sorted({*SPELLINGS, *EXPANDED_ALWAYS, "GRU", "If", "LSTM", "Loop", "RNN", "Scan"})
+    others = ", ".join(f"`{name}`" for name in written)
     return (
-        f"Gradient rules: {rules}.\n\nNo gradient flows through {stops}, nor through integers and Booleans."
+        f"Gradient rules: {rules}.\n\nWritten in other operators while reading: {others}, sequences, and what "
+        "ONNX defines by other operators and opset 18 lacks (`Attention`, `Gelu`, `RMSNormalization`, "
+        f"`RotaryEmbedding`, `Swish`, ...).\n\nNo gradient flows through {stops}, nor through integers and "
+        "Booleans."
     )
 
 
