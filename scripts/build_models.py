@@ -8,6 +8,8 @@ files stay small and byte-for-byte reproducible.
 
     python scripts/build_models.py           write models/*.onnx
     python scripts/build_models.py --check   exit with 1 if a file differs from what is built here
+    python scripts/build_models.py --exports ORIGIN FOLDER   real exports, with random weights, elsewhere:
+                                             ORIGIN is torch, keras, jax or paddle (--help tells more)
 """
 
 from __future__ import annotations
@@ -108,9 +110,14 @@ def serialize(model: onnx.ModelProto) -> bytes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--exports"]:
+        from scripts.exports.__main__ import main as export
+
+        return export(given[1:])
     parser = argparse.ArgumentParser(description="Build the light ONNX graphs in models/.")
     parser.add_argument("--check", action="store_true", help="compare only; exit with 1 if a file differs")
-    check = parser.parse_args(arguments).check
+    check = parser.parse_args(given).check
     stale = []
     for name in NETWORKS:
         path = MODELS_DIRECTORY / f"{name}.onnx"

@@ -414,8 +414,8 @@ def _operators(folder: Path) -> str:
     written = sorted({*SPELLINGS, *EXPANDED_ALWAYS, "GRU", "If", "LSTM", "Loop", "RNN", "Scan"})
     others = ", ".join(f"`{name}`" for name in written)
     return (
-        f"Gradient rules: {rules}.\n\nWritten in other operators while reading: {others}, sequences, and what "
-        "ONNX defines by other operators and opset 18 lacks (`Attention`, `Gelu`, `RMSNormalization`, "
+        f"Gradient rules: {rules}.\n\nWritten in other operators while reading: {others}, sequences, and "
+        "what ONNX defines by other operators and opset 18 lacks (`Attention`, `Gelu`, `RMSNormalization`, "
         f"`RotaryEmbedding`, `Swish`, ...).\n\nNo gradient flows through {stops}, nor through integers and "
         "Booleans."
     )

@@ -1,26 +1,64 @@
-"""Export models that people train, with random weights, into a folder.
+"""Export models that people train, with random weights, into a folder outside of the repository.
 
-python -m scripts.exports torch FOLDER [--only NAME] [--full]
+    python scripts/build_models.py --exports ORIGIN FOLDER [--only NAME] [--full]
+
+ORIGIN is torch (this environment, with torch, torchvision, timm, transformers and onnxscript), keras,
+jax or paddle; each of these three gets an environment of its own in FOLDER at its first export.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Sequence
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A framework that does not share an environment with others: its script and what that needs."""
+
+    script: str
+    requirements: tuple[str, ...]
+
+
+ORIGINS: Mapping[str, Origin] = {
+    "keras": Origin("keras_models.py", ("tensorflow-cpu==2.21.0", "keras==3.15.1", "tf2onnx==1.17.0")),
+    "jax": Origin("jax_models.py", ("jax==0.10.2", "flax==0.12.8", "jax2onnx==0.17.1")),
+    "paddle": Origin("paddle_models.py", ("paddlepaddle==3.3.1", "paddle2onnx==2.1.0", "setuptools<80")),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="build_models.py --exports",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("origin", choices=["torch"])
+    parser.add_argument("origin", choices=["torch", *ORIGINS])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
-    parser.add_argument("--full", action="store_true", help="in the size that is trained")
+    parser.add_argument("--only", action="append", default=[], help="a torch model by name; repeatable")
+    parser.add_argument("--full", action="store_true", help="torch models in the size that is trained")
     options = parser.parse_args(arguments)
-    return _torch(options)
+    if options.origin == "torch":
+        return _torch(options)
+    return _in_own_environment(ORIGINS[options.origin], options.folder)
+
+
+def _in_own_environment(origin: Origin, folder: Path) -> int:
+    """The exit code of the origin's script, run where its packages are."""
+    environment = folder.resolve() / f".environment-{Path(origin.script).stem}"
+    python = environment / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    if not python.exists():
+        venv.create(environment, with_pip=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", *origin.requirements]
+        if status := subprocess.run(install).returncode:
+            return status
+    script = Path(__file__).resolve().parent / origin.script
+    return subprocess.run([str(python), str(script), str(folder)]).returncode
 
 
 def _torch(options: argparse.Namespace) -> int:
@@ -36,8 +74,8 @@ def _torch(options: argparse.Namespace) -> int:
                 print(write_torch_model(name, model, options.folder, export, not options.full), flush=True)
             except Exception as error:
                 # Exporters fail in many ways of their own; the others are still wanted.
-                reason = next(iter(str(error).splitlines()), "")
-                print(f"{name} {export.suffix}: {type(error).__name__}: {reason}", flush=True)
+                first = str(error).splitlines()[:1]
+                print(f"{name} {export.suffix}: {type(error).__name__}: {first}", flush=True)
                 failed += 1
     return 1 if failed else 0
 
