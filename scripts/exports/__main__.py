@@ -74,8 +74,8 @@ def _torch(options: argparse.Namespace) -> int:
                 print(write_torch_model(name, model, options.folder, export, not options.full), flush=True)
             except Exception as error:
                 # Exporters fail in many ways of their own; the others are still wanted.
-                first = str(error).splitlines()[:1]
-                print(f"{name} {export.suffix}: {type(error).__name__}: {first}", flush=True)
+                reason = next(iter(str(error).splitlines()), "")
+                print(f"{name} {export.suffix}: {type(error).__name__}: {reason}", flush=True)
                 failed += 1
     return 1 if failed else 0
 
