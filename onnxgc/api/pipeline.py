@@ -15,7 +15,7 @@ import onnx
 
 from onnxgc.api.trial import trial_run
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
-from onnxgc.emission.write import check_writable, data_file, write_model
+from onnxgc.emission.write import check_model_writable, data_file, write_model
 from onnxgc.errors import ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
 from onnxgc.model.ir import Array, TrainableModel, dtype_name
@@ -154,7 +154,7 @@ def optimize(
     started = time.perf_counter()
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:
-        check_writable(target)
+        check_model_writable(target)
         _check_apart(target, source if isinstance(source, str | os.PathLike) else None)
     tell("reading")
     read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs, freeze_bn, untie)

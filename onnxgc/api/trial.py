@@ -54,7 +54,7 @@ def trial_run(
     if path is not None and not all(map(os.path.exists, files_of(path))):
         return "the model was not tried: its weights are not there"
     try:
-        session = make_session(path or proto, settings=SessionSettings(file_order=False))
+        session = make_session(path or proto, settings=SessionSettings(file_order=False), is_silent=True)
         flops = sum(node_flops(node, model.types) for node in model.nodes)
         if flops > MOST_FLOPS:
             return f"the model was loaded but not run before planning: one run takes {flops / 1e9:,.0f} GFLOP"
@@ -82,7 +82,7 @@ def _feeds(proto: onnx.ModelProto, input_shapes: Mapping[str, tuple[int, ...]]) 
             described[value.name] = (dtype, input_shapes.get(value.name, ()))
             continue
         sizes = tuple(
-            dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else size
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else size
             for dim, size in zip(kind.shape.dim, given, strict=True)
         )
         described[value.name] = (dtype, sizes)

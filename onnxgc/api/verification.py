@@ -267,7 +267,7 @@ def _gradient_check(
     planned: PlannedStep, expected: Mapping[str, Array], actual: Mapping[str, Array]
 ) -> Check:
     names = [name for name in planned.step.graph.outputs if name != planned.model.loss]
-    different = [name for name in names if not np.array_equal(expected[name], actual[name])]
+    different = [name for name in names if not _identical(expected[name], actual[name])]
     if not different:
         count = len(planned.step.parameter_gradients)
         return Check("gradients", True, f"{count} gradients and all statistics are bit-identical")
@@ -278,6 +278,13 @@ def _gradient_check(
         f"{len(different)} of {len(names)} outputs differ, '{worst}' most: relative distance "
         f"{_distance(expected[worst], actual[worst]):.1e}",
     )
+
+
+def _identical(expected: Array, actual: Array) -> bool:
+    """Whether all elements are equal, or not a number in both."""
+    if not np.issubdtype(expected.dtype, np.floating):
+        return np.array_equal(expected, actual)
+    return np.array_equal(expected, actual, equal_nan=True)
 
 
 def _distance(expected: Array, actual: Array) -> float:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import onnx
 
 from onnxgc.errors import OutputFileError
+from onnxgc.model.load import is_text
 
 # Protobuf holds no more; the rest of the file stays well below the difference.
 _LARGEST_SINGLE_FILE_BYTES = 2_000_000_000
@@ -49,6 +50,20 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         ) from error
 
 
+def check_model_writable(path: str | os.PathLike[str]) -> None:
+    """Fail early where a model cannot be written: its file is binary, and its name must not say otherwise.
+
+    Raises:
+        OutputFileError: as `check_writable`, or the name has the suffix of a text form.
+    """
+    if is_text(path):
+        suffix = os.path.splitext(path)[1]
+        raise OutputFileError(
+            f"cannot write '{path}': the file is binary, and {suffix} is for text; give it a name with .onnx"
+        )
+    check_writable(path)
+
+
 def write_model(
     model: onnx.ModelProto, path: str | os.PathLike[str], *, external_data: bool = False
 ) -> tuple[Path, ...]:
@@ -58,8 +73,10 @@ def write_model(
     symbolic link is followed.
 
     Raises:
-        OutputFileError: the file cannot be written; an earlier file of that name is untouched.
+        OutputFileError: the file cannot be written, or its name is that of a text form; an earlier file
+            of that name is untouched.
     """
+    check_model_writable(path)
     with _complete_only(path) as (folder, target):
         written = folder / target.name
         outside = [tensor.name for tensor in model.graph.initializer if _is_large(tensor)]

@@ -51,7 +51,8 @@ def reduce_mean(g: GradientContext) -> None:
     """y = mean of x over axes: dx = dy / count, repeated."""
     axes = _reduced_axes(g)
     count = math.prod(g.input_shape(0)[axis] for axis in axes)
-    g.give(0, _spread(g, g.emit("Div", g.dy, g.scalar(count)), axes))
+    # The count itself may be beyond float16.
+    g.give(0, _spread(g, g.emit("Mul", g.dy, g.scalar(1.0 / count if count else 0.0)), axes))
 
 
 def reduce_extreme(g: GradientContext) -> None:

@@ -111,7 +111,6 @@ RULES: Mapping[str, Rule] = {
     "Softmax": reductions.softmax,
     "Softmax.masked": reductions.masked_softmax,
     # sampling
-    "AffineGrid": resampling.affine_grid,
     "GridSample": resampling.grid_sample,
     "Resize": resampling.resize,
     # moving elements

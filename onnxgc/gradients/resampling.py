@@ -515,20 +515,3 @@ def _grid_gradient(g: GradientContext, x: str, dy: str, taps: Sequence[Sequence[
         scale = (extent - 1) / 2 if g.attribute("align_corners", 0) else extent / 2
         coordinates.append(reshape(g, g.emit("Mul", total, _number(g, scale)), (batch, count, 1)))
     return reshape(g, g.emit("Concat", *coordinates, axis=2), grid)
-
-
-def affine_grid(g: GradientContext) -> None:
-    """y = base theta^T with a fixed grid of points [P, d + 1]: dtheta = dy^T base."""
-    batch, *sizes, rank = g.output_shape()
-    axes = [_points(size, bool(g.attribute("align_corners", 0))) for size in sizes]
-    coordinates = [axis.reshape(-1) for axis in np.meshgrid(*axes, indexing="ij")]
-    base = np.stack([*reversed(coordinates), np.ones(math.prod(sizes))], axis=1)
-    dy = g.emit("Transpose", reshape(g, g.dy, (batch, math.prod(sizes), rank)), perm=[0, 2, 1])
-    g.give(0, g.emit("MatMul", dy, g.tensor(base)))
-
-
-def _points(size: int, align_corners: bool) -> Array:
-    """Evenly from -1 to 1, at the elements or in their middles."""
-    if align_corners:
-        return np.linspace(-1, 1, size) if size > 1 else np.zeros(1)
-    return (2 * np.arange(size) + 1) / size - 1

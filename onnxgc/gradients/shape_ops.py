@@ -21,6 +21,9 @@ def view(g: GradientContext) -> None:
 def transpose(g: GradientContext) -> None:
     """y = x with axes permuted: dx = dy with the inverse permutation."""
     rank = len(g.input_shape(0))
+    if not rank:
+        g.give(0, g.dy)
+        return
     permutation = g.attribute("perm") or list(reversed(range(rank)))
     g.give(0, g.emit("Transpose", g.dy, perm=[int(axis) for axis in np.argsort(permutation)]))
 

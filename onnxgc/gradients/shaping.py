@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +89,35 @@ def reciprocal_or_zero(g: GradientContext, tensor: str) -> str:
     return g.emit("Div", sign, g.emit("Add", tensor, g.emit("Sub", g.scalar(1.0), sign)))
 
 
+# Rows that are added one after the other; the error of a float32 sum grows with their number.
+_MOST_IN_A_ROW = 32
+
+
+def sum_over_leading(g: GradientContext, tensor: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> str:
+    """The sum of `tensor` of `shape` over `axes`, which stay with extent 1.
+
+    ONNX Runtime adds the rows of leading axes one after the other: the gradient of a bias behind 65,536
+    tokens would be off by 1e-3. So a few rows are added at a time, then their sums, and so on.
+    """
+    leading = axes == tuple(range(len(axes)))
+    count, rest = math.prod(shape[: len(axes)]), shape[len(axes) :]
+    if not leading or count <= _MOST_IN_A_ROW:
+        return reduce_sum(g, tensor, axes, keepdims=True)
+    while group := _group_of(count):
+        tensor = reshape(g, tensor, (count // group, group, math.prod(rest)))
+        tensor = reduce_sum(g, tensor, (1,))
+        count //= group
+    tensor = reshape(g, tensor, (count, math.prod(rest)))
+    return reshape(g, reduce_sum(g, tensor, (0,)), (*(1,) * len(axes), *rest))
+
+
+def _group_of(count: int) -> int:
+    """How many rows to add at a time: the largest divisor that is few rows, or 0 to add all at once."""
+    if count <= _MOST_IN_A_ROW:
+        return 0
+    return next((size for size in range(_MOST_IN_A_ROW, 1, -1) if count % size == 0), 0)
+
+
 def unbroadcast(g: GradientContext, tensor: str, shape: tuple[int, ...], target: tuple[int, ...]) -> str:
     """Sum `tensor` of `shape` over the axes along which `target` was broadcast to it."""
     if shape == target:
@@ -97,7 +127,7 @@ def unbroadcast(g: GradientContext, tensor: str, shape: tuple[int, ...], target:
         lead + axis for axis, size in enumerate(target) if size == 1 and shape[lead + axis] != 1
     )
     if axes:
-        tensor = reduce_sum(g, tensor, axes, keepdims=True)
+        tensor = sum_over_leading(g, tensor, shape, axes)
         shape = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     return tensor if shape == target else reshape(g, tensor, target)
 

@@ -15,6 +15,7 @@ from onnxgc.model.draft import (
     operator_name,
     topologically_sorted,
 )
+from onnxgc.model.exporters import as_exported, folding_notes
 from onnxgc.model.fused import in_runtime_domain
 from onnxgc.model.ir import Node, Weight
 from onnxgc.model.weights import constant_value, filled_value, initializers
@@ -33,6 +34,7 @@ def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
     graph = model.graph
     weights = initializers(graph, folder)
     nodes, weights = lift_constants(graph.node, weights, folder)
+    weights = as_exported(model, weights)
     nodes = with_node_names(topologically_sorted(nodes, _available(graph, weights)))
     domains = {entry.domain: entry.version for entry in model.opset_import}
     versions = [version for domain, version in domains.items() if domain in ONNX_DOMAINS]
@@ -47,6 +49,7 @@ def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
         weights=weights,
         declared={value.name: value.type for value in (*graph.value_info, *graph.input)},
         metadata={entry.key: entry.value for entry in model.metadata_props},
+        notes=folding_notes(model),
     )
     return in_runtime_domain(with_lifted_bodies(draft, folder))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import helper, inliner
+from onnx import helper, inliner, shape_inference
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.draft import ONNX_DOMAINS
 from onnxgc.model.fused import move_to_runtime_domain
+from onnxgc.model.rewrites import unused
 
 _TEXT_SUFFIXES = (
     ".json",
@@ -111,7 +113,10 @@ def _read_file(path: str) -> onnx.ModelProto:
 
 def _read_text(path: str) -> onnx.ModelProto:
     try:
-        return onnx.load(path, load_external_data=False)
+        with warnings.catch_warnings():
+            # It says of some forms that they may change.
+            warnings.simplefilter("ignore")
+            return onnx.load(path, load_external_data=False)
     except Exception as error:  # Each text format has its own parser, with its own exceptions.
         raise ModelFileError(f"'{path}' is not an ONNX model in text form: {_first_line(error)}") from error
 
@@ -131,10 +136,48 @@ def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     if model.graph.initializer:
         shell.graph.CopyFrom(without_payloads(model.graph))
     try:
+        if _mixes_opsets(shell):
+            # The inliner converts bodies to the model's opset and asks for the types of what they read.
+            shell = shape_inference.infer_shapes(shell)
         inlined = inliner.inline_local_functions(shell, convert_version=True)
     except Exception as error:  # The inliner raises plain RuntimeErrors from C++.
         raise ModelFileError(f"the functions of {label} cannot be inlined: {_first_line(error)}") from error
+    if _mixes_opsets(shell):
+        _rename_what_is_defined_again(inlined.graph)
     return _with_payloads(inlined, model.graph)
+
+
+def _mixes_opsets(model: onnx.ModelProto) -> bool:
+    """Whether a function was written for another opset than the model."""
+    own = _default_opset(model.opset_import)
+    return any(_default_opset(function.opset_import) not in (None, own) for function in model.functions)
+
+
+def _default_opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int | None:
+    return next((int(entry.version) for entry in imports if entry.domain in ONNX_DOMAINS), None)
+
+
+def _rename_what_is_defined_again(graph: onnx.GraphProto) -> None:
+    """Conversion numbers the tensors that it adds to a body alike in each, and only that body reads them."""
+    defined = {value.name for value in graph.input}
+    taken = defined | {name for node in graph.node for name in (*node.input, *node.output)}
+    current: dict[str, str] = {}
+    for node in graph.node:
+        _rename_reads(node, current)
+        for index, name in enumerate(node.output):
+            if name and name in defined:
+                current[name] = node.output[index] = unused(name, taken)
+                taken.add(node.output[index])
+            defined.add(name)
+
+
+def _rename_reads(node: onnx.NodeProto, current: Mapping[str, str]) -> None:
+    for index, name in enumerate(node.input):
+        node.input[index] = current.get(name, name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                _rename_reads(inner, current)
 
 
 def _copy_without_graph(model: onnx.ModelProto, shell: onnx.ModelProto) -> None:
@@ -182,6 +225,11 @@ def _with_default_domain(
     return found
 
 
+def _holds_bytes(error: Exception) -> bool:
+    return bool(error.args) and isinstance(error.args[0], bytes)
+
+
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = error.args[0].decode(errors="replace") if _holds_bytes(error) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -175,11 +175,15 @@ def _class_axis(draft: Draft, softmax: Node) -> int | None:
     return axis if axis > 0 else None
 
 
+# Scales, biases and caps of logits.
+_KEEPING_AXES = ("Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub", "Tanh", "Where")
+
+
 def _axis_by_producer(draft: Draft, output: str, rank: int) -> int:
     """Where the classes are: last behind a matrix product (language models), else second."""
     producers = draft.producers()
     node = producers.get(output)
-    while node is not None and node.op in ("Add", "Identity", "Cast"):
+    while node is not None and node.op in _KEEPING_AXES:
         node = next((producers[name] for name in node.inputs if name in producers), None)
     return rank - 1 if node is not None and node.op in _FEATURES_LAST else 1
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+import numpy as np
 import onnx
 from onnx import defs, helper, inliner, numpy_helper, version_converter
 
 from onnxgc.errors import ModelFileError
-from onnxgc.model.draft import Draft, attributes_of
+from onnxgc.model.draft import Draft, NameSource, attributes_of
 from onnxgc.model.ir import Node, TensorType, Weight
 from onnxgc.model.lift import lift_constants, with_node_names
 from onnxgc.model.lowering import CannotLowerError, is_newer_function, lowered_nodes
@@ -24,11 +25,12 @@ TARGET_IR_VERSION = 9
 OLDEST_OPSET = 7
 # Up to it Resize and Upsample count from the first element, and nearest rounds towards it or away from it.
 _LAST_OPSET_OF_OLDER_RESIZING = 10
+# Up to it Hardmax finds one maximum in all dimensions from its axis on together.
+_LAST_OPSET_OF_FLATTENING_HARDMAX = 12
 # Below it Scan has a batch of sequences of given lengths, and the converter takes the one for the other.
 _OLDEST_SCAN = 9
 # Functions without a kernel on CUDA, at any opset.
 EXPANDED_ALWAYS = (
-    "Celu",
     "CenterCropPad",
     "MeanVarianceNormalization",
     "Mish",
@@ -156,6 +158,8 @@ def _converted(draft: Draft) -> Draft:
     graph = version_converter.convert_version(_shell(draft, shown), TARGET_OPSET).graph
     raised = _lifted(draft, graph).with_changes(opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
     raised = _with_limits_of_their_type(raised)
+    if draft.opset <= _LAST_OPSET_OF_FLATTENING_HARDMAX:
+        raised = _with_flattening_hardmax(raised)
     return _with_older_resizing(raised) if draft.opset <= _LAST_OPSET_OF_OLDER_RESIZING else raised
 
 
@@ -170,6 +174,38 @@ def _with_limits_of_their_type(draft: Draft) -> Draft:
                 dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
                 weights[name] = ArrayWeight(limit.load().astype(dtype))
     return draft.with_changes(weights=weights)
+
+
+def _with_flattening_hardmax(draft: Draft) -> Draft:
+    """A raised draft whose Hardmax nodes do what they did before: the converter leaves them as they are.
+
+    Raises:
+        RuntimeError: the shape of what a node reads is not known.
+    """
+    names, nodes, weights = NameSource(draft.tensor_names()), list[Node](), dict(draft.weights)
+    for node in draft.nodes:
+        if node.domain or node.op != "Hardmax":
+            nodes.append(node)
+            continue
+        kind = draft.type_of(node.inputs[0])
+        if kind is None:
+            raise RuntimeError(f"Hardmax '{node.name}' of an older opset needs a static shape")
+        axis, rank = int(node.attribute("axis", 1)), len(kind.shape)
+        over_last = node.with_changes(attributes={"axis": -1})
+        if axis in (-1, rank - 1):
+            nodes.append(over_last)
+            continue
+        output = node.outputs[0]
+        flat, found, shape = (names.fresh(f"{output}/{part}") for part in ("flat", "found", "shape"))
+        weights[shape] = ArrayWeight(np.asarray(kind.shape, np.int64))
+        nodes += [
+            Node(
+                "Flatten", node.inputs, (flat,), {"axis": axis}, f"{node.name}/flat", node.origin, "Flatten"
+            ),
+            over_last.with_changes(inputs=(flat,), outputs=(found,), name=f"{node.name}/found"),
+            Node("Reshape", (found, shape), node.outputs, {}, node.name, node.origin, "Reshape"),
+        ]
+    return draft.with_changes(nodes=tuple(nodes), weights=weights)
 
 
 def _with_older_resizing(draft: Draft) -> Draft:

@@ -9,12 +9,13 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxgc.errors import NoParametersError
 from onnxgc.model.control_flow import INITIAL_STATE
 from onnxgc.model.draft import Draft, operator_name
 from onnxgc.model.ir import Array, Node, TensorType, Weight
-from onnxgc.model.weights import FilledWeight, StoredWeight, is_external
+from onnxgc.model.weights import ExportedAs, FilledWeight, StoredWeight, peek
 
 
 class Role(StrEnum):
@@ -90,11 +91,15 @@ _NOT_DIFFERENTIABLE = frozenset(
     | {"ArgMin", "NonZero", "DequantizeLinear", "Range", "OneHot", "Sign", "Floor", "Ceil"}
     | {"Round", "ConstantOfShape", "RandomNormalLike", "RandomUniformLike", "EyeLike", "NonMaxSuppression"}
 )
+# Positions and counts; bytes are images, and Booleans choose.
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 _OF_INTEGERS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})
 _REPEATING = ("Expand", "Tile")
 _SCATTERING = ("ScatterND", "ScatterElements", "Scatter")
 # An additive constant of zeros and values up to this one is a mask, as in Swin and BERT.
 MASK_VALUE = -100.0
+# Masks of attention over a few thousand tokens.
+_LARGEST_LOOKED_AT = 1 << 24
 NOT_FLOATING = "not a floating-point tensor"
 
 
@@ -131,6 +136,13 @@ def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
         if len(decision.used_by) > 1
     )
     return tied + tuple(decision.doubt for decision in parameters if decision.doubt)
+
+
+_ROLES_OF_EXPORTED = {
+    ExportedAs.PARAMETER: Role.PARAMETER,
+    ExportedAs.BUFFER: Role.CONSTANT,
+    ExportedAs.CONSTANT: Role.CONSTANT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +203,13 @@ class _Uses:
             return _Use(node, index, role, where)
         if index in STATISTIC_INPUTS.get(node.op, ()):
             return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
-        if node.op in ("MatMul", "Mul", "Div") and self._is_position_table(tensor, node):
+        if node.op in ("MatMul", "Mul", "Div") and self._is_position_table(weight, tensor, node):
             reason = f"frequency table: {where}, whose other operand is an integer"
             return _Use(node, index, Role.CONSTANT, reason)
         if node.op == "InstanceNormalization" and self._is_neutral(weight, node, index):
             return _Use(node, index, Role.CONSTANT, f"neutral value in a group normalisation: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
-            if not weight.type.shape:
+            if not weight.type.shape and not _is_named(weight):
                 return _Use(node, index, Role.CONSTANT, f"single number: {where}")
             return _Use(node, index, Role.PARAMETER, where)
         if index in INITIAL_STATES.get(node.op, ()) and not _is_zero(weight):
@@ -212,7 +224,7 @@ class _Uses:
         return _Use(node, index, Role.CONSTANT, f"setting of the operator: {where}")
 
     def _judge_operand(self, weight: Weight, node: Node, index: int, where: str) -> _Use:
-        if weight.type.element_count <= 1 and not _is_stored_vector(weight):
+        if weight.type.element_count <= 1 and not self._is_learned_number(weight, node, index):
             return _Use(node, index, Role.CONSTANT, f"single number: {where}")
         if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
             return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
@@ -221,24 +233,42 @@ class _Uses:
         beside = next((name for name in node.inputs if name in self._inputs), "")
         return _Use(node, index, Role.PARAMETER, where, beside)
 
+    def _is_learned_number(self, weight: Weight, node: Node, index: int) -> bool:
+        """Whether one number is a weight all the same: kept under a name of its own, or a bias of one unit.
+
+        An exponent never is, nor what is added in front of a root.
+        """
+        if node.op == "Pow" and index == 1:
+            return False
+        if _is_named(weight):
+            return True
+        readers = {reader.op for reader, _ in self._consumers.get(node.outputs[0], ())}
+        is_epsilon = not readers.isdisjoint(("Sqrt", "Reciprocal", "Pow"))
+        return node.op == "Add" and _is_initializer(weight) and weight.type.shape == (1,) and not is_epsilon
+
     def _is_neutral(self, weight: Weight, node: Node, index: int) -> bool:
         """Whether a scale of ones or a bias of zeros stands in torch's form of GroupNormalization.
 
         The form is Reshape, InstanceNormalization, Reshape, followed by the true scale and bias.
         """
         producer = self._producers.get(node.inputs[0])
-        if producer is None or producer.op != "Reshape" or index not in (1, 2) or is_external(weight):
+        if producer is None or producer.op != "Reshape" or index not in (1, 2):
             return False
         readers = self._consumers.get(node.outputs[0], [])
         return (
             bool(readers)
             and all(reader.op == "Reshape" for reader, _ in readers)
-            and bool(np.all(weight.load() == (1 if index == 1 else 0)))
+            and bool(np.all(_values(weight) == (1 if index == 1 else 0)))
         )
 
-    def _is_position_table(self, tensor: str, node: Node) -> bool:
-        """Whether all other operands are integers that were cast, as positions are."""
+    def _is_position_table(self, weight: Weight, tensor: str, node: Node) -> bool:
+        """Whether all other operands are integers that were cast, as positions are.
+
+        A product of positions and frequencies is an outer one: nothing is summed.
+        """
         others = [name for name in node.inputs if name and name != tensor]
+        if node.op == "MatMul" and 1 not in weight.type.shape[-2:]:
+            return False
         return bool(others) and all(self._is_cast_integer(name) for name in others)
 
     def _is_cast_integer(self, name: str) -> bool:
@@ -257,17 +287,17 @@ class _Uses:
         while name not in seen:
             seen.add(name)
             if name in self._weights:
-                return not self._weights[name].type.is_floating
+                return self._weights[name].type.dtype in _INTEGERS
             declared = self._declared.get(name)
             if declared is not None and declared.HasField("tensor_type"):
-                return not TensorType(declared.tensor_type.elem_type, ()).is_floating
+                return declared.tensor_type.elem_type in _INTEGERS
             producer = self._producers.get(name)
             if producer is None or producer.domain or not any(producer.inputs):
                 return False
             if producer.op in _OF_INTEGERS:
                 return True
             if producer.op == "Cast":
-                return not TensorType(int(producer.attribute("to")), ()).is_floating
+                return int(producer.attribute("to")) in _INTEGERS
             # Other operators hand on the type of their data.
             name = producer.inputs[1 if producer.op in ("Where", "CastLike") else 0]
         return False
@@ -279,6 +309,9 @@ def _decide(name: str, weight: Weight, uses: _Uses) -> ParameterDecision:
     found = uses.of(name)
     if not found:
         return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
+    told = _as_the_exporter_says(name, weight, found)
+    if told is not None:
+        return told
     for role in (Role.PARAMETER, Role.STATISTIC, Role.CONSTANT):
         of_role = [use for use in found if use.role is role]
         if of_role:
@@ -287,6 +320,15 @@ def _decide(name: str, weight: Weight, uses: _Uses) -> ParameterDecision:
                 name, weight.type, role, of_role[0].reason, used_by, _doubt(name, of_role)
             )
     raise AssertionError(name)
+
+
+def _as_the_exporter_says(name: str, weight: Weight, uses: Sequence[_Use]) -> ParameterDecision | None:
+    exported = weight.exported_as if isinstance(weight, StoredWeight) else ExportedAs.UNKNOWN
+    if exported not in _ROLES_OF_EXPORTED or any(use.role is Role.STATISTIC for use in uses):
+        return None
+    used_by = tuple(dict.fromkeys(use.node.name for use in uses))
+    reason = f"a {exported}, as the exporter says"
+    return ParameterDecision(name, weight.type, _ROLES_OF_EXPORTED[exported], reason, used_by)
 
 
 def _doubt(name: str, uses: Sequence[_Use]) -> str:
@@ -313,9 +355,14 @@ def _overruled(
     return decision
 
 
-def _is_stored_vector(weight: Weight) -> bool:
-    """Whether an exporter keeps the number as it keeps weights: a bias of one unit, a learned scale."""
-    return _is_initializer(weight) and weight.type.shape == (1,)
+def _is_named(weight: Weight) -> bool:
+    return isinstance(weight, StoredWeight) and weight.exported_as is ExportedAs.NAMED
+
+
+def _values(weight: Weight) -> Array:
+    """A weight's values where looking at them is cheap, else one that is nothing special."""
+    found = peek(weight) if weight.type.element_count <= _LARGEST_LOOKED_AT else None
+    return np.full((1,), np.nan) if found is None else np.asarray(found, dtype=np.float64)
 
 
 def _is_initializer(weight: Weight) -> bool:
@@ -324,24 +371,20 @@ def _is_initializer(weight: Weight) -> bool:
 
 def _is_empty_mask(weight: Weight) -> bool:
     """Whether it is zeros over several axes that an exporter computed, where a bias is stored and has one."""
-    if isinstance(weight, FilledWeight) or _is_initializer(weight) or is_external(weight):
+    if isinstance(weight, FilledWeight) or _is_initializer(weight):
         return False
-    if sum(size > 1 for size in weight.type.shape) < 2:
-        return False
-    return not np.any(weight.load())
+    return sum(size > 1 for size in weight.type.shape) > 1 and _is_zero(weight)
 
 
 def _is_mask(weight: Weight) -> bool:
     """Whether the values are zeros and large negative numbers only, as attention masks are."""
-    if is_external(weight):
-        return False
-    values: Array = np.asarray(weight.load(), dtype=np.float64)
+    values = _values(weight)
     masking = values <= MASK_VALUE
     return bool(np.all(masking | (values == 0)) and np.any(masking))
 
 
 def _is_zero(weight: Weight) -> bool:
-    return not is_external(weight) and not np.any(weight.load())
+    return not np.any(_values(weight))
 
 
 def _unmatched(option: str, glob: str, names: Sequence[str]) -> NoParametersError:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgc.errors import ShapeError
 from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.model.rewrites import unused
 
@@ -151,6 +152,11 @@ class Sequences:
         if split.ndim:
             return [int(size) for size in split]
         step = int(split)
+        if step < 1:
+            raise ShapeError(
+                f"SplitToSequence '{node.name}' splits into parts of {step} elements; "
+                "export the model with parts of one or more"
+            )
         return [min(step, length - start) for start in range(0, length, step)]
 
 

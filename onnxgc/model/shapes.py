@@ -313,6 +313,8 @@ class _Walk:
             found |= self._by_function_body(proto, types)
         if node.op in _SAME_AS_INPUT and _static(found.get(node.outputs[0])) is None:
             found[node.outputs[0]] = self.protos[node.inputs[0]]
+        if node.op == "GatherND" and not node.domain and _static(found.get(node.outputs[0])) is None:
+            found |= _gathered(node, types)
         _drop_windows_in_padding(node, types, found)
         problem = self._impossible(node, found)
         return self._inconsistent(node, problem) if problem else found
@@ -384,6 +386,8 @@ class _Walk:
             )
         if first is None:
             return ""
+        if node.op in _POSITIVE_OUTPUTS and shapes[0] is not None and 0 in shapes[0]:
+            return f"'{node.inputs[0]}' of {_text(shapes[0])} has no elements"
         if node.op in _POSITIVE_OUTPUTS and min(first.shape) < 1:
             return f"'{node.inputs[0]}' of {_text(shapes[0])} is too small for its kernel"
         if node.op == "Reshape" and shapes[0] is not None:
@@ -503,6 +507,15 @@ def _contradicts(declared: onnx.TypeProto, shape: tuple[int, ...]) -> bool:
 
 def _channels(node: Node, wanted: int, found: int) -> str:
     return f"its weight '{node.inputs[1]}' is for {wanted} channels, but '{node.inputs[0]}' has {found}"
+
+
+def _gathered(node: Node, types: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
+    """The type of what GatherND takes: ONNX's inference says nothing where that is a scalar."""
+    data, indices = _static(types[node.inputs[0]]), _static(types[node.inputs[1]])
+    if data is None or indices is None or not indices.shape:
+        return {}
+    taken = int(node.attribute("batch_dims", 0)) + indices.shape[-1]
+    return {node.outputs[0]: _proto(TensorType(data.dtype, (*indices.shape[:-1], *data.shape[taken:])))}
 
 
 def _drop_windows_in_padding(

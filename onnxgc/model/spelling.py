@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.model.rewrites import TypeOf, ValueOf
@@ -117,6 +117,68 @@ def _group_normalization(
     ]
 
 
+def _affine_grid(
+    node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant
+) -> list[Node] | None:
+    """A fixed grid of points times theta^T, where the size is known. theta: [N, d, d + 1].
+
+    ONNX's own body loses the axis of a batch of one. With align_corners an axis of one element lies in the
+    middle, as in PyTorch.
+    """
+    kind, size = type_of(node.inputs[0]), value_of(node.inputs[1])
+    if kind is None or size is None:
+        return None
+    output, shape = node.outputs[0], [int(extent) for extent in size]
+    axes = [_points(extent, bool(node.attribute("align_corners", 0))) for extent in shape[2:]]
+    coordinates = [axis.reshape(-1) for axis in np.meshgrid(*axes, indexing="ij")]
+    # The last axis of the image is the first coordinate of a point.
+    points = np.stack([*reversed(coordinates), np.ones(math.prod(shape[2:]))], axis=1)
+    base = add_constant(f"{output}/points", points.astype(_number(0, kind).dtype))
+    target = np.asarray([shape[0], *shape[2:], len(axes)], np.int64)
+    turned, moved = f"{output}/turned", f"{output}/moved"
+    return [
+        _plain(node, "Transpose", node.inputs[:1], (turned,), "turned", perm=[0, 2, 1]),
+        _plain(node, "MatMul", (base, turned), (moved,), "moved"),
+        _plain(node, "Reshape", (moved, add_constant(f"{output}/shape", target)), node.outputs),
+    ]
+
+
+def _points(size: int, align_corners: bool) -> Array:
+    """Evenly from -1 to 1, at the elements or in their middles."""
+    if align_corners:
+        return np.linspace(-1, 1, size) if size > 1 else np.zeros(1)
+    return (2 * np.arange(size) + 1) / size - 1
+
+
+def _celu(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
+    """alpha Elu(x / alpha), with alpha a scalar: in ONNX's own body it is [1], which a scalar x is not."""
+    kind, alpha = type_of(node.inputs[0]), float(node.attribute("alpha", 1.0))
+    if kind is None or alpha <= 0:
+        return None
+    if alpha == 1:
+        return [_plain(node, "Elu", node.inputs, node.outputs)]
+    scaled, bent = f"{node.outputs[0]}/scaled", f"{node.outputs[0]}/bent"
+    scale = add_constant(f"{node.outputs[0]}/alpha", _number(alpha, kind))
+    return [
+        _plain(node, "Div", (node.inputs[0], scale), (scaled,), "scaled"),
+        _plain(node, "Elu", (scaled,), (bent,), "bent"),
+        _plain(node, "Mul", (bent, scale), node.outputs),
+    ]
+
+
+def _softplus(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
+    """In float32 where the type is narrower: runtimes then compute log(1 + e^x), which overflows."""
+    kind = type_of(node.inputs[0])
+    if kind is None or kind.dtype not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        return None
+    wide, raised = f"{node.outputs[0]}/wide", f"{node.outputs[0]}/softplus"
+    return [
+        _plain(node, "Cast", node.inputs, (wide,), "wide", to=int(TensorProto.FLOAT)),
+        _plain(node, "Softplus", (wide,), (raised,), "softplus"),
+        _plain(node, "Cast", (raised,), node.outputs, to=kind.dtype),
+    ]
+
+
 def _plain(
     node: Node,
     op: str,
@@ -134,7 +196,10 @@ def _number(value: float, kind: TensorType) -> Array:
 
 
 SPELLINGS: Mapping[str, Spelling] = {
+    "AffineGrid": _affine_grid,
+    "Celu": _celu,
     "Compress": _compress,
     "GroupNormalization": _group_normalization,
     "Mean": _mean,
+    "Softplus": _softplus,
 }

@@ -22,6 +22,8 @@ from onnxgc.model.weights import ArrayWeight
 _DEFAULT_MOMENTUM = 0.9
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _DEFAULT_RATIO = 0.5
+# Marks a BatchNormalization in evaluation mode among others in training mode, through all conversions.
+_EVALUATED = "__evaluated"
 _OPTIONAL_OUTPUTS = frozenset(
     ["BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss", "Unique"]
 )
@@ -34,6 +36,8 @@ def in_current_form(draft: Draft) -> Draft:
     attributes and outputs that the version converter refuses; `with_batch_statistics` needs neither.
     """
     read = {*draft.consumers(), *draft.outputs}
+    # A file that says of some that they train says of the others that they do not.
+    trains = any(n.op == "BatchNormalization" and n.attribute("training_mode", 0) for n in draft.nodes)
     nodes: list[Node] = []
     for node in draft.nodes:
         if node.domain or node.op not in _OPTIONAL_OUTPUTS:
@@ -49,7 +53,9 @@ def in_current_form(draft: Draft) -> Draft:
                 "which no opset from 9 on has; export the model at opset 9 or later"
             )
         if node.op == "BatchNormalization" and len(outputs) == 1:
+            evaluated = trains and not attributes.get("training_mode", 0)
             attributes = {key: attributes[key] for key in ("epsilon", "momentum") if key in attributes}
+            attributes |= {_EVALUATED: 1} if evaluated or node.attribute(_EVALUATED) else {}
         nodes.append(node.with_changes(outputs=tuple(outputs), attributes=attributes))
     return draft.with_changes(nodes=tuple(nodes))
 
@@ -192,12 +198,19 @@ def with_masked_softmax(draft: Draft) -> Draft:
     must not read the NaN.
     """
     consumers = draft.consumers()
+
+    def replaces_nan(tensor: str) -> bool:
+        return any(
+            reader.op == "IsNaN"
+            or (reader.op == "Where" and index > 0)
+            or (reader.op == "Cast" and replaces_nan(reader.outputs[0]))
+            for reader, index in consumers.get(tensor, ())
+        )
+
     return draft.with_changes(
         nodes=tuple(
             node.with_changes(rule="Softmax.masked")
-            if node.op == "Softmax"
-            and not node.domain
-            and any(reader.op == "IsNaN" for reader, _ in consumers.get(node.outputs[0], ()))
+            if node.op == "Softmax" and not node.domain and replaces_nan(node.outputs[0])
             else node
             for node in draft.nodes
         )
@@ -216,18 +229,31 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
     if freeze_bn:
         count = sum(node.op == "BatchNormalization" and not node.domain for node in draft.nodes)
         note = f"{count} BatchNormalization nodes keep the file's running statistics (--freeze-bn)"
-        return draft.with_notes(*[note] * bool(count)), ()
+        nodes = tuple(_without_mark(node) for node in draft.nodes)
+        return draft.with_changes(nodes=nodes).with_notes(*[note] * bool(count)), ()
     lowering = _BatchStatistics(
         draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes)
     )
     for node in draft.nodes:
-        if node.op == "BatchNormalization" and not node.domain:
+        if node.attribute(_EVALUATED):
+            lowering.nodes.append(_without_mark(node))
+            lowering.notes.append(
+                f"BatchNormalization '{node.name}' keeps its running statistics: it is in evaluation mode, "
+                "and others of the file are in training mode"
+            )
+        elif node.op == "BatchNormalization" and not node.domain:
             lowering.lower(node)
         else:
             lowering.nodes.append(node)
     changed = draft.with_changes(nodes=tuple(lowering.nodes), weights={**draft.weights, **lowering.constants})
     statistics = tuple(Statistic(name, updated) for name, updated in lowering.updated.items())
     return changed.with_notes(*lowering.notes), statistics
+
+
+def _without_mark(node: Node) -> Node:
+    if not node.attribute(_EVALUATED):
+        return node
+    return node.with_changes(attributes={k: v for k, v in node.attributes.items() if k != _EVALUATED})
 
 
 @dataclass(slots=True)

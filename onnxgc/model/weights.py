@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,16 @@ from onnx import helper, numpy_helper
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.ir import Array, Node, TensorType, Weight
+
+
+class ExportedAs(StrEnum):
+    """What an exporter says that a weight is; NAMED is a parameter or a buffer."""
+
+    UNKNOWN = ""
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    NAMED = "named"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +36,7 @@ class StoredWeight:
     tensor: onnx.TensorProto
     folder: str = ""
     is_initializer: bool = False
+    exported_as: ExportedAs = ExportedAs.UNKNOWN
 
     @property
     def type(self) -> TensorType:

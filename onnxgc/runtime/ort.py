@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")
 _ERRORS_ONLY = 3
+_FATAL_ONLY = 4
 _MOST_DEAD_BYTES_PER_CHUNK = 1 << 16
 
 
@@ -81,13 +82,14 @@ def make_session(
     threads: int | None = None,
     profile_prefix: str | None = None,
     settings: SessionSettings | None = None,
+    is_silent: bool = False,
 ) -> onnxruntime.InferenceSession:
     """A session that runs a training file in its own order, within the memory it promises.
 
     Priority order is file order as long as no optimiser replaces a node, and common-subexpression
     elimination would merge recomputed nodes with their originals: so none runs. Memory patterns and
     buffer reuse hold dead buffers back. `settings` takes the place of `providers` and `threads`, and
-    may choose stock behaviour for comparison.
+    may choose stock behaviour for comparison. A silent session tells its errors by exceptions alone.
 
     Raises:
         RuntimeUnavailableError: see `load_onnxruntime`.
@@ -100,7 +102,7 @@ def make_session(
         threads=threads, providers=tuple(providers) if providers else default_providers()
     )
     options = ort.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY if is_silent else _ERRORS_ONLY
     if chosen.threads is not None:
         options.intra_op_num_threads = chosen.threads
     if profile_prefix is not None:

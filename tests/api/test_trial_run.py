@@ -86,3 +86,14 @@ def test_a_type_without_a_kernel_on_the_cpu_is_told_and_not_refused() -> None:
     source.graph.initializer.append(value)
     notes = optimize(source, loss="mse").report["notes"]
     assert any("could not be tried on the CPU" in note for note in notes)
+
+
+def test_an_input_that_is_declared_empty_is_fed_empty() -> None:
+    source = model("(float[0,3] x) => (float[0,4] y) { y = MatMul(x, w) }")
+    assert trial.trial_run(source, read_model(source, loss="mse")) == ""
+
+
+def test_the_runtime_itself_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelFileError):
+        optimize(model(BROKEN), loss="mse")
+    assert capfd.readouterr() == ("", "")

@@ -90,3 +90,16 @@ def test_a_file_that_a_default_session_refuses_fails_that_check(
     assert [check.name for check in found.checks if not check.holds] == ["default session"]
     assert found.planned_by_default is None
     assert found.as_json()["planned_by_default"] is None
+
+
+def test_gradients_that_are_no_numbers_in_both_files_do_not_differ(tmp_path: Path) -> None:
+    """They fail the check of sizes, which says what is wrong with them."""
+    text = (
+        "g (float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
+    )
+    path = saved(tmp_path, text, w=draw(3, 3), v=draw(3))
+    optimize(path, tmp_path / "training.onnx", loss="mse")
+    found = verify(path, tmp_path / "training.onnx")
+    failed = {check.name for check in found.checks if not check.holds}
+    assert "gradients" not in failed
+    assert "gradient sizes" in failed

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxgc.api import OptimizeResult, optimize
-from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.errors import OutputFileError, UnsupportedOperatorError
 from onnxgc.model.ir import Array
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
@@ -320,3 +320,12 @@ def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[
         session = make_session(result.training_graph.model, settings=settings)
         (y,) = session.run(["y"], {"x": x, "target": expected})
         np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["out.textproto", "out.onnxtxt", "out.json"])
+def test_a_name_of_a_text_form_is_refused(name: str, tmp_path: Path) -> None:
+    source = build("g (float[2,3] x) => (float[2,3] y) { y = MatMul(x, w) }", w=normal(3, 3))
+    with pytest.raises(OutputFileError, match=r"the file is binary, and \.\w+ is for text") as caught:
+        optimize(source, tmp_path / name, loss="mse")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())

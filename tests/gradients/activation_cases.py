@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from onnx import TensorProto
 from torch import Tensor
 
 from tests.gradients.gradient_case import Case, Draw, case, normal, positive
@@ -119,6 +120,10 @@ ACTIVATION_CASES = (
     _in_float64("Elu"),
     _in_float64("Elu", "alpha=0.4"),
     case("Elu", "Celu", "y = Celu<alpha=2.0>(x)", x=normal(3, 4)),
+    case("Elu", "Celu by default", "y = Celu(x)", x=normal(3, 4)),
+    case(
+        "Elu", "Celu of a scalar", "s = Celu<alpha=2.0>(x) y = Mul(s, spread)", x=normal(), spread=normal(2)
+    ),
     case("Elu", "Celu of opset 12", "y = Celu<alpha=0.5>(x)", x=normal(3, 4), opset=12),
     _of("Selu", "by default"),
     _wide("Selu", "wide"),
@@ -159,6 +164,14 @@ ACTIVATION_CASES = (
     _in_float64("Sigmoid"),
     _of("Softplus", "values of both signs"),
     _of("Softplus", "large values", x=normal(3, 4, mean=25.0)),
+    _of(
+        "Softplus",
+        "beyond the largest power in float16",
+        x=normal(3, 4, mean=25.0, dtype=np.float16),
+        tolerance=5e-3,
+        output_type=TensorProto.FLOAT16,
+        smooth=False,
+    ),
     case("Softplus", "Mish", "y = Mish(x)", x=normal(3, 4)),
     _of("Tanh", "values of both signs"),
     _in_float64("Tanh"),

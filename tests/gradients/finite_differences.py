@@ -31,7 +31,6 @@ BEYOND_THE_EVALUATOR: Mapping[str, str] = {
     "RMSNormalization": "its cases change the model after it was read",
     "BatchNormalization": "its cases change the model after it was read",
     "GridSample": "it knows the modes by their later names alone",
-    "AffineGrid": "it mixes float32 into the body of the function",
     "OneHot": "it fails on float64 values",
 }
 

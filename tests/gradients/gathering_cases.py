@@ -108,7 +108,7 @@ def _gather_nd(
         flat = x.reshape(-1, *x.shape[lead:])
         places = vectors.reshape(-1, *vectors.shape[lead:])
         parts = [flat[n][_vector(places[n], x.shape[lead : lead + depth])] for n in range(len(flat))]
-        return torch.stack(parts).reshape(*x.shape[:lead], *parts[0].shape)
+        return torch.stack(parts).reshape((*x.shape[:lead], *parts[0].shape))
 
     call = f"GatherND<batch_dims={lead}>(x, i)" if lead else "GatherND(x, i)"
     return _by_indices("GatherND", name, call, indices, formula, computed, x=normal(*shape), **settings)
@@ -320,6 +320,7 @@ GATHERING_CASES = (
             ("GatherND", "GatherND(x, i)", (30, 30), [[0, 2], [2, -1], [0, 2]]),
         )
     ),
+    _gather_nd("a scalar", (3, 4), [1, -2]),
     _gather_elements("each once", (3, 4), [[1, 3], [0, 2], [2, 1]], 1),
     _gather_elements("duplicates", (3, 4), [[1, 1, 1, 3], [0, 0, 2, 2], [3, 3, 3, 3]], 1),
     _gather_elements("negative indices", (3, 4), [[-1, 3, 0], [-4, 0, -2], [1, -3, 1]], 1),

@@ -17,14 +17,8 @@ BFLOAT16_TOLERANCE = 1e-1
 _OTHER_TYPES = ("Cast<", "CastLike", "RandomUniformLike")
 
 
-# ONNX Runtime cannot run its own body of this function in float16.
-_NOT_IN_HALF = ("AffineGrid",)
-
-
 def is_in_one_type(case: Case) -> bool:
     """Whether every floating tensor of a case is float32, and its body does not say so."""
-    if case.rule in _NOT_IN_HALF:
-        return False
     drawn = all(draw.dtype is np.float32 for draw in case.operands.values())
     return (
         drawn

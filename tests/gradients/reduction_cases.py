@@ -178,6 +178,18 @@ REDUCTION_CASES = (
     ),
     case(
         "Softmax.masked",
+        "replaced by a condition of its own, behind casts",
+        """m = Add(x, mask) s = Softmax(m) d = Cast<to=11>(s)
+        z = Where(rows, nothing, d) f = Cast<to=1>(z) y = Mul(f, w)""",
+        x=normal(3, 4),
+        w=normal(3, 4),
+        mask=_MASKED,
+        rows=np.asarray([[False], [False], [True]]),
+        nothing=np.zeros((), np.float64),
+        formula=_zeros_for_nan,
+    ),
+    case(
+        "Softmax.masked",
         "first axis",
         "s = Softmax<axis=0>(x) n = IsNaN(s) z = Where(n, zero, s) y = Mul(z, w)",
         x=normal(3, 4),

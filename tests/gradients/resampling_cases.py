@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from torch import Tensor
 
 from onnxgc.model.ir import Array
-from tests.gradients.gradient_case import Case, Formula, case, normal, positive
+from tests.gradients.gradient_case import Case, Formula, case, normal
 
 
 def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...], opset: int = 18) -> Formula:
@@ -142,28 +142,16 @@ def _of_all_grids() -> tuple[Case, ...]:
     )
 
 
-# Points inside of a volume [2, 2, 2].
-_POINTS = np.linspace(-0.4, 0.3, 12, dtype=np.float32).reshape(1, 2, 2, 1, 3)
-
-
 def _affine_grid(name: str, shape: tuple[int, ...], size: list[int], align_corners: bool = False) -> Case:
-    """With a volume sampled beside it, which keeps the model at opset 20: AffineGrid-20 has no older form."""
-
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        points = torch.from_numpy(_POINTS).double()
-        beside = torch.nn.functional.grid_sample(operands["volume"], points, align_corners=False).sum()
-        y = torch.nn.functional.affine_grid(operands["x"], size, align_corners=align_corners)
-        return torch.exp(y) * beside
+        return torch.exp(torch.nn.functional.affine_grid(operands["x"], size, align_corners=align_corners))
 
     return case(
-        "AffineGrid",
-        name,
-        f"v = AffineGrid<align_corners={int(align_corners)}>(x, size) u = Exp(v) "
-        'q = GridSample<mode="linear">(volume, points) s = ReduceSum<keepdims=0>(q) y = Mul(u, s)',
+        "MatMul",
+        f"AffineGrid, {name}",
+        f"v = AffineGrid<align_corners={int(align_corners)}>(x, size) y = Exp(v)",
         x=normal(*shape),
-        volume=positive(1, 1, 2, 2, 2),
         size=size,
-        points=_POINTS,
         opset=20,
         formula=formula,
         # The evaluator computes the grid in float32.
@@ -292,6 +280,8 @@ RESAMPLING_CASES = (
     _grid_sample("fixed grid", (1, 2, 4, 3), (8, 5), "bilinear", "zeros", False, frozen=("grid",)),
     _affine_grid("image", (2, 2, 3), [2, 1, 3, 4]),
     _affine_grid("image, corners", (1, 2, 3), [1, 1, 3, 4], True),
+    _affine_grid("image of one row", (2, 2, 3), [2, 1, 1, 4]),
+    _affine_grid("batch of one", (1, 2, 3), [1, 3, 2, 5]),
     _affine_grid("volume", (2, 3, 4), [2, 1, 2, 3, 4]),
     _affine_grid("volume, corners", (1, 3, 4), [1, 1, 2, 3, 4], True),
 )

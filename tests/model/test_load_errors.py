@@ -232,3 +232,31 @@ def test_explaining_needs_no_shapes() -> None:
     model = linear()
     model.graph.input[0].type.tensor_type.ClearField("shape")
     assert [(d.name, d.role) for d in explain_weights(model)] == [("w", "parameter")]
+
+
+def test_text_form_of_onnx_is_read_without_a_warning(tmp_path: Path) -> None:
+    onnx.save(linear(), tmp_path / "a.onnxtxt")
+    assert read_model(tmp_path / "a.onnxtxt").parameters == ("w",)
+
+
+def test_what_is_wrong_with_a_text_form_is_told_as_text(tmp_path: Path) -> None:
+    (tmp_path / "a.onnxtxt").write_text("<ir_version: 8> net (float[2] x) =>")
+    text = message(ModelFileError, tmp_path / "a.onnxtxt")
+    assert "in text form: [ParseError" in text
+    assert "b'" not in text
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_parts_of_no_elements(step: int) -> None:
+    body = f"""(float[2,4] x) => (float[2,4] y) <int64 size = {{{step}}}, int64 first = {{0}}> {{
+        z = Mul(x, w)  [cut] q = SplitToSequence<axis=1>(z, size)  y = SequenceAt(q, first) }}"""
+    text = message(ShapeError, with_weights(text_model(body), w=normal(4)))
+    assert f"'cut' splits into parts of {step} elements" in text
+
+
+@pytest.mark.parametrize("call", ["Conv(x, w)", "MaxPool<kernel_shape=[3,3]>(x)"])
+def test_window_over_an_empty_batch(call: str) -> None:
+    body = f"(float[0,3,8,8] x) => (float[0,3,6,6] y) {{ [window] h = {call} v = Mul(h, s) y = Relu(v) }}"
+    text = message(ShapeError, with_weights(text_model(body), w=normal(3, 3, 3, 3), s=normal(6)))
+    assert "'window'" in text
+    assert "'x' of [0, 3, 8, 8] has no elements" in text

@@ -172,3 +172,25 @@ def test_statistics_for_each_position_are_refused() -> None:
     source = with_weights(text_model(body, opset=7, ir_version=4), g=normal(3))
     with pytest.raises(UnsupportedOperatorError, match="'bn'"):
         read_model(source, loss="mse")
+
+
+@pytest.mark.parametrize("call", ["Hardmax", "Hardmax<axis=0>", "Hardmax<axis=2>", "Hardmax<axis=3>"])
+def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
+    body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, s)  h = {call}(z)  y = Mul(h, z) }}"
+    same_output(with_weights(text_model(body, opset=11), s=normal(6)), normal(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("size", [(3, 4), (2, 3, 2)])
+@pytest.mark.parametrize("align_corners", [0, 1])
+def test_a_grid_of_known_size_becomes_a_product(
+    batch: int, size: tuple[int, ...], align_corners: int
+) -> None:
+    sizes = ",".join(map(str, (batch, 1, *size)))
+    rank = len(size)
+    points = ",".join(map(str, (batch, *size, rank)))
+    body = f"""(float[{batch},{rank},{rank + 1}] x) => (float[{points}] y)
+        <int64[{rank + 2}] size = {{{sizes}}}> {{
+        z = Mul(x, w)  y = AffineGrid<align_corners={align_corners}>(z, size) }}"""
+    source = with_weights(text_model(body, opset=20, ir_version=9), w=normal(rank + 1))
+    same_output(source, normal(batch, rank, rank + 1))

@@ -200,3 +200,19 @@ def test_model_without_standard_operators() -> None:
     model = mse(source)
     assert model.opset == 18
     assert model.parameters == ("b",)
+
+
+@pytest.mark.parametrize(
+    "batch_dims, indices, expected",
+    [(0, [1, -2], ()), (0, [1], (4,)), (0, [[1, 0], [2, 3]], (2,)), (1, [[0], [1], [2]], (3,))],
+)
+def test_what_an_index_vector_takes(batch_dims: int, indices: list[int], expected: tuple[int, ...]) -> None:
+    body = f"""(float[3,4] x) => (float[] y) {{
+        z = Mul(x, w)  v = GatherND<batch_dims={batch_dims}>(z, i)  y = Exp(v) }}"""
+    source = with_weights(text_model(body), w=normal(4), i=np.asarray(indices))
+    source.graph.output[0].type.tensor_type.ClearField("shape")
+    model = mse(source)
+    assert model.types["y"].shape == expected
+    x = normal(3, 4, seed=3)
+    (found,) = run_read(model, {"x": x, "target": np.zeros(expected, np.float32)}, "y")
+    np.testing.assert_allclose(found, run(source, {"x": x})[0], rtol=1e-6)

@@ -214,3 +214,21 @@ def test_float16_statistics_are_those_of_float32() -> None:
     old = {name: value.astype(np.float64) for name, value in halves.items()}
     np.testing.assert_allclose(mean, 0.9 * old["m"] + 0.1 * exact.mean((0, 2, 3)), rtol=1e-2, atol=1e-2)
     np.testing.assert_allclose(variance, 0.9 * old["v"] + 0.1 * exact.var((0, 2, 3), ddof=1), rtol=1e-2)
+
+
+MIXED = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
+    [first] h = BatchNormalization<training_mode=%d>(x, g, b, m, v)
+    [second] y = BatchNormalization<training_mode=%d>(h, g2, b2, m2, v2)
+}"""
+
+
+def test_batch_normalization_in_evaluation_mode_beside_others_stays_so() -> None:
+    others = {f"{name}2": value for name, value in STATISTICS.items()}
+    source = with_weights(text_model(MIXED % (0, 1), opset=15), **STATISTICS, **others)
+    model = read_model(source, loss="mse")
+    assert [statistic.name for statistic in model.statistics] == ["m2", "v2"]
+    assert any("'first' keeps its running statistics" in note for note in model.notes)
+    for modes in ((0, 0), (1, 1)):
+        source = with_weights(text_model(MIXED % modes, opset=15), **STATISTICS, **others)
+        assert len(read_model(source, loss="mse").statistics) == 4
+    assert read_model(source, loss="mse", freeze_bn=True).statistics == ()

@@ -1,0 +1,78 @@
+"""What PyTorch's exporters say of weights overrules what their use says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnxgc.model.ir import Array
+from onnxgc.model.parameters import Role
+from onnxgc.model.read import explain_weights, read_model
+from tests.model.model_helpers import normal, text_model, with_weights
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+BODY = """(float[2,4] x) => (float[2,4] y) {
+    a = MatMul(x, w) b = Mul(a, s) c = Add(b, k) d = Mul(c, t) y = Add(d, e)
+}"""
+WEIGHTS: dict[str, Array] = {
+    "w": normal(4, 4),
+    "s": np.asarray(1.5, np.float32),
+    "k": normal(4),
+    "t": normal(2, 4),
+    "e": np.zeros((1,), np.float32),
+}
+
+
+def exported(told: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array) -> onnx.ModelProto:
+    model = with_weights(text_model(BODY), **(weights or WEIGHTS))
+    model.producer_name = producer
+    for name, entries in told.items():
+        value = model.graph.value_info.add(name=name)
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        for key, text in entries.items():
+            value.metadata_props.add(key=key, value=text)
+    return model
+
+
+def parameters(model: onnx.ModelProto) -> list[str]:
+    return [weight.name for weight in explain_weights(model) if weight.role is Role.PARAMETER]
+
+
+def test_marks_of_the_newer_exporter_decide() -> None:
+    marks = {"w": "PARAMETER", "s": "PARAMETER", "k": "BUFFER"}
+    model = exported({name: {KIND: kind} for name, kind in marks.items()})
+    assert parameters(model) == ["w", "s"]
+    reasons = {weight.name: weight.reason for weight in explain_weights(model)}
+    assert reasons["k"] == "a buffer, as the exporter says"
+    assert reasons["t"] == "a constant, as the exporter says"
+
+
+def test_what_was_folded_from_a_parameter_trains_and_is_told() -> None:
+    model = exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "['layer.g', 'layer.v']"}})
+    assert parameters(model) == ["w", "t"]
+    notes = read_model(model, loss="mse").notes
+    assert any("computed with 'layer.g', 'layer.v'" in note and "optimize=False" in note for note in notes)
+
+
+def test_what_was_folded_from_constants_does_not_train() -> None:
+    assert parameters(exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "val_1,val_2"}})) == ["w"]
+
+
+def test_numbers_under_a_name_of_the_older_exporter_train() -> None:
+    assert parameters(exported({})) == ["w", "s", "k", "t", "e"]
+
+
+def test_constant_nodes_of_the_older_exporter_do_not_train() -> None:
+    body = BODY.replace("a = MatMul(x, w)", "w = Constant<value = float[4,4] {%s}>() a = MatMul(x, w)")
+    numbers = ", ".join(map(str, range(16)))
+    model = text_model(body % numbers)
+    model.producer_name = "pytorch"
+    others = {name: value for name, value in WEIGHTS.items() if name != "w"}
+    assert "w" not in parameters(with_weights(model, **others))
+    model.producer_name = "PaddlePaddle"
+    assert "w" in parameters(with_weights(model, **others))
+
+
+def test_elsewhere_use_decides() -> None:
+    assert parameters(exported({"k": {KIND: "BUFFER"}}, producer="other")) == ["w", "k", "t", "e"]
