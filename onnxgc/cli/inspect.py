@@ -61,7 +61,7 @@ def inspect_command(
     regular, planned = (found[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
     if regular is not None:
         console.print(
-            f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} planned"
+            f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} or less planned"
         )
     if found["left_to_the_cpu"]:
         listed = ", ".join(f"{name} ({count})" for name, count in found["left_to_the_cpu"].items())

@@ -247,7 +247,7 @@ SHAPE_CASES = (
     _scaled("Transpose", "four axes", "Transpose<perm=[2,0,3,1]>(x)", (2, 3, 4, 5)),
     _scaled("Transpose", "identity", "Transpose<perm=[0,1,2]>(x)", _CUBE),
     _scaled("Transpose", "vector", "Transpose(x)", (5,)),
-    _scaled("Transpose", "scalar", "Transpose(x)", ()),
+    case("Transpose", "scalar", "s = Transpose(x) y = Mul(s, spread)", x=normal(), spread=normal(2)),
     case(
         "Concat",
         "negative axis, unequal sizes",
