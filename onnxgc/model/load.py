@@ -58,7 +58,7 @@ def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
     """A model's file and the files of its external data; only the first where it cannot be read."""
     path = os.fspath(source)
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = _loaded(path).graph
     except Exception:
         return (path,)
     folder = os.path.dirname(os.path.abspath(path))
@@ -113,12 +113,16 @@ def _read_file(path: str) -> onnx.ModelProto:
 
 def _read_text(path: str) -> onnx.ModelProto:
     try:
-        with warnings.catch_warnings():
-            # It says of some forms that they may change.
-            warnings.simplefilter("ignore")
-            return onnx.load(path, load_external_data=False)
+        return _loaded(path)
     except Exception as error:  # Each text format has its own parser, with its own exceptions.
         raise ModelFileError(f"'{path}' is not an ONNX model in text form: {_first_line(error)}") from error
+
+
+def _loaded(path: str) -> onnx.ModelProto:
+    with warnings.catch_warnings():
+        # ONNX says of some text forms that they may change.
+        warnings.simplefilter("ignore")
+        return onnx.load(path, load_external_data=False)
 
 
 def _check_graph(model: onnx.ModelProto, label: str) -> None:
@@ -141,7 +145,10 @@ def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
             shell = shape_inference.infer_shapes(shell)
         inlined = inliner.inline_local_functions(shell, convert_version=True)
     except Exception as error:  # The inliner raises plain RuntimeErrors from C++.
-        raise ModelFileError(f"the functions of {label} cannot be inlined: {_first_line(error)}") from error
+        raise ModelFileError(
+            f"the functions of {label} cannot be inlined: {_first_line(error).rpartition('failed: ')[2]}; "
+            "export it without functions, or with functions of its own opset"
+        ) from error
     if _mixes_opsets(shell):
         _rename_what_is_defined_again(inlined.graph)
     return _with_payloads(inlined, model.graph)

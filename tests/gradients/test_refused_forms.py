@@ -103,6 +103,10 @@ REFUSED: tuple[tuple[Case, str], ...] = (
         ),
         "no gradient rule for: DeformConv at 'DeformConv_y'",
     ),
+    (
+        case("Elu", "Celu of a negative alpha", "y = Celu<alpha=-0.5>(x)", x=normal(2, 3)),
+        "no gradient rule for: Celu at 'Celu_y'",
+    ),
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgc.errors import LossError, ModelFileError, NoParametersError, OnnxgcError, ShapeError
+from onnxgc.model.load import files_of
 from onnxgc.model.read import explain_weights, read_model
 from tests.model.model_helpers import light_path, normal, text_model, with_weights
 
@@ -237,6 +238,7 @@ def test_explaining_needs_no_shapes() -> None:
 def test_text_form_of_onnx_is_read_without_a_warning(tmp_path: Path) -> None:
     onnx.save(linear(), tmp_path / "a.onnxtxt")
     assert read_model(tmp_path / "a.onnxtxt").parameters == ("w",)
+    assert files_of(tmp_path / "a.onnxtxt") == (str(tmp_path / "a.onnxtxt"),)
 
 
 def test_what_is_wrong_with_a_text_form_is_told_as_text(tmp_path: Path) -> None:
@@ -260,3 +262,18 @@ def test_window_over_an_empty_batch(call: str) -> None:
     text = message(ShapeError, with_weights(text_model(body), w=normal(3, 3, 3, 3), s=normal(6)))
     assert "'window'" in text
     assert "'x' of [0, 3, 8, 8] has no elements" in text
+
+
+def test_functions_of_an_older_opset_that_call_each_other() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        net (float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = own.outer(z) }
+        <domain: "own", opset_import: ["": 11, "own": 1]>
+        outer (a) => (b) { c = own.inner(a)  b = own.inner(c) }
+        <domain: "own", opset_import: ["": 11]>
+        inner (a) => (b) { b = Softmax(a) }"""
+    )
+    text = message(ModelFileError, with_weights(model, w=normal(3)))
+    assert "cannot be inlined" in text
+    assert "with functions of its own opset" in text
+    assert "Assertion" not in text
