@@ -183,9 +183,12 @@ def test_order_in_file_order_is_the_schedule() -> None:
 
 def test_late_lost_and_unknown_nodes_are_named() -> None:
     first, *middle, again, last = FILE_ORDER
-    late = gpu_check.order_report(MODEL, [*middle, first, again, last])
+    late = gpu_check.order_report(MODEL, [*middle, again, first, last])
     assert late["equals_schedule"] is False
-    assert late["late"] == {"count": 1, "names": ["first"], "largest_delay_nodes": 4}
+    assert late["late"] == {"count": 1, "names": ["first"], "largest_delay_nodes": 5}
+    # What holds others back computes nothing, and ONNX Runtime puts Shape first wherever it can.
+    early = gpu_check.order_report(MODEL, [*middle, first, again, last])
+    assert early["equals_schedule"] is True
     lost = gpu_check.order_report(MODEL, [first, *middle, event("fused", "Relu"), last])
     assert lost["equals_schedule"] is False
     assert lost["lost_recomputed"] == {"count": 1, "names": ["again"]}
