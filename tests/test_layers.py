@@ -24,6 +24,7 @@ LAYERS = (
     "gradients",
     "model",
     "solvers",
+    "rematerialisation",
     "planning",
     "graph",
     "errors",
@@ -34,12 +35,18 @@ FORBIDDEN = {
     "graph": ("onnx", "onnxgc.model"),
     "planning": ("onnx", "onnxgc.model"),
     "solvers": ("onnx", "onnxgc.model", "onnxgc.gradients"),
+    "rematerialisation": ("onnx", "onnxgc.model", "onnxgc.gradients"),
     "gradients": ("onnxgc.solvers",),
 }
 """What a layer does not know, whatever the order says."""
 
-HOMES = {"onnxruntime": "runtime", "torch": "torch"}
-"""Optional packages and the one layer that imports each."""
+HOMES = {
+    "onnxruntime": "runtime",
+    "torch": "torch",
+    "highspy": "rematerialisation",
+    "numba": "rematerialisation",
+}
+"""Packages that are optional or heavy, and the one layer that imports each."""
 
 PRINTING_LAYER = "cli"
 

@@ -58,7 +58,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Run the forward operator `source` again, under new tensor names."""
+    """Run the operator `source` again, under new tensor names."""
 
     operator: Operator
     source: str
@@ -120,7 +120,12 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
             steps.append(Recompute(copy, operator.name, _segment_of(operator, segments)))
         steps.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
     original_of = {copy: name for name, copy in renamed.items()}
-    return Schedule(tuple(_with_releases(_without_idle_outputs(steps, graph), graph)), original_of)
+    return Schedule(with_exact_lifetimes(steps, graph), original_of)
+
+
+def with_exact_lifetimes(steps: Sequence[Step], graph: StepGraph) -> tuple[Step, ...]:
+    """Steps that compute, without outputs that nobody reads, and with the releases behind last readers."""
+    return tuple(_with_releases(_without_idle_outputs(steps, graph), graph))
 
 
 def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset[str]:

@@ -1,0 +1,207 @@
+"""Search of neighbourhoods on sequences: the compiled loops, and in which order they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from onnxgc.rematerialisation import compiled
+from onnxgc.rematerialisation.problem import OperatorProblem
+
+DEEPEST = 40
+"""Operators that repair computes again behind one another."""
+_NO_LIMIT = 1 << 62
+_ROOM = 4
+"""Runs in a sequence, as a multiple of the operators."""
+_CYCLE = 16
+"""Rounds from hot to cold in the first four cycles; in each four more, twice as many."""
+_MOST_EFFORT = 20_000
+_WORK_A_ROUND = 6_000_000
+"""Evaluations in a round times operators; there are at most `_MOST_EFFORT`."""
+_RUIN_EFFORT = 4
+"""A round of ruins may take so many times as much as one of annealing."""
+_HOT, _COLD = 0.05, 0.001
+"""How much longer a sequence may get and be taken, roughly, as a share of the best extra time."""
+_ANNEAL_HOT, _ANNEAL_COLD = 0.3, 0.005
+"""The same for annealing, in units of the mean duration."""
+_OVERFLOW_PRICE = 1.0
+_MOVES_SHARE = 0.25
+_MOVING_ROUNDS = 8
+"""In free order, one round in so many begins with moves for less memory."""
+_MOVES = 3_000
+_REORDER_STEPS = 100_000
+_REORDER_HOT, _REORDER_COLD = 0.5, 0.002
+
+
+class Neighbourhoods:
+    """Sequences within a budget, each found from others.
+
+    The same seed and the same calls give the same sequences.
+    """
+
+    def __init__(self, problem: OperatorProblem, budget: int, *, free_order: bool, seed: int) -> None:
+        self._tables = compiled.tables_of(problem)
+        self._count = len(problem)
+        most = _ROOM * self._count + 256
+        self._state = compiled.state_for(self._tables, most)
+        self._other = compiled.state_for(self._tables, most)
+        self._spare = compiled.state_for(self._tables, most)
+        self._seen = np.zeros(self._count, np.int64)
+        self._places = np.zeros(most + 3, np.int64)
+        self._budget = budget
+        self._free_order = free_order
+        self._seed = seed
+        self._effort = max(200, min(_MOST_EFFORT, _WORK_A_ROUND // self._count))
+        self._cycle = self._phase = 0
+        self._current: list[int] | None = None
+
+    def first(
+        self, starts: Sequence[Sequence[int]], is_over: Callable[[], bool]
+    ) -> Iterator[tuple[str, list[int]]]:
+        """Repair of each start, then, in free order, of each with its runs moved."""
+        for start in starts:
+            if is_over():
+                return
+            found = self._repaired(start)
+            if found is not None:
+                yield "repair", found
+        if not self._free_order:
+            return
+        for start in starts:
+            if is_over():
+                return
+            moved = self._reordered(start, self._budget, _REORDER_STEPS)
+            found = self._repaired(moved)
+            if found is not None:
+                yield "order", found
+
+    def improved(self, best: Sequence[int] | None) -> list[int] | None:
+        """A sequence within the budget from one more round, if it found one; `best` is the best so far.
+
+        A cycle of rounds begins hot and ends cold. It begins at the best sequence or at one made anew, and
+        ruins and recreates or anneals, in turn.
+        """
+        cycle, phase = self._cycle, self._phase
+        length = _CYCLE << cycle // 4
+        self._cycle, self._phase = (cycle, phase + 1) if phase + 1 < length else (cycle + 1, 0)
+        if phase == 0:
+            afresh = best is None or cycle % 4 in (2, 3)
+            self._current = self._made_anew(cycle) if afresh else list(best or ())
+        if phase % _MOVING_ROUNDS == 1 and self._free_order and self._current is not None:
+            self._current = self._with_slack(self._current)
+        from_phase, to_phase = phase / length, (phase + 1) / length
+        if cycle % 2 == 0 or self._current is None:
+            return self._annealed(from_phase, to_phase)
+        return self._ruined_and_recreated(from_phase, to_phase)
+
+    def _annealed(self, begin: float, end: float) -> list[int] | None:
+        current, best, length = self._rooms(self._current or range(self._count))
+        best_length, now_length = compiled.anneal(
+            self._tables,
+            self._state,
+            self._other,
+            self._spare,
+            current,
+            length,
+            self._budget,
+            self._effort,
+            self._next_seed(),
+            _ANNEAL_HOT * (_ANNEAL_COLD / _ANNEAL_HOT) ** begin,
+            _ANNEAL_HOT * (_ANNEAL_COLD / _ANNEAL_HOT) ** end,
+            _OVERFLOW_PRICE * (1 + 2 * begin),
+            _MOVES_SHARE if self._free_order else 0.0,
+            best,
+        )
+        self._current = current[:now_length].tolist()
+        return _listed(best[:best_length]) if best_length else None
+
+    def _rooms(self, sequence: Sequence[int]) -> tuple[compiled.Array, compiled.Array, int]:
+        """Room for the current and for the best sequence, the former filled."""
+        current = np.zeros_like(self._state.sequence)
+        current[: len(sequence)] = list(sequence)
+        return current, np.zeros_like(current), len(sequence)
+
+    def _ruined_and_recreated(self, begin: float, end: float) -> list[int]:
+        assert self._current is not None
+        current, best, length = self._rooms(self._current)
+        best_length, now_length = compiled.search_neighbourhoods(
+            self._tables,
+            self._state,
+            self._other,
+            current,
+            length,
+            self._budget,
+            DEEPEST,
+            _RUIN_EFFORT * self._effort,
+            self._next_seed(),
+            best,
+            _HOT * (_COLD / _HOT) ** begin,
+            _HOT * (_COLD / _HOT) ** end,
+        )
+        self._current = current[:now_length].tolist()
+        return _listed(best[:best_length])
+
+    def _made_anew(self, cycle: int) -> list[int] | None:
+        """A sequence from a repair with noise, in free order of runs that were moved first, in turn."""
+        start: Sequence[int] = range(self._count)
+        if self._free_order and cycle % 8 >= 4:
+            start = self._reordered(start, self._budget, _REORDER_STEPS)
+        return self._repaired(start, noise=1.0)
+
+    def _repaired(self, start: Sequence[int], noise: float = 0.0) -> list[int] | None:
+        if len(start) > _ROOM * self._count:
+            return None
+        self._load(start)
+        compiled.seed(self._next_seed())
+        length, overflow, _ = compiled.repair(
+            self._tables,
+            self._state,
+            self._other,
+            len(start),
+            self._budget,
+            DEEPEST,
+            100_000,
+            noise,
+            _NO_LIMIT,
+        )
+        return self._pruned(length) if overflow == 0 else None
+
+    def _pruned(self, length: int) -> list[int]:
+        length = compiled.prune(
+            self._tables, self._state, self._other, length, self._budget, self._seen, self._places, 100
+        )
+        return _listed(self._state.sequence[:length])
+
+    def _reordered(self, start: Sequence[int], limit: int, steps: int) -> list[int]:
+        self._load(start)
+        compiled.reorder(
+            self._tables,
+            self._state,
+            self._other,
+            len(start),
+            limit,
+            steps,
+            self._next_seed(),
+            _REORDER_HOT,
+            _REORDER_COLD,
+        )
+        return _listed(self._state.sequence[: len(start)])
+
+    def _with_slack(self, sequence: Sequence[int]) -> list[int]:
+        """The sequence with runs moved so that less is held, then without what is not needed any more."""
+        moved = self._reordered(sequence, self._budget - self._budget // 20, _MOVES)
+        self._load(moved)
+        peak, _ = compiled.evaluate(self._tables, self._state, len(moved), self._budget)
+        return self._pruned(len(moved)) if peak <= self._budget else list(sequence)
+
+    def _load(self, sequence: Sequence[int]) -> None:
+        self._state.sequence[: len(sequence)] = list(sequence)
+
+    def _next_seed(self) -> int:
+        self._seed += 1
+        return self._seed
+
+
+def _listed(sequence: compiled.Array) -> list[int]:
+    return [int(index) for index in sequence]

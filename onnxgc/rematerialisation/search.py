@@ -1,0 +1,259 @@
+"""Least extra time under a memory budget, with a bound that proves how far from the best a sequence can be.
+
+First what needs no search: the bounds (`covering`) and the sequence that the fixed-order bound's own
+choice of gaps stands for. Where that meets the bound it is optimal. Else a greedy repair, and from
+the best of both a search of neighbourhoods: some recomputation is taken out and put in anew. In free
+order runs are moved too. Effort is counted in rounds; a time limit only stops after one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from onnxgc.planning.plan import Status
+from onnxgc.rematerialisation.construction import sequence_of_gaps
+from onnxgc.rematerialisation.covering import CoveringBound, fixed_order_bound, free_order_bound
+from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.timeline import without_needless_repeats
+
+if TYPE_CHECKING:
+    from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIME_LIMIT_SECONDS = 30.0
+_BOUND_SHARE = 0.2
+"""Of the time limit, what each bound may take."""
+_MOST_REPEATS = 4
+"""A sequence has at most so many times as many runs as there are operators."""
+
+
+class Order(Enum):
+    """In which order operators may run for the first time."""
+
+    FREE = "free"
+    """In any that the data allows."""
+    FIXED = "fixed"
+    """In the given one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A sequence that was the best so far: when it was found, its extra time, and how."""
+
+    seconds: float
+    extra: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetedSequence:
+    """A sequence within the budget, and how far from the best it can be.
+
+    `extra` is its time beyond that of running every operator once, `lower_bound` what no sequence
+    within the budget goes below, both in the problem's unit.
+    """
+
+    sequence: tuple[int, ...]
+    peak: int
+    duration: int
+    extra: int
+    lower_bound: int
+    seconds: float
+    history: tuple[Improvement, ...] = ()
+
+    @property
+    def status(self) -> Status:
+        return Status.OPTIMAL if self.extra <= self.lower_bound else Status.FEASIBLE
+
+    @property
+    def gap(self) -> float:
+        """What could still be saved, as a share of the total time."""
+        return max(0, self.extra - self.lower_bound) / self.duration if self.duration else 0.0
+
+    @property
+    def gap_of_extra(self) -> float:
+        """The same as a share of the extra time."""
+        return max(0, self.extra - self.lower_bound) / self.extra if self.extra else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoSequence:
+    """No sequence within the budget was found.
+
+    `impossible` says that there is none: `operator` alone, with what every sequence has in memory
+    beside it, takes `floor` bytes. Else `floor` is what is known to be needed.
+    """
+
+    floor: int
+    operator: int
+    impossible: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How long and how to search.
+
+    `most_rounds` stops after so many rounds of the search of neighbourhoods: with it and without a
+    time limit the result depends on the seed alone. `tell` hears the best extra time and the bound,
+    as shares of the time without recomputation.
+    """
+
+    order: Order = Order.FREE
+    time_limit_seconds: float | None = DEFAULT_TIME_LIMIT_SECONDS
+    most_rounds: int | None = None
+    seed: int = 0
+    tell: Callable[[float | None, float], None] = field(default=lambda extra, bound: None, repr=False)
+
+
+def floor_of_problem(problem: OperatorProblem) -> tuple[int, int]:
+    """What no sequence goes below, and the operator that sets it."""
+    return max((problem.working_set(index), -index) for index in range(len(problem)))
+
+
+def within_budget(
+    problem: OperatorProblem,
+    budget: int,
+    options: SearchOptions | None = None,
+    starts: Iterable[Sequence[int]] = (),
+) -> BudgetedSequence | NoSequence:
+    """The sequence of least duration found whose peak is no more than the budget.
+
+    `starts` are sequences worth trying, from neighbouring budgets or from other solvers.
+    """
+    return _Search(problem, budget, options or SearchOptions()).run(starts)
+
+
+class _Search:
+    def __init__(self, problem: OperatorProblem, budget: int, options: SearchOptions) -> None:
+        self._problem = problem
+        self._budget = budget
+        self._options = options
+        self._started = time.perf_counter()
+        limit = options.time_limit_seconds
+        self._deadline = math.inf if limit is None else self._started + limit
+        self._best: tuple[int, ...] | None = None
+        self._best_extra = 0
+        self._bound = 0
+        self._history: list[Improvement] = []
+
+    def run(self, starts: Iterable[Sequence[int]]) -> BudgetedSequence | NoSequence:
+        problem = self._problem
+        floor, place = floor_of_problem(problem)
+        if floor > self._budget:
+            return self._none(floor, -place, impossible=True)
+        try:
+            impossible_at = self._search(starts)
+        except KeyboardInterrupt:
+            # The best so far is what is wanted then.
+            if self._best is None:
+                raise
+            impossible_at = None
+        if self._best is None:
+            if impossible_at is not None:
+                return self._none(self._budget + 1, impossible_at, impossible=True)
+            return self._none(floor, -place, impossible=False)
+        profile = judge(problem, self._best)
+        assert profile.peak <= self._budget, "every sequence offered was judged"
+        return BudgetedSequence(
+            self._best,
+            profile.peak,
+            profile.duration,
+            profile.duration - problem.duration,
+            min(self._bound, self._best_extra),
+            self._elapsed(),
+            tuple(self._history),
+        )
+
+    def _none(self, floor: int, operator: int, *, impossible: bool) -> NoSequence:
+        return NoSequence(floor, operator, impossible, self._elapsed())
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _is_over(self) -> bool:
+        if self._best is not None and self._best_extra <= self._bound:
+            return True
+        return time.perf_counter() >= self._deadline
+
+    def _offer(self, sequence: Sequence[int], how: str) -> bool:
+        """Take a sequence as the best so far if it is; whether it keeps to the budget."""
+        profile = judge(self._problem, sequence)
+        if profile.peak > self._budget:
+            return False
+        extra = profile.duration - self._problem.duration
+        if self._best is None or extra < self._best_extra:
+            self._best, self._best_extra = tuple(sequence), extra
+            self._history.append(Improvement(self._elapsed(), extra, how))
+            self._tell()
+        return True
+
+    def _raise_bound(self, bound: CoveringBound) -> None:
+        self._bound = max(self._bound, bound.extra)
+        self._tell()
+
+    def _tell(self) -> None:
+        unit = self._problem.duration or 1
+        best = None if self._best is None else self._best_extra / unit
+        self._options.tell(best, self._bound / unit)
+
+    def _search(self, starts: Iterable[Sequence[int]]) -> int | None:
+        """Look for sequences and bounds; an operator at which no sequence fits, if there is one."""
+        problem, budget = self._problem, self._budget
+        own_order = range(len(problem))
+        if self._offer(own_order, "as given"):
+            return None
+        for start in starts:
+            self._offer(start, "given")
+        limit = self._time_for_bounds()
+        free = free_order_bound(problem, budget, limit)
+        if free.impossible_at is not None:
+            return free.impossible_at
+        self._raise_bound(free)
+        fixed = fixed_order_bound(problem, budget, limit)
+        is_fixed = self._options.order is Order.FIXED
+        if is_fixed:
+            if fixed.impossible_at is not None:
+                return fixed.impossible_at
+            self._raise_bound(fixed)
+        guided = self._guided(fixed)
+        if not self._is_over():
+            # Imported here: what needs no search needs no compiler.
+            from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
+
+            search = Neighbourhoods(problem, budget, free_order=not is_fixed, seed=self._options.seed)
+            self._improve(search, [own_order, *([guided] if guided else [])])
+        return None
+
+    def _time_for_bounds(self) -> float:
+        limit = self._options.time_limit_seconds
+        return _BOUND_SHARE * (60.0 if limit is None else limit)
+
+    def _guided(self, bound: CoveringBound) -> list[int] | None:
+        """The sequence that a bound's gaps stand for, without what it does not need."""
+        if not bound.gaps:
+            return None
+        sequence = sequence_of_gaps(self._problem, bound.gaps)
+        if len(sequence) > _MOST_REPEATS * len(self._problem):
+            return None
+        sequence = without_needless_repeats(self._problem, sequence, self._budget)
+        self._offer(sequence, "guided")
+        return sequence
+
+    def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
+        for how, found in search.first(starts, self._is_over):
+            self._offer(found, how)
+        rounds = 0
+        most = self._options.most_rounds
+        while not self._is_over() and (most is None or rounds < most):
+            improved = search.improved(self._best)
+            if improved is not None:
+                self._offer(improved, "neighbourhood")
+            rounds += 1
