@@ -54,6 +54,10 @@ class RuntimeFailedError(OnnxgcError):
     """ONNX Runtime refuses a file, or stops while it runs it."""
 
 
+class DurationError(OnnxgcError):
+    """A device is unknown, or a calibration cannot be read."""
+
+
 class VerificationError(OnnxgcError):
     """A check that the training file promised does not hold."""
 

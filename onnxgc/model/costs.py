@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from onnxgc.model.draft import operator_name
 from onnxgc.model.ir import Node, TensorType
 
@@ -136,16 +138,17 @@ def _einsum(node: Node, types: Types) -> int:
     """Two operations for each combination of index values."""
     terms = str(node.attribute("equation")).replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
-    broadcast = 1
+    under_dots: list[tuple[int, ...]] = []
     for index, term in enumerate(terms):
         shape = _shape(node, types, index)
-        before, dots, after = term.partition("...")
-        sizes.update(zip(before, shape, strict=False))
-        if after:
-            sizes.update(zip(after, shape[-len(after) :], strict=True))
-        if dots:
-            broadcast = max(broadcast, math.prod(shape[len(before) : len(shape) - len(after)]))
-    return (_FUSED if len(terms) > 1 else 1) * math.prod(sizes.values()) * broadcast
+        before, _, after = term.partition("...")
+        end = len(shape) - len(after)
+        under_dots.append(shape[len(before) : end])
+        # An axis of 1 may meet a longer one.
+        for label, size in zip(before + after, (*shape[: len(before)], *shape[end:]), strict=True):
+            sizes[label] = max(size, sizes.get(label, 1))
+    combinations = math.prod(sizes.values()) * math.prod(np.broadcast_shapes(*under_dots))
+    return (_FUSED if len(terms) > 1 else 1) * combinations
 
 
 def _pool(node: Node, types: Types) -> int:

@@ -73,8 +73,11 @@ def measure(
     settings: SessionSettings,
     runs: int = 3,
     keep_outputs: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Measurement:
     """Run a training file `runs` times in a fresh process and read its profile.
+
+    `environment` is added to that process's variables.
 
     Raises:
         RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
@@ -90,7 +93,10 @@ def measure(
         }
         (Path(folder) / "request.json").write_text(json.dumps(request))
         result = subprocess.run(
-            [sys.executable, "-m", "onnxgc.runtime.measure", folder], capture_output=True, text=True
+            [sys.executable, "-m", "onnxgc.runtime.measure", folder],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(environment or {})},
         )
         if result.returncode:
             raise RuntimeFailedError(_failure(path, result.returncode, result.stderr))
@@ -100,7 +106,8 @@ def measure(
             with np.load(Path(folder) / "outputs.npz") as stored:
                 outputs = {name: stored[f"arr_{i}"] for i, name in enumerate(answer["outputs"])}
     profiles = tuple(
-        RunProfile(tuple(run["order"]), *(run[key] for key in list(run)[1:])) for run in answer["runs"]
+        RunProfile(**{**run, "order": tuple(run["order"]), "kernel_ns": tuple(run["kernel_ns"])})
+        for run in answer["runs"]
     )
     return Measurement(profiles, tuple(answer["wall_seconds"]), settings.threads, outputs)
 

@@ -14,10 +14,10 @@ _KERNEL = "_kernel_time"
 class RunProfile:
     """One run of a session.
 
-    `order` are the executed nodes' names. `requested_peak_bytes` is the most that was asked for at
-    once; `in_use_peak_bytes` includes the arena's slack. Both count graph outputs, and the
-    workspaces of kernels as far as they raised the arena's own maximum: that is kept over the
-    session's life, so a later run shows workspaces only where they go above all earlier runs.
+    `order` are the executed nodes' names, `kernel_ns` what each took. `requested_peak_bytes` is the
+    most that was asked for at once; `in_use_peak_bytes` includes the arena's slack. Both count graph
+    outputs, and the workspaces of kernels as far as they raised the arena's own maximum: that is kept
+    over the session's life, so a later run shows workspaces only where they go above all earlier runs.
     """
 
     order: tuple[str, ...]
@@ -25,6 +25,7 @@ class RunProfile:
     in_use_peak_bytes: int
     kernel_seconds: float
     nodes_by_provider: dict[str, int]
+    kernel_ns: tuple[int, ...]
 
 
 def read_profile(path: str | Path) -> list[RunProfile]:
@@ -71,4 +72,5 @@ def _one_run(events: Sequence[dict[str, object]], arena_peak: int) -> tuple[RunP
         provider = str(arguments.get("provider", ""))
         providers[provider] = providers.get(provider, 0) + 1
     order = tuple(str(event["name"])[: -len(_KERNEL)] for event in events)
-    return RunProfile(order, requested, in_use, seconds, providers), arena_peak
+    kernel_ns = tuple(round(1000 * float(str(event["dur"]))) for event in events)
+    return RunProfile(order, requested, in_use, seconds, providers, kernel_ns), arena_peak
