@@ -64,6 +64,10 @@ class VerificationError(OnnxgcError):
     exit_code = 1
 
 
+class BudgetFormError(OnnxgcError):
+    """A memory budget is not written as one."""
+
+
 class BudgetError(OnnxgcError):
     """No plan fits the memory budget."""
 

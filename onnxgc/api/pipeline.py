@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,6 +14,13 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxgc.api.budgeting import (
+    BudgetRequest,
+    FrontierPoint,
+    frontier_of,
+    regular_peak_bytes,
+    solution_within,
+)
 from onnxgc.api.trial import trial_run
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_model_writable, data_file, write_model
@@ -22,9 +30,10 @@ from onnxgc.model.ir import Array, TrainableModel, dtype_name
 from onnxgc.model.read import read_model
 from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
-from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, parse_objective
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, TimeCost, parse_objective
 from onnxgc.planning.schedule import Schedule, build_schedule
 from onnxgc.planning.simulate import MemoryProfile, simulate
+from onnxgc.rematerialisation.search import Order
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import solver_for
 from onnxgc.tracing.computation import TracedProblem, checkpoint_problem
@@ -69,7 +78,8 @@ class ReadOptions:
 class PlannedStep:
     """A model's training step under a plan: the decision, the schedule, and the judge's view of it.
 
-    `step` and `regular_step` differ only where the plan asks for another order of forward.
+    `step` and `regular_step` differ only where the plan asks for another order of forward. With a budget,
+    `timing` names what times are taken from, and `frontier` is the trade-off, where it was asked for.
     """
 
     model: TrainableModel
@@ -81,6 +91,9 @@ class PlannedStep:
     regular_schedule: Schedule
     regular_profile: MemoryProfile
     notes: tuple[str, ...] = ()
+    budget_bytes: int | None = None
+    timing: str = ""
+    frontier: tuple[FrontierPoint, ...] = ()
 
     @property
     def raises_the_peak(self) -> bool:
@@ -131,11 +144,17 @@ def optimize(
     freeze_bn: bool = False,
     untie: bool = False,
     keep_outputs: bool = False,
+    budget: str | float | None = None,
+    pareto: bool = False,
+    order: str = Order.FREE.value,
+    device: str | None = None,
+    calibrate: str | os.PathLike[str] | None = None,
     external_data: bool = False,
     dry_run: bool = False,
     check: bool = True,
     seed: int = 0,
     time_limit: float | None = None,
+    step_limit: int | None = None,
     values: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
 ) -> OptimizeResult:
@@ -143,6 +162,11 @@ def optimize(
 
     `source` is a path or a loaded model. `output` is where the training file goes (nowhere if None
     or with `dry_run`). `checkpoints` are tensors to keep; naming any chooses the solver `manual`.
+    `budget` is bytes, a share of the regular peak, or text such as 8GiB, 60% or min: the plan is then the
+    one of least extra time within it; `pareto` adds the whole trade-off to the report. Times are those of
+    `device` (a card by name), or measured on this machine and kept in the file `calibrate`; `order`
+    (free or fixed) says whether operators may first run in another order than the model's. `step_limit`
+    ends that search after so many rounds, so that a seed alone decides.
     `input_shapes` maps an input to its shape. `freeze_bn` and `untie` are those of `read_model`. With
     `check` the forward model is run once before anything is planned. `values` replaces weights by name.
 
@@ -151,6 +175,9 @@ def optimize(
     """
     tell = progress or (lambda stage: None)
     wanted = parse_objective(objective)
+    request = BudgetRequest.of(
+        budget, pareto=pareto, order=order, device=device, calibrate=calibrate, solver=solver
+    )
     started = time.perf_counter()
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:
@@ -169,8 +196,13 @@ def optimize(
         note = trial_run(source, model, input_shapes)
         model = replace(model, notes=(*model.notes, *filter(None, [note])))
     tell("planning")
-    options = SolverOptions(tuple(checkpoints), wanted, time_limit, seed, tell=tell)
-    planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
+    options = SolverOptions(
+        tuple(checkpoints), wanted, time_limit, seed, most_rounds=step_limit, order=request.order, tell=tell
+    )
+    if request.is_asked and not checkpoints:
+        planned = plan_within(model, request, options, keep_outputs=keep_outputs)
+    else:
+        planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
     planned_seconds = time.perf_counter() - started
     figures: dict[str, Any] = {}
     result = OptimizeResult(planned.solution.plan, figures, planned, read_options, dict(values or {}))
@@ -264,6 +296,40 @@ def plan_step(
     return planned
 
 
+def plan_within(
+    model: TrainableModel, request: BudgetRequest, options: SolverOptions, *, keep_outputs: bool = False
+) -> PlannedStep:
+    """Trace a model, and schedule and judge the plan of least extra time within a budget.
+
+    Raises:
+        BudgetError: no plan fits.
+        DurationError: there is no such device, or the calibration file is not one.
+    """
+    traced = _traced(model, keep_outputs)
+    durations, timing, note = request.durations(traced.step)
+    started = time.perf_counter()
+    frontier: tuple[FrontierPoint, ...] = ()
+    if request.pareto:
+        frontier = frontier_of(traced.problem, durations, options)
+    regular = regular_peak_bytes(traced.problem)
+    budget = request.budget
+    if budget is None or (budget.is_least and frontier):
+        solution = frontier[-1].solution
+    else:
+        solution = solution_within(traced.problem, budget, durations, options, frontier)
+    solution = replace(solution, seconds=time.perf_counter() - started)
+    planned = _scheduled(model, traced, solution)
+    limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
+    assert limit is None or planned.profile.peak_bytes <= limit, "a plan within a budget keeps to it"
+    return replace(
+        planned,
+        notes=(*planned.notes, *filter(None, [note])),
+        budget_bytes=limit,
+        timing=timing,
+        frontier=frontier,
+    )
+
+
 def plan_step_again(
     model: TrainableModel, plan: CheckpointPlan, *, keep_outputs: bool = False
 ) -> PlannedStep:
@@ -273,7 +339,11 @@ def plan_step_again(
         PlanError: the plan names what is no tensor of the model.
     """
     traced = _traced(model, keep_outputs)
-    known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
+    if plan.sequence:
+        kept = traced.problem.graph.in_order(plan.checkpoints)
+        known = CheckpointPlan(kept, keeps_last_segment=False, sequence=plan.sequence)
+    else:
+        known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
     if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
         raise PlanError("the plan's order does not have the model's tensors; make the plan again")
     solution = solver_for("manual").solve(traced.problem, SolverOptions(known.checkpoints))
@@ -325,6 +395,7 @@ def emit(
         "checkpoints": list(decision.checkpoints),
         "order": list(decision.order),
         "keeps_last_segment": decision.keeps_last_segment,
+        **({"sequence": list(decision.sequence)} if decision.sequence else {}),
     }
     metadata = {
         "onnxgc.plan": json.dumps(plan),
@@ -368,12 +439,47 @@ def report(
             "peak_step": planned.profile.peak_step,
             "extra_flops_ratio": planned.extra_flops_ratio,
         },
+        **_report_on_time(planned),
         "lower_bound_bytes": solution.lower_bound_bytes,
         "bound_operator": solution.bound_operator,
         "gap": solution.gap,
         "checkpoints": list(solution.plan.checkpoints),
         "notes": [*model.notes, *_notes_on_types(model), *planned.notes, *_notes_on_saving(planned)],
         "seconds": dict(seconds),
+    }
+
+
+def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
+    """What a budget adds to the report; ratios are shares of the time without recomputation."""
+    cost = planned.solution.time
+    if cost is None:
+        return {}
+    return {
+        "budget": {
+            "bytes": planned.budget_bytes,
+            "timing": planned.timing,
+            "regular_seconds": cost.regular / 1e9,
+            **_ratios(cost),
+        },
+        "frontier": [
+            {
+                "budget_bytes": point.budget_bytes,
+                "simulated_peak_bytes": point.solution.objective_bytes,
+                "status": point.solution.status.value,
+                **_ratios(point.solution.time),
+            }
+            for point in planned.frontier
+            if point.solution.time is not None
+        ],
+    }
+
+
+def _ratios(cost: TimeCost) -> dict[str, float]:
+    return {
+        "extra_time_ratio": cost.extra_ratio,
+        "lower_bound_ratio": cost.lower_bound_ratio,
+        "gap": cost.gap,
+        "gap_of_extra": cost.gap_of_extra,
     }
 
 
@@ -397,4 +503,11 @@ def _notes_on_saving(planned: PlannedStep) -> list[str]:
 
 def _copy_namer(step: TrainingStep) -> Callable[[str], str]:
     taken = set(step.types) | set(step.constants)
-    return lambda name: fresh_name(f"{name}__recompute", taken)
+    copies: Counter[str] = Counter()
+
+    def name_of_copy(name: str) -> str:
+        copies[name] += 1
+        suffix = "__recompute" if copies[name] == 1 else f"__recompute{copies[name]}"
+        return fresh_name(f"{name}{suffix}", taken)
+
+    return name_of_copy

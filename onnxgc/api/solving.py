@@ -1,15 +1,29 @@
-"""Checkpoints of a bare graph."""
+"""Checkpoints of a bare graph, and sequences of a bare operator graph."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from onnxgc.errors import PlanError
+from onnxgc.api.budgeting import parse_order
+from onnxgc.errors import BudgetError, PlanError
 from onnxgc.graph.graph_file import read_graph_file
+from onnxgc.planning.budgets import parse_budget
 from onnxgc.planning.plan import Objective, parse_objective
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
+from onnxgc.rematerialisation.floors import Floor, floor_of_problem
+from onnxgc.rematerialisation.graph_file import OperatorGraphFile, read_operator_graph
+from onnxgc.rematerialisation.least_peak import least_peak
+from onnxgc.rematerialisation.problem import judge
+from onnxgc.rematerialisation.search import (
+    DEFAULT_TIME_LIMIT_SECONDS,
+    BudgetedSequence,
+    NoSequence,
+    Order,
+    SearchOptions,
+    within_budget,
+)
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import solver_for
 
@@ -73,3 +87,101 @@ def solve_graph(
         "checkpoints": [vertex for vertex in solution.plan.checkpoints if vertex not in ends],
         "seconds": solution.seconds,
     }
+
+
+def solve_operator_graph(
+    path: str | os.PathLike[str],
+    *,
+    budget: str | float,
+    order: str = Order.FREE.value,
+    time_limit: float | None = DEFAULT_TIME_LIMIT_SECONDS,
+    step_limit: int | None = None,
+    seed: int = 0,
+    progress: Callable[[float | None, float], None] | None = None,
+) -> dict[str, Any]:
+    """The sequence of least duration under a memory budget for an operator graph; ready for JSON.
+
+    Figures are in the file's own units. `overhead` is the extra duration as a share of that of every
+    operator once, `lower_bound` a duration that no sequence within the budget goes below, `gap` what
+    could still be saved as a share of the whole duration, `gap_of_extra` of the extra alone.
+
+    Args:
+        path: a file as `onnxgc.rematerialisation.graph_file` describes it.
+        budget: a size in the file's unit, a share of the peak in node order (`.8` or `80%`), or `min`.
+        order: `free`, or `fixed` for first runs in node order.
+        time_limit: seconds for the search; `None` for no limit, with a `step_limit`.
+        step_limit: rounds of the search after which it ends; then a seed alone decides.
+        seed: of all that is drawn.
+        progress: hears the extra time of the best so far (`None` before there is one) and the bound, as
+            shares of the duration of every operator once.
+
+    Raises:
+        GraphFileError: the file is not of the required form.
+        BudgetFormError: the budget is not written as one.
+        BudgetError: no sequence fits, or none was found.
+    """
+    wanted = parse_budget(budget)
+    chosen_order = parse_order(order)
+    file = read_operator_graph(path)
+    problem = file.problem
+    regular = judge(problem, range(len(problem)))
+    options = SearchOptions(
+        chosen_order, time_limit, step_limit, seed, tell=progress or (lambda extra, bound: None)
+    )
+    floor = floor_of_problem(problem)
+    limit: int | None = None
+    found: BudgetedSequence | NoSequence
+    if wanted.is_least:
+        found = least_peak(problem, floor.size, options)
+    else:
+        limit = wanted.bytes_of(regular.peak)
+        if wanted.size_bytes is not None:
+            limit = int(wanted.size_bytes * file.size_scale)
+        found = within_budget(problem, limit, options)
+    if isinstance(found, NoSequence):
+        assert limit is not None, "the least peak is always found"
+        raise BudgetError(_why_none(file, limit, floor))
+
+    def size(value: int) -> int | float:
+        return _in_units(value, file.size_scale)
+
+    def duration(value: int) -> int | float:
+        return _in_units(value, file.duration_scale)
+
+    return {
+        "solver": "budget",
+        "status": found.status.value,
+        "order": chosen_order.value,
+        "budget": None if limit is None else size(limit),
+        "sequence": [file.nodes[index] for index in found.sequence],
+        "peak": size(found.peak),
+        "duration": duration(found.duration),
+        "overhead": found.extra / problem.duration if problem.duration else 0.0,
+        "lower_bound": duration(problem.duration + found.lower_bound),
+        "gap": found.gap,
+        "gap_of_extra": found.gap_of_extra,
+        "floor": size(floor.size),
+        "regular": {"peak": size(regular.peak), "duration": duration(problem.duration)},
+        "seconds": found.seconds,
+    }
+
+
+def _why_none(file: OperatorGraphFile, limit: int, floor: Floor) -> str:
+    node = file.nodes[floor.operator]
+    needed, given = _in_units(floor.size, file.size_scale), _in_units(limit, file.size_scale)
+    if floor.size <= limit:
+        return (
+            f"no sequence within {given} was found; nothing goes below {needed} (at node {node!r}); "
+            "give more memory or --time-limit, or use --budget min for the least that is found"
+        )
+    operation = file.problem.operations[floor.operator]
+    touched = sorted((*operation.reads, *operation.writes), key=lambda s: -file.problem.sizes[s])[:4]
+    named = ", ".join(
+        f"{file.nodes[storage]!r} {_in_units(file.problem.sizes[storage], file.size_scale)}"
+        for storage in touched
+    )
+    return f"no sequence fits {given}: node {node!r} alone needs {needed}: {named}; give at least that"
+
+
+def _in_units(value: int, scale: int) -> int | float:
+    return value // scale if value % scale == 0 else value / scale

@@ -1,4 +1,4 @@
-"""`onnxgc solve`: checkpoints of a bare graph."""
+"""`onnxgc solve`: checkpoints of a bare graph, or a sequence of a bare operator graph."""
 
 from __future__ import annotations
 
@@ -6,16 +6,37 @@ from typing import Annotated
 
 import typer
 
-from onnxgc.api.solving import solve_graph
-from onnxgc.cli.arguments import check_json_target, write_json
+from onnxgc.api.solving import solve_graph, solve_operator_graph
+from onnxgc.cli.arguments import check_json_target, stages, write_json
+from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Objective
+from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order, search_stage
 from onnxgc.solvers.registry import SOLVERS
 
 
 def solve_command(
     graph: Annotated[
-        str, typer.Argument(help="A JSON file with vertices (id, size), edges, source and target.")
+        str,
+        typer.Argument(
+            help="A JSON file: vertices (id, size), edges, source, target; with --budget nodes "
+            "(id, size, duration) and edges."
+        ),
     ],
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Least extra time in so much memory: a size in the file's unit, .8 or 80% of the peak in "
+            "node order, or min."
+        ),
+    ] = None,
+    order: Annotated[
+        Order | None,
+        typer.Option(help="With --budget: first runs in any order, or as in the file [default: free]."),
+    ] = None,
+    step_limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --budget: rounds of the search, so that the seed alone decides."),
+    ] = None,
     objective: Annotated[
         Objective | None,
         typer.Option(
@@ -36,13 +57,44 @@ def solve_command(
     json_target: Annotated[
         str, typer.Option("--json", help="Where the result goes: a file, or - for stdout.")
     ] = "-",
-    time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds for the solver [with --budget and no --step-limit: 30]."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
     slots: Annotated[int | None, typer.Option(min=1, help="States that revolve may store at once.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Valid sets that random compares.")] = 10,
 ) -> None:
-    """Find the checkpoints of a forward graph: least sum of checkpoints and heaviest segment, or peak."""
+    """Find the checkpoints of a forward graph, or the fastest sequence of operators in a memory budget."""
     check_json_target(json_target, graph)
+    if budget is not None:
+        given = {
+            "--objective": objective,
+            "--solver": None if solver == "budget" else solver,
+            "--checkpoints": checkpoints,
+            "--interior-only": interior_only or None,
+            "--slots": slots,
+        }
+        extra = next((name for name, value in given.items() if value is not None), None)
+        if extra is not None:
+            raise PlanError(f"{extra} is for checkpoints of a forward graph; leave it or --budget out")
+        if time_limit is None and step_limit is None:
+            time_limit = DEFAULT_TIME_LIMIT_SECONDS
+        with stages() as tell:
+            solved = solve_operator_graph(
+                graph,
+                budget=budget,
+                order=(order or Order.FREE).value,
+                time_limit=time_limit,
+                step_limit=step_limit,
+                seed=seed,
+                progress=lambda extra, bound: tell(search_stage(extra, bound)),
+            )
+        write_json(solved, json_target)
+        return
+    for name, value in (("--order", order), ("--step-limit", step_limit)):
+        if value is not None:
+            raise PlanError(f"{name} goes with --budget; give one, such as --budget .8")
     names = None if checkpoints is None else [name.strip() for name in checkpoints.split(",") if name.strip()]
     found = solve_graph(
         graph,

@@ -48,7 +48,10 @@ class _Group:
 
 @dataclass(slots=True)
 class BarrierWriter:
-    """Writes groups of nodes, each held back until the one before it is done."""
+    """Writes groups of nodes, each held back until the one before it is done.
+
+    `types` are those of the tensors that it adds, `vectors` those of them that are shapes or settings.
+    """
 
     type_of: Callable[[str], TensorType]
     constant: Callable[[Array], str]
@@ -57,7 +60,8 @@ class BarrierWriter:
     small_bytes: int
     name: Callable[[str], str]
     token: str
-    types: dict[str, TensorType | None] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    vectors: set[str] = field(default_factory=set)
     _index: int = 0
 
     def opaque_view(self, tensor: str) -> tuple[Node, Node, str]:
@@ -67,7 +71,7 @@ class BarrierWriter:
         """
         shape = self.type_of(tensor).shape
         target, view = self.name(f"{tensor}/shape"), self.name(f"{tensor}/view")
-        self._declare(target, onnx.TensorProto.INT64, (len(shape),))
+        self.declare(target, TensorType(onnx.TensorProto.INT64, (len(shape),)))
         self.types[view] = self.type_of(tensor)
         add = Node("Add", (self._shape(shape), self.zero), (target,), name=target)
         return add, self._reshape(tensor, target, view), view
@@ -130,15 +134,15 @@ class BarrierWriter:
         axes = self.constant(np.asarray([0], np.int64))
         if not shape:
             unsqueezed = self.name(f"barrier{self._index}/token")
-            self._declare(unsqueezed, self.type_of(token).dtype, (1,))
+            self.declare(unsqueezed, TensorType(self.type_of(token).dtype, (1,)))
             group.opening.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
             token = unsqueezed
         empty, length = self.name(f"barrier{self._index}/empty"), self.name(f"barrier{self._index}/length")
         group.opening.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
         group.opening.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
-        # No type for `empty`: with a static first dimension of 0 its Shape would be folded away.
-        self.types[empty] = None
-        self._declare(length, onnx.TensorProto.INT64, (1,))
+        # Not one of `vectors`: with a 0 in place of a named first dimension its Shape would be folded away.
+        self.types[empty] = TensorType(self.type_of(token).dtype, (0, *shape[1:]))
+        self.declare(length, TensorType(onnx.TensorProto.INT64, (1,)))
         group.length = length
         return length
 
@@ -146,7 +150,7 @@ class BarrierWriter:
         """`shape` plus the zero that waits for the token."""
         length = self._length(group)
         target = self.name(f"barrier{self._index}/shape")
-        self._declare(target, onnx.TensorProto.INT64, self.type_of(shape).shape)
+        self.declare(target, self.type_of(shape))
         group.written.append(Node("Add", (shape, length), (target,), name=target))
         group.held.add(target)
         return target
@@ -158,5 +162,6 @@ class BarrierWriter:
         allow_zero = {"allowzero": 1} if 0 in self.type_of(source).shape else {}
         return Node("Reshape", (source, target), (view,), allow_zero, view)
 
-    def _declare(self, name: str, dtype: int, shape: tuple[int, ...]) -> None:
-        self.types[name] = TensorType(dtype, shape)
+    def declare(self, vector: str, kind: TensorType) -> None:
+        self.types[vector] = kind
+        self.vectors.add(vector)

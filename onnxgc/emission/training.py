@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,16 +14,17 @@ from onnx import helper, numpy_helper
 
 from onnxgc import __version__
 from onnxgc.emission.barriers import ZERO, BarrierWriter
+from onnxgc.emission.dimensions import dimension_names
 from onnxgc.gradients.engine import ConstantPool, fresh_name
 from onnxgc.model.draft import reads_of
 from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.model.weights import ArrayWeight, write_weight
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.planning.simulate import simulate
-from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
 from onnxgc.tracing.trace import TrainingStep
 from onnxgc.tracing.types import type_of_array
 
+_COPY_SUFFIX = re.compile(r"__recompute\d*$")
 SCHEMA_VERSION = 1
 _POOLS = ("AveragePool", "MaxPool")
 
@@ -55,7 +58,7 @@ class _LiveConstants:
     live: Mapping[str, str]
 
     def applied_to(self, node: Node) -> Node:
-        live = self.live.get(node.name, self.live.get(node.name.removesuffix("__recompute")))
+        live = self.live.get(node.name, self.live.get(_COPY_SUFFIX.sub("", node.name)))
         return node if live is None else node.with_changes(inputs=(node.inputs[0], live, *node.inputs[2:]))
 
 
@@ -90,8 +93,9 @@ class _Emitter:
         self._taken.update(schedule.original_of)
         self._constants = ConstantPool(self._taken)
         self._zero = fresh_name(ZERO, self._taken)
+        self._peak_bytes = simulate(schedule, step.graph).peak_bytes
         # Hundredths of a percent of the peak: whether they come early does not matter.
-        small_bytes = simulate(schedule, step.graph).peak_bytes // 4096
+        small_bytes = self._peak_bytes // 4096
         weights = set(step.model.weights) | set(step.constants) | {step.differentiated.seed}
         self._barriers = BarrierWriter(
             self._type_of,
@@ -102,6 +106,7 @@ class _Emitter:
             lambda wanted: fresh_name(wanted, self._taken),
             step.model.loss,
         )
+        self._barriers.declare(self._zero, TensorType(onnx.TensorProto.INT64, (1,)))
 
     def _type_of(self, name: str) -> TensorType:
         declared = self._barriers.types.get(name)
@@ -124,6 +129,7 @@ class _Emitter:
         for node in live.nodes:
             written.append(node)
             nodes.append(_annotated(node, "forward", None))
+        is_first = True
         for group in self._groups():
             group_nodes = [
                 live.applied_to(
@@ -132,7 +138,11 @@ class _Emitter:
                 for node in group.nodes
             ]
             segment_of = dict(zip((node.name for node in group_nodes), group.segments, strict=True))
-            ordered = group_nodes if group.role == "forward" else self._barriers.group(group_nodes)
+            ordered = group_nodes if is_first else self._barriers.group(group_nodes)
+            if is_first and not any(self._step.model.loss in node.outputs for node in group_nodes):
+                # Something is computed again before the loss is there.
+                self._barriers.token = group_nodes[-1].outputs[0]
+            is_first = False
             for node in ordered:
                 written.append(node)
                 nodes.append(_annotated(node, group.role, segment_of.get(node.name)))
@@ -164,13 +174,13 @@ class _Emitter:
                 fresh_name(f"{constant}/{part}", self._taken) for part in ("zero", "shaped_zero", "live")
             )
             nodes.append(Node("Cast", (self._zero,), (zero,), {"to": kind.dtype}, zero))
-            self._barriers.types[zero] = TensorType(kind.dtype, (1,))
+            self._barriers.declare(zero, TensorType(kind.dtype, (1,)))
             if not kind.shape:
                 axes = self._constants.add(np.asarray([0], np.int64))
                 nodes.append(Node("Squeeze", (zero, axes), (shaped,), name=shaped))
-                self._barriers.types[shaped] = kind
+                self._barriers.declare(shaped, kind)
             nodes.append(Node("Add", (constant, zero if kind.shape else shaped), (result,), name=result))
-            self._barriers.types[result] = kind
+            self._barriers.declare(result, kind)
             live[constant] = result
         return _LiveConstants(tuple(nodes), {name: live[constant] for name, constant in readers.items()})
 
@@ -180,6 +190,7 @@ class _Emitter:
         nodes: list[Node] = []
         segments: list[int | None] = []
         view_source: dict[str, str] = {}
+        runs: Counter[tuple[str, tuple[str, ...]]] = Counter()
         for step in self._schedule.steps:
             if isinstance(step, Release):
                 for name in step.tensors:
@@ -192,7 +203,7 @@ class _Emitter:
                 yield _Group(key[0], tuple(nodes), tuple(segments))
                 nodes, segments = [], []
             key = this
-            written = self._with_kernels(self._node(step, view_source))
+            written = self._with_kernels(self._node(step, view_source, runs))
             nodes.extend(written)
             segments.extend([step.segment] * len(written))
         if key is not None and nodes:
@@ -214,18 +225,25 @@ class _Emitter:
         """A node that reads what nobody else does: without a reader the runtime would never free it."""
         output = fresh_name(f"{tensor}/unread", self._taken)
         rank = len(self._type_of(tensor).shape)
-        self._barriers.types[output] = TensorType(onnx.TensorProto.INT64, (rank,))
+        self._barriers.declare(output, TensorType(onnx.TensorProto.INT64, (rank,)))
         return Node("Shape", (tensor,), (output,), name=output)
 
-    def _node(self, step: Compute | Recompute, view_source: dict[str, str]) -> Node:
+    def _node(
+        self,
+        step: Compute | Recompute,
+        view_source: dict[str, str],
+        runs: Counter[tuple[str, tuple[str, ...]]],
+    ) -> Node:
         original = self._step.nodes[step.source if isinstance(step, Recompute) else step.operator.name]
         names = iter(step.operator.inputs)
         inputs = tuple(next(names) if name else "" for name in original.inputs)
         attributes = dict(original.attributes)
-        if isinstance(step, Recompute) and not any(name in self._schedule.original_of for name in inputs):
-            # It reads what its original reads, so nothing else tells them apart. Further nodes read copies;
-            # and on an activation the runtime's fusions would hand on an attribute that they do not know.
-            attributes["__recompute"] = 1
+        earlier_runs = runs[original.name, inputs]
+        runs[original.name, inputs] += 1
+        if earlier_runs:
+            # It reads what an earlier run reads, so nothing else tells them apart. Others have none: on an
+            # activation the runtime's fusions would hand on an attribute that they do not know.
+            attributes["__recompute"] = earlier_runs
         if original.op == "Reshape" and not isinstance(step, Recompute) and step.chunk is not None:
             inputs = (view_source.get(inputs[0], inputs[0]), *inputs[1:])
             if step.operator.outputs[0] not in self._step.graph.outputs:
@@ -247,7 +265,7 @@ class _Emitter:
         inputs = [
             *(_value_info(name, step.types[name]) for name in (*fed, *fed_weights)),
             _value_info(seed, scale),
-            helper.make_tensor_value_info(self._zero, onnx.TensorProto.INT64, (1,)),
+            _value_info(self._zero, self._type_of(self._zero)),
         ]
         initializers = [
             numpy_helper.from_array(np.ones((), helper.tensor_dtype_to_np_dtype(scale.dtype)), seed),
@@ -305,37 +323,26 @@ class _Emitter:
         write_weight(self._step.model.weights[name] if value is None else ArrayWeight(value), name, target)
 
     def _value_infos(self, written: list[Node], outputs: set[str]) -> list[onnx.ValueInfoProto]:
-        """Types of all inner tensors.
-
-        The first dimension of each is a symbol of its own, shared only along operators that run in
-        place: the runtime's planner keeps a dead buffer for a later tensor of equal dimensions, and
-        so it finds none.
-        """
-        symbol_of: dict[str, str] = {}
+        """Types of all inner tensors, with names for first dimensions."""
+        computed = [name for node in written for name in node.outputs if name]
+        read = {name for node in written for name in reads_of(node)}
+        types = {name: self._type_of(name) for name in read.union(computed)}
+        first = dimension_names(
+            written,
+            types,
+            outputs=outputs,
+            numbered=self._barriers.vectors,
+            peak_bytes=self._peak_bytes,
+        )
         infos = []
-        for node in written:
-            for position, name in enumerate(node.outputs):
-                if not name or name in outputs or self._is_untyped(name):
-                    continue
-                tensor_type = self._type_of(name)
-                shape: list[int | str] = list(tensor_type.shape)
-                if shape:
-                    inherited = symbol_of.get(node.inputs[0]) if node.inputs else None
-                    shares = position == 0 and node.op in IN_PLACE_OPERATORS and inherited is not None
-                    symbol_of[name] = inherited if shares and inherited else f"d{len(symbol_of)}"
-                    if self._is_barrier_shape(name):
-                        del symbol_of[name]
-                    else:
-                        shape[0] = symbol_of[name]
-                infos.append(helper.make_tensor_value_info(name, tensor_type.dtype, shape))
+        for name in computed:
+            if name in outputs:
+                continue
+            shape: list[int | str] = list(types[name].shape)
+            if name in first:
+                shape[0] = first[name]
+            infos.append(helper.make_tensor_value_info(name, types[name].dtype, shape))
         return infos
-
-    def _is_barrier_shape(self, name: str) -> bool:
-        declared = self._barriers.types.get(name)
-        return declared is not None and declared.dtype == onnx.TensorProto.INT64
-
-    def _is_untyped(self, name: str) -> bool:
-        return name in self._barriers.types and self._barriers.types[name] is None
 
 
 def _group_key(step: Compute | Recompute) -> tuple[str, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from onnxgc.planning.schedule import (
     segment_order,
     segment_read_first,
 )
+from onnxgc.planning.sequences import schedule_of_sequence
 from onnxgc.planning.simulate import MemoryProfile, simulate
 
 
@@ -58,18 +60,33 @@ class JointGraph:
         self, plan: CheckpointPlan, copy_name: Callable[[str], str] | None = None
     ) -> tuple[StepGraph, Schedule]:
         """The step in the plan's order, and its schedule; copies are named by `copy_name`."""
+        named = copy_name or _counting_namer()
+        if plan.sequence:
+            return self.step, schedule_of_sequence(self.step, plan.sequence, named)
         discarded = self.discarded(plan)
         if plan.order:
             names = operator_order(self.step, vertex_of_operators(self.step, self.members, plan.order))
         else:
             names = segment_order(self.step, discarded)
         step = self.in_order(names)
-        return step, build_schedule(step, discarded, copy_name or (lambda name: f"{name}__recompute"))
+        return step, build_schedule(step, discarded, named)
 
     def profile(self, plan: CheckpointPlan) -> MemoryProfile:
         """What the judge says of a plan."""
         step, schedule = self.scheduled(plan)
         return simulate(schedule, step)
+
+
+def _counting_namer() -> Callable[[str], str]:
+    """Names of copies, where no tensor has such a name: `x__recompute`, `x__recompute2`, ..."""
+    copies: Counter[str] = Counter()
+
+    def name_of_copy(name: str) -> str:
+        copies[name] += 1
+        number = copies[name]
+        return f"{name}__recompute" if number == 1 else f"{name}__recompute{number}"
+
+    return name_of_copy
 
 
 def vertex_of_operators(

@@ -23,7 +23,7 @@ class PaperObjective:
 
 def objective_bytes(problem: CheckpointProblem, plan: CheckpointPlan, objective: Objective) -> int:
     """The value of a plan: the judge's peak, or the paper's sum."""
-    if objective is Objective.PEAK:
+    if objective in (Objective.PEAK, Objective.TIME):
         return problem.joint().profile(plan).peak_bytes
     if objective is Objective.ACTIVATIONS:
         return problem.joint().profile(plan).activation_peak_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from math import ceil, gcd
+from math import ceil, gcd, isfinite
 
 import numpy as np
 
@@ -153,6 +153,8 @@ def _rounded(found: CoveringSolution, program: CoveringProgram, unit: int) -> in
         )
         if found.bound >= exact * (1 - 1e-6) - 1e-6:
             return int(exact) * unit
+    if not isfinite(found.bound):
+        return 0
     return max(0, ceil(found.bound * (1 - 1e-6) - 1e-6)) * unit
 
 

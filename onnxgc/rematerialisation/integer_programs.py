@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import highspy
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -33,8 +32,13 @@ class CoveringProgram:
 
         `relaxed` solves the linear relaxation.
         """
+        # Imported here: it takes a while, and most of the tool does without.
+        import highspy
+        from highspy._core import _Highs
+
         lengths = [np.size(columns) for columns, _, _ in self.rows]
-        highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        # Not `highspy.Highs`, which prints a banner on standard output when it is made.
+        highs = _Highs()
         for option, value in (
             ("output_flag", False),
             ("time_limit", max(time_limit, 0.01)),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from onnxgc.planning.plan import Status
 from onnxgc.rematerialisation.construction import sequence_of_gaps
 from onnxgc.rematerialisation.covering import CoveringBound, fixed_order_bound, free_order_bound
+from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.problem import OperatorProblem, judge
 from onnxgc.rematerialisation.timeline import without_needless_repeats
 
@@ -102,7 +103,8 @@ class SearchOptions:
     """How long and how to search.
 
     `most_rounds` stops after so many rounds of the search of neighbourhoods: with it and without a
-    time limit the result depends on the seed alone. `tell` hears the best extra time and the bound,
+    time limit the result depends on the seed alone. `stop_at_first` is content with any sequence within
+    the budget. `tell` hears the best extra time and the bound,
     as shares of the time without recomputation.
     """
 
@@ -110,12 +112,14 @@ class SearchOptions:
     time_limit_seconds: float | None = DEFAULT_TIME_LIMIT_SECONDS
     most_rounds: int | None = None
     seed: int = 0
+    stop_at_first: bool = False
     tell: Callable[[float | None, float], None] = field(default=lambda extra, bound: None, repr=False)
 
 
-def floor_of_problem(problem: OperatorProblem) -> tuple[int, int]:
-    """What no sequence goes below, and the operator that sets it."""
-    return max((problem.working_set(index), -index) for index in range(len(problem)))
+def search_stage(extra: float | None, bound: float) -> str:
+    """What `SearchOptions.tell` hears, in words."""
+    best = "no plan yet" if extra is None else f"{100 * extra:.3f} % extra time"
+    return f"planning: {best}, at least {100 * bound:.3f} %"
 
 
 def within_budget(
@@ -146,9 +150,9 @@ class _Search:
 
     def run(self, starts: Iterable[Sequence[int]]) -> BudgetedSequence | NoSequence:
         problem = self._problem
-        floor, place = floor_of_problem(problem)
-        if floor > self._budget:
-            return self._none(floor, -place, impossible=True)
+        floor = floor_of_problem(problem)
+        if floor.size > self._budget:
+            return self._none(floor.size, floor.operator, impossible=True)
         try:
             impossible_at = self._search(starts)
         except KeyboardInterrupt:
@@ -159,7 +163,7 @@ class _Search:
         if self._best is None:
             if impossible_at is not None:
                 return self._none(self._budget + 1, impossible_at, impossible=True)
-            return self._none(floor, -place, impossible=False)
+            return self._none(floor.size, floor.operator, impossible=False)
         profile = judge(problem, self._best)
         assert profile.peak <= self._budget, "every sequence offered was judged"
         return BudgetedSequence(
@@ -179,7 +183,7 @@ class _Search:
         return time.perf_counter() - self._started
 
     def _is_over(self) -> bool:
-        if self._best is not None and self._best_extra <= self._bound:
+        if self._best is not None and (self._options.stop_at_first or self._best_extra <= self._bound):
             return True
         return time.perf_counter() >= self._deadline
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.objective import objective_bytes
-from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.rematerialisation.search import Order
 from onnxgc.solvers.families import GraphFamily, why_not_in
 from onnxgc.solvers.reversal import ReversalObjective
 
@@ -25,6 +26,10 @@ class SolverOptions:
     searches that draw numbers: the same seed, the same plan; `draws` is how many valid sets they
     compare. `slots` is the number of states that a reversal of a chain may store at once,
     `budget_bytes` the same in bytes; without them a solver chooses. `tell` hears what is being done.
+
+    For the solver `budget`, `budget_bytes` is the peak, `durations` are times of operators by name (else
+    flops count), `order` says in which order operators may first run, `most_rounds` ends its search
+    after so many rounds, and `sequences` are plans to begin with.
     """
 
     checkpoints: tuple[Vertex, ...] = ()
@@ -34,6 +39,10 @@ class SolverOptions:
     draws: int = 10
     slots: int | None = None
     budget_bytes: int | None = None
+    durations: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
+    order: Order = Order.FREE
+    most_rounds: int | None = None
+    sequences: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     tell: Callable[[str], None] = field(default=lambda stage: None, compare=False, repr=False)
 
 
@@ -49,6 +58,7 @@ class Finding:
     status: Status
     lower_bound_bytes: int
     bound_operator: str = ""
+    time: TimeCost | None = None
 
 
 Search: TypeAlias = Callable[[CheckpointProblem, SolverOptions], Finding]
@@ -128,4 +138,5 @@ class Solver:
             lower_bound_bytes=finding.lower_bound_bytes,
             seconds=seconds,
             bound_operator=finding.bound_operator,
+            time=finding.time,
         )

@@ -14,6 +14,7 @@ from onnxgc.planning.plan import Objective
 from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import Solver
 from onnxgc.solvers.bptt import BPTT
+from onnxgc.solvers.budget import BUDGET
 from onnxgc.solvers.chen_greedy import CHEN_GREEDY
 from onnxgc.solvers.chen_sqrt import CHEN_SQRT
 from onnxgc.solvers.exhaustive import EXHAUSTIVE
@@ -41,6 +42,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
             STORE_ALL,
             MANUAL,
             EXHAUSTIVE,
+            BUDGET,
         )
     }
 )
@@ -48,6 +50,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
 DEFAULTS: Mapping[Objective, Solver] = MappingProxyType(
     {
         Objective.PEAK: PEAK,
+        Objective.TIME: BUDGET,
         Objective.ACTIVATIONS: PEAK,
         Objective.PAPER: ACG,
         Objective.GENERAL: GENERAL,

@@ -16,6 +16,7 @@ from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Solver, SolverOptions
 from onnxgc.solvers.bptt import policy
+from onnxgc.solvers.budget import BUDGET
 from onnxgc.solvers.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.families import GraphFamily
 from onnxgc.solvers.registry import SOLVERS
@@ -142,13 +143,22 @@ def test_reversal_is_optimal_in_forward_steps(name: str) -> None:
 
 def test_automatic_needs_nothing_from_the_user() -> None:
     for name, solver in SOLVERS.items():
+        if solver is BUDGET:
+            with pytest.raises(PlanError, match="needs --budget"):
+                solver.solve(chain([1] * 12))
+            continue
         kept = solver.solve(chain([1] * 12)).plan.checkpoints
         assert (kept == (0, 11)) is not solver.automatic, name
 
 
 def test_a_budget_is_kept_by_those_that_take_one() -> None:
     problem = chain([2] * 12)
+    assert BUDGET.solve(problem, SolverOptions(budget_bytes=10)).objective_bytes <= 10
+    with pytest.raises(BudgetError, match="no plan fits 1 bytes"):
+        BUDGET.solve(problem, SolverOptions(budget_bytes=1))
     for solver in SOLVERS.values():
+        if solver is BUDGET:
+            continue
         tight, loose = (solver.solve(problem, SolverOptions(budget_bytes=b)).plan for b in (4, 40))
         assert (tight != loose) is solver.takes_budget
         if solver.takes_budget:

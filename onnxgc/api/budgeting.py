@@ -1,0 +1,207 @@
+"""Plans under a memory budget for a traced step: one budget, the least one, or the whole trade-off."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxgc.errors import PlanError
+from onnxgc.planning.budgets import Budget, parse_budget
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, TimeCost
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.rematerialisation.floors import floor_of_problem
+from onnxgc.rematerialisation.least_peak import least_peak
+from onnxgc.rematerialisation.problem import judge
+from onnxgc.rematerialisation.search import BudgetedSequence, Order
+from onnxgc.rematerialisation.trade_off import trade_off
+from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
+from onnxgc.runtime.calibrate import calibration_in
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.budget import BUDGET, plan_of, search_options
+from onnxgc.solvers.registry import SOLVERS
+from onnxgc.tracing.devices import Device
+from onnxgc.tracing.devices import device as find_device
+from onnxgc.tracing.durations import durations_ns
+from onnxgc.tracing.trace import TrainingStep
+
+DEFAULT_DEVICE = "a100"
+"""Whose times count where neither a device nor a calibration is given."""
+FRONTIER_POINTS = 12
+"""Budgets of a trade-off, the least and the regular peak included."""
+_SHARE_OF_LEAST = 0.4
+"""Of the time limit of a trade-off, what the search for the least peak takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRequest:
+    """What a user asked for about memory and time; nothing, if there is neither budget nor trade-off."""
+
+    budget: Budget | None = None
+    pareto: bool = False
+    order: Order = Order.FREE
+    device: Device | None = None
+    calibrate: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        budget: str | float | None,
+        *,
+        pareto: bool,
+        order: str,
+        device: str | None,
+        calibrate: str | os.PathLike[str] | None,
+        solver: str | None,
+    ) -> BudgetRequest:
+        """Check what was given before anything is read.
+
+        Raises:
+            BudgetFormError: the budget is not written as one.
+            PlanError: options that do not go together.
+            DurationError: there is no such device.
+        """
+        request = cls(
+            None if budget is None else parse_budget(budget),
+            pareto,
+            parse_order(order),
+            None if device is None else find_device(device),
+            None if calibrate is None else os.fspath(calibrate),
+        )
+        if request.is_asked and solver not in (None, BUDGET.name):
+            raise PlanError(
+                f"--budget and --pareto have the solver '{BUDGET.name}', not '{solver}'; leave --solver out"
+            )
+        if solver == BUDGET.name and not request.is_asked:
+            raise PlanError(f"the solver '{BUDGET.name}' needs --budget, such as 8GiB or 60%")
+        if device is not None and calibrate is not None:
+            raise PlanError("--device and --calibrate both say where times come from; give one of them")
+        return request
+
+    @property
+    def is_asked(self) -> bool:
+        return self.budget is not None or self.pareto
+
+    def durations(self, step: TrainingStep) -> tuple[dict[str, int], str, str]:
+        """Times of all operators in nanoseconds, what they are taken from, and a note on it or ""."""
+        if self.calibrate is not None:
+            timing, note = calibration_in(self.calibrate, step)
+            return durations_ns(step, timing), f"measured, kept in '{self.calibrate}'", note
+        chosen = self.device or find_device(DEFAULT_DEVICE)
+        return durations_ns(step, chosen), f"data sheet of {chosen.name}", ""
+
+
+def parse_order(name: str) -> Order:
+    """The order of that name.
+
+    Raises:
+        PlanError: there is no such order.
+    """
+    known = [order.value for order in Order]
+    if name not in known:
+        raise PlanError(f"order '{name}' is none of {', '.join(known)}; pass one of them to --order")
+    return Order(name)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """One budget of a trade-off and the plan for it."""
+
+    budget_bytes: int
+    solution: Solution
+
+
+def solution_within(
+    problem: CheckpointProblem,
+    budget: Budget,
+    durations: Mapping[str, int],
+    options: SolverOptions,
+    frontier: Sequence[FrontierPoint] = (),
+) -> Solution:
+    """The plan of least extra time within a budget, or of the least peak found.
+
+    A `frontier` that was found before gives plans to begin with.
+
+    Raises:
+        BudgetError: no plan fits.
+    """
+    if budget.is_least:
+        return _of_least_peak(problem, problem_of(problem.joint().step, durations), options)
+    regular = regular_peak_bytes(problem)
+    within = replace(options, budget_bytes=budget.bytes_of(regular), durations=durations, objective=None)
+    known = tuple(point.solution.plan.sequence for point in frontier)
+    return BUDGET.solve(problem, replace(within, sequences=known))
+
+
+def frontier_of(
+    problem: CheckpointProblem, durations: Mapping[str, int], options: SolverOptions
+) -> tuple[FrontierPoint, ...]:
+    """Plans from the regular peak down to the least that is found, at `FRONTIER_POINTS` budgets."""
+    started = time.perf_counter()
+    posed = problem_of(problem.joint().step, durations)
+    limit = options.time_limit_seconds
+    first = replace(options, time_limit_seconds=None if limit is None else _SHARE_OF_LEAST * limit)
+    least = _of_least_peak(problem, posed, first)
+    regular, lowest = regular_peak_bytes(problem), least.objective_bytes
+    steps = FRONTIER_POINTS - 1
+    budgets = [lowest + (regular - lowest) * number // steps for number in range(FRONTIER_POINTS)]
+    left = None if limit is None else max(0.0, limit - (time.perf_counter() - started))
+    number = {name: index for index, name in enumerate(posed.names)}
+    known = [[number[name] for name in least.plan.sequence]]
+    points = trade_off(
+        posed.problem, budgets, search_options(replace(options, time_limit_seconds=left)), known
+    )
+    return tuple(
+        FrontierPoint(point.budget, _solution(problem, posed, point.found, least)) for point in points
+    )
+
+
+def _of_least_peak(problem: CheckpointProblem, posed: StepProblem, options: SolverOptions) -> Solution:
+    floor = floor_of_problem(posed.problem)
+    options.tell("planning: a first plan")
+    found = least_peak(posed.problem, floor.size, search_options(options), _known_plans(problem, posed))
+    solution = Solution(
+        CheckpointPlan(()),
+        BUDGET.name,
+        found.status,
+        Objective.TIME,
+        found.peak,
+        floor.size,
+        found.seconds,
+        posed.names[floor.operator],
+    )
+    return _solution(problem, posed, found, solution)
+
+
+def _solution(
+    problem: CheckpointProblem, posed: StepProblem, found: BudgetedSequence, like: Solution
+) -> Solution:
+    return replace(
+        like,
+        plan=plan_of(problem, problem.joint().step, posed, found.sequence),
+        status=found.status,
+        objective_bytes=found.peak,
+        seconds=found.seconds,
+        time=TimeCost(posed.problem.duration, found.extra, found.lower_bound),
+    )
+
+
+def _known_plans(problem: CheckpointProblem, posed: StepProblem) -> list[Sequence[int]]:
+    """The plan of the solver for the peak, where its order of operators can be told by name."""
+    joint = problem.joint()
+    plan = SOLVERS["peak"].solve(problem, SolverOptions(time_limit_seconds=10.0)).plan
+    _, schedule = joint.scheduled(plan)
+    sequence = posed.sequence_of(schedule)
+    try:
+        judge(posed.problem, sequence)
+    except ValueError:
+        # In another order, gradients are added up by other operators.
+        return []
+    return [sequence]
+
+
+def regular_peak_bytes(problem: CheckpointProblem) -> int:
+    """Simulated peak of the step that stores everything."""
+    stored = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
+    return problem.joint().profile(stored).peak_bytes

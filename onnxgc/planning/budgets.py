@@ -1,0 +1,70 @@
+"""Memory budgets as people write them: `8GiB`, `500MB`, `60%`, `min`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from onnxgc.errors import BudgetFormError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
+_HELP = "write 8GiB, 500MB, 60% (of the peak that stores everything) or min"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget in bytes, as a share of the regular peak, or (neither) the least that can be had."""
+
+    size_bytes: int | None = None
+    share: float | None = None
+
+    @property
+    def is_least(self) -> bool:
+        return self.size_bytes is None and self.share is None
+
+    def bytes_of(self, regular_peak_bytes: int) -> int:
+        """The budget where storing everything takes `regular_peak_bytes`; not for the least."""
+        assert not self.is_least
+        if self.size_bytes is not None:
+            return self.size_bytes
+        return int((self.share or 0.0) * regular_peak_bytes)
+
+
+def parse_budget(given: str | float) -> Budget:
+    """A budget from text or a number: an int is bytes, a float below or equal to 1 a share.
+
+    In text without a unit the same holds: `.8` is a share, `8000000` is bytes.
+
+    Raises:
+        BudgetFormError: it is none of these, or not above 0.
+    """
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise BudgetFormError(f"the budget {given!r} is no size; {_HELP}")
+    text = given if isinstance(given, str) else repr(given)
+    if text.strip().lower() == "min":
+        return Budget()
+    found = _FORM.fullmatch(text)
+    if found is None or (found[2].lower() not in _UNITS and found[2] != "%"):
+        raise BudgetFormError(f"the budget '{text}' is no size; {_HELP}")
+    number, unit = float(found[1]), found[2].lower()
+    if number <= 0:
+        raise BudgetFormError(f"the budget '{text}' is nothing; {_HELP}")
+    if unit == "%":
+        return Budget(share=number / 100)
+    if not unit and "." in found[1]:
+        if number > 1:
+            raise BudgetFormError(f"the budget '{text}' is more than everything; {_HELP}")
+        return Budget(share=number)
+    return Budget(size_bytes=int(number * _UNITS[unit]))

@@ -1,0 +1,104 @@
+"""Names of first dimensions: which tensors may share a buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from onnxgc.api import optimize
+from onnxgc.emission.dimensions import dimension_names
+from onnxgc.model.ir import Node, TensorType
+
+MODELS = Path(__file__).resolve().parent.parent.parent / "models"
+MATRIX, LARGE, SCALAR = (TensorType(onnx.TensorProto.FLOAT, shape) for shape in ((4, 4), (64, 64), ()))
+
+
+def names(nodes: list[Node], peak_bytes: int, **types: TensorType) -> dict[str, str]:
+    tensors = {name for node in nodes for name in (*node.inputs, *node.outputs)}
+    return dimension_names(
+        nodes,
+        {name: types.get(name, MATRIX) for name in tensors},
+        outputs={"y"},
+        numbered={"shape"},
+        peak_bytes=peak_bytes,
+    )
+
+
+def chain(*operators: str, last: str = "y") -> list[Node]:
+    """x -> t0 -> t1 -> ..."""
+    tensors = ["x", *(f"t{index}" for index in range(len(operators) - 1)), last]
+    return [Node(op, (tensors[i],), (tensors[i + 1],)) for i, op in enumerate(operators)]
+
+
+def test_a_tensor_takes_the_name_of_one_that_died_before_it() -> None:
+    found = names(chain("Neg", "Exp", "Neg", "Exp", "Neg"), 1000)
+    assert found == {"t0": "d0", "t1": "d1", "t2": "d0", "t3": "d1"}
+
+
+def test_the_peak_leaves_no_room_for_a_buffer_that_waits() -> None:
+    """t0 and t3 have equal dimensions; the gap between them holds two large tensors."""
+    nodes = chain("Neg", "Exp", "Neg", "Exp", "Neg")
+    gap, matrix = 2 * LARGE.size_bytes, MATRIX.size_bytes
+    types = {"t1": LARGE, "t2": LARGE}
+    assert names(nodes, gap + matrix, **types)["t3"] == "d0"
+    assert names(nodes, gap + matrix - 1, **types)["t3"] not in ("d0", "d1", "d2")
+
+
+def test_a_buffer_that_waits_fills_the_gap_for_others() -> None:
+    """Two pairs with the same gap, and room for one of them."""
+    other = TensorType(onnx.TensorProto.FLOAT, (2, 8))
+    nodes = [
+        Node("Neg", ("x",), ("a",)),
+        Node("Neg", ("x",), ("b",)),
+        Node("Add", ("a", "b"), ("large",)),
+        Node("Exp", ("large",), ("larger",)),
+        Node("Neg", ("larger",), ("a2",)),
+        Node("Neg", ("x",), ("b2",)),
+        Node("Add", ("a2", "b2"), ("y",)),
+    ]
+    types = {"b": other, "b2": other, "large": LARGE, "larger": LARGE}
+    room = 2 * LARGE.size_bytes + MATRIX.size_bytes
+    found = names(nodes, room, **types)
+    assert found["a2"] == found["a"]
+    assert found["b2"] != found["b"]
+    assert names(nodes, room + other.size_bytes, **types)["b2"] == found["b"]
+
+
+def test_operators_in_place_keep_their_inputs_name() -> None:
+    found = names(chain("Neg", "Relu", "Sigmoid", "Neg"), 1000)
+    assert found == {"t0": "d0", "t1": "d0", "t2": "d0"}
+
+
+def test_a_view_keeps_its_source_alive() -> None:
+    nodes = [
+        Node("Neg", ("x",), ("a",)),
+        Node("Reshape", ("a", "shape"), ("view",)),
+        Node("Exp", ("x",), ("b",)),
+        Node("Add", ("view", "b"), ("c",)),
+        Node("Exp", ("c",), ("d",)),
+        Node("Neg", ("d",), ("y",)),
+    ]
+    found = names(nodes, 1000)
+    assert len({found[name] for name in ("a", "view", "b", "c")}) == 4
+    assert found["d"] in (found["a"], found["b"])
+
+
+def test_outputs_scalars_and_numbered_tensors_have_no_name() -> None:
+    nodes = [
+        Node("Shape", ("x",), ("shape",)),
+        Node("ReduceSum", ("x",), ("sum",)),
+        Node("Expand", ("sum", "shape"), ("y",)),
+    ]
+    assert names(nodes, 1000, sum=SCALAR) == {}
+
+
+def test_names_are_few() -> None:
+    """The runtime compares each new tensor with all buffers that wait, one a name, when it loads a file."""
+    graph = optimize(
+        MODELS / "densenet121.onnx", input_shapes={"x": (2, 3, 64, 64)}
+    ).training_graph.model.graph
+    first = [dims[0].dim_param for value in graph.value_info if (dims := value.type.tensor_type.shape.dim)]
+    computed = [name for name in first if name]
+    views = sum(node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten") for node in graph.node)
+    assert len(set(computed)) - views < 0.2 * (len(computed) - views)
