@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgc.errors import PlanError
-from onnxgc.planning.budgets import Budget, parse_budget
-from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, TimeCost
+from onnxgc.planning.budgets import Budget, budget_asked
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.problem import judge
 from onnxgc.rematerialisation.search import BudgetedSequence, Order
 from onnxgc.rematerialisation.trade_off import trade_off
 from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
 from onnxgc.runtime.calibrate import calibration_in
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.budget import BUDGET, plan_of, search_options
-from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.budget import BUDGET, plan_of, plans_of_least_peak, search_options
 from onnxgc.tracing.devices import Device
 from onnxgc.tracing.devices import device as find_device
 from onnxgc.tracing.durations import durations_ns
@@ -49,6 +47,7 @@ class BudgetRequest:
         cls,
         budget: str | float | None,
         *,
+        extra_time: str | float | None = None,
         pareto: bool,
         order: str,
         device: str | None,
@@ -63,7 +62,7 @@ class BudgetRequest:
             DurationError: there is no such device.
         """
         request = cls(
-            None if budget is None else parse_budget(budget),
+            budget_asked(budget, extra_time),
             pareto,
             parse_order(order),
             None if device is None else find_device(device),
@@ -127,7 +126,9 @@ def solution_within(
         BudgetError: no plan fits.
     """
     if budget.is_least:
-        return _of_least_peak(problem, problem_of(problem.joint().step, durations), options)
+        return _of_least_peak(
+            problem, problem_of(problem.joint().step, durations), options, budget.most_extra
+        )
     regular = regular_peak_bytes(problem)
     within = replace(options, budget_bytes=budget.bytes_of(regular), durations=durations, objective=None)
     known = tuple(point.solution.plan.sequence for point in frontier)
@@ -157,21 +158,28 @@ def frontier_of(
     )
 
 
-def _of_least_peak(problem: CheckpointProblem, posed: StepProblem, options: SolverOptions) -> Solution:
+def _of_least_peak(
+    problem: CheckpointProblem, posed: StepProblem, options: SolverOptions, most_extra: float | None = None
+) -> Solution:
+    """The least peak found; `most_extra` limits the extra time, as a share of the regular."""
     floor = floor_of_problem(posed.problem)
     options.tell("planning: a first plan")
-    found = least_peak(posed.problem, floor.size, search_options(options), _known_plans(problem, posed))
+    known = plans_of_least_peak(problem, posed)
+    most = None if most_extra is None else int(most_extra * posed.problem.duration)
+    least = least_peak(posed.problem, floor.size, search_options(options), known, most)
+    found = least.found
     solution = Solution(
         CheckpointPlan(()),
         BUDGET.name,
         found.status,
         Objective.TIME,
         found.peak,
-        floor.size,
+        least.floor,
         found.seconds,
         posed.names[floor.operator],
     )
-    return _solution(problem, posed, found, solution)
+    solved = _solution(problem, posed, found, solution)
+    return solved if found.peak <= least.floor else replace(solved, status=Status.FEASIBLE)
 
 
 def _solution(
@@ -185,20 +193,6 @@ def _solution(
         seconds=found.seconds,
         time=TimeCost(posed.problem.duration, found.extra, found.lower_bound),
     )
-
-
-def _known_plans(problem: CheckpointProblem, posed: StepProblem) -> list[Sequence[int]]:
-    """The plan of the solver for the peak, where its order of operators can be told by name."""
-    joint = problem.joint()
-    plan = SOLVERS["peak"].solve(problem, SolverOptions(time_limit_seconds=10.0)).plan
-    _, schedule = joint.scheduled(plan)
-    sequence = posed.sequence_of(schedule)
-    try:
-        judge(posed.problem, sequence)
-    except ValueError:
-        # In another order, gradients are added up by other operators.
-        return []
-    return [sequence]
 
 
 def regular_peak_bytes(problem: CheckpointProblem) -> int:

@@ -79,7 +79,8 @@ class PlannedStep:
     """A model's training step under a plan: the decision, the schedule, and the judge's view of it.
 
     `step` and `regular_step` differ only where the plan asks for another order of forward. With a budget,
-    `timing` names what times are taken from, and `frontier` is the trade-off, where it was asked for.
+    `timing` names what times are taken from, `first_order` in which order operators could first run, and
+    `frontier` is the trade-off, where it was asked for.
     """
 
     model: TrainableModel
@@ -93,6 +94,7 @@ class PlannedStep:
     notes: tuple[str, ...] = ()
     budget_bytes: int | None = None
     timing: str = ""
+    first_order: str = ""
     frontier: tuple[FrontierPoint, ...] = ()
 
     @property
@@ -145,6 +147,7 @@ def optimize(
     untie: bool = False,
     keep_outputs: bool = False,
     budget: str | float | None = None,
+    extra_time: str | float | None = None,
     pareto: bool = False,
     order: str = Order.FREE.value,
     device: str | None = None,
@@ -163,10 +166,11 @@ def optimize(
     `source` is a path or a loaded model. `output` is where the training file goes (nowhere if None
     or with `dry_run`). `checkpoints` are tensors to keep; naming any chooses the solver `manual`.
     `budget` is bytes, a share of the regular peak, or text such as 8GiB, 60% or min: the plan is then the
-    one of least extra time within it; `pareto` adds the whole trade-off to the report. Times are those of
-    `device` (a card by name), or measured on this machine and kept in the file `calibrate`; `order`
-    (free or fixed) says whether operators may first run in another order than the model's. `step_limit`
-    ends that search after so many rounds, so that a seed alone decides.
+    one of least extra time within it. `extra_time` is a share of the time of every operator once: the
+    plan is then the one of least peak that takes no more beyond it. `pareto` adds the whole trade-off to
+    the report. Times are those of `device` (a card by name), or measured on this machine and kept in
+    the file `calibrate`; `order` (free or fixed) says whether operators may first run in another order
+    than the model's. `step_limit` ends that search after so many rounds, so that a seed alone decides.
     `input_shapes` maps an input to its shape. `freeze_bn` and `untie` are those of `read_model`. With
     `check` the forward model is run once before anything is planned. `values` replaces weights by name.
 
@@ -176,8 +180,18 @@ def optimize(
     tell = progress or (lambda stage: None)
     wanted = parse_objective(objective)
     request = BudgetRequest.of(
-        budget, pareto=pareto, order=order, device=device, calibrate=calibrate, solver=solver
+        budget,
+        extra_time=extra_time,
+        pareto=pareto,
+        order=order,
+        device=device,
+        calibrate=calibrate,
+        solver=solver,
     )
+    if request.is_asked and checkpoints:
+        raise PlanError("--checkpoints says what to keep, a budget what to save; drop one of them")
+    if request.is_asked and wanted is not None:
+        raise PlanError("with a budget the extra time is made small; leave --objective out")
     started = time.perf_counter()
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:
@@ -199,7 +213,7 @@ def optimize(
     options = SolverOptions(
         tuple(checkpoints), wanted, time_limit, seed, most_rounds=step_limit, order=request.order, tell=tell
     )
-    if request.is_asked and not checkpoints:
+    if request.is_asked:
         planned = plan_within(model, request, options, keep_outputs=keep_outputs)
     else:
         planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
@@ -326,6 +340,7 @@ def plan_within(
         notes=(*planned.notes, *filter(None, [note])),
         budget_bytes=limit,
         timing=timing,
+        first_order=request.order.value,
         frontier=frontier,
     )
 
@@ -458,6 +473,7 @@ def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
         "budget": {
             "bytes": planned.budget_bytes,
             "timing": planned.timing,
+            "order": planned.first_order,
             "regular_seconds": cost.regular / 1e9,
             **_ratios(cost),
         },

@@ -9,8 +9,8 @@ from typing import Any
 from onnxgc.api.budgeting import parse_order
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.graph.graph_file import read_graph_file
-from onnxgc.planning.budgets import parse_budget
-from onnxgc.planning.plan import Objective, parse_objective
+from onnxgc.planning.budgets import budget_asked
+from onnxgc.planning.plan import Objective, Status, parse_objective
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.rematerialisation.floors import Floor, floor_of_problem
 from onnxgc.rematerialisation.graph_file import OperatorGraphFile, read_operator_graph
@@ -92,7 +92,8 @@ def solve_graph(
 def solve_operator_graph(
     path: str | os.PathLike[str],
     *,
-    budget: str | float,
+    budget: str | float | None = None,
+    extra_time: str | float | None = None,
     order: str = Order.FREE.value,
     time_limit: float | None = DEFAULT_TIME_LIMIT_SECONDS,
     step_limit: int | None = None,
@@ -108,6 +109,7 @@ def solve_operator_graph(
     Args:
         path: a file as `onnxgc.rematerialisation.graph_file` describes it.
         budget: a size in the file's unit, a share of the peak in node order (`.8` or `80%`), or `min`.
+        extra_time: in place of a budget: the least peak at so much extra duration, a share of the regular.
         order: `free`, or `fixed` for first runs in node order.
         time_limit: seconds for the search; `None` for no limit, with a `step_limit`.
         step_limit: rounds of the search after which it ends; then a seed alone decides.
@@ -120,7 +122,9 @@ def solve_operator_graph(
         BudgetFormError: the budget is not written as one.
         BudgetError: no sequence fits, or none was found.
     """
-    wanted = parse_budget(budget)
+    wanted = budget_asked(budget, extra_time)
+    if wanted is None:
+        raise PlanError("an operator graph needs --budget, such as .8, or --extra-time, such as 10%")
     chosen_order = parse_order(order)
     file = read_operator_graph(path)
     problem = file.problem
@@ -130,9 +134,12 @@ def solve_operator_graph(
     )
     floor = floor_of_problem(problem)
     limit: int | None = None
+    least_peak_floor = floor.size
     found: BudgetedSequence | NoSequence
     if wanted.is_least:
-        found = least_peak(problem, floor.size, options)
+        most = None if wanted.most_extra is None else int(wanted.most_extra * problem.duration)
+        least = least_peak(problem, floor.size, options, most_extra=most)
+        found, least_peak_floor = least.found, least.floor
     else:
         limit = wanted.bytes_of(regular.peak)
         if wanted.size_bytes is not None:
@@ -150,7 +157,7 @@ def solve_operator_graph(
 
     return {
         "solver": "budget",
-        "status": found.status.value,
+        "status": _status(found, least_peak_floor if wanted.is_least else None).value,
         "order": chosen_order.value,
         "budget": None if limit is None else size(limit),
         "sequence": [file.nodes[index] for index in found.sequence],
@@ -160,10 +167,15 @@ def solve_operator_graph(
         "lower_bound": duration(problem.duration + found.lower_bound),
         "gap": found.gap,
         "gap_of_extra": found.gap_of_extra,
-        "floor": size(floor.size),
+        "floor": size(least_peak_floor),
         "regular": {"peak": size(regular.peak), "duration": duration(problem.duration)},
         "seconds": found.seconds,
     }
+
+
+def _status(found: BudgetedSequence, floor: int | None) -> Status:
+    """Optimal in time, and in peak where that was to be the least."""
+    return Status.FEASIBLE if floor is not None and found.peak > floor else found.status
 
 
 def _why_none(file: OperatorGraphFile, limit: int, floor: Floor) -> str:

@@ -19,6 +19,7 @@ from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 # A few seconds on one core; the run is there to find out whether there is one, not to take time.
 MOST_FLOPS = 50 * 10**9
 _SEED = 0
+_NOT_RUN = "the model was loaded but not run before planning"
 # What a runtime says of types and versions that it has no kernels for, though the file is valid.
 _ITS_OWN_LIMITS = (
     "NOT_IMPLEMENTED",
@@ -26,6 +27,8 @@ _ITS_OWN_LIMITS = (
     "under development",
     "max supported",
     "does not support",
+    # Pooling with auto_pad and a stride beyond its kernel, for which the training file needs no padding.
+    "padding values must be non-negative",
 )
 
 
@@ -57,7 +60,11 @@ def trial_run(
         session = make_session(path or proto, settings=SessionSettings(file_order=False), is_silent=True)
         flops = sum(node_flops(node, model.types) for node in model.nodes)
         if flops > MOST_FLOPS:
-            return f"the model was loaded but not run before planning: one run takes {flops / 1e9:,.0f} GFLOP"
+            return f"{_NOT_RUN}: one run takes {flops / 1e9:,.0f} GFLOP"
+        loop = next((node for node in model.nodes if node.op == "Loop" and not node.domain), None)
+        if loop is not None:
+            # On random data it may never end.
+            return f"{_NOT_RUN}: the data decide how long '{loop.name}' runs"
         session.run(None, _feeds(proto, input_shapes or {}))
     except Exception as error:  # ONNX Runtime's exceptions have no base class of their own.
         reason = _reason(error)

@@ -29,6 +29,10 @@ def solve_command(
             "node order, or min."
         ),
     ] = None,
+    extra_time: Annotated[
+        str | None,
+        typer.Option(help="In place of --budget: the least peak at so much extra duration, such as 10%."),
+    ] = None,
     order: Annotated[
         Order | None,
         typer.Option(help="With --budget: first runs in any order, or as in the file [default: free]."),
@@ -67,7 +71,7 @@ def solve_command(
 ) -> None:
     """Find the checkpoints of a forward graph, or the fastest sequence of operators in a memory budget."""
     check_json_target(json_target, graph)
-    if budget is not None:
+    if budget is not None or extra_time is not None:
         given = {
             "--objective": objective,
             "--solver": None if solver == "budget" else solver,
@@ -84,6 +88,7 @@ def solve_command(
             solved = solve_operator_graph(
                 graph,
                 budget=budget,
+                extra_time=extra_time,
                 order=(order or Order.FREE).value,
                 time_limit=time_limit,
                 step_limit=step_limit,

@@ -19,16 +19,21 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_TOO_MANY_BYTES = 2**63
 _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)\s*", re.IGNORECASE)
 _HELP = "write 8GiB, 500MB, 60% (of the peak that stores everything) or min"
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget in bytes, as a share of the regular peak, or (neither) the least that can be had."""
+    """A budget in bytes, as a share of the regular peak, or (neither) the least that can be had.
+
+    The least may be asked for within a limit on extra time, a share of the time of every operator once.
+    """
 
     size_bytes: int | None = None
     share: float | None = None
+    most_extra: float | None = None
 
     @property
     def is_least(self) -> bool:
@@ -59,12 +64,43 @@ def parse_budget(given: str | float) -> Budget:
     if found is None or (found[2].lower() not in _UNITS and found[2] != "%"):
         raise BudgetFormError(f"the budget '{text}' is no size; {_HELP}")
     number, unit = float(found[1]), found[2].lower()
-    if number <= 0:
+    is_share = unit == "%" or (not unit and "." in found[1])
+    size = number * (0.01 if unit == "%" else _UNITS[unit])
+    if size <= 0 or (size < 1 and not is_share):
         raise BudgetFormError(f"the budget '{text}' is nothing; {_HELP}")
-    if unit == "%":
-        return Budget(share=number / 100)
-    if not unit and "." in found[1]:
-        if number > 1:
-            raise BudgetFormError(f"the budget '{text}' is more than everything; {_HELP}")
-        return Budget(share=number)
-    return Budget(size_bytes=int(number * _UNITS[unit]))
+    if size >= _TOO_MANY_BYTES:
+        raise BudgetFormError(f"the budget '{text}' is more than any memory; {_HELP}")
+    if not is_share:
+        return Budget(size_bytes=int(size))
+    if size > 1 and not unit:
+        raise BudgetFormError(f"the budget '{text}' is more than everything; {_HELP}")
+    return Budget(share=number / 100 if unit else number)
+
+
+def parse_extra_time(given: str | float) -> float:
+    """A share of the time without recomputation, from text such as `10%` or `.1`, or a number.
+
+    Raises:
+        BudgetFormError: it is none, or below 0.
+    """
+    text = given if isinstance(given, str) else repr(given)
+    found = _FORM.fullmatch(text)
+    if isinstance(given, bool) or found is None or found[2] not in ("", "%"):
+        raise BudgetFormError(f"the extra time '{text}' is no share; write 10% or .1")
+    return float(found[1]) / (100 if found[2] else 1)
+
+
+def budget_asked(budget: str | float | None, extra_time: str | float | None) -> Budget | None:
+    """The budget of both options together; none for neither.
+
+    Raises:
+        BudgetFormError: one is not well written, or there is a limit on memory and one on time.
+    """
+    wanted = None if budget is None else parse_budget(budget)
+    if extra_time is None:
+        return wanted
+    if wanted is not None and not wanted.is_least:
+        raise BudgetFormError(
+            "--budget limits memory and --extra-time limits time; give one, the other is made small"
+        )
+    return Budget(most_extra=parse_extra_time(extra_time))

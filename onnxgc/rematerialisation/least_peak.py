@@ -1,33 +1,64 @@
-"""The least peak that can be found: budgets are lowered until none is met."""
+"""The least peak, at any extra time or within a limit on it: budgets are lowered until none is met."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from onnxgc.rematerialisation.covering import fixed_order_bound, free_order_bound
 from onnxgc.rematerialisation.problem import OperatorProblem, judge
-from onnxgc.rematerialisation.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
+from onnxgc.rematerialisation.search import (
+    BudgetedSequence,
+    NoSequence,
+    Order,
+    SearchOptions,
+    within_budget,
+)
 
 _PRECISION = 200
 """Budgets are lowered until they differ by one part in so many."""
 _SHARE_OF_DESCENT = 0.6
 """Of the time limit; the rest is for little extra time at the least peak."""
 _TRIES = 12
+_ROUNDS_A_TRY = 40
+_ANY_TIME = 1 << 62
+_BOUNDS = 8
+_SECONDS_A_BOUND = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeastPeak:
+    """A sequence of the lowest peak found, and what no sequence goes below.
+
+    The bound on its extra time is for its own peak as the budget.
+    """
+
+    found: BudgetedSequence
+    floor: int
 
 
 def least_peak(
-    problem: OperatorProblem, floor: int, options: SearchOptions, starts: Iterable[Sequence[int]] = ()
-) -> BudgetedSequence:
-    """A sequence of the lowest peak found, and of little extra time among such.
+    problem: OperatorProblem,
+    floor: int,
+    options: SearchOptions,
+    starts: Iterable[Sequence[int]] = (),
+    most_extra: int | None = None,
+) -> LeastPeak:
+    """The lowest peak found among sequences of no more than `most_extra` time, then little extra time.
 
-    `floor` is what nothing goes below. What is said of its extra time (bound, gap) is for its own
-    peak as the budget.
+    `floor` is what nothing goes below at any extra time. Halves the interval of peaks in question; where
+    the bound on extra time at some budget is above `most_extra`, that budget is proved too low.
     """
     started = time.perf_counter()
     limit = options.time_limit_seconds
-    known = [tuple(start) for start in starts]
-    best = min((tuple(range(len(problem))), *known), key=lambda start: judge(problem, start).peak)
+    enough = _ANY_TIME if most_extra is None else most_extra
+
+    def is_quick(sequence: Sequence[int]) -> bool:
+        return judge(problem, sequence).duration - problem.duration <= enough
+
+    known = [tuple(range(len(problem))), *(tuple(start) for start in starts if is_quick(start))]
+    best = min(known, key=lambda start: judge(problem, start).peak)
     high, low = judge(problem, best).peak, floor - 1
     for _ in range(_TRIES):
         left = None if limit is None else _SHARE_OF_DESCENT * limit - (time.perf_counter() - started)
@@ -36,17 +67,38 @@ def least_peak(
         budget = (low + high) // 2
         tried = replace(
             options,
-            stop_at_first=True,
+            enough=enough,
             time_limit_seconds=None if left is None else left / 3,
-            most_rounds=options.most_rounds if options.most_rounds is not None else 40,
+            most_rounds=_ROUNDS_A_TRY if options.most_rounds is None else options.most_rounds,
         )
         found = within_budget(problem, budget, tried, [best])
-        if isinstance(found, NoSequence):
-            low = budget
-        else:
+        is_met = not isinstance(found, NoSequence) and found.extra <= enough
+        if is_met and not isinstance(found, NoSequence):
             best, high = found.sequence, found.peak
             known.append(best)
+            continue
+        low = budget
+        if found.impossible if isinstance(found, NoSequence) else found.lower_bound > enough:
+            floor = max(floor, budget + 1)
     left = None if limit is None else max(0.0, limit - (time.perf_counter() - started))
-    found = within_budget(problem, high, replace(options, time_limit_seconds=left), [best, *known])
-    assert not isinstance(found, NoSequence), "the best is within its own peak"
-    return replace(found, seconds=time.perf_counter() - started)
+    last = within_budget(problem, high, replace(options, time_limit_seconds=left), known)
+    assert not isinstance(last, NoSequence), "the best is within its own peak"
+    floor = _proved_floor(problem, floor, last.peak, enough, options.order)
+    return LeastPeak(replace(last, seconds=time.perf_counter() - started), min(floor, last.peak))
+
+
+def _proved_floor(problem: OperatorProblem, floor: int, peak: int, enough: int, order: Order) -> int:
+    """The highest peak that the bounds prove too low, and one more; at least `floor`."""
+    low, high = floor - 1, peak
+    for _ in range(_BOUNDS):
+        if high - low <= 1:
+            break
+        budget = (low + high) // 2
+        bounds = [free_order_bound(problem, budget, _SECONDS_A_BOUND)]
+        if order is Order.FIXED:
+            bounds.append(fixed_order_bound(problem, budget, _SECONDS_A_BOUND))
+        if any(bound.impossible_at is not None or bound.extra > enough for bound in bounds):
+            low = budget
+        else:
+            high = budget
+    return low + 1

@@ -103,16 +103,16 @@ class SearchOptions:
     """How long and how to search.
 
     `most_rounds` stops after so many rounds of the search of neighbourhoods: with it and without a
-    time limit the result depends on the seed alone. `stop_at_first` is content with any sequence within
-    the budget. `tell` hears the best extra time and the bound,
-    as shares of the time without recomputation.
+    time limit the result depends on the seed alone. `enough` is an extra time at which to stop: when
+    a sequence takes no more, or when the bound says that none will. `tell` hears the best extra time
+    and the bound, as shares of the time without recomputation.
     """
 
     order: Order = Order.FREE
     time_limit_seconds: float | None = DEFAULT_TIME_LIMIT_SECONDS
     most_rounds: int | None = None
     seed: int = 0
-    stop_at_first: bool = False
+    enough: int | None = None
     tell: Callable[[float | None, float], None] = field(default=lambda extra, bound: None, repr=False)
 
 
@@ -183,7 +183,10 @@ class _Search:
         return time.perf_counter() - self._started
 
     def _is_over(self) -> bool:
-        if self._best is not None and (self._options.stop_at_first or self._best_extra <= self._bound):
+        enough = self._options.enough
+        if enough is not None and self._bound > enough:
+            return True
+        if self._best is not None and self._best_extra <= max(self._bound, enough or 0):
             return True
         return time.perf_counter() >= self._deadline
 

@@ -9,6 +9,7 @@ from onnxgc.planning.plan import CheckpointPlan, Objective, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import StepGraph
 from onnxgc.rematerialisation.floors import Floor, floor_of_problem
+from onnxgc.rematerialisation.problem import judge
 from onnxgc.rematerialisation.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
     NoSequence,
@@ -18,7 +19,10 @@ from onnxgc.rematerialisation.search import (
 )
 from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
+from onnxgc.solvers.peak import PEAK
 
+PEAK_SECONDS = 10.0
+"""What the solver `peak` may take for a plan to begin with."""
 MOST_NAMED = 4
 """Tensors that a refusal names."""
 
@@ -38,6 +42,10 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     known = [[number[name] for name in names] for names in options.sequences]
     found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
     floor = floor_of_problem(posed.problem)
+    if isinstance(found, NoSequence) and not found.impossible:
+        options.tell("planning: the least peak with one more forward")
+        known = plans_of_least_peak(problem, posed)
+        found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
     if isinstance(found, NoSequence):
         raise BudgetError(why_none(posed, step, options.budget_bytes, floor))
     return Finding(
@@ -47,6 +55,20 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         posed.names[floor.operator],
         TimeCost(posed.problem.duration, found.extra, found.lower_bound),
     )
+
+
+def plans_of_least_peak(problem: CheckpointProblem, posed: StepProblem) -> list[list[int]]:
+    """The plan of the solver `peak` as a sequence, where its order of operators can be told by name."""
+    joint = problem.joint()
+    plan = PEAK.solve(problem, SolverOptions(time_limit_seconds=PEAK_SECONDS)).plan
+    _, schedule = joint.scheduled(plan)
+    sequence = posed.sequence_of(schedule)
+    try:
+        judge(posed.problem, sequence)
+    except ValueError:
+        # In another order of forward, gradients are added up by other operators.
+        return []
+    return [sequence]
 
 
 def step_flops(step: StepGraph) -> dict[str, int]:
