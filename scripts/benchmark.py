@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py resnet50    equality, accuracy, memory and time on ResNet-50
     python scripts/benchmark.py light       the onnx package's light models and models/: planned, verified
+    python scripts/benchmark.py budgets     extra time and bounds under memory budgets, some measured
     python scripts/benchmark.py table1      sums, simulated peaks, times beside the paper's Table 1
     python scripts/benchmark.py growth      how solve times grow with the graph
     python scripts/benchmark.py step        seconds of a step of exported models beside torch eager
@@ -33,6 +34,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmarking import (
+    budgets,
     exactness,
     file_gradients,
     gradients,
@@ -92,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
     command.add_argument("--rounds", type=int, default=5, help="steps of each contender that are timed")
     command.add_argument("--small", action="store_true", help="small models, for a trial")
+
+    command = _command(commands, "budgets", _budgets)
+    _add_threads(command)
+    command.add_argument("--only", action="append", default=[], help="a graph or network; repeatable")
+    command.add_argument("--graphs", type=Path, help="a folder of operator graphs (JSON)")
+    command.add_argument("--time-limit", type=float, default=30.0, help="seconds of each search")
 
     command = _command(commands, "table1", _table1)
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
@@ -223,6 +231,23 @@ def _step(options: argparse.Namespace) -> int:
         )  # fmt: skip
     Console().print(table)
     return 1 if any("error" in row for row in figures["rows"]) else 0
+
+
+def _budgets(options: argparse.Namespace) -> int:
+    chosen = budgets.Options(options.graphs, tuple(options.only), options.time_limit, options.threads)
+    figures = budgets.run_budgets(chosen, Progress())
+    _say(write_record("budgets", figures, threads=options.threads, folder=options.record))
+    if figures["graphs"]:
+        shares = [f"{share:.0%}" for share in budgets.SHARES]
+        table = _table("extra time, %, by budget (≥ its bound where not proved the least)", *shares)
+        for row in budgets.graph_rows(figures):
+            table.add_row(*row)
+        Console().print(table)
+    table = _table("least extra time; run with fewer images", *budgets.HEADINGS[1:])
+    for row in budgets.table_rows(figures):
+        table.add_row(*row)
+    Console().print(table)
+    return 0 if all(budgets.keeps_to_budget(row) for row in figures["networks"]) else 1
 
 
 def _table1(options: argparse.Namespace) -> int:
