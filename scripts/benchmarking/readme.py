@@ -12,7 +12,7 @@ from onnxgc.model.opset import EXPANDED_ALWAYS
 from onnxgc.model.spelling import SPELLINGS
 from onnxgc.solvers.registry import SOLVERS
 from onnxgc.solvers.reversal import ReversalObjective
-from scripts.benchmarking import growth_picture, picture
+from scripts.benchmarking import budgets, growth_picture, picture
 from scripts.benchmarking.records import BENCHMARKS, ROOT, read_record
 
 README = ROOT / "README.md"
@@ -56,7 +56,7 @@ def _mb(size_bytes: float) -> str:
 
 
 def _results(folder: Path) -> str:
-    blocks = (_resnet50, _cuda, _gradients, _step, _light, _table1, _growth, _exactness)
+    blocks = (_resnet50, _budgets, _cuda, _gradients, _step, _light, _table1, _growth, _exactness)
     parts = [part for part in (block(folder) for block in blocks) if part]
     return (
         "\n\n".join(parts)
@@ -120,6 +120,32 @@ def _resnet50(folder: Path) -> str:
 
 def _peak_row(label: str, regular: int, planned: int) -> list[str]:
     return [label, _mb(regular), _mb(planned), f"{planned / regular:.2f}"]
+
+
+def _budgets(folder: Path) -> str:
+    record = read_record("budgets", folder)
+    if record is None:
+        return ""
+    figures = record["figures"]
+    timing = next((row["timing"] for row in figures["networks"]), "")
+    text = (
+        f"**Budgets.** Least extra time under a memory budget, as a share of the step without recomputation "
+        f"({timing}); no plan within the budget takes less than the bound. The last two columns are fewer "
+        f"images in a budget as much smaller, simulated and measured ({_where(record)}).\n\n"
+    )
+    headings = (
+        "network, batch, budget", "storing all, MB", "planned, MB", "extra time, %", "bound, %", "search, s",
+        "fewer images, MB", "measured, MB",
+    )  # fmt: skip
+    text += markdown_table(headings, budgets.table_rows(figures))
+    if figures["graphs"]:
+        shares = [f"{share:.0%}" for share in budgets.SHARES]
+        text += (
+            "\n\nPublic problem graphs (operators, order of first runs): extra time in % by budget, "
+            f"within {figures['time_limit_seconds']:.0f} s; where it is not proved the least, its bound.\n\n"
+        )
+        text += markdown_table(("graph", *shares), budgets.graph_rows(figures))
+    return text
 
 
 def _cuda(folder: Path) -> str:
