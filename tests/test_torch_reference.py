@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ PIXELS = {
     "densenet121": 64,
     "inception_v3": 96,
     "mobilenet_v2": 64,
+    "nasnetalarge": 75,
+    "pnasnet5large": 75,
     "resnet18": 64,
     "resnet50": 64,
     "resnet152": 64,
@@ -81,6 +84,23 @@ def test_forward_of_a_network_is_that_of_onnxruntime(path: Path) -> None:
     for name, actual in reference_outputs(model, weights, feeds).items():
         assert np.ptp(actual) > 0
         assert distance(expected[name], actual) < 2e-5
+
+
+def test_a_runs_tensors_go_with_it() -> None:
+    """Without the garbage collector, which may come by only after gigabytes."""
+    model, image, shape = load(OURS / "resnet18.onnx")
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors_alive()
+        reference_outputs(model, random_weights(model), {image: draw(shape)})
+        assert tensors_alive() == before
+    finally:
+        gc.enable()
+
+
+def tensors_alive() -> int:
+    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
 
 
 @pytest.mark.parametrize("path", LITERAL_BATCH, ids=lambda path: path.stem)

@@ -205,13 +205,6 @@ class _Interpreter:
             name for n in graph.node if n.op_type == "BatchNormalization" for name in n.input[3:5]
         }
         self.computed_from_inputs: set[str] = set()
-        self._special: dict[str, Callable[[onnx.NodeProto, list[Any], Attributes], Any]] = {
-            "BatchNormalization": self._batch_normalization,
-            "Dropout": self._dropout,
-            "Reshape": self._reshape,
-            "Cast": self._cast,
-            "Split": self._split,
-        }
         self.declared_batch, self.batch = self._batch()
 
     def _batch(self) -> tuple[int | None, int]:
@@ -265,9 +258,9 @@ class _Interpreter:
             return
         if self.computed_from_inputs.intersection(node.input):
             self.computed_from_inputs.update(node.output)
-        special = self._special.get(node.op_type)
+        special = _SPECIAL.get(node.op_type)
         if special is not None:
-            results = special(node, inputs, attributes)
+            results = special(self, node, inputs, attributes)
         elif node.op_type in OPERATORS:
             results = OPERATORS[node.op_type](inputs, attributes, self.opset)
         else:
@@ -318,6 +311,17 @@ class _Interpreter:
         if len(inputs) > 1:
             return x.split(_ints(inputs[1]), axis)
         return x.split(a.get("split", math.ceil(x.shape[axis] / len(node.output))), axis)
+
+
+# Not bound to a run: a run that held its own methods would keep all its tensors until the garbage collector
+# came by, which counts objects and not bytes.
+_SPECIAL: dict[str, Callable[[_Interpreter, onnx.NodeProto, list[Any], Attributes], Any]] = {
+    "BatchNormalization": _Interpreter._batch_normalization,
+    "Dropout": _Interpreter._dropout,
+    "Reshape": _Interpreter._reshape,
+    "Cast": _Interpreter._cast,
+    "Split": _Interpreter._split,
+}
 
 
 def _attributes(node: onnx.NodeProto) -> Attributes:

@@ -72,12 +72,13 @@ def measure(
     *,
     settings: SessionSettings,
     runs: int = 3,
-    keep_outputs: bool = False,
+    keep_outputs: bool | Sequence[str] = False,
     environment: Mapping[str, str] | None = None,
 ) -> Measurement:
     """Run a training file `runs` times in a fresh process and read its profile.
 
-    `environment` is added to that process's variables.
+    `keep_outputs` are the names of outputs to keep, or True for all. `environment` is added to that
+    process's variables.
 
     Raises:
         RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
@@ -89,7 +90,7 @@ def measure(
             "names": list(feeds),
             "settings": asdict(settings),
             "runs": runs,
-            "keep_outputs": keep_outputs,
+            "keep_outputs": keep_outputs is True or list(keep_outputs or ()),
         }
         (Path(folder) / "request.json").write_text(json.dumps(request))
         result = subprocess.run(
@@ -101,10 +102,8 @@ def measure(
         if result.returncode:
             raise RuntimeFailedError(_failure(path, result.returncode, result.stderr))
         answer = json.loads((Path(folder) / "answer.json").read_text())
-        outputs: dict[str, Array] = {}
-        if keep_outputs:
-            with np.load(Path(folder) / "outputs.npz") as stored:
-                outputs = {name: stored[f"arr_{i}"] for i, name in enumerate(answer["outputs"])}
+        with np.load(Path(folder) / "outputs.npz") as stored:
+            outputs = {name: stored[f"arr_{index}"] for index, name in enumerate(answer["outputs"])}
     profiles = tuple(
         RunProfile(**{**run, "order": tuple(run["order"]), "kernel_ns": tuple(run["kernel_ns"])})
         for run in answer["runs"]
@@ -145,10 +144,10 @@ def _answer(folder: Path) -> None:
         outputs.extend(session.run(None, feeds))
         seconds.append(time.perf_counter() - started)
     runs = read_profile(session.end_profiling())
-    names = [output.name for output in session.get_outputs()]
-    if request["keep_outputs"]:
-        np.savez(folder / "outputs.npz", *outputs)
-    answer = {"runs": [asdict(run) for run in runs], "wall_seconds": seconds, "outputs": names}
+    names, keep = [output.name for output in session.get_outputs()], request["keep_outputs"]
+    kept = {name: value for name, value in zip(names, outputs, strict=True) if keep is True or name in keep}
+    np.savez(folder / "outputs.npz", *kept.values())
+    answer = {"runs": [asdict(run) for run in runs], "wall_seconds": seconds, "outputs": list(kept)}
     (folder / "answer.json").write_text(json.dumps(answer))
 
 

@@ -15,6 +15,7 @@ from onnxgc.errors import OutputFileError, UnsupportedOperatorError
 from onnxgc.model.ir import Array
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
+from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
@@ -77,6 +78,20 @@ def test_every_inner_tensor_has_a_type(resnet: OptimizeResult) -> None:
     assert empty
     # A 0 in its place would let the runtime fold the barrier away.
     assert all(dimensions[0].dim_param for dimensions in empty)
+
+
+def test_first_dimensions_have_few_names(resnet: OptimizeResult) -> None:
+    """The runtime compares each new tensor with all buffers that wait, at least one a name, when it loads."""
+    graph = resnet.training_graph.model.graph
+    types = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
+    kernels = [node for node in graph.node if node.op_type not in VIEW_OPERATORS]
+    names = [
+        dimensions[0].dim_param
+        for node in kernels
+        for output in node.output
+        if (dimensions := types.get(output)) and dimensions[0].dim_param
+    ]
+    assert len(set(names)) < 0.3 * len(names)
 
 
 def test_node_annotations(resnet: OptimizeResult) -> None:

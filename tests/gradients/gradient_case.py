@@ -86,6 +86,7 @@ class Case:
     smooth: bool = True
     output_type: int = TensorProto.FLOAT
     compute_type: int = TensorProto.FLOAT
+    solver: str | None = None
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.name}"
@@ -175,10 +176,17 @@ def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
     """The case's training step and graph, as the pipeline makes them."""
     trainable, frozen = list(case.parameters), [_weight(case, name) for name in case.frozen]
     if case.change is None:
-        result = optimize(case.model(), loss=case.loss, trainable=trainable, freeze=frozen, check=False)
+        result = optimize(
+            case.model(),
+            solver=case.solver,
+            loss=case.loss,
+            trainable=trainable,
+            freeze=frozen,
+            check=False,
+        )
         return result.planned.step, result.training_graph
     model = read_model(case.model(), loss=case.loss, trainable=trainable, freeze=frozen)
-    planned = plan_step(case.change(model), "acg")
+    planned = plan_step(case.change(model), case.solver or "acg")
     return planned.step, emit(planned)
 
 

@@ -161,6 +161,12 @@ def test_the_attribute_keeps_recomputation_from_being_merged(attribute: bool) ->
     assert len(ran) == (2 if attribute else 1) * RECOMPUTED
 
 
+def test_only_outputs_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+    onnx.save(planned_chain().training_graph.model, tmp_path / "chain.onnx")
+    found = measure(tmp_path / "chain.onnx", feeds(), settings=FILE_ORDER, runs=1, keep_outputs=["loss"])
+    assert list(found.outputs) == ["loss"]
+
+
 def test_a_file_that_does_not_run_is_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing of the kind")
