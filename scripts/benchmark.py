@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py resnet50    equality, accuracy, memory and time on ResNet-50
     python scripts/benchmark.py light       the onnx package's light models and models/: planned, verified
+    python scripts/benchmark.py peaks       the judge and the arena's model beside what the runtime allocates
     python scripts/benchmark.py budgets     extra time and bounds under memory budgets, some measured
     python scripts/benchmark.py table1      sums, simulated peaks, times beside the paper's Table 1
     python scripts/benchmark.py growth      how solve times grow with the graph
@@ -41,6 +42,7 @@ from scripts.benchmarking import (
     growth,
     growth_picture,
     networks,
+    peaks,
     picture,
     readme,
     resnet50,
@@ -94,6 +96,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
     command.add_argument("--rounds", type=int, default=5, help="steps of each contender that are timed")
     command.add_argument("--small", action="store_true", help="small models, for a trial")
+
+    command = _command(commands, "peaks", _peaks)
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
+    command.add_argument("--batch", type=int, default=2)
+    command.add_argument("--pixels", type=int, help="image size (default: each network's own)")
+    command.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")
 
     command = _command(commands, "budgets", _budgets)
     _add_threads(command)
@@ -231,6 +240,29 @@ def _step(options: argparse.Namespace) -> int:
         )  # fmt: skip
     Console().print(table)
     return 1 if any("error" in row for row in figures["rows"]) else 0
+
+
+def _peaks(options: argparse.Namespace) -> int:
+    chosen = peaks.Options(
+        tuple(options.only), options.batch, options.pixels, options.time_limit, options.threads
+    )
+    figures = peaks.run_peaks(chosen)
+    rows = figures["rows"]
+    _say(write_record("peaks", figures, threads=options.threads, folder=options.record, is_compact=True))
+    table = _table("peaks, MB", "simulated", "requested", "off", "arena's model", "in use", "off")
+    for row in rows:
+        judge, arena = peaks.deviations(row)
+        simulated, requested, lent, in_use = (
+            f"{row[f'{kind}_bytes'] / MEGABYTE:,.3f}"
+            for kind in ("simulated", "requested", "arena", "in_use")
+        )
+        table.add_row(
+            f"{row['network']}, {'x'.join(map(str, row['input']))}, {row['plan']}",
+            simulated, requested, f"{judge:+.2%}", lent, in_use, f"{arena:+.2%}",
+        )  # fmt: skip
+    Console(width=140).print(table)
+    print("nodes that are most off:", *peaks.worst_residuals(rows, 5), sep="\n")
+    return 0 if all(peaks.is_close(row) for row in rows) else 1
 
 
 def _budgets(options: argparse.Namespace) -> int:

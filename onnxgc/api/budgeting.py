@@ -13,12 +13,12 @@ from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, Ti
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.search import BudgetedSequence, Order
+from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence, Order
 from onnxgc.rematerialisation.trade_off import trade_off
 from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
 from onnxgc.runtime.calibrate import calibration_in
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.budget import BUDGET, plan_of, plans_of_least_peak, search_options
+from onnxgc.solvers.budget import BUDGET, floor_operator, plan_of, plans_of_least_peak, search_options
 from onnxgc.tracing.devices import Device
 from onnxgc.tracing.devices import device as find_device
 from onnxgc.tracing.durations import durations_ns
@@ -28,6 +28,8 @@ DEFAULT_DEVICE = "a100"
 """Whose times count where neither a device nor a calibration is given."""
 FRONTIER_POINTS = 12
 """Budgets of a trade-off, the least and the regular peak included."""
+_SHARE_OF_FRONTIER = 0.7
+"""Of the time limit, what a trade-off takes where a budget is asked for beside it."""
 _SHARE_OF_LEAST = 0.4
 """Of the time limit of a trade-off, what the search for the least peak takes."""
 
@@ -53,6 +55,7 @@ class BudgetRequest:
         device: str | None,
         calibrate: str | os.PathLike[str] | None,
         solver: str | None,
+        objective: Objective | None,
     ) -> BudgetRequest:
         """Check what was given before anything is read.
 
@@ -68,6 +71,10 @@ class BudgetRequest:
             None if device is None else find_device(device),
             None if calibrate is None else os.fspath(calibrate),
         )
+        if request.is_asked and solver == "manual":
+            raise PlanError("--checkpoints says what to keep, a budget how much to hold; drop one of them")
+        if request.is_asked and objective is not None:
+            raise PlanError(f"--objective {objective.value} does not go with a budget; drop one of them")
         if request.is_asked and solver not in (None, BUDGET.name):
             raise PlanError(
                 f"--budget and --pareto have the solver '{BUDGET.name}', not '{solver}'; leave --solver out"
@@ -111,6 +118,44 @@ class FrontierPoint:
     solution: Solution
 
 
+def solution_asked(
+    problem: CheckpointProblem, request: BudgetRequest, durations: Mapping[str, int], options: SolverOptions
+) -> tuple[Solution, tuple[FrontierPoint, ...]]:
+    """The plan that was asked for, and the trade-off where that was too, within one time limit.
+
+    Without a budget it is the plan of the least peak in the trade-off.
+
+    Raises:
+        BudgetError: no plan fits.
+    """
+    started = time.perf_counter()
+    options = with_default_limit(options)
+    limit, budget = options.time_limit_seconds, request.budget
+    frontier: tuple[FrontierPoint, ...] = ()
+    if request.pareto:
+        share = 1.0 if budget is None or budget == Budget() else _SHARE_OF_FRONTIER
+        first = replace(options, time_limit_seconds=None if limit is None else share * limit)
+        frontier = frontier_of(problem, durations, first)
+    interrupted = any(point.solution.interrupted for point in frontier)
+    if frontier and (budget is None or budget == Budget()):
+        solution = frontier[-1].solution
+    else:
+        assert budget is not None, "there is a budget or a trade-off"
+        spent = time.perf_counter() - started
+        left = None if limit is None else max(0.0, limit - spent)
+        options = replace(options, time_limit_seconds=0.0 if interrupted else left)
+        solution = solution_within(problem, budget, durations, options, frontier)
+    seconds = time.perf_counter() - started
+    return replace(solution, seconds=seconds, interrupted=interrupted or solution.interrupted), frontier
+
+
+def with_default_limit(options: SolverOptions) -> SolverOptions:
+    """The options with the search's own time limit where nothing else ends it."""
+    if options.time_limit_seconds is None and options.most_rounds is None:
+        return replace(options, time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS)
+    return options
+
+
 def solution_within(
     problem: CheckpointProblem,
     budget: Budget,
@@ -148,6 +193,8 @@ def frontier_of(
     steps = FRONTIER_POINTS - 1
     budgets = [lowest + (regular - lowest) * number // steps for number in range(FRONTIER_POINTS)]
     left = None if limit is None else max(0.0, limit - (time.perf_counter() - started))
+    if least.interrupted:
+        left = 0.0
     number = {name: index for index, name in enumerate(posed.names)}
     known = [[number[name] for name in least.plan.sequence]]
     points = trade_off(
@@ -162,9 +209,14 @@ def _of_least_peak(
     problem: CheckpointProblem, posed: StepProblem, options: SolverOptions, most_extra: float | None = None
 ) -> Solution:
     """The least peak found; `most_extra` limits the extra time, as a share of the regular."""
+    started = time.perf_counter()
     floor = floor_of_problem(posed.problem)
     options.tell("planning: a first plan")
-    known = plans_of_least_peak(problem, posed)
+    known = plans_of_least_peak(problem, posed, options)
+    limit = options.time_limit_seconds
+    if limit is not None:
+        left = max(0.0, limit - (time.perf_counter() - started))
+        options = replace(options, time_limit_seconds=left)
     most = None if most_extra is None else int(most_extra * posed.problem.duration)
     least = least_peak(posed.problem, floor.size, search_options(options), known, most)
     found = least.found
@@ -176,7 +228,7 @@ def _of_least_peak(
         found.peak,
         least.floor,
         found.seconds,
-        posed.names[floor.operator],
+        floor_operator(posed, floor) if least.floor <= floor.size else "",
     )
     solved = _solution(problem, posed, found, solution)
     return solved if found.peak <= least.floor else replace(solved, status=Status.FEASIBLE)
@@ -192,6 +244,7 @@ def _solution(
         objective_bytes=found.peak,
         seconds=found.seconds,
         time=TimeCost(posed.problem.duration, found.extra, found.lower_bound),
+        interrupted=found.interrupted or like.interrupted,
     )
 
 

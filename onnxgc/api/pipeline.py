@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +17,7 @@ import onnx
 from onnxgc.api.budgeting import (
     BudgetRequest,
     FrontierPoint,
-    frontier_of,
-    regular_peak_bytes,
-    solution_within,
+    solution_asked,
 )
 from onnxgc.api.trial import trial_run
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
@@ -43,6 +41,7 @@ from onnxgc.tracing.types import type_of_array
 LOSS_SCALE = "loss_scale"
 # What a user asked for by name is done, whatever it costs.
 _TAKEN_AS_THEY_ARE = ("manual", "store-all")
+_INTERRUPTED = "the search was interrupted; this is the best plan until then"
 Progress = Callable[[str], None]
 
 
@@ -79,8 +78,8 @@ class PlannedStep:
     """A model's training step under a plan: the decision, the schedule, and the judge's view of it.
 
     `step` and `regular_step` differ only where the plan asks for another order of forward. With a budget,
-    `timing` names what times are taken from, `first_order` in which order operators could first run, and
-    `frontier` is the trade-off, where it was asked for.
+    `request` is what was asked for, `timing` names what times are taken from, and `frontier` is the
+    trade-off, where it was asked for.
     """
 
     model: TrainableModel
@@ -92,9 +91,9 @@ class PlannedStep:
     regular_schedule: Schedule
     regular_profile: MemoryProfile
     notes: tuple[str, ...] = ()
+    request: BudgetRequest = field(default_factory=BudgetRequest)
     budget_bytes: int | None = None
     timing: str = ""
-    first_order: str = ""
     frontier: tuple[FrontierPoint, ...] = ()
 
     @property
@@ -186,12 +185,9 @@ def optimize(
         order=order,
         device=device,
         calibrate=calibrate,
-        solver=solver,
+        solver="manual" if checkpoints else solver,
+        objective=wanted,
     )
-    if request.is_asked and checkpoints:
-        raise PlanError("--checkpoints says what to keep, a budget what to save; drop one of them")
-    if request.is_asked and wanted is not None:
-        raise PlanError("with a budget the extra time is made small; leave --objective out")
     started = time.perf_counter()
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:
@@ -321,26 +317,17 @@ def plan_within(
     """
     traced = _traced(model, keep_outputs)
     durations, timing, note = request.durations(traced.step)
-    started = time.perf_counter()
-    frontier: tuple[FrontierPoint, ...] = ()
-    if request.pareto:
-        frontier = frontier_of(traced.problem, durations, options)
-    regular = regular_peak_bytes(traced.problem)
-    budget = request.budget
-    if budget is None or (budget.is_least and frontier):
-        solution = frontier[-1].solution
-    else:
-        solution = solution_within(traced.problem, budget, durations, options, frontier)
-    solution = replace(solution, seconds=time.perf_counter() - started)
+    solution, frontier = solution_asked(traced.problem, request, durations, options)
     planned = _scheduled(model, traced, solution)
+    budget, regular = request.budget, planned.regular_profile.peak_bytes
     limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
     assert limit is None or planned.profile.peak_bytes <= limit, "a plan within a budget keeps to it"
     return replace(
         planned,
-        notes=(*planned.notes, *filter(None, [note])),
+        notes=(*planned.notes, *filter(None, [note, _INTERRUPTED if solution.interrupted else ""])),
+        request=request,
         budget_bytes=limit,
         timing=timing,
-        first_order=request.order.value,
         frontier=frontier,
     )
 
@@ -469,11 +456,13 @@ def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
     cost = planned.solution.time
     if cost is None:
         return {}
+    budget = planned.request.budget
     return {
         "budget": {
             "bytes": planned.budget_bytes,
+            "most_extra_time_ratio": None if budget is None else budget.most_extra,
             "timing": planned.timing,
-            "order": planned.first_order,
+            "order": planned.request.order.value,
             "regular_seconds": cost.regular / 1e9,
             **_ratios(cost),
         },

@@ -19,6 +19,8 @@ from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 # A few seconds on one core; the run is there to find out whether there is one, not to take time.
 MOST_FLOPS = 50 * 10**9
 _SEED = 0
+# Stock optimisation does not take every file that the settings of training take.
+_TRIED = (SessionSettings(file_order=False), SessionSettings())
 _NOT_RUN = "the model was loaded but not run before planning"
 # What a runtime says of types and versions that it has no kernels for, though the file is valid.
 _ITS_OWN_LIMITS = (
@@ -56,24 +58,28 @@ def trial_run(
         return "the model was not tried: it keeps its weights in other files, and no path was given"
     if path is not None and not all(map(os.path.exists, files_of(path))):
         return "the model was not tried: its weights are not there"
-    try:
-        session = make_session(path or proto, settings=SessionSettings(file_order=False), is_silent=True)
-        flops = sum(node_flops(node, model.types) for node in model.nodes)
-        if flops > MOST_FLOPS:
-            return f"{_NOT_RUN}: one run takes {flops / 1e9:,.0f} GFLOP"
-        loop = next((node for node in model.nodes if node.op == "Loop" and not node.domain), None)
-        if loop is not None:
-            # On random data it may never end.
-            return f"{_NOT_RUN}: the data decide how long '{loop.name}' runs"
-        session.run(None, _feeds(proto, input_shapes or {}))
-    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own.
-        reason = _reason(error)
-        if any(sign in str(error) for sign in _ITS_OWN_LIMITS):
-            return f"the model could not be tried on the CPU: {reason}"
-        raise ModelFileError(
-            f"the model does not run on ONNX Runtime as it is: {reason}; export it again, or pass --no-check"
-        ) from error
-    return ""
+    flops = sum(node_flops(node, model.types) for node in model.nodes)
+    loop = next((node for node in model.nodes if node.op == "Loop" and not node.domain), None)
+    note = ""
+    if flops > MOST_FLOPS:
+        note = f"{_NOT_RUN}: one run takes {flops / 1e9:,.0f} GFLOP"
+    elif loop is not None:
+        # On random data it may never end.
+        note = f"{_NOT_RUN}: the data decide how long '{loop.name}' runs"
+    for settings in _TRIED:
+        try:
+            session = make_session(path or proto, settings=settings, is_silent=True)
+            if not note:
+                session.run(None, _feeds(proto, input_shapes or {}))
+            return note
+        except Exception as error:  # ONNX Runtime's exceptions have no base class of their own.
+            failure = error
+    reason = _reason(failure)
+    if any(sign in str(failure) for sign in _ITS_OWN_LIMITS):
+        return f"the model could not be tried on the CPU: {reason}"
+    raise ModelFileError(
+        f"the model does not run on ONNX Runtime as it is: {reason}; export it again, or pass --no-check"
+    ) from failure
 
 
 def _feeds(proto: onnx.ModelProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:

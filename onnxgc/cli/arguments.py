@@ -59,12 +59,17 @@ def check_json_target(target: str | None, *others: str | None) -> None:
     """Fail before any work if the JSON file could not be written, or is one of the other files."""
     if target is None or target == "-":
         return
-    for other in filter(None, others):
-        if os.path.realpath(target) == os.path.realpath(other):
-            raise OutputFileError(
-                f"--json '{target}' is one of the files that are read or written; give it a name of its own"
-            )
+    check_apart("--json", target, *others)
     check_writable(target)
+
+
+def check_apart(option: str, target: str | None, *others: str | None) -> None:
+    """Fail before any work if the file of an option is one of the other files."""
+    for other in filter(None, others):
+        if target is not None and os.path.realpath(target) == os.path.realpath(other):
+            raise OutputFileError(
+                f"{option} '{target}' is one of the files that are read or written; give it a name of its own"
+            )
 
 
 def write_json(value: Any, target: str | None) -> None:

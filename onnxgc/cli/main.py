@@ -63,7 +63,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
             sys.exit(error.exit_code)
-        _say(f"{error.format_message()}; see `onnxgc --help`")
+        _say(f"{error.format_message().rstrip('.')}; see `onnxgc --help`")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")

@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from onnxgc.api import optimize, verify
-from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
+from onnxgc.api.budgeting import DEFAULT_DEVICE
+from onnxgc.cli.arguments import check_apart, check_json_target, console_for, parse_shapes, stages, write_json
 from onnxgc.emission.write import data_file
 from onnxgc.errors import PlanError, VerificationError
 from onnxgc.model.load import files_of
+from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
+from onnxgc.report.budgets import frontier_plot, frontier_table, plan_within_budget, verdict_on_time
 from onnxgc.report.tables import before_and_after, checks_table, measured_line, verdict
 from onnxgc.solvers.registry import SOLVERS
+from onnxgc.tracing.devices import DEVICES
 
 
 class ObjectiveName(StrEnum):
@@ -30,6 +34,40 @@ def optimize_command(
     output: Annotated[
         str | None,
         typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx]."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Least extra time in so much memory: 8GiB, 500MB, 60% (of the peak that stores everything), "
+            "or min for the least peak found."
+        ),
+    ] = None,
+    extra_time: Annotated[
+        str | None,
+        typer.Option(help="In place of --budget: the least peak at so much extra time, such as 10%."),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Show extra time for a row of budgets, down to the least found.")
+    ] = False,
+    order: Annotated[
+        Order | None,
+        typer.Option(help="With a budget: first runs in any order, or in the model's own [default: free]."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help=f"With a budget: times of a card, {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}]."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="With a budget: times measured on this machine, kept in this file; one that exists is read."
+        ),
+    ] = None,
+    step_limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="With a budget: rounds of the search, so that the seed alone decides."),
     ] = None,
     objective: Annotated[
         ObjectiveName | None,
@@ -73,7 +111,14 @@ def optimize_command(
         bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no model.")] = False,
-    time_limit: Annotated[float | None, typer.Option(min=0.0, help="Seconds for the solver.")] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds for the solver [with a budget and no --step-limit: "
+            f"{DEFAULT_TIME_LIMIT_SECONDS:.0f}].",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
     save_external_data: Annotated[
         bool, typer.Option("--save-external-data", help="Weights into a file beside the model.")
@@ -86,10 +131,20 @@ def optimize_command(
         raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
     if checkpoints is not None and solver not in (None, "manual"):
         raise PlanError(f"--checkpoints chooses the solver 'manual', not '{solver}'; drop one of them")
+    asked = budget is not None or extra_time is not None or pareto
+    for option, value in (
+        ("--order", order),
+        ("--device", device),
+        ("--calibrate", calibrate),
+        ("--step-limit", step_limit),
+    ):
+        if value is not None and not asked:
+            raise PlanError(f"{option} goes with --budget or --pareto; give one, such as --budget 60%")
     if verify_runs and dry_run:
         raise PlanError("--verify needs the file that --dry-run does not write; drop one of them")
     target = output or f"{Path(model).stem}-training.onnx"
-    check_json_target(json_target, *files_of(model), target, data_file(target))
+    check_json_target(json_target, *files_of(model), target, data_file(target), calibrate)
+    check_apart("--calibrate", calibrate, *files_of(model), target, data_file(target))
     console = console_for(json_target)
     with stages() as tell:
         result = optimize(
@@ -98,6 +153,12 @@ def optimize_command(
             solver="manual" if checkpoints is not None else solver,
             objective=objective.value if objective else None,
             checkpoints=names,
+            budget=budget,
+            extra_time=extra_time,
+            pareto=pareto,
+            order=(order or Order.FREE).value,
+            device=device,
+            calibrate=calibrate,
             loss=loss,
             input_shapes=shapes,
             trainable=tuple(trainable or ()),
@@ -110,6 +171,7 @@ def optimize_command(
             check=not no_check,
             seed=seed,
             time_limit=time_limit,
+            step_limit=step_limit,
             progress=tell,
         )
         report = dict(result.report)
@@ -119,8 +181,15 @@ def optimize_command(
             report["verification"] = verification.as_json()
     for note in report["notes"]:
         console.print(f"note: {note}", markup=False)
-    console.print(before_and_after(report))
-    console.print(verdict(report), markup=False)
+    if asked:
+        console.print(plan_within_budget(report))
+        if pareto:
+            console.print(frontier_table(report))
+            console.print(frontier_plot(report), markup=False)
+        console.print(verdict_on_time(report), markup=False)
+    else:
+        console.print(before_and_after(report))
+        console.print(verdict(report), markup=False)
     if report["output"]:
         console.print(f"wrote {report['output']}", markup=False)
     if verification is not None:

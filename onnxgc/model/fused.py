@@ -20,18 +20,25 @@ from onnxgc.model.ir import Array, Node, TensorType
 
 RUNTIME_DOMAIN = "com.microsoft"
 _LAYER_NORMALIZATION_OPSET = 17
+# With a scale for each group, and deprecated since.
+_FIRST_GROUP_NORMALIZATION = range(18, 21)
 _SETTINGS_ARE_INPUTS = 13
 _REDUCED_AXES_ARE_INPUTS = 18
 _CLIP_LIMITS_ARE_INPUTS = 11
 
 
 def move_to_runtime_domain(shell: onnx.ModelProto) -> None:
-    """Moves, in place, the operators that ONNX Runtime adds to ONNX's own set to the runtime's set.
+    """Moves, in place, what ONNX's checker does not take, and onnxgc does, to the runtime's operator set.
 
-    ONNX's checker does not know them.
+    Those are operators that ONNX Runtime adds to ONNX's own set, and GroupNormalization as it was first.
     """
     opset = max((entry.version for entry in shell.opset_import if entry.domain in ONNX_DOMAINS), default=1)
-    moved = [node for node in shell.graph.node if _is_added(node.op_type, node.domain, opset)]
+    moved = [
+        node
+        for node in shell.graph.node
+        if _is_added(node.op_type, node.domain, opset)
+        or (node.op_type == "GroupNormalization" and opset in _FIRST_GROUP_NORMALIZATION)
+    ]
     for node in moved:
         node.domain = RUNTIME_DOMAIN
     if moved and not any(entry.domain == RUNTIME_DOMAIN for entry in shell.opset_import):

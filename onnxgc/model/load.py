@@ -25,6 +25,7 @@ _TEXT_SUFFIXES = (
     ".txtpb",
     ".pbtxt",
 )
+_CONSTANT_OF_FUNCTION = "onnxgc constant of "
 # A model file begins with the field `ir_version`: field 1, a varint.
 _FIRST_BYTE = b"\x08"
 
@@ -139,7 +140,9 @@ def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     shell.CopyFrom(model) if not model.graph.initializer else _copy_without_graph(model, shell)
     if model.graph.initializer:
         shell.graph.CopyFrom(without_payloads(model.graph))
+    _mark_constants(shell)
     try:
+        _flatten_functions(shell)
         if _mixes_opsets(shell):
             # The inliner converts bodies to the model's opset and asks for the types of what they read.
             shell = shape_inference.infer_shapes(shell)
@@ -151,7 +154,65 @@ def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         ) from error
     if _mixes_opsets(shell):
         _rename_what_is_defined_again(inlined.graph)
+    _merge_constants(inlined.graph)
     return _with_payloads(inlined, model.graph)
+
+
+def _mark_constants(model: onnx.ModelProto) -> None:
+    """Gives each constant of a function a text by which its copies are known."""
+    for function in model.functions:
+        for node in function.node:
+            if node.op_type == "Constant" and not any(a.ref_attr_name for a in node.attribute):
+                whose = f"{function.domain}::{function.name}:{function.overload}"
+                node.doc_string = f"{_CONSTANT_OF_FUNCTION}{whose}/{node.output[0]}"
+
+
+def _merge_constants(graph: onnx.GraphProto) -> None:
+    """Leaves one copy of each constant of a function: a weight stays one, however often it is called."""
+    promised = {value.name for value in graph.output}
+    first: dict[str, str] = {}
+    merged: dict[str, str] = {}
+    kept = []
+    for node in graph.node:
+        _rename_reads(node, merged)
+        mark = node.doc_string if node.doc_string.startswith(_CONSTANT_OF_FUNCTION) else ""
+        if mark in first and node.output[0] not in promised:
+            merged[node.output[0]] = first[mark]
+            continue
+        if mark:
+            first.setdefault(mark, node.output[0])
+        kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _flatten_functions(model: onnx.ModelProto) -> None:
+    """Puts bodies in the place of calls inside of functions, where both are of one opset.
+
+    The inliner converts a body to the model's opset, and does not see what a call in it stands for.
+    """
+    local = {(function.domain, function.name) for function in model.functions}
+    flat = []
+    for function in model.functions:
+        own = _default_opset(function.opset_import)
+        calls = any((node.domain, node.op_type) in local for node in function.node)
+        alike = [f for f in model.functions if _default_opset(f.opset_import) in (None, own)]
+        if not calls or own == _default_opset(model.opset_import):
+            flat.append(function)
+            continue
+        shell = onnx.ModelProto(ir_version=model.ir_version, opset_import=function.opset_import)
+        shell.functions.extend(f for f in alike if f is not function)
+        shell.graph.name = function.name
+        shell.graph.node.extend(function.node)
+        shell.graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+        shell.graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        body = onnx.FunctionProto()
+        body.CopyFrom(function)
+        del body.node[:]
+        body.node.extend(inliner.inline_local_functions(shell).graph.node)
+        flat.append(body)
+    del model.functions[:]
+    model.functions.extend(flat)
 
 
 def _mixes_opsets(model: onnx.ModelProto) -> bool:

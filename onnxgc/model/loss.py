@@ -7,7 +7,7 @@ dimensions into several nodes, and the Softmax is taken into the loss.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import LossError, ShapeError
-from onnxgc.model.draft import Draft, NameSource
+from onnxgc.model.draft import Draft, NameSource, reads_of
 from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.model.weights import ArrayWeight
 
@@ -40,8 +40,10 @@ class LossChoice:
     class_axis: int = 1
 
 
-def choose_loss(draft: Draft, requested: str) -> tuple[Draft, LossChoice]:
+def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> tuple[Draft, LossChoice]:
     """The loss that was asked for, and the draft with a note of what was chosen.
+
+    Outputs that depend on a weight that is `trained` come before others.
 
     Raises:
         LossError: no output fits, or the named output does not exist or is no float scalar.
@@ -50,12 +52,12 @@ def choose_loss(draft: Draft, requested: str) -> tuple[Draft, LossChoice]:
     if requested != "auto" and requested not in LOSS_KINDS:
         return draft, _named_output(draft, requested)
     if requested == "auto":
-        for output in _computed_outputs(draft):
+        for output in _computed_outputs(draft, trained):
             if _is_scalar_float(draft.type_of(output)):
                 return draft.with_notes(f"loss: the model's own output '{output}'"), LossChoice(
                     OUTPUT, output, output
                 )
-    output = _first_floating(draft)
+    output = _first_floating(draft, trained)
     choice = _automatic(draft, output) if requested == "auto" else _explicit(draft, output, requested)
     return draft.with_notes(_told(draft, choice)), choice
 
@@ -96,12 +98,18 @@ def _named_output(draft: Draft, name: str) -> LossChoice:
     return LossChoice(OUTPUT, name, name)
 
 
-def _computed_outputs(draft: Draft) -> list[str]:
-    return [name for name in draft.outputs if name not in draft.weights and name not in draft.inputs]
+def _computed_outputs(draft: Draft, trained: Collection[str]) -> list[str]:
+    """Outputs that are neither weights nor inputs, and of these those that training changes, if any."""
+    computed = [name for name in draft.outputs if name not in draft.weights and name not in draft.inputs]
+    changed = set(trained)
+    for node in draft.nodes:
+        if not changed.isdisjoint(reads_of(node)):
+            changed.update(node.outputs)
+    return [name for name in computed if name in changed] or computed
 
 
-def _first_floating(draft: Draft) -> str:
-    for output in _computed_outputs(draft):
+def _first_floating(draft: Draft, trained: Collection[str]) -> str:
+    for output in _computed_outputs(draft, trained):
         kind = draft.type_of(output)
         if kind is not None and kind.is_floating:
             return output

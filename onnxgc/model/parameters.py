@@ -15,7 +15,20 @@ from onnxgc.errors import NoParametersError
 from onnxgc.model.control_flow import INITIAL_STATE
 from onnxgc.model.draft import Draft, operator_name
 from onnxgc.model.ir import Array, Node, TensorType, Weight
+from onnxgc.model.value_patterns import (
+    are_sine_and_cosine,
+    has_several_axes,
+    holds_distances,
+    holds_sines_and_cosines,
+    is_additive_mask,
+    is_binary_mask,
+    is_geometric,
+    is_of_a_formula,
+    likely_sine_and_cosine,
+    sample,
+)
 from onnxgc.model.weights import ExportedAs, FilledWeight, StoredWeight, peek
+from onnxgc.model.written_out import running_statistics
 
 
 class Role(StrEnum):
@@ -96,11 +109,26 @@ _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 _OF_INTEGERS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})
 _REPEATING = ("Expand", "Tile")
 _SCATTERING = ("ScatterND", "ScatterElements", "Scatter")
-# An additive constant of zeros and values up to this one is a mask, as in Swin and BERT.
-MASK_VALUE = -100.0
+_MULTIPLYING = ("MatMul", "Mul", "Div")
+# Operators that keep a number positive, or within limits: what they are applied to is learned.
+_BOUNDING = frozenset({"Exp", "Softplus", "Sigmoid", "Tanh"})
+# What may lie between attention's scores, their Softmax and the product with the values.
+_MASKING = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Clip", "Where", "Dropout"})
+_SUMMING = ("MatMul", "Gemm", "Einsum")
+# How tables of positions are used: as factors, as summands, and looked up.
+_USES_OF_TABLES = frozenset({"Mul", "Add", "Gather"})
 # Masks of attention over a few thousand tokens.
 _LARGEST_LOOKED_AT = 1 << 24
 NOT_FLOATING = "not a floating-point tensor"
+
+# What to look at in constants. A name is to be put in by the reader: one line tells of many.
+_IF_LEARNED = "if it is learned, pass --trainable NAME"
+_SINGLE_NUMBER = f"taken for a constant, as single numbers are; {_IF_LEARNED}"
+_NOTHING_MASKED = f"taken for a mask of zeros that masks nothing; {_IF_LEARNED}"
+_RUNNING = (
+    "taken for a running statistic, which stays as it is; scale and shift beside it train unless "
+    "--freeze names them"
+)
 
 
 def classify_weights(
@@ -111,23 +139,29 @@ def classify_weights(
     Where both match, `trainable` wins, so that everything but a head can be frozen.
 
     Raises:
-        NoParametersError: a glob matches no float weight.
+        NoParametersError: a glob matches no float weight, or is to train running statistics alone.
     """
     for option, globs in (("trainable", trainable), ("freeze", freeze)):
         if isinstance(globs, str):
             raise NoParametersError(f"{option} takes a list of globs, such as ['{globs}']")
-    uses = _Uses(draft)
-    decisions = [_decide(name, weight, uses) for name, weight in draft.weights.items()]
+    finder = _Uses(draft)
+    uses = {name: finder.of(name) for name, weight in draft.weights.items() if weight.type.is_floating}
+    decisions = [_decide(name, weight, uses.get(name)) for name, weight in draft.weights.items()]
+    decisions = _without_tables_of_angles(decisions, draft, uses)
     floating = [decision.name for decision in decisions if decision.type.is_floating]
     for option, globs in (("--trainable", trainable), ("--freeze", freeze)):
         for glob in globs:
-            if not any(fnmatchcase(name, glob) for name in floating):
+            matched = [d for d in decisions if d.type.is_floating and fnmatchcase(d.name, glob)]
+            if not matched:
                 raise _unmatched(option, glob, floating)
+            if option == "--trainable" and all(d.role is Role.STATISTIC for d in matched):
+                raise _of_statistics(glob, matched[0])
     return tuple(_overruled(decision, trainable, freeze) for decision in decisions)
 
 
 def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
-    """One line for each parameter that several nodes use, or that may be none."""
+    """One line for each parameter that several nodes use, or that may be none, and for doubtful constants."""
+    decisions = tuple(decisions)
     parameters = [decision for decision in decisions if decision.role is Role.PARAMETER]
     tied = tuple(
         f"parameter '{decision.name}' is used by {len(decision.used_by)} nodes ({_listed(decision.used_by)}) "
@@ -135,7 +169,12 @@ def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
         for decision in parameters
         if len(decision.used_by) > 1
     )
-    return tied + tuple(decision.doubt for decision in parameters if decision.doubt)
+    doubtful: dict[str, list[str]] = {}
+    for decision in decisions:
+        if decision.role is Role.CONSTANT and decision.doubt:
+            doubtful.setdefault(decision.doubt, []).append(decision.name)
+    constants = (f"{_counted(names)}: {doubt}" for doubt, names in doubtful.items())
+    return (*tied, *(decision.doubt for decision in parameters if decision.doubt), *constants)
 
 
 _ROLES_OF_EXPORTED = {
@@ -153,7 +192,7 @@ class _Use:
     index: int
     role: Role
     reason: str
-    beside_input: str = ""
+    doubt: str = ""
 
 
 class _Uses:
@@ -165,6 +204,9 @@ class _Uses:
         self._producers = draft.producers()
         self._declared = draft.declared
         self._inputs = frozenset(draft.inputs)
+        # A weight that is an output itself is no result to train on.
+        self._outputs = tuple(name for name in draft.outputs if name not in draft.weights)
+        self._running = running_statistics(draft)
 
     def of(self, name: str) -> list[_Use]:
         """Every use of a weight, through operators that hand it on, in node order."""
@@ -180,13 +222,24 @@ class _Uses:
                     found.append(_Use(node, index, Role.CONSTANT, reason))
                 elif node.op == INITIAL_STATE and _is_zero(weight):
                     found.append(_Use(node, index, Role.CONSTANT, "zeros to begin with: a first state"))
+                elif _ends_being_floating(node):
+                    reason = f"cast to integers or Booleans by '{node.name}'"
+                    found.append(_Use(node, index, Role.CONSTANT, reason))
                 elif self._hands_on(node, index):
                     fresh = [output for output in node.outputs if output and output not in seen]
                     seen.update(fresh)
                     pending += fresh
                 else:
                     found.append(self._judge(weight, tensor, node, index))
-        return found
+        return found or [self._as_output(weight, name) for name in self._outputs if name in seen][:1]
+
+    def _as_output(self, weight: Weight, output: str) -> _Use:
+        """The use of a weight that is only handed on until it is, or is part of, an output."""
+        node = self._producers.get(output, Node("Identity", (output,), (output,), name=output))
+        where = f"part of output '{output}'"
+        if weight.type.element_count <= 1 or (not _is_initializer(weight) and _is_zero(weight)):
+            return _Use(node, 0, Role.CONSTANT, where)
+        return _Use(node, 0, Role.PARAMETER, where, f"is {where} as it is; if it is not learned")
 
     def _hands_on(self, node: Node, index: int) -> bool:
         return not node.domain and node.op in HANDED_ON and (index == 0 or node.op == "Concat")
@@ -198,14 +251,21 @@ class _Uses:
         if node.domain or index < 0:
             # Operands of unknown operators and of subgraphs train, so that a missing rule is told and not
             # passed over.
-            is_constant = weight.type.element_count <= 1 or _is_mask(weight)
+            is_constant = weight.type.element_count <= 1 or is_additive_mask(_values(weight))
             role = Role.CONSTANT if is_constant else Role.PARAMETER
             return _Use(node, index, role, where)
         if index in STATISTIC_INPUTS.get(node.op, ()):
             return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
-        if node.op in ("MatMul", "Mul", "Div") and self._is_position_table(weight, tensor, node):
-            reason = f"frequency table: {where}, whose other operand is an integer"
-            return _Use(node, index, Role.CONSTANT, reason)
+        statistic = self._running.get((node.outputs[0], index)) if node.outputs else None
+        if statistic is not None:
+            reason = f"{statistic} of a normalisation that is written out: {where}"
+            return _Use(node, index, Role.CONSTANT, reason, _RUNNING)
+        if node.op in _MULTIPLYING and self._is_outer(weight, node):
+            if self._is_beside_integers(tensor, node):
+                reason = f"frequency table: {where}, whose other operand is an integer"
+                return _Use(node, index, Role.CONSTANT, reason)
+            if is_geometric(_values(weight)):
+                return _Use(node, index, Role.CONSTANT, f"frequency table, a geometric sequence: {where}")
         if node.op == "InstanceNormalization" and self._is_neutral(weight, node, index):
             return _Use(node, index, Role.CONSTANT, f"neutral value in a group normalisation: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
@@ -215,7 +275,7 @@ class _Uses:
         if index in INITIAL_STATES.get(node.op, ()) and not _is_zero(weight):
             return _Use(node, index, Role.PARAMETER, f"initial state: {where}")
         if index in ARITHMETIC.get(node.op, ()):
-            return self._judge_operand(weight, node, index, where)
+            return self._judge_operand(weight, tensor, node, index, where)
         if node.op in _SCATTERING and not _is_initializer(weight):
             return _Use(node, index, Role.CONSTANT, f"what is written to: {where}")
         if index == 0 and node.op not in _NOT_DIFFERENTIABLE and weight.type.element_count > 1:
@@ -223,15 +283,73 @@ class _Uses:
             return _Use(node, index, Role.PARAMETER, where)
         return _Use(node, index, Role.CONSTANT, f"setting of the operator: {where}")
 
-    def _judge_operand(self, weight: Weight, node: Node, index: int, where: str) -> _Use:
+    def _judge_operand(self, weight: Weight, tensor: str, node: Node, index: int, where: str) -> _Use:
         if weight.type.element_count <= 1 and not self._is_learned_number(weight, node, index):
-            return _Use(node, index, Role.CONSTANT, f"single number: {where}")
-        if node.op in ("Add", "Where", "Sub") and _is_mask(weight):
+            doubt = _SINGLE_NUMBER if self._may_be_learned(weight, tensor, node, index) else ""
+            return _Use(node, index, Role.CONSTANT, f"single number: {where}", doubt)
+        values = _values(weight)
+        if node.op in ("Add", "Where", "Sub") and is_additive_mask(values):
             return _Use(node, index, Role.CONSTANT, f"mask of zeros and large negative values: {where}")
-        if node.op == "Add" and _is_empty_mask(weight):
-            return _Use(node, index, Role.CONSTANT, f"mask that masks nothing: {where}")
+        if self._takes_binary_mask(node, index) and is_binary_mask(values):
+            return _Use(node, index, Role.CONSTANT, f"mask of zeros and ones: {where}")
+        if node.op in ("Add", "Where") and has_several_axes(weight.type.shape) and _is_zero(weight):
+            # An exporter computed what it does not store as an initializer.
+            is_computed = not _is_initializer(weight) and not isinstance(weight, FilledWeight)
+            if is_computed or node.op == "Where" or self._is_score(node):
+                doubt = "" if is_computed else _NOTHING_MASKED
+                return _Use(node, index, Role.CONSTANT, f"mask that masks nothing: {where}", doubt)
+        if node.op == "Add" and holds_distances(values) and self._is_score(node):
+            return _Use(node, index, Role.CONSTANT, f"distances of positions: {where}")
         beside = next((name for name in node.inputs if name in self._inputs), "")
-        return _Use(node, index, Role.PARAMETER, where, beside)
+        doubt = f"is applied to input '{beside}' itself; if it normalises the data" if beside else ""
+        return _Use(node, index, Role.PARAMETER, where, doubt)
+
+    def _takes_binary_mask(self, node: Node, index: int) -> bool:
+        """Whether the operand chooses what goes on, or is turned round by a number, as 1 - mask is."""
+        if node.op in ("Mul", "Where"):
+            return True
+        other = self._weight_behind(node.inputs[1 - index]) if node.op in ("Add", "Sub") else None
+        return other is not None and other.type.element_count == 1
+
+    def _weight_behind(self, name: str) -> Weight | None:
+        """The weight that a tensor is, perhaps handed on."""
+        while name not in self._weights:
+            producer = self._producers.get(name)
+            if producer is None or producer.domain or producer.op not in HANDED_ON:
+                return None
+            name = producer.inputs[0]
+        return self._weights[name]
+
+    def _is_score(self, node: Node) -> bool:
+        """Whether what the node gives are scores of attention: a Softmax reads them, a product what it gives.
+
+        Further masks, scales and limits may lie between.
+        """
+        pending, seen = [(output, False) for output in node.outputs], set[tuple[str, bool]]()
+        while pending:
+            tensor, is_weight = pending.pop()
+            for reader, _ in self._consumers.get(tensor, ()):
+                if is_weight and reader.op in _SUMMING:
+                    return True
+                if reader.op in HANDED_ON or reader.op in _MASKING or reader.op == "Softmax":
+                    found = {(output, is_weight or reader.op == "Softmax") for output in reader.outputs}
+                    pending += sorted(found - seen)
+                    seen |= found
+        return False
+
+    def _may_be_learned(self, weight: Weight, tensor: str, node: Node, index: int) -> bool:
+        """Whether one number that scales or shifts data could be a weight, by its value."""
+        if node.op not in ("Mul", "Div", "Add", "Sub") or self._is_epsilon(node):
+            return False
+        other = node.inputs[1 - index]
+        if self._weight_behind(other) is not None or self._is_cast_integer(other):
+            return False
+        source = self._producers.get(tensor)
+        if source is not None and source.op in _BOUNDING:
+            return True
+        number = float(_values(weight).reshape(-1)[0])
+        is_neutral = number == 1 and node.op == "Mul"
+        return (is_neutral and _is_initializer(weight)) or not is_of_a_formula(number)
 
     def _is_learned_number(self, weight: Weight, node: Node, index: int) -> bool:
         """Whether one number is a weight all the same: kept under a name of its own, or a bias of one unit.
@@ -242,9 +360,13 @@ class _Uses:
             return False
         if _is_named(weight):
             return True
+        is_bias = node.op == "Add" and _is_initializer(weight) and weight.type.shape == (1,)
+        return is_bias and not self._is_epsilon(node)
+
+    def _is_epsilon(self, node: Node) -> bool:
+        """Whether the node adds what keeps a root or a divisor away from zero."""
         readers = {reader.op for reader, _ in self._consumers.get(node.outputs[0], ())}
-        is_epsilon = not readers.isdisjoint(("Sqrt", "Reciprocal", "Pow"))
-        return node.op == "Add" and _is_initializer(weight) and weight.type.shape == (1,) and not is_epsilon
+        return node.op == "Add" and not readers.isdisjoint(("Sqrt", "Reciprocal", "Pow"))
 
     def _is_neutral(self, weight: Weight, node: Node, index: int) -> bool:
         """Whether a scale of ones or a bias of zeros stands in torch's form of GroupNormalization.
@@ -261,14 +383,13 @@ class _Uses:
             and bool(np.all(_values(weight) == (1 if index == 1 else 0)))
         )
 
-    def _is_position_table(self, weight: Weight, tensor: str, node: Node) -> bool:
-        """Whether all other operands are integers that were cast, as positions are.
+    def _is_outer(self, weight: Weight, node: Node) -> bool:
+        """Whether nothing is summed, as in a product of positions and frequencies."""
+        return node.op != "MatMul" or 1 in weight.type.shape[-2:]
 
-        A product of positions and frequencies is an outer one: nothing is summed.
-        """
+    def _is_beside_integers(self, tensor: str, node: Node) -> bool:
+        """Whether all other operands are integers that were cast, as positions are."""
         others = [name for name in node.inputs if name and name != tensor]
-        if node.op == "MatMul" and 1 not in weight.type.shape[-2:]:
-            return False
         return bool(others) and all(self._is_cast_integer(name) for name in others)
 
     def _is_cast_integer(self, name: str) -> bool:
@@ -303,15 +424,14 @@ class _Uses:
         return False
 
 
-def _decide(name: str, weight: Weight, uses: _Uses) -> ParameterDecision:
-    if not weight.type.is_floating:
+def _decide(name: str, weight: Weight, found: Sequence[_Use] | None) -> ParameterDecision:
+    if found is None:
         return ParameterDecision(name, weight.type, Role.CONSTANT, NOT_FLOATING)
-    found = uses.of(name)
-    if not found:
-        return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
     told = _as_the_exporter_says(name, weight, found)
     if told is not None:
         return told
+    if not found:
+        return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
     for role in (Role.PARAMETER, Role.STATISTIC, Role.CONSTANT):
         of_role = [use for use in found if use.role is role]
         if of_role:
@@ -332,13 +452,39 @@ def _as_the_exporter_says(name: str, weight: Weight, uses: Sequence[_Use]) -> Pa
 
 
 def _doubt(name: str, uses: Sequence[_Use]) -> str:
-    beside = next((use.beside_input for use in uses if use.beside_input), "")
-    if not beside:
-        return ""
-    return (
-        f"parameter '{name}' is applied to input '{beside}' itself; "
-        f"if it normalises the data, pass --freeze '{name}'"
-    )
+    doubt = next((use.doubt for use in uses if use.doubt), "")
+    if not doubt or uses[0].role is not Role.PARAMETER:
+        return doubt
+    return f"parameter '{name}' {doubt}, pass --freeze '{name}'"
+
+
+def _without_tables_of_angles(
+    decisions: Sequence[ParameterDecision], draft: Draft, uses: Mapping[str, Sequence[_Use]]
+) -> list[ParameterDecision]:
+    """The decisions with constants in the place of tables of sines and cosines, in one tensor or in two."""
+    alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    tables: dict[str, str] = {}
+    for decision in decisions:
+        name, weight = decision.name, draft.weights[decision.name]
+        if decision.role is not Role.PARAMETER or _is_marked(weight):
+            continue
+        if not all(use.node.domain or use.node.op in _USES_OF_TABLES for use in uses[name]):
+            continue
+        values = _values(weight)
+        if holds_sines_and_cosines(values):
+            tables[name] = "table of sines and cosines"
+        alike.setdefault((decision.type.dtype, decision.type.shape), []).append(name)
+    for names in alike.values():
+        for pair in likely_sine_and_cosine([sample(_values(draft.weights[name])) for name in names]):
+            one, two = (names[number] for number in pair)
+            if are_sine_and_cosine(_values(draft.weights[one]), _values(draft.weights[two])):
+                tables |= {one: f"sines or cosines beside '{two}'", two: f"sines or cosines beside '{one}'"}
+    return [
+        replace(d, role=Role.CONSTANT, reason=f"{tables[d.name]}: {d.reason}", doubt="")
+        if d.name in tables
+        else d
+        for d in decisions
+    ]
 
 
 def _overruled(
@@ -359,28 +505,24 @@ def _is_named(weight: Weight) -> bool:
     return isinstance(weight, StoredWeight) and weight.exported_as is ExportedAs.NAMED
 
 
+def _is_marked(weight: Weight) -> bool:
+    return isinstance(weight, StoredWeight) and weight.exported_as is ExportedAs.PARAMETER
+
+
+def _ends_being_floating(node: Node) -> bool:
+    if node.op != "Cast" or node.domain:
+        return False
+    return not TensorType(int(node.attribute("to")), ()).is_floating
+
+
 def _values(weight: Weight) -> Array:
     """A weight's values where looking at them is cheap, else one that is nothing special."""
     found = peek(weight) if weight.type.element_count <= _LARGEST_LOOKED_AT else None
-    return np.full((1,), np.nan) if found is None else np.asarray(found, dtype=np.float64)
+    return np.full((1,), np.nan) if found is None else found
 
 
 def _is_initializer(weight: Weight) -> bool:
     return isinstance(weight, StoredWeight) and weight.is_initializer
-
-
-def _is_empty_mask(weight: Weight) -> bool:
-    """Whether it is zeros over several axes that an exporter computed, where a bias is stored and has one."""
-    if isinstance(weight, FilledWeight) or _is_initializer(weight):
-        return False
-    return sum(size > 1 for size in weight.type.shape) > 1 and _is_zero(weight)
-
-
-def _is_mask(weight: Weight) -> bool:
-    """Whether the values are zeros and large negative numbers only, as attention masks are."""
-    values = _values(weight)
-    masking = values <= MASK_VALUE
-    return bool(np.all(masking | (values == 0)) and np.any(masking))
 
 
 def _is_zero(weight: Weight) -> bool:
@@ -396,6 +538,18 @@ def _unmatched(option: str, glob: str, names: Sequence[str]) -> NoParametersErro
         else "the model has no float weights"
     )
     return NoParametersError(f"{option} '{glob}' matches no weight of the model; {known}")
+
+
+def _of_statistics(glob: str, statistic: ParameterDecision) -> NoParametersError:
+    return NoParametersError(
+        f"--trainable '{glob}' matches running statistics alone, such as '{statistic.name}' of "
+        f"{_listed(statistic.used_by)}: no gradient trains them, the step updates them from the batch "
+        "(or keeps them, with --freeze-bn)"
+    )
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"'{names[0]}'" if len(names) == 1 else f"{_listed(names)} ({len(names)} weights)"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

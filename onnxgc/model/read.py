@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
-from onnxgc.errors import NoParametersError
+from onnxgc.errors import NoParametersError, ShapeError
 from onnxgc.model.control_flow import as_one_graph
 from onnxgc.model.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.fused import with_layer_normalization
@@ -18,7 +18,7 @@ from onnxgc.model.load import load_proto
 from onnxgc.model.loss import LossChoice, choose_loss, with_loss
 from onnxgc.model.opset import at_target_opset, check_supported
 from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, parameter_notes
-from onnxgc.model.pooling import with_floor_pooling
+from onnxgc.model.pooling import with_explicit_pads, with_floor_pooling
 from onnxgc.model.quantized import check_not_quantized
 from onnxgc.model.recurrent import with_unrolled_recurrence
 from onnxgc.model.shapes import check_static, resolved, with_input_shapes
@@ -68,10 +68,13 @@ def read_model(
         decisions = classify_weights(as_one_graph(draft), trainable, freeze)
     check_not_quantized(as_one_graph(draft), (d.name for d in decisions if d.role is Role.PARAMETER))
     draft = draft.with_notes(*twin_notes(draft, decisions))
-    draft, change = with_input_shapes(_with_roles(draft, decisions), input_shapes)
-    draft = in_current_form(resolved(draft, change))
+    draft, file = with_input_shapes(_with_roles(draft, decisions), input_shapes)
+    draft = in_current_form(resolved(draft, file))
 
-    draft, choice = choose_loss(draft, loss)
+    trained = {decision.name for decision in decisions if decision.role is Role.PARAMETER}
+    draft, choice = choose_loss(draft, loss, trained)
+    if choice.output in draft.problems:
+        raise ShapeError(draft.problems[choice.output])
     draft = _ending_in(draft, choice)
     check_static(draft)
 
@@ -81,7 +84,7 @@ def read_model(
     draft = with_masked_softmax(with_seeded_random(draft))
     draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
-    draft = with_floor_pooling(resolved(draft))
+    draft = with_floor_pooling(resolved(with_explicit_pads(draft)))
     check_static(draft)
 
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
@@ -101,7 +104,10 @@ def read_model(
         statistics=statistics,
         loss=roles["loss"],
         loss_kind=choice.kind,
-        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in parameters)),
+        notes=(
+            *draft.notes,
+            *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT),
+        ),
         domains=draft.other_domains,
         metadata={**draft.metadata, "onnxgc.names": json.dumps(roles, sort_keys=True)},
     )

@@ -20,7 +20,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from onnxgc.errors import ShapeError
 from onnxgc.model import rewrites
 from onnxgc.model.control_flow import ControlFlow
-from onnxgc.model.draft import Draft, operator_name, reads_of, subgraphs
+from onnxgc.model.draft import Draft, captured_names, operator_name, reads_of, subgraphs
 from onnxgc.model.folding import (
     LARGEST_FOLDED_INPUT,
     LARGEST_FOLDED_OUTPUT,
@@ -30,8 +30,10 @@ from onnxgc.model.folding import (
 )
 from onnxgc.model.fused import FusedOperators, is_fused
 from onnxgc.model.ir import Array, Node, TensorType, Weight
+from onnxgc.model.rebatching import Rebatching
 from onnxgc.model.sequences import Sequences
 from onnxgc.model.spelling import spelled
+from onnxgc.model.two_walks import CannotRebatchError
 from onnxgc.model.weights import ArrayWeight, is_external
 
 # Larger tensors are never shapes, axes, scales or ratios.
@@ -45,18 +47,23 @@ _SAME_AS_INPUT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchChange:
-    """The first dimension as the file has it, and as the user wants it."""
+# What a Loop gives its body: the number of the step, and whether it goes on.
+_NUMBER = TensorType(onnx.TensorProto.INT64, ())
+_CONDITION = TensorType(onnx.TensorProto.BOOL, ())
 
-    old: int
-    new: int
+
+@dataclass(frozen=True, slots=True)
+class FileShapes:
+    """The inputs as the file has them, and the first dimension there and here where it differs."""
+
+    types: Mapping[str, TensorType]
+    batch: tuple[int, int] | None
 
 
 def with_input_shapes(
     draft: Draft, input_shapes: Mapping[str, tuple[int, ...]] | None
-) -> tuple[Draft, BatchChange | None]:
-    """The draft with a static type for every input, and how the batch changes by it.
+) -> tuple[Draft, FileShapes | None]:
+    """The draft with a static type for every input, and the file's own where it holds others.
 
     Raises:
         ShapeError: a shape is given for an unknown input, has the wrong rank or a size below 1,
@@ -68,25 +75,37 @@ def with_input_shapes(
             known = ", ".join(f"'{known}'" for known in draft.inputs) or "none"
             raise ShapeError(f"--input-shapes names '{name}', which is not an input; the inputs are: {known}")
     types: dict[str, TensorType] = {}
+    own: dict[str, TensorType] = {}
     notes: list[str] = []
-    change: BatchChange | None = None
     for name in draft.inputs:
         declared = _declared_shape(name, draft.declared[name])
         shape = _chosen_shape(name, declared, given.get(name), notes)
         types[name] = TensorType(draft.declared[name].tensor_type.elem_type, shape)
-        if change is None and declared and isinstance(declared[0], int) and declared[0] != shape[0]:
-            change = BatchChange(declared[0], shape[0])
+        literal = (
+            size if isinstance(size, int) and size else None for size in declared or (None,) * len(shape)
+        )
+        sizes = (here if there is None else there for here, there in zip(shape, literal, strict=True))
+        own[name] = TensorType(types[name].dtype, tuple(sizes))
     # Inner declarations were made for the file's own input shapes.
     stale = any(_contradicts(draft.declared[name], types[name].shape) for name in draft.inputs)
     kept = {name: kind for name, kind in draft.declared.items() if not stale or name in types}
-    return draft.with_changes(types=types, declared=kept).with_notes(*notes), change
+    firsts = ((own[name].shape[:1], types[name].shape[:1]) for name in draft.inputs)
+    batch = next(((old[0], new[0]) for old, new in firsts if old != new), None)
+    file = FileShapes(own, batch) if own != types else None
+    return draft.with_changes(types=types, declared=kept).with_notes(*notes), file
 
 
-def resolved(draft: Draft, change: BatchChange | None = None) -> Draft:
-    """The draft with every tensor's static type, or the reason why it has none in `problems`."""
-    walk = _Walk(draft, change)
-    for node in draft.nodes:
-        walk.visit(node)
+def resolved(draft: Draft, file: FileShapes | None = None) -> Draft:
+    """The draft with every tensor's static type, or the reason why it has none in `problems`.
+
+    Literal shapes that were made for the inputs of `file` become those for the draft's own.
+    """
+    walk = _Walk(draft)
+    if file is not None:
+        beside = _Walk(draft.with_changes(types=file.types))
+        beside.visit_all()
+        walk.rebatching = Rebatching(beside, walk, draft, file.batch)
+    walk.visit_all()
     return draft.with_changes(
         nodes=tuple(walk.nodes),
         weights=walk.weights,
@@ -110,7 +129,7 @@ def check_static(draft: Draft) -> None:
 @dataclass(slots=True)
 class _Walk:
     draft: Draft
-    change: BatchChange | None
+    rebatching: Rebatching | None = None
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, Weight] = field(init=False)
     types: dict[str, TensorType] = field(init=False)
@@ -119,7 +138,6 @@ class _Walk:
     settings: dict[str, onnx.TensorProto] = field(default_factory=dict)
     derived: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
-    rewritten: list[str] = field(default_factory=list)
     opsets: list[onnx.OperatorSetIdProto] = field(init=False)
     sequences: Sequences = field(init=False)
     control_flow: ControlFlow = field(init=False)
@@ -135,6 +153,12 @@ class _Walk:
         self.sequences = Sequences(self.type_of, self.value, self.add_fresh_constant, self.draft.opset)
         self.control_flow = ControlFlow(self, self.draft)
         self.fused = FusedOperators(self, self.draft)
+
+    def visit_all(self) -> None:
+        for node in self.draft.nodes:
+            self.visit(node)
+        if self.rebatching is not None:
+            self.problems |= self.rebatching.unchanged_outputs(self.draft.outputs)
 
     def visit(self, node: Node) -> None:
         if self.control_flow.choose(node):
@@ -153,14 +177,7 @@ class _Walk:
         return name in self.protos or name in self.sequences
 
     def notes(self) -> tuple[str, ...]:
-        if not self.rewritten or self.change is None:
-            return ()
-        names = ", ".join(f"'{name}'" for name in self.rewritten[:3])
-        more = ", ..." if len(self.rewritten) > 3 else ""
-        return (
-            f"{len(self.rewritten)} literal shapes held the file's batch of {self.change.old} and were "
-            f"rewritten for {self.change.new} ({names}{more})",
-        )
+        return () if self.rebatching is None else self.rebatching.notes()
 
     def value(self, name: str) -> Array | None:
         """The value of a constant that may be folded."""
@@ -191,42 +208,11 @@ class _Walk:
         self.derived.add(name)
 
     def _rewrite(self, node: Node) -> list[Node]:
-        if self.change is not None:
-            target = rewrites.batched_target(node, self.type_of, self.value, self.change.old, self.change.new)
-            if target is not None:
-                name = self.add_fresh_constant(f"{node.inputs[1]}_{node.name}", target)
-                self.rewritten.append(node.name)
-                node = node.with_changes(inputs=(node.inputs[0], name, *node.inputs[2:]))
-            if node.op == "Concat" and not node.domain:
-                self._expand_to_batch(node)
         lowered = self.sequences.lower(node, self.protos)
         if lowered is not None:
             return list(lowered)
         others = spelled(node, self.type_of, self.value, self.add_fresh_constant)
         return [rewrites.cast_like_as_cast(node, self.type_of)] if others is None else others
-
-    def _expand_to_batch(self, node: Node) -> None:
-        """Widens what was expanded to the file's batch, as a class token is, to the batch beside it."""
-        assert self.change is not None
-        kinds = [self.type_of(name) for name in node.inputs]
-        shapes = [kind.shape for kind in kinds if kind is not None]
-        axis = int(node.attribute("axis", 0))
-        if axis in (0, -len(shapes[0])) or not any(shape[0] == self.change.new for shape in shapes):
-            return
-        for name in node.inputs:
-            index = next((i for i, other in enumerate(self.nodes) if name in other.outputs), None)
-            if index is None or self.nodes[index].op != "Expand":
-                continue
-            expand = self.nodes[index]
-            kind, target = self.types[name], self.value(expand.inputs[1])
-            if target is None or kind.shape[0] != self.change.old or int(target[0]) != self.change.old:
-                continue
-            widened = np.asarray([self.change.new, *target[1:]], dtype=np.int64)
-            shape = self.add_fresh_constant(f"{expand.inputs[1]}_{expand.name}", widened)
-            self.nodes[index] = expand.with_changes(inputs=(expand.inputs[0], shape))
-            self.types[name] = TensorType(kind.dtype, (self.change.new, *kind.shape[1:]))
-            self.protos[name] = _proto(self.types[name])
-            self.rewritten.append(expand.name)
 
     def _visit_lowered(self, node: Node) -> None:
         known = self.type_of(node.inputs[0]) if node.inputs else None
@@ -236,6 +222,12 @@ class _Walk:
         if value is not None:
             self.add_constant(node.outputs[0], value)
             return
+        try:
+            self._visit_plain(node if self.rebatching is None else self.rebatching.adapted(node))
+        except CannotRebatchError as error:
+            self._keep_unresolved(node, str(error))
+
+    def _visit_plain(self, node: Node) -> None:
         if all(name in self.draft.types for name in node.outputs if name):
             self._keep_known(node)
             return
@@ -247,6 +239,8 @@ class _Walk:
         static = {name: kind for name, kind in kinds.items() if kind is not None}
         if self._folded(node, static):
             return
+        if self.rebatching is not None:
+            self.rebatching.record(node, static)
         self.nodes.append(node)
         for name in filter(None, node.outputs):
             if name in static:
@@ -293,8 +287,9 @@ class _Walk:
         if node.domain and not defs.has(node.op, version, node.domain):
             return self._of_other_domain(node)
         read = reads_of(node)
-        if not all(name in self.protos for name in read):
-            return self._not_static(next(filter(None, node.outputs)), node)
+        missing = next((name for name in read if name not in self.protos), None)
+        if missing is not None:
+            return self.problems.get(missing, self._not_static(next(filter(None, node.outputs)), node))
         types = {name: self.protos[name] for name in read}
         proto = node.to_proto()
         try:
@@ -313,6 +308,8 @@ class _Walk:
             found |= self._by_function_body(proto, types)
         if node.op in _SAME_AS_INPUT and _static(found.get(node.outputs[0])) is None:
             found[node.outputs[0]] = self.protos[node.inputs[0]]
+        if node.op == "Loop" and not node.domain:
+            found |= self._lasting_states(node, types)
         if node.op == "GatherND" and not node.domain and _static(found.get(node.outputs[0])) is None:
             found |= _gathered(node, types)
         _drop_windows_in_padding(node, types, found)
@@ -332,6 +329,32 @@ class _Walk:
         model = helper.make_model(graph, opset_imports=self.opsets, ir_version=max(self.draft.ir_version, 4))
         found = shape_inference.infer_shapes(model, data_prop=True).graph.output
         return {value.name: value.type for value in found if _static(value.type) is not None}
+
+    def _lasting_states(self, node: Node, types: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
+        """The types of the states of a Loop that no step changes, however many there are."""
+        body: onnx.GraphProto = node.attribute("body")
+        number, goes_on, *states = body.input
+        kinds = {number.name: _proto(_NUMBER), goes_on.name: _proto(_CONDITION)}
+        starts = node.inputs[2:]
+        kinds |= {state.name: self.protos[start] for state, start in zip(states, starts, strict=True)}
+        kinds |= {name: types[name] for name in captured_names(node)}
+        settings = self._settings(node.with_changes(inputs=captured_names(node)))
+        graph = helper.make_graph(
+            list(body.node),
+            "one_step",
+            [helper.make_value_info(name, kind) for name, kind in kinds.items()],
+            [onnx.ValueInfoProto(name=value.name) for value in body.output],
+            list(settings.values()),
+        )
+        model = helper.make_model(graph, opset_imports=self.opsets, ir_version=max(self.draft.ir_version, 4))
+        after = shape_inference.infer_shapes(model, data_prop=True).graph.output[1:]
+        return {
+            output: kinds[state.name]
+            for output, state, value in zip(node.outputs, states, after, strict=False)
+            if output
+            and _static(value.type) is not None
+            and _static(value.type) == _static(kinds[state.name])
+        }
 
     def _of_other_domain(self, node: Node) -> dict[str, onnx.TypeProto] | str:
         outputs = [name for name in node.outputs if name]
@@ -441,9 +464,9 @@ class _Walk:
         return f"the values of {', '.join(inputs)} decide" if inputs else "the data decide"
 
     def _made_for(self) -> str:
-        if self.change is None:
+        if self.rebatching is None:
             return ""
-        return f", or export the model with a dynamic batch: the file was made for {self.change.old}"
+        return f", or export the model with dynamic dimensions: {self.rebatching.made_for()}"
 
     def _inputs(self) -> str:
         texts = (f"{name}:{','.join(map(str, self.types[name].shape))}" for name in self.draft.inputs)

@@ -7,15 +7,20 @@ two drift away from one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
+from dataclasses import dataclass
 
 import numpy as np
+from onnx import AttributeProto, GraphProto
 
-from onnxgc.model.draft import Draft, NameSource
-from onnxgc.model.ir import Array, Weight
+from onnxgc.model.draft import ONNX_DOMAINS, Draft, NameSource
+from onnxgc.model.ir import Array, Node, Weight
 from onnxgc.model.parameters import ParameterDecision, Role
+from onnxgc.model.trainable import without_identities
 from onnxgc.model.weights import ArrayWeight, FilledWeight, peek
 
+# Operators for which all operands are one role.
+_COMMUTATIVE = frozenset({"Add", "Mul", "Sum", "Mean", "Max", "Min"})
 _SMALLEST_TWIN = 16
 _SAMPLE = 16
 
@@ -24,28 +29,77 @@ def untied(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
     """The draft with a parameter of its own for each node that uses one in the same way as others do.
 
     A parameter whose uses differ in kind, as an embedding that is also the output projection, stays one.
+    What the steps of a loop share they go on sharing: a node of its body is one node.
     """
-    uses: dict[str, list[tuple[int, int]]] = {}
-    for position, node in enumerate(draft.nodes):
-        for index, name in enumerate(node.inputs):
-            uses.setdefault(name, []).append((position, index))
+    draft = without_identities(draft)
+    reads = [_Reads(node) for node in draft.nodes]
+    uses: dict[str, list[_Slot]] = {}
+    for slot in (slot for node in reads for slot in node.slots):
+        uses.setdefault(slot.names[slot.index], []).append(slot)
     names = NameSource(draft.tensor_names())
-    nodes, weights, notes = list(draft.nodes), dict(draft.weights), []
+    weights, notes = dict(draft.weights), []
     for decision in decisions:
         found = uses.get(decision.name, [])
-        kinds = {(nodes[position].op, index) for position, index in found}
+        kinds = {slot.kind for slot in found}
         if decision.role is not Role.PARAMETER or len(found) < 2 or len(kinds) > 1:
             continue
-        for position, index in found[1:]:
+        for slot in found[1:]:
             own = names.fresh(decision.name)
             weights[own] = draft.weights[decision.name]
-            inputs = list(nodes[position].inputs)
-            inputs[index] = own
-            nodes[position] = nodes[position].with_changes(inputs=tuple(inputs))
+            slot.names[slot.index] = own
         notes.append(
             f"parameter '{decision.name}' was stored once for {len(found)} nodes; each has its own now"
         )
-    return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
+    nodes = tuple(node.changed() for node in reads)
+    return draft.with_changes(nodes=nodes, weights=weights).with_notes(*notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a node reads a tensor: one of its names, to be changed in place."""
+
+    kind: tuple[str, str, int]
+    names: MutableSequence[str]
+    index: int
+
+
+class _Reads:
+    """A node and its bodies, whose reads can be renamed."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._inputs = list(node.inputs)
+        self._graphs = {
+            key: _copy_of(value) for key, value in node.attributes.items() if isinstance(value, GraphProto)
+        }
+        self.slots = _slots(node.domain, node.op, self._inputs)
+        for graph in self._graphs.values():
+            self.slots += _slots_in(graph)
+
+    def changed(self) -> Node:
+        attributes = {**self._node.attributes, **self._graphs}
+        return self._node.with_changes(inputs=tuple(self._inputs), attributes=attributes)
+
+
+def _slots(domain: str, op: str, names: MutableSequence[str]) -> list[_Slot]:
+    is_any = op in _COMMUTATIVE and not domain
+    return [_Slot((domain, op, 0 if is_any else index), names, index) for index in range(len(names))]
+
+
+def _slots_in(graph: GraphProto) -> list[_Slot]:
+    found: list[_Slot] = []
+    for proto in graph.node:
+        found += _slots("" if proto.domain in ONNX_DOMAINS else proto.domain, proto.op_type, proto.input)
+        for attribute in proto.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                found += _slots_in(attribute.g)
+    return found
+
+
+def _copy_of(graph: GraphProto) -> GraphProto:
+    copy = GraphProto()
+    copy.CopyFrom(graph)
+    return copy
 
 
 def twin_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
+from onnxgc.model.casts import keeps_all_values
 from onnxgc.model.draft import Draft, NameSource, captured_names
 from onnxgc.model.folding import RANDOM
 from onnxgc.model.ir import Array, Node, Statistic, TensorType
@@ -96,13 +98,17 @@ def _statistic_kind(node: Node, index: int) -> str:
 
 
 def without_identities(draft: Draft) -> Draft:
-    """The draft without Identity nodes, Casts to the type that a tensor has already, and Pads of nothing."""
+    """The draft without Identity nodes, Casts to the type that a tensor has already, and Pads of nothing.
+
+    A Cast of what was cast without loss reads what was cast.
+    """
     renamed: dict[str, str] = {}
     kept: list[Node] = []
     fixed_names = {*draft.inputs, *draft.weights, *draft.outputs}
     captured = {name for node in draft.nodes for name in captured_names(node)}
     for node in draft.nodes:
         node = node.with_changes(inputs=tuple(renamed.get(name, name) for name in node.inputs))
+        node = _past_casts(node, kept, draft)
         if not _is_identity(node, draft):
             kept.append(node)
             continue
@@ -351,6 +357,17 @@ class _BatchStatistics:
             self.shared[key] = self.tensors.fresh(wanted)
             self.constants[self.shared[key]] = ArrayWeight(value)
         return self.shared[key]
+
+
+def _past_casts(node: Node, before: Sequence[Node], draft: Draft) -> Node:
+    """A Cast that reads what a Cast before it reads, where that one keeps all values."""
+    if node.op != "Cast" or node.domain:
+        return node
+    other = next((one for one in before if node.inputs[0] in one.outputs and one.op == "Cast"), None)
+    kind = draft.type_of(other.inputs[0]) if other is not None and not other.domain else None
+    if other is None or kind is None or not keeps_all_values(kind.dtype, int(other.attribute("to"))):
+        return node
+    return node.with_changes(inputs=other.inputs)
 
 
 def _is_identity(node: Node, draft: Draft) -> bool:

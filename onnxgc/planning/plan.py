@@ -120,7 +120,7 @@ class Solution:
     For the objective `TIME` the status speaks of `time`, and `objective_bytes` is the plan's peak.
     `objective_bytes` is the plan's value, `lower_bound_bytes` what no plan goes below (among the
     plans that the objective admits), set by `bound_operator` where one operator sets it. `seconds` is
-    the wall-clock time of the search.
+    the wall-clock time of the search, which a user may have `interrupted`.
     """
 
     plan: CheckpointPlan
@@ -132,6 +132,7 @@ class Solution:
     seconds: float
     bound_operator: str = ""
     time: TimeCost | None = None
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:

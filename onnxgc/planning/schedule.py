@@ -14,7 +14,7 @@ class Operator:
     `inputs` and `outputs` are tensors. `is_view`: output 0 shares input 0's memory. `in_place`:
     output 0 takes input 0's memory where nobody else needs that any more. `once`: must not run a
     second time. `needs_all_outputs`: none may be left out, even if nobody reads it. `workspace_bytes`
-    is held only while the operator runs.
+    is held only while the operator runs; with `workspace_first` it is taken before the outputs are.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Operator:
     once: bool = False
     needs_all_outputs: bool = False
     workspace_bytes: int = 0
+    workspace_first: bool = False
     flops: int = 0
 
 

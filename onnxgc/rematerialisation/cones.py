@@ -58,32 +58,44 @@ class Runs:
         self._problem, self._program, self._unit = problem, program, unit
         self._own: dict[int, dict[int, list[int]]] = {}
         """By operator: columns of the gaps of each of its outputs."""
+        self._dead: dict[int, dict[int, list[int]]] = {}
+        """The same for gaps that begin when nobody's first run reads the output any more."""
         self._served: dict[int, dict[tuple[int, int], list[int]]] = {}
         """By operator: columns of the gaps of others, by its output and the storage that it serves."""
 
-    def require(self, storage: int, column: int, cone: Iterable[tuple[int, int]]) -> None:
-        """A gap of a storage, with the cone that must run again for it."""
+    def require(
+        self, storage: int, column: int, cone: Iterable[tuple[int, int]], *, is_dead: bool = False
+    ) -> None:
+        """A gap of a storage, with the cone that must run again for it.
+
+        `is_dead` says that nobody's first run reads the storage when the gap begins.
+        """
         producer = self._problem.producer[storage]
-        self._own.setdefault(producer, {}).setdefault(storage, []).append(column)
+        gaps = self._dead if is_dead else self._own
+        gaps.setdefault(producer, {}).setdefault(storage, []).append(column)
         for read, operator in cone:
             self._served.setdefault(operator, {}).setdefault((read, storage), []).append(column)
 
     def bind(self) -> None:
         """Put the costs into the program."""
-        for operator in sorted({*self._own, *self._served}):
-            self._bind(operator, self._own.get(operator, {}), self._served.get(operator, {}))
+        for operator in sorted({*self._own, *self._dead, *self._served}):
+            self._bind(operator)
 
-    def _bind(
-        self, operator: int, own: dict[int, list[int]], served: dict[tuple[int, int], list[int]]
-    ) -> None:
+    def _bind(self, operator: int) -> None:
         program = self._program
         cost = self._problem.operations[operator].duration // self._unit
-        # What an output serves after its death is served by later runs than its own gaps.
+        own, dead = self._own.get(operator, {}), self._dead.get(operator, {})
+        served = self._served.get(operator, {})
+        # What an output serves after its death is served by later runs than bridge its gaps before.
         groups: list[Sequence[int]] = [
             [*own.get(read, ()), *columns] for (read, _), columns in served.items()
         ]
         covered = {read for read, _ in served}
-        groups += [columns for storage, columns in own.items() if storage not in covered]
+        groups += [
+            [*own.get(storage, ()), *dead.get(storage, ())]
+            for storage in dict.fromkeys((*own, *dead))
+            if storage in dead or storage not in covered
+        ]
         if len(groups) == 1:
             for column in groups[0]:
                 program.costs[column] += cost

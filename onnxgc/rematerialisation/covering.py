@@ -19,6 +19,8 @@ MOST_ROWS = 160
 """Moments that a bound looks at; of more, those are taken that ask most, part by part."""
 SMALL_SHARE = 20_000
 """What is smaller than the budget by this factor has no columns of its own."""
+_LARGEST_EXACT = 1 << 52
+"""Above it floating-point numbers pass over whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class CoveringBound:
 
 def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) -> CoveringBound:
     """The bound for sequences whose first runs come in the given order (docs/rematerialisation.md)."""
-    timeline = np.asarray(judge(problem, range(len(problem))).timeline)
+    timeline = np.asarray(judge(problem, range(len(problem))).timeline) - _idle_outputs(problem)
     over = np.flatnonzero(timeline > budget)
     if not len(over):
         return CoveringBound(0)
@@ -102,6 +104,23 @@ def is_small(problem: OperatorProblem, storage: int, budget: int) -> bool:
     return problem.sizes[storage] * SMALL_SHARE < budget
 
 
+def _idle_outputs(problem: OperatorProblem) -> IntArray:
+    """For each operator the bytes that it writes for nobody, only since a later output is read.
+
+    A run that leaves the later one out leaves these out too.
+    """
+    idle = np.zeros(len(problem), np.int64)
+    for index, operation in enumerate(problem.operations):
+        waiting = 0
+        for storage in operation.writes[operation.fewest :]:
+            if problem.readers[storage] or storage in problem.kept:
+                idle[index] += waiting
+                waiting = 0
+            else:
+                waiting += problem.sizes[storage]
+    return idle
+
+
 def _gaps_of(problem: OperatorProblem, storage: int) -> Iterable[tuple[int, int, int]]:
     """Gaps of a storage in the given order: its use, the first step that is relieved, the next use.
 
@@ -151,7 +170,7 @@ def _rounded(found: CoveringSolution, program: CoveringProgram, unit: int) -> in
         exact = sum(
             cost * round(value) for cost, value in zip(program.costs, found.values, strict=True) if cost
         )
-        if found.bound >= exact * (1 - 1e-6) - 1e-6:
+        if exact < _LARGEST_EXACT and found.bound >= exact * (1 - 1e-6) - 1e-6:
             return int(exact) * unit
     if not isfinite(found.bound):
         return 0
@@ -184,7 +203,8 @@ class _Chains:
 
     A storage that is out of memory at some moment must be computed again before the next use in the
     chain that is forced to come later; of those between the last use that has been and that one,
-    nobody knows which gap it is.
+    nobody knows which gap it is. One that nothing is forced to read later may be computed again when
+    all its readers have run, for what was made from it: that is the gap behind all others.
     """
 
     def __init__(
@@ -220,12 +240,14 @@ class _Chains:
         chain = self._forced.chain(storage)
         begun, later = self._forced.begun, self._forced.later
         first = max((place for place, use in enumerate(chain) if begun[use, row]), default=0)
-        end = next((place for place in range(first + 1, len(chain)) if later[chain[place], row]), len(chain))
+        everything = len(chain) if self._forced.is_wanted(storage, row) else len(chain) + 1
+        end = next((place for place in range(first + 1, len(chain)) if later[chain[place], row]), everything)
         for place in range(first, end):
             if (storage, place) not in self._columns:
                 column = self._program.column(0.0)
                 self._columns[storage, place] = column
-                self.runs.require(storage, column, self._cones.of(storage, self._is_dead_with(storage)))
+                cone = self._cones.of(storage, self._is_dead_with(storage))
+                self.runs.require(storage, column, cone, is_dead=place == len(chain))
         if end == first + 1:
             return self._columns[storage, first]
         if (storage, first, end) not in self._either:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,16 +18,18 @@ class Floor:
     """No sequence has a lower peak than `size`.
 
     While `operator` runs, its own inputs, outputs and workspace take `own_size`; the rest must be
-    there too, since it is needed later and cannot be computed again.
+    there too, since it is needed later and cannot be computed again. What is kept to the end takes
+    `kept_size`, which may be all of it.
     """
 
     size: int
     operator: int
     own_size: int
+    kept_size: int = 0
 
 
 def floor_of_problem(problem: OperatorProblem) -> Floor:
-    """The largest need of an operator: what it works on, and what nothing can drop meanwhile."""
+    """The most that an operator and what nothing can drop meanwhile need, or what is kept to the end."""
     own = np.asarray([problem.working_set(index) for index in range(len(problem))], np.int64)
     kept = np.zeros(len(problem), np.int64)
     for storage in problem.kept:
@@ -44,4 +46,5 @@ def floor_of_problem(problem: OperatorProblem) -> Floor:
         )
         if size > floor.size:
             floor = Floor(size, moment, int(own[moment]))
-    return floor
+    kept_size = int(kept.sum())
+    return replace(floor, size=max(floor.size, kept_size), kept_size=kept_size)

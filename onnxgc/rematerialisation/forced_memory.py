@@ -94,6 +94,12 @@ class ForcedMemory:
                     parts[parent] += np.where(unordered, held[storage], 0)
         return held
 
+    def is_wanted(self, storage: int, row: int) -> bool:
+        """Whether every order reads a storage after a moment, or keeps it to the end."""
+        return storage in self._problem.kept or any(
+            self.later[reader, row] for reader in self._problem.readers[storage]
+        )
+
     def chain(self, storage: int) -> list[int]:
         """Uses of a storage that come one after the other in every order, the producer first."""
         if storage not in self._chains:

@@ -13,6 +13,7 @@ from onnxgc.rematerialisation.search import (
     NoSequence,
     Order,
     SearchOptions,
+    compile_loops,
     within_budget,
 )
 
@@ -50,41 +51,54 @@ def least_peak(
     `floor` is what nothing goes below at any extra time. Halves the interval of peaks in question; where
     the bound on extra time at some budget is above `most_extra`, that budget is proved too low.
     """
+    compile_loops()
     started = time.perf_counter()
     limit = options.time_limit_seconds
     enough = _ANY_TIME if most_extra is None else most_extra
 
-    def is_quick(sequence: Sequence[int]) -> bool:
-        return judge(problem, sequence).duration - problem.duration <= enough
+    def may_be_taken(sequence: Sequence[int]) -> bool:
+        extra = judge(problem, sequence).duration - problem.duration
+        return extra <= enough and options.order.allows(sequence)
 
-    known = [tuple(range(len(problem))), *(tuple(start) for start in starts if is_quick(start))]
+    known = [tuple(range(len(problem))), *(tuple(start) for start in starts if may_be_taken(start))]
     best = min(known, key=lambda start: judge(problem, start).peak)
     high, low = judge(problem, best).peak, floor - 1
-    for _ in range(_TRIES):
-        left = None if limit is None else _SHARE_OF_DESCENT * limit - (time.perf_counter() - started)
-        if high - low <= high // _PRECISION or (left is not None and left <= 0):
-            break
-        budget = (low + high) // 2
-        tried = replace(
-            options,
-            enough=enough,
-            time_limit_seconds=None if left is None else left / 3,
-            most_rounds=_ROUNDS_A_TRY if options.most_rounds is None else options.most_rounds,
-        )
-        found = within_budget(problem, budget, tried, [best])
-        is_met = not isinstance(found, NoSequence) and found.extra <= enough
-        if is_met and not isinstance(found, NoSequence):
-            best, high = found.sequence, found.peak
-            known.append(best)
-            continue
-        low = budget
-        if found.impossible if isinstance(found, NoSequence) else found.lower_bound > enough:
-            floor = max(floor, budget + 1)
+    interrupted = False
+    try:
+        for _ in range(_TRIES):
+            left = None if limit is None else _SHARE_OF_DESCENT * limit - (time.perf_counter() - started)
+            if interrupted or high - low <= high // _PRECISION or (left is not None and left <= 0):
+                break
+            budget = (low + high) // 2
+            tried = replace(
+                options,
+                enough=enough,
+                time_limit_seconds=None if left is None else left / 3,
+                most_rounds=_ROUNDS_A_TRY if options.most_rounds is None else options.most_rounds,
+            )
+            found = within_budget(problem, budget, tried, [best])
+            interrupted = not isinstance(found, NoSequence) and found.interrupted
+            is_met = not isinstance(found, NoSequence) and found.extra <= enough
+            if is_met and not isinstance(found, NoSequence):
+                best, high = found.sequence, found.peak
+                known.append(best)
+                continue
+            low = budget
+            if found.impossible if isinstance(found, NoSequence) else found.lower_bound > enough:
+                floor = max(floor, budget + 1)
+    except KeyboardInterrupt:
+        # The best so far is what is wanted then.
+        interrupted = True
     left = None if limit is None else max(0.0, limit - (time.perf_counter() - started))
-    last = within_budget(problem, high, replace(options, time_limit_seconds=left), known)
+    last = within_budget(
+        problem, high, replace(options, time_limit_seconds=0.0 if interrupted else left), known
+    )
     assert not isinstance(last, NoSequence), "the best is within its own peak"
-    floor = _proved_floor(problem, floor, last.peak, enough, options.order)
-    return LeastPeak(replace(last, seconds=time.perf_counter() - started), min(floor, last.peak))
+    interrupted = interrupted or last.interrupted
+    if not interrupted:
+        floor = _proved_floor(problem, floor, last.peak, enough, options.order)
+    last = replace(last, seconds=time.perf_counter() - started, interrupted=interrupted)
+    return LeastPeak(last, min(floor, last.peak))
 
 
 def _proved_floor(problem: OperatorProblem, floor: int, peak: int, enough: int, order: Order) -> int:
@@ -94,9 +108,13 @@ def _proved_floor(problem: OperatorProblem, floor: int, peak: int, enough: int, 
         if high - low <= 1:
             break
         budget = (low + high) // 2
-        bounds = [free_order_bound(problem, budget, _SECONDS_A_BOUND)]
-        if order is Order.FIXED:
-            bounds.append(fixed_order_bound(problem, budget, _SECONDS_A_BOUND))
+        try:
+            bounds = [free_order_bound(problem, budget, _SECONDS_A_BOUND)]
+            if order is Order.FIXED:
+                bounds.append(fixed_order_bound(problem, budget, _SECONDS_A_BOUND))
+        except KeyboardInterrupt:
+            # What is proved so far holds.
+            break
         if any(bound.impossible_at is not None or bound.extra > enough for bound in bounds):
             low = budget
         else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from onnxgc.rematerialisation import compiled
-from onnxgc.rematerialisation.problem import OperatorProblem
+from onnxgc.rematerialisation.problem import Operation, OperatorProblem
 
 DEEPEST = 40
 """Operators that repair computes again behind one another."""
@@ -32,6 +33,17 @@ _MOVING_ROUNDS = 8
 _MOVES = 3_000
 _REORDER_STEPS = 100_000
 _REORDER_HOT, _REORDER_COLD = 0.5, 0.002
+
+
+@functools.cache
+def run_all_loops() -> None:
+    """Run each inner loop on a small problem, so that all are compiled or read from disk."""
+    operations = [Operation("0", (), (0,), 1), Operation("1", (0,), (1,), 1)]
+    operations.append(Operation("2", (0, 1), (2,), 1))
+    problem = OperatorProblem(tuple(operations), (1, 1, 1), frozenset((2,)))
+    search = Neighbourhoods(problem, 3, free_order=True, seed=0)
+    for _ in range(_CYCLE + 2):
+        search.improved([0, 1, 0, 2])
 
 
 class Neighbourhoods:
@@ -91,7 +103,7 @@ class Neighbourhoods:
         if phase % _MOVING_ROUNDS == 1 and self._free_order and self._current is not None:
             self._current = self._with_slack(self._current)
         from_phase, to_phase = phase / length, (phase + 1) / length
-        if cycle % 2 == 0 or self._current is None:
+        if cycle % 2 == 0 or self._current is None or not self._keeps_to_budget(self._current):
             return self._annealed(from_phase, to_phase)
         return self._ruined_and_recreated(from_phase, to_phase)
 
@@ -191,9 +203,13 @@ class Neighbourhoods:
     def _with_slack(self, sequence: Sequence[int]) -> list[int]:
         """The sequence with runs moved so that less is held, then without what is not needed any more."""
         moved = self._reordered(sequence, self._budget - self._budget // 20, _MOVES)
-        self._load(moved)
-        peak, _ = compiled.evaluate(self._tables, self._state, len(moved), self._budget)
-        return self._pruned(len(moved)) if peak <= self._budget else list(sequence)
+        return self._pruned(len(moved)) if self._keeps_to_budget(moved) else list(sequence)
+
+    def _keeps_to_budget(self, sequence: Sequence[int]) -> bool:
+        """Whether memory never passes the budget; the sequence is loaded then."""
+        self._load(sequence)
+        peak, _ = compiled.evaluate(self._tables, self._state, len(sequence), self._budget)
+        return peak <= self._budget
 
     def _load(self, sequence: Sequence[int]) -> None:
         self._state.sequence[: len(sequence)] = list(sequence)

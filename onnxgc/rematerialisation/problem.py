@@ -19,8 +19,9 @@ class Operation:
     """One operator. `reads` and `writes` are numbers of storages, without repeats.
 
     `duration` is in any unit. `workspace` is held only while it runs. `in_place` is a storage that it
-    reads and whose memory its first output takes where that storage ends here. Of `writes` the first
-    `fewest` cannot be left out; the others are, from the last on, where nobody reads them.
+    reads and whose memory its first output, of the same size, takes where that storage ends here. Of
+    `writes` the first `fewest` cannot be left out; the others are, from the last on, where nobody reads
+    them.
     """
 
     name: str
@@ -44,7 +45,9 @@ class OperatorProblem:
         readers: for each storage the operators that read it, in rising order.
 
     Raises:
-        GraphFileError: an operator reads what is not written before it, or a size is negative.
+        GraphFileError: an operator reads what is not written before it, a storage is not written by one
+            operator, an operator works in place on what it does not read or what has another size, or a
+            size is negative.
     """
 
     operations: tuple[Operation, ...]
@@ -66,7 +69,21 @@ class OperatorProblem:
                     )
                 readers[storage].append(index)
             for storage in operation.writes:
+                if producer[storage] >= 0:
+                    raise GraphFileError(f"operator {operation.name!r} writes what another one writes")
                 producer[storage] = index
+            taken = operation.in_place
+            if taken is not None and not (
+                taken in operation.reads
+                and operation.fewest > 0
+                and self.sizes[taken] == self.sizes[operation.writes[0]]
+            ):
+                raise GraphFileError(
+                    f"operator {operation.name!r} works in place on what it does not read, or what has "
+                    "another size than its first output"
+                )
+        if -1 in producer:
+            raise GraphFileError(f"no operator writes storage {producer.index(-1)}")
         if any(size < 0 for size in self.sizes):
             raise GraphFileError("a size is negative; sizes are at least 0")
         object.__setattr__(self, "producer", tuple(producer))

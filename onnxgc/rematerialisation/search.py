@@ -43,6 +43,11 @@ class Order(Enum):
     FIXED = "fixed"
     """In the given one."""
 
+    def allows(self, sequence: Sequence[int]) -> bool:
+        """Whether the first runs of a sequence come in such an order."""
+        first_runs = list(dict.fromkeys(sequence))
+        return self is Order.FREE or first_runs == sorted(first_runs)
+
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
@@ -58,7 +63,8 @@ class BudgetedSequence:
     """A sequence within the budget, and how far from the best it can be.
 
     `extra` is its time beyond that of running every operator once, `lower_bound` what no sequence
-    within the budget goes below, both in the problem's unit.
+    within the budget goes below, both in the problem's unit. `interrupted` says that a user ended the
+    search (Ctrl-C).
     """
 
     sequence: tuple[int, ...]
@@ -68,6 +74,7 @@ class BudgetedSequence:
     lower_bound: int
     seconds: float
     history: tuple[Improvement, ...] = ()
+    interrupted: bool = False
 
     @property
     def status(self) -> Status:
@@ -116,6 +123,18 @@ class SearchOptions:
     tell: Callable[[float | None, float], None] = field(default=lambda extra, bound: None, repr=False)
 
 
+def compile_loops() -> float:
+    """Have the search's inner loops compiled where they are not yet; the seconds that it took now.
+
+    A machine does so once and keeps the result on disk; no time limit counts it.
+    """
+    from onnxgc.rematerialisation import neighbourhoods
+
+    started = time.perf_counter()
+    neighbourhoods.run_all_loops()
+    return time.perf_counter() - started
+
+
 def search_stage(extra: float | None, bound: float) -> str:
     """What `SearchOptions.tell` hears, in words."""
     best = "no plan yet" if extra is None else f"{100 * extra:.3f} % extra time"
@@ -130,7 +149,8 @@ def within_budget(
 ) -> BudgetedSequence | NoSequence:
     """The sequence of least duration found whose peak is no more than the budget.
 
-    `starts` are sequences worth trying, from neighbouring budgets or from other solvers.
+    `starts` are sequences worth trying, from neighbouring budgets or from other solvers; in a fixed
+    order those in another are passed over.
     """
     return _Search(problem, budget, options or SearchOptions()).run(starts)
 
@@ -153,13 +173,14 @@ class _Search:
         floor = floor_of_problem(problem)
         if floor.size > self._budget:
             return self._none(floor.size, floor.operator, impossible=True)
+        interrupted = False
         try:
             impossible_at = self._search(starts)
         except KeyboardInterrupt:
             # The best so far is what is wanted then.
             if self._best is None:
                 raise
-            impossible_at = None
+            impossible_at, interrupted = None, True
         if self._best is None:
             if impossible_at is not None:
                 return self._none(self._budget + 1, impossible_at, impossible=True)
@@ -174,6 +195,7 @@ class _Search:
             min(self._bound, self._best_extra),
             self._elapsed(),
             tuple(self._history),
+            interrupted,
         )
 
     def _none(self, floor: int, operator: int, *, impossible: bool) -> NoSequence:
@@ -218,7 +240,8 @@ class _Search:
         if self._offer(own_order, "as given"):
             return None
         for start in starts:
-            self._offer(start, "given")
+            if self._options.order.allows(start):
+                self._offer(start, "given")
         limit = self._time_for_bounds()
         free = free_order_bound(problem, budget, limit)
         if free.impossible_at is not None:
@@ -235,6 +258,7 @@ class _Search:
             # Imported here: what needs no search needs no compiler.
             from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
 
+            self._deadline += compile_loops()
             search = Neighbourhoods(problem, budget, free_order=not is_fixed, seed=self._options.seed)
             self._improve(search, [own_order, *([guided] if guided else [])])
         return None

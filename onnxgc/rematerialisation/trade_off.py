@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgc.rematerialisation.problem import OperatorProblem, judge
-from onnxgc.rematerialisation.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
+from onnxgc.rematerialisation.search import (
+    BudgetedSequence,
+    NoSequence,
+    SearchOptions,
+    compile_loops,
+    within_budget,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,9 @@ def trade_off(
 
     Extra time never falls and bounds never fall as budgets do: a sequence serves every higher budget, a
     bound every lower one. Each search begins with what the budget above found, and the time limit is
-    shared equally.
+    shared equally. After an interruption there is no time left for the rest.
     """
+    compile_loops()
     started = time.perf_counter()
     wanted = sorted(set(budgets), reverse=True)
     known = [tuple(start) for start in starts]
@@ -41,6 +48,8 @@ def trade_off(
         found = within_budget(problem, budget, replace(options, time_limit_seconds=limit), known)
         if isinstance(found, NoSequence):
             break
+        if found.interrupted:
+            options = replace(options, time_limit_seconds=0.0)
         known.append(found.sequence)
         points.append(Point(budget, found))
     return _monotone(problem, points)

@@ -104,11 +104,16 @@ def measure(
         answer = json.loads((Path(folder) / "answer.json").read_text())
         with np.load(Path(folder) / "outputs.npz") as stored:
             outputs = {name: stored[f"arr_{index}"] for index, name in enumerate(answer["outputs"])}
-    profiles = tuple(
-        RunProfile(**{**run, "order": tuple(run["order"]), "kernel_ns": tuple(run["kernel_ns"])})
-        for run in answer["runs"]
-    )
+    profiles = tuple(_profile_from(run) for run in answer["runs"])
     return Measurement(profiles, tuple(answer["wall_seconds"]), settings.threads, outputs)
+
+
+def _profile_from(run: Mapping[str, Any]) -> RunProfile:
+    """What the process wrote, lists as the tuples that they were."""
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in run.items()
+    }
+    return RunProfile(**fields)
 
 
 def _failure(path: str | os.PathLike[str], returncode: int, stderr: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxgc.errors import RuntimeUnavailableError
+from onnxgc.planning.arena import ArenaSettings
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")
 _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
-_MOST_DEAD_BYTES_PER_CHUNK = 1 << 16
+# The CPU arena of `make_session`. Source: onnxruntime/core/framework/bfc_arena.h, whose defaults these are
+# (kMinAllocationSize, DEFAULT_INITIAL_CHUNK_SIZE_BYTES, DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES, growth by
+# kNextPowerOfTwo), but for the dead bytes, of which the stock arena allows 128 MiB.
+ARENA = ArenaSettings(
+    granule_bytes=256, first_region_bytes=1 << 20, largest_region_bytes=1 << 30, most_dead_bytes=1 << 16
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ def _register_tight_arena(ort: ModuleType) -> None:
     """
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(
-        memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": _MOST_DEAD_BYTES_PER_CHUNK})
+        memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": ARENA.most_dead_bytes})
     )
 
 

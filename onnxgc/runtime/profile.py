@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,65 +13,99 @@ _KERNEL = "_kernel_time"
 
 @dataclass(frozen=True, slots=True)
 class RunProfile:
-    """One run of a session.
+    """One run of a session, with one entry for each executed node.
 
-    `order` are the executed nodes' names, `kernel_ns` what each took. `requested_peak_bytes` is the
-    most that was asked for at once; `in_use_peak_bytes` includes the arena's slack. Both count graph
-    outputs, and the workspaces of kernels as far as they raised the arena's own maximum: that is kept
-    over the session's life, so a later run shows workspaces only where they go above all earlier runs.
+    `order` are their names, `kernel_ns` what each took. `held_bytes` is what was requested and not yet
+    given back when a node ended, graph outputs included; `in_use_bytes` is the same with the arena's
+    slack. `workspace_bytes` is what a kernel gave back before it ended, slack included, as far as it
+    raised the arena's own maximum, and 0 elsewhere: that is kept over the session's life, so a later
+    run shows workspaces only where they go above all earlier runs. What the session held before its
+    first node (constants, and parameters that it packed for its kernels) is in none of them.
     """
 
     order: tuple[str, ...]
-    requested_peak_bytes: int
-    in_use_peak_bytes: int
+    kernel_ns: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+    in_use_bytes: tuple[int, ...]
+    workspace_bytes: tuple[int, ...]
     kernel_seconds: float
     nodes_by_provider: dict[str, int]
-    kernel_ns: tuple[int, ...]
+
+    @property
+    def requested_peak_bytes(self) -> int:
+        """The most that was asked for at once."""
+        return max(map(sum, zip(self.held_bytes, self.workspace_bytes, strict=True)))
+
+    @property
+    def in_use_peak_bytes(self) -> int:
+        """The most that was lent at once: with the arena's slack."""
+        return max(map(sum, zip(self.in_use_bytes, self.workspace_bytes, strict=True)))
 
 
 def read_profile(path: str | Path) -> list[RunProfile]:
     """All runs recorded in an ONNX Runtime profile, in order."""
     events = json.loads(Path(path).read_text())
-    runs: list[list[dict[str, object]]] = [[]]
+    runs: list[list[_Node]] = [[]]
     for event in events:
         if event.get("cat") == "Node" and event.get("name", "").endswith(_KERNEL):
-            runs[-1].append(event)
+            runs[-1].append(_Node.of(event))
         elif event.get("name") == "model_run":
             runs.append([])
-    profiles: list[RunProfile] = []
+    if not runs[0]:
+        return []
+    first = runs[0][0]
+    session = (first.held - first.held_more, first.in_use - first.in_use_more)
     # The arena may have served other sessions of the process before.
-    arena_peak = max((_number(event, "mem_in_use_peak") for event in runs[0][:1]), default=0)
-    for run in runs:
-        if run:
-            profile, arena_peak = _one_run(run, arena_peak)
-            profiles.append(profile)
+    arena_peak = first.highest
+    profiles: list[RunProfile] = []
+    for nodes in filter(None, runs):
+        profiles.append(_profile(nodes, session, arena_peak))
+        arena_peak = max(arena_peak, *(node.highest for node in nodes))
     return profiles
 
 
-def _number(event: dict[str, object], key: str) -> int:
-    arguments = event["args"]
-    assert isinstance(arguments, dict)
-    return int(arguments.get(key, 0))
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """One event: the arena's figures in bytes when a node ended, and by how much it changed them."""
 
+    name: str
+    provider: str
+    microseconds: float
+    held: int
+    held_more: int
+    in_use: int
+    in_use_more: int
+    highest: int
 
-def _one_run(events: Sequence[dict[str, object]], arena_peak: int) -> tuple[RunProfile, int]:
-    """The run, and the arena's maximum after it."""
-    requested = in_use = 0
-    seconds = 0.0
-    providers: dict[str, int] = {}
-    for event in events:
+    @classmethod
+    def of(cls, event: dict[str, object]) -> _Node:
         arguments = event["args"]
         assert isinstance(arguments, dict)
-        held = int(arguments.get("mem_bytes_in_use", 0))
-        highest = int(arguments.get("mem_in_use_peak", held))
-        # What a kernel gave back before it ended is only in the maximum that it raised.
-        workspace = highest - held if highest > arena_peak else 0
-        arena_peak = max(arena_peak, highest)
-        requested = max(requested, int(arguments.get("mem_bytes_requested_in_use", 0)) + workspace)
-        in_use = max(in_use, held + workspace)
-        seconds += float(str(event["dur"])) / 1e6
-        provider = str(arguments.get("provider", ""))
-        providers[provider] = providers.get(provider, 0) + 1
-    order = tuple(str(event["name"])[: -len(_KERNEL)] for event in events)
-    kernel_ns = tuple(round(1000 * float(str(event["dur"]))) for event in events)
-    return RunProfile(order, requested, in_use, seconds, providers, kernel_ns), arena_peak
+        keys = (
+            "bytes_requested_in_use",
+            "requested_in_use_delta",
+            "bytes_in_use",
+            "in_use_delta",
+            "in_use_peak",
+        )
+        figures = [int(arguments.get(f"mem_{key}", 0)) for key in keys]
+        name = str(event["name"]).removesuffix(_KERNEL)
+        return cls(name, str(arguments.get("provider", "")), float(str(event["dur"])), *figures)
+
+
+def _profile(nodes: Sequence[_Node], session: tuple[int, int], arena_peak: int) -> RunProfile:
+    """One run, without what the `session` holds; `arena_peak` is the arena's maximum before it."""
+    workspaces = []
+    for node in nodes:
+        workspaces.append(node.highest - node.in_use if node.highest > arena_peak else 0)
+        arena_peak = max(arena_peak, node.highest)
+    held_by_session, in_use_by_session = session
+    return RunProfile(
+        order=tuple(node.name for node in nodes),
+        kernel_ns=tuple(round(1000 * node.microseconds) for node in nodes),
+        held_bytes=tuple(node.held - held_by_session for node in nodes),
+        in_use_bytes=tuple(node.in_use - in_use_by_session for node in nodes),
+        workspace_bytes=tuple(workspaces),
+        kernel_seconds=sum(node.microseconds for node in nodes) / 1e6,
+        nodes_by_provider=dict(Counter(node.provider for node in nodes)),
+    )

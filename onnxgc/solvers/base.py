@@ -51,7 +51,7 @@ class Finding:
     """What a search found; its value is judged outside of it.
 
     `lower_bound_bytes` is on the objective of the search; `bound_operator` is the operator that sets
-    it, where one does.
+    it, where one does. `interrupted` says that a user ended the search.
     """
 
     plan: CheckpointPlan
@@ -59,6 +59,7 @@ class Finding:
     lower_bound_bytes: int
     bound_operator: str = ""
     time: TimeCost | None = None
+    interrupted: bool = False
 
 
 Search: TypeAlias = Callable[[CheckpointProblem, SolverOptions], Finding]
@@ -139,4 +140,5 @@ class Solver:
             seconds=seconds,
             bound_operator=finding.bound_operator,
             time=finding.time,
+            interrupted=finding.interrupted,
         )

@@ -23,6 +23,8 @@ from onnxgc.solvers.peak import PEAK
 
 PEAK_SECONDS = 10.0
 """What the solver `peak` may take for a plan to begin with."""
+_SHARE_OF_PEAK = 0.3
+"""The same as a share of the time limit."""
 MOST_NAMED = 4
 """Tensors that a refusal names."""
 
@@ -44,7 +46,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     floor = floor_of_problem(posed.problem)
     if isinstance(found, NoSequence) and not found.impossible:
         options.tell("planning: the least peak with one more forward")
-        known = plans_of_least_peak(problem, posed)
+        known = plans_of_least_peak(problem, posed, options)
         found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
     if isinstance(found, NoSequence):
         raise BudgetError(why_none(posed, step, options.budget_bytes, floor))
@@ -52,15 +54,20 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         plan_of(problem, step, posed, found.sequence),
         found.status,
         floor.size,
-        posed.names[floor.operator],
+        floor_operator(posed, floor),
         TimeCost(posed.problem.duration, found.extra, found.lower_bound),
+        found.interrupted,
     )
 
 
-def plans_of_least_peak(problem: CheckpointProblem, posed: StepProblem) -> list[list[int]]:
+def plans_of_least_peak(
+    problem: CheckpointProblem, posed: StepProblem, options: SolverOptions
+) -> list[list[int]]:
     """The plan of the solver `peak` as a sequence, where its order of operators can be told by name."""
     joint = problem.joint()
-    plan = PEAK.solve(problem, SolverOptions(time_limit_seconds=PEAK_SECONDS)).plan
+    limit = options.time_limit_seconds
+    seconds = PEAK_SECONDS if limit is None else min(PEAK_SECONDS, _SHARE_OF_PEAK * limit)
+    plan = PEAK.solve(problem, SolverOptions(time_limit_seconds=seconds)).plan
     _, schedule = joint.scheduled(plan)
     sequence = posed.sequence_of(schedule)
     try:
@@ -105,13 +112,24 @@ def plan_of(
     return CheckpointPlan(tuple(kept), keeps_last_segment=False, sequence=names)
 
 
+def floor_operator(posed: StepProblem, floor: Floor) -> str:
+    """The name of the operator that sets the floor; none where it is what the step returns."""
+    return "" if floor.size <= floor.kept_size else posed.names[floor.operator]
+
+
 def why_none(posed: StepProblem, step: StepGraph, budget_bytes: int, floor: Floor) -> str:
     """One line: what is needed at least, which operator needs it, and what would help."""
-    name = posed.names[floor.operator]
+    name = floor_operator(posed, floor)
     if floor.size <= budget_bytes:
+        at = f"at '{name}'" if name else "what the step returns"
         return (
-            f"no plan within {budget_bytes:,} bytes was found; nothing goes below {floor.size:,} (at "
-            f"'{name}'); give more memory or --time-limit, or use --budget min for the least that is found"
+            f"no plan within {budget_bytes:,} bytes was found; nothing goes below {floor.size:,} ({at}); "
+            "give more memory or --time-limit, or use --budget min for the least that is found"
+        )
+    if not name:
+        return (
+            f"no plan fits {budget_bytes:,} bytes: what the step returns (parameters' gradients and the "
+            f"like) takes {floor.kept_size:,}; --freeze for fewer gradients or float16 would lower that"
         )
     operators = (*step.forward, *(operator for chunk in step.chunks for operator in chunk))
     operator = next(operator for operator in operators if operator.name == name)

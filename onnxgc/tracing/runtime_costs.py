@@ -6,6 +6,7 @@ measuring.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,25 +23,32 @@ IN_PLACE_OPERATORS = frozenset(
         "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu", "Trilu",
     }
 )  # fmt: skip
-
+WORKSPACE_FIRST_OPERATORS = frozenset({"Einsum", "Max", "Min", "Sum", "Where"})
+"""Their kernels have the result in a workspace, or parts of it, before they ask for the output."""
 
 Types = Mapping[str, TensorType]
 
 
 def workspace_bytes(node: Node, types: Types) -> int:
-    """Bytes that the operator's kernel allocates while it runs and gives back after.
+    """Bytes that the operator's kernel allocates while it runs, on one thread, and gives back after.
 
-    Left out: 64 KiB a thread in convolutions, and what a kernel keeps per channel.
+    Left out is what a kernel keeps per channel.
     """
     rule = _WORKSPACES.get(node.op) if not node.domain else None
     return rule(node, types) if rule is not None else 0
 
 
+# MLAS_SGEMM_STRIDEN x MLAS_SGEMM_STRIDEK floats.
+_CONV_THREAD_BYTES = 128 * 128 * 4
+# Two indices of eight bytes and two weights of four.
+_RESIZE_POSITION_BYTES = 24
+
+
 def _conv(node: Node, types: Types) -> int:
     """All columns of one image and group, where there are more filters than output positions.
 
-    Otherwise the kernel takes a few columns at a time, and for a plain product none. Source:
-    MlasConvPrepare.
+    Otherwise each thread takes a few columns at a time, and for a plain product there are none.
+    Source: MlasConvPrepare.
     """
     weight, y = types[node.inputs[1]], types[node.outputs[0]]
     positions = math.prod(y.shape[2:])
@@ -48,8 +56,10 @@ def _conv(node: Node, types: Types) -> int:
     plain = all(size == 1 for size in weight.shape[2:]) and not any(
         [*(stride - 1 for stride in node.attribute("strides") or ()), *(node.attribute("pads") or ())]
     )
-    if plain or filters <= positions:
+    if plain:
         return 0
+    if filters <= positions:
+        return _CONV_THREAD_BYTES
     return math.prod(weight.shape[1:]) * positions * _itemsize(y)
 
 
@@ -133,6 +143,23 @@ def _lrn(node: Node, types: Types) -> int:
     return x.size_bytes + margin * math.prod(x.shape[2:]) * _itemsize(x)
 
 
+def _resize(node: Node, types: Types) -> int:
+    """Where to read and by which weights, for each position of an axis; with antialiasing also one image.
+
+    That is resized axis by axis from the last on, and what comes before the first is not the output.
+    Source: SetupUpsampleBilinear, SetupUpsampleTrilinear and the ResizeBiLinear functions of antialiasing.
+    """
+    x, y = types[node.inputs[0]], types[node.outputs[0]]
+    is_antialiased = bool(node.attribute("antialias", 0))
+    if node.attribute("mode", "nearest") != "linear" and not is_antialiased:
+        return 0
+    tables = _RESIZE_POSITION_BYTES * sum(y.shape[2:] or y.shape)
+    if not is_antialiased:
+        return tables
+    images = ((*x.shape[1:axis], *y.shape[axis:]) for axis in range(3, len(x.shape)))
+    return tables + sum(math.prod(image) for image in images) * _itemsize(x)
+
+
 def _softmax(node: Node, types: Types) -> int:
     """Input and output with the axis last, unless it is."""
     x = types[node.inputs[0]]
@@ -141,8 +168,11 @@ def _softmax(node: Node, types: Types) -> int:
 
 
 def _sum(node: Node, types: Types) -> int:
-    """A partial result, from three operands on."""
-    return types[node.outputs[0]].size_bytes if len(node.inputs) > 2 else 0
+    """Partial results, the last of which is the output: each is there until the next one is made."""
+    y = types[node.outputs[0]]
+    shapes = itertools.accumulate((types[name].shape for name in node.inputs), np.broadcast_shapes)
+    sizes = [math.prod(shape) * _itemsize(y) for shape in shapes][1:]
+    return max(map(sum, itertools.pairwise(sizes)), default=y.size_bytes) - y.size_bytes
 
 
 def _where(node: Node, types: Types) -> int:
@@ -166,10 +196,12 @@ _WORKSPACES: Mapping[str, Callable[[Node, Types], int]] = {
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
     "HardSwish": _one_more,
+    "Hardmax": _softmax,
     "LRN": _lrn,
     "LogSoftmax": _softmax,
     "Max": _sum,
     "Min": _sum,
+    "Resize": _resize,
     "Softmax": _softmax,
     "Sum": _sum,
     "Swish": _one_more,

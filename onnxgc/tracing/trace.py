@@ -16,7 +16,12 @@ from onnxgc.model.costs import node_flops
 from onnxgc.model.draft import captured_names, reads_of
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.planning.schedule import Operator, StepGraph
-from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, VIEW_OPERATORS, workspace_bytes
+from onnxgc.tracing.runtime_costs import (
+    IN_PLACE_OPERATORS,
+    VIEW_OPERATORS,
+    WORKSPACE_FIRST_OPERATORS,
+    workspace_bytes,
+)
 from onnxgc.tracing.types import infer_types, type_of_array
 
 
@@ -132,6 +137,7 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
         once=node.once or bool(captured_names(node)),
         needs_all_outputs=not _may_lack_outputs(node.op, node.domain),
         workspace_bytes=workspace_bytes(node, types),
+        workspace_first=node.op in WORKSPACE_FIRST_OPERATORS,
         flops=node_flops(node, types),
     )
 

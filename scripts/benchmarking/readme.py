@@ -12,7 +12,7 @@ from onnxgc.model.opset import EXPANDED_ALWAYS
 from onnxgc.model.spelling import SPELLINGS
 from onnxgc.solvers.registry import SOLVERS
 from onnxgc.solvers.reversal import ReversalObjective
-from scripts.benchmarking import budgets, growth_picture, picture
+from scripts.benchmarking import budgets, growth_picture, peaks, picture
 from scripts.benchmarking.records import BENCHMARKS, ROOT, read_record
 
 README = ROOT / "README.md"
@@ -56,7 +56,7 @@ def _mb(size_bytes: float) -> str:
 
 
 def _results(folder: Path) -> str:
-    blocks = (_resnet50, _budgets, _cuda, _gradients, _step, _light, _table1, _growth, _exactness)
+    blocks = (_resnet50, _peaks, _budgets, _cuda, _gradients, _step, _light, _table1, _growth, _exactness)
     parts = [part for part in (block(folder) for block in blocks) if part]
     return (
         "\n\n".join(parts)
@@ -120,6 +120,23 @@ def _resnet50(folder: Path) -> str:
 
 def _peak_row(label: str, regular: int, planned: int) -> list[str]:
     return [label, _mb(regular), _mb(planned), f"{planned / regular:.2f}"]
+
+
+def _peaks(folder: Path) -> str:
+    record = read_record("peaks", folder)
+    if record is None:
+        return ""
+    rows = record["figures"]["rows"]
+    judge, arena = (max(map(abs, off)) for off in zip(*(peaks.deviations(row) for row in rows), strict=True))
+    text = (
+        "**Simulated and measured** peaks in MB, parameters' gradients included, of the networks in models/. "
+        "*Requested* is what ONNX Runtime's allocator was asked for at once in "
+        f"{record['figures']['steps']} steps, and simulated bytes are at most {judge:.2%} off. Bytes in use "
+        "are more, since chunks have slack; a model of the runtime's arena, no constant of it fitted, says "
+        f"how many, and is at most {arena:.2%} off. A star stands where no plan keeps to {peaks.BUDGET} of "
+        f"the peak, beside the least one ({_where(record)}).\n\n"
+    )
+    return text + markdown_table(peaks.HEADINGS, peaks.table_rows(rows))
 
 
 def _budgets(folder: Path) -> str:

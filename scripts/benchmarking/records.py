@@ -33,12 +33,20 @@ def environment(threads: int | None = None) -> dict[str, Any]:
     return found
 
 
-def write_record(name: str, figures: Any, *, threads: int | None = None, folder: Path = BENCHMARKS) -> Path:
-    """Put the figures into `<folder>/<name>.json`; returns the path."""
+def write_record(
+    name: str,
+    figures: Any,
+    *,
+    threads: int | None = None,
+    folder: Path = BENCHMARKS,
+    is_compact: bool = False,
+) -> Path:
+    """Put the figures into `<folder>/<name>.json`, on one line if `is_compact`; returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, separators=(",", ":")) if is_compact else json.dumps(record, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
     return path
 
 

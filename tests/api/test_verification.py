@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -103,3 +104,20 @@ def test_gradients_that_are_no_numbers_in_both_files_do_not_differ(tmp_path: Pat
     failed = {check.name for check in found.checks if not check.holds}
     assert "gradients" not in failed
     assert "gradient sizes" in failed
+    loss = next(check for check in found.checks if check.name == "loss")
+    assert (loss.holds, loss.detail.split(",")[0]) == (False, "nan: nan already where everything is stored")
+
+
+def test_a_type_without_kernels_is_told_without_names_of_passing_files(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]>
+        g (bfloat16[2,3] x) => (bfloat16[2,4] y) { z = MatMul(x, w)  y = Tanh(z) }"""
+    )
+    weight = draw(3, 4).astype(ml_dtypes.bfloat16)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    training = tmp_path / "training.onnx"
+    optimize(model, training, loss="mse")
+    with pytest.raises(RuntimeFailedError, match=r"^the graph that stores everything does not run") as caught:
+        verify(model, training)
+    assert "regular.onnx" not in str(caught.value)
+    assert "MatMul" in str(caught.value)

@@ -373,6 +373,7 @@ def test_wrong_use_is_one_line_too(tmp_path: Path, arguments: tuple[str, ...]) -
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("onnxgc: ")
+    assert ".;" not in lines[0]
     assert not (tmp_path / "o.onnx").exists()
 
 

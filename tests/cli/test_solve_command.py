@@ -93,7 +93,9 @@ def test_interior_only_leaves_source_and_target_out(solve: Command) -> None:
     assert solve.found(single, "--interior-only")["objective"] == 0
 
 
-@pytest.mark.parametrize("solver", [name for name in SOLVERS if name not in ("manual", "revolve", "bptt", "budget")])
+@pytest.mark.parametrize(
+    "solver", [name for name in SOLVERS if name not in ("manual", "revolve", "bptt", "budget")]
+)
 def test_every_solver_by_name(solve: Command, solver: str) -> None:
     found = solve.found(CHAIN, "--solver", solver)
     assert found["solver"] == solver

@@ -172,24 +172,29 @@ def _instance(name: str, shape: tuple[int, ...], attributes: str = "", **setting
 
 def _group_formula(groups: int, epsilon: float) -> Any:
     def formula(o: Mapping[str, Tensor]) -> Tensor:
-        return F.group_norm(o["x"], groups, o["scale"], o["bias"], epsilon) * o["w"]
+        each = o["x"].shape[1] // len(o["scale"])
+        scale, bias = (o[name].repeat_interleave(each) for name in ("scale", "bias"))
+        return F.group_norm(o["x"], groups, scale, bias, epsilon) * o["w"]
 
     return formula
 
 
-def _group(name: str, shape: tuple[int, ...], groups: int, epsilon: float = 1e-5) -> Case:
-    """GroupNormalization is read as the operators that define it; before opset 21 it is no operator."""
+def _group(
+    name: str, shape: tuple[int, ...], groups: int, epsilon: float = 1e-5, per_group: bool = False
+) -> Case:
+    """GroupNormalization is read as other operators; before opset 21 it has a scale for each group."""
+    count = groups if per_group else shape[1]
     attributes = f"num_groups={groups}" + (f", epsilon={epsilon}" if epsilon != 1e-5 else "")
     return case(
         "GroupNormalization",
         name,
         f"n = GroupNormalization<{attributes}>(x, scale, bias) y = Mul(n, w)",
         x=normal(*shape),
-        scale=positive(shape[1]),
-        bias=normal(shape[1]),
+        scale=positive(count),
+        bias=normal(count),
         w=normal(*shape),
         frozen=("w",),
-        opset=21,
+        opset=18 if per_group else 21,
         formula=_group_formula(groups, epsilon),
     )
 
@@ -319,6 +324,7 @@ NORMALIZATION_CASES = (
     _instance("one image, one channel", (1, 1, 4, 4)),
     _instance("mean 30 times the deviation", (2, 3, 4, 5), x=normal(2, 3, 4, 5, mean=30.0)),
     _instance("opset 9", (2, 3, 4, 5), opset=9),
+    _group("a scale for each group", (2, 4, 3, 3), 2, per_group=True),
     _group("one group", (2, 4, 3, 3), 1),
     _group("two groups", (2, 4, 3, 3), 2, 0.01),
     _group("as many as channels", (2, 4, 3, 3), 4),

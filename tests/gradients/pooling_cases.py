@@ -66,11 +66,12 @@ def _lp_formula(
     strides: Sequence[int] = (1, 1),
     pads: Sequence[int] = (0, 0, 0, 0),
     dilations: Sequence[int] = (1, 1),
+    cuts: Sequence[int] = (0, 0),
 ) -> Formula:
     """LpPool over two spatial axes, by a convolution with ones; `pads` in the order of ONNX."""
 
     def pooled(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
+        x = operands["x"][:, :, cuts[0] :, cuts[1] :]
         flat = F.pad(x.reshape(-1, 1, *x.shape[2:]).abs() ** p, (pads[1], pads[3], pads[0], pads[2]))
         ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
         total = F.conv2d(flat, ones, stride=list(strides), dilation=list(dilations))
@@ -159,6 +160,16 @@ POOLING_CASES = (
         "SAME_LOWER",
         'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_LOWER"',
         _lp_formula(2, (3, 2), (2, 2), (1, 1, 0, 0)),
+    ),
+    _lp(
+        "SAME_UPPER, stride beyond the kernel",
+        'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_UPPER"',
+        _lp_formula(2, (2, 1), (4, 4), cuts=(1, 1)),
+    ),
+    _lp(
+        "SAME_LOWER, stride beyond the kernel",
+        'kernel_shape=[1,1], strides=[4,4], p=3, auto_pad="SAME_LOWER"',
+        _lp_formula(3, (1, 1), (4, 4), cuts=(1, 0)),
     ),
     _lp("VALID", 'kernel_shape=[3,2], auto_pad="VALID"', _lp_formula(2, (3, 2))),
     _lp(
@@ -252,6 +263,8 @@ POOLING_CASES = (
     _max("dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
     _max("SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
     _max("SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
+    _max("SAME_UPPER, far", _FEW, 'kernel_shape=[1,2], strides=[4,5], auto_pad="SAME_UPPER"'),
+    _max("SAME_LOWER, far", _FEW, 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_LOWER"'),
     _max("VALID", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"'),
     _max("1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
     _max("3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
@@ -285,6 +298,8 @@ POOLING_CASES = (
     _mean("SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
     _mean("SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
     _mean("SAME_UPPER, counted", _FEW, 'kernel_shape=[2,4], auto_pad="SAME_UPPER", count_include_pad=1'),
+    _mean("SAME_UPPER, far", _FEW, 'kernel_shape=[1,2], strides=[4,5], auto_pad="SAME_UPPER"'),
+    _mean("SAME_LOWER, far", _FEW, 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_LOWER"'),
     _mean("VALID", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"'),
     _mean("1D", (2, 3, 9), "kernel_shape=[3], strides=[2], pads=[1,0]"),
     _mean("1D, stride 1", (2, 3, 9), "kernel_shape=[3], pads=[1,1]"),

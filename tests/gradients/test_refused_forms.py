@@ -79,15 +79,6 @@ REFUSED: tuple[tuple[Case, str], ...] = (
         f"Conv 'Conv_y' has auto_pad SAME_UPPER and a stride {_CROPPED}",
     ),
     (
-        case(
-            "LpPool",
-            "auto_pad",
-            'y = LpPool<kernel_shape=[1,1], strides=[3,1], auto_pad="SAME_LOWER">(x)',
-            x=normal(1, 2, 6, 5),
-        ),
-        f"LpPool 'LpPool_y' has auto_pad SAME_LOWER and a stride {_CROPPED}",
-    ),
-    (
         case("Det", "no rule", "d = Det(x) y = Mul(d, w)", x=normal(2, 3, 3), w=normal(2)),
         "no gradient rule for: Det at 'Det_d'",
     ),

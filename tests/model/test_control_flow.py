@@ -564,10 +564,44 @@ def test_branches_that_inputs_decide_on_are_refused_where_their_shapes_differ() 
         read_model(source, loss="mse")
 
 
-def test_loops_whose_length_depends_on_data_are_refused() -> None:
+def test_loops_whose_length_depends_on_data_are_refused_where_a_gradient_passes() -> None:
     source = with_weights(text_model(_ENDLESS), w=normal(3))
-    with pytest.raises(ShapeError, match=r"node 'search', Loop.*the data decide how long it runs"):
+    with pytest.raises(UnsupportedOperatorError, match="no gradient rule for: Loop at 'search'"):
         optimize(source, loss="mse")
+
+
+_DOUBLING = """(float[2,3] x) => (float[2,3] y)
+    <float[3] d = {2., 2., 3.}, float ten = {10.}, bool c = {1}, int64 m = {9}> {
+    [search] h = Loop<body = step (int64 i, bool before, float[2,3] g) => (bool after, float[2,3] n) {
+        n = Mul(g, d)  total = ReduceSum<keepdims=0>(n)  after = Less(total, ten) }>(m, c, x)
+    z = MatMul(x, w)  y = Mul(z, h)
+}"""
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("size", [1.0, 0.01])
+def test_loops_whose_length_depends_on_data_stay_where_no_gradient_passes(opset: int, size: float) -> None:
+    x, w = np.full((2, 3), size, np.float32), normal(3, 3)
+    source = with_weights(text_model(_DOUBLING, opset=opset), w=w)
+    model = read_model(source, loss="mse", freeze=["d"])
+    assert [node.op for node in model.nodes].count("Loop") == 1
+    (expected,) = run(source, {"x": x})
+    target = np.zeros_like(expected)
+    (found,) = run_read(model, {"x": x, "target": target}, "y")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = optimize(source, loss="mse", freeze=["d"])
+    assert any("the data decide how long 'search' runs" in note for note in result.report["notes"])
+    graph = result.training_graph
+    (gradient,) = run(graph.model, {"x": x, "target": target}, graph.gradient_of["w"])
+    h = expected / (x @ w)
+    np.testing.assert_allclose(gradient, 2 / 6 * x.T @ (expected * h), rtol=1e-5)
+
+
+def test_loops_of_unknown_length_are_refused_where_their_state_grows() -> None:
+    body = _DOUBLING.replace("n = Mul(g, d)", "n = Concat<axis=0>(g, g)")
+    source = with_weights(text_model(body), w=normal(3, 3))
+    with pytest.raises(ShapeError, match=r"node 'search', Loop.*the data decide how long it runs"):
+        read_model(source, loss="mse")
 
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])

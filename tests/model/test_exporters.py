@@ -12,6 +12,7 @@ from tests.model.model_helpers import normal, text_model, with_weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 BODY = """(float[2,4] x) => (float[2,4] y) {
     a = MatMul(x, w) b = Mul(a, s) c = Add(b, k) d = Mul(c, t) y = Add(d, e)
 }"""
@@ -59,14 +60,73 @@ def test_what_was_folded_from_constants_does_not_train() -> None:
     assert parameters(exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "val_1,val_2"}})) == ["w"]
 
 
+def test_the_signature_tells_folded_buffers_from_folded_parameters() -> None:
+    """A buffer in a submodule has a dot in its name too, and a parameter of the module itself has none."""
+    signature = """
+# inputs
+p_table: PARAMETER target='table'
+b_norm_mean: BUFFER target='norm.mean' persistent=True
+x: USER_INPUT
+"""
+    told = {
+        "w": {KIND: "PARAMETER"},
+        "k": {FOLDED: "['norm.mean', 'val_1']"},
+        "t": {FOLDED: "['table', 'val_2']"},
+    }
+    model = exported(told)
+    model.graph.metadata_props.add(key=SIGNATURE, value=signature)
+    assert parameters(model) == ["w", "t"]
+    (note,) = (note for note in read_model(model, loss="mse").notes if "computed with" in note)
+    assert note.startswith("the exporter computed with 'table' and")
+
+
+def test_a_marked_parameter_trains_however_little_is_done_with_it() -> None:
+    body = "(float[2,4] x) => (float[3,4] y) { z = MatMul(x, w)  y = Concat<axis=0>(z, c) }"
+    model = with_weights(text_model(body), w=normal(4, 4), c=normal(1, 4))
+    model.producer_name = "pytorch"
+    for name in ("w", "c"):
+        model.graph.value_info.add(name=name).metadata_props.add(key=KIND, value="PARAMETER")
+    assert parameters(model) == ["w", "c"]
+    assert not any("freeze" in note for note in read_model(model, loss="mse").notes)
+
+
+def by_older(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The older exporter names nodes by the paths of modules."""
+    for node in model.graph.node:
+        node.name = f"/block/{node.op_type}"
+    return model
+
+
 def test_numbers_under_a_name_of_the_older_exporter_train() -> None:
-    assert parameters(exported({})) == ["w", "s", "k", "t", "e"]
+    assert parameters(by_older(exported({}))) == ["w", "s", "k", "t", "e"]
+
+
+def test_numbers_of_the_first_exporter_train() -> None:
+    model = exported({})
+    model.producer_version = "1.9"
+    assert parameters(model) == ["w", "s", "k", "t", "e"]
+
+
+def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
+    """Tools drop the marks and keep the producer: constants of formulas are then initializers like others."""
+    model = exported({})
+    model.producer_version = "2.14.1"
+    for node in model.graph.node:
+        node.name = f"node_{node.op_type}"
+    assert parameters(model) == ["w", "k", "t", "e"]
+
+
+def test_a_number_under_the_name_of_a_module_trains_without_marks() -> None:
+    model = exported({})
+    model.producer_version = "2.14.1"
+    model.graph.initializer[1].name = model.graph.node[1].input[1] = "block.scale"
+    assert "block.scale" in parameters(model)
 
 
 def test_constant_nodes_of_the_older_exporter_do_not_train() -> None:
     body = BODY.replace("a = MatMul(x, w)", "w = Constant<value = float[4,4] {%s}>() a = MatMul(x, w)")
     numbers = ", ".join(map(str, range(16)))
-    model = text_model(body % numbers)
+    model = by_older(text_model(body % numbers))
     model.producer_name = "pytorch"
     others = {name: value for name, value in WEIGHTS.items() if name != "w"}
     assert "w" not in parameters(with_weights(model, **others))

@@ -197,6 +197,15 @@ def test_first_of_several_outputs_and_what_was_chosen_are_told() -> None:
     assert model.outputs == ("a",)
 
 
+@pytest.mark.parametrize("loss", ["auto", "mse", "l1", "bce", "cross-entropy"])
+def test_an_output_without_parameters_is_passed_over(loss: str) -> None:
+    body = """(float[2,3] x) => (float s, float[2,3] copy, float[2,4] y) {
+        s = ReduceSum<keepdims=0>(x)  copy = Identity(x)  y = MatMul(x, w) }"""
+    model = read_model(with_weights(text_model(body), w=normal(3, 4)), loss=loss)
+    assert model.parameters == ("w",)
+    assert any("of output 'y' [2, 4]" in note for note in model.notes)
+
+
 def test_head_is_made_of_plain_operators() -> None:
     plain = {
         *(

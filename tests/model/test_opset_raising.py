@@ -126,6 +126,17 @@ def test_group_normalization_is_expanded(opset: int, shape: tuple[int, ...]) -> 
     assert not any(node.op == "GroupNormalization" for node in model.nodes)
 
 
+@pytest.mark.parametrize("opset", [18, 19, 20])
+def test_group_normalization_with_a_scale_for_each_group_is_expanded(opset: int) -> None:
+    """ONNX's checker refuses it, because later opsets do."""
+    body = """(float[2,6,3,2] x) => (float[2,6,3,2] y) {
+        z = Mul(x, k)  y = GroupNormalization<num_groups=3, epsilon=0.1>(z, g, h) }"""
+    weights = {"k": normal(2), "g": normal(3), "h": normal(3, seed=1)}
+    source = with_weights(text_model(body, opset=opset), **weights)
+    same_output(source, normal(2, 6, 3, 2))
+    assert set(read_model(source, loss="mse").parameters) == {"k", "g", "h"}
+
+
 def test_scans_of_opset_8_are_refused() -> None:
     body = """(float[1,4,3] x) => (float[1,4,3] y) {
         [scan] s, y = Scan<num_scan_inputs=1, body = b (float[3] h, float[3] p) => (float[3] n, float[3] o) {

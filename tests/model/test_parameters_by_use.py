@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxgc.errors import NoParametersError
 from onnxgc.model.parameters import Role
 from onnxgc.model.read import explain_weights, read_model
 from tests.model.model_helpers import normal, text_model, with_weights
@@ -93,6 +94,23 @@ def test_these_are_constants(nodes: str, name: str, value: np.ndarray) -> None:
     assert roles(model) == {"w": "parameter", name: "constant"}
 
 
+def test_a_weight_that_is_part_of_an_output_trains_and_is_told() -> None:
+    body = """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
+        z = MatMul(x, m)  e = Expand(w, s)  y = Concat<axis=1>(e, z) }"""
+    model = read_model(with_weights(text_model(body), m=normal(4, 4), w=normal(1, 1, 4)), loss="mse")
+    assert model.parameters == ("m", "w")
+    assert (
+        "parameter 'w' is part of output 'y' as it is; if it is not learned, pass --freeze 'w'" in model.notes
+    )
+
+
+def test_zeros_that_an_exporter_puts_beside_an_output_are_constants() -> None:
+    body = """(float[2,5,4] x) => (float[2,6,4] y) {
+        z = MatMul(x, m)  w = Constant<value = float[2,1,4] {0, 0, 0, 0, 0, 0, 0, 0}>()
+        y = Concat<axis=1>(w, z) }"""
+    assert roles(with_weights(text_model(body), m=normal(4, 4)))["w"] == "constant"
+
+
 def test_neutral_values_of_a_group_normalisation_are_constants() -> None:
     """The form in which torch's TorchScript exporter writes GroupNorm."""
     body = """(float[2,4,3] x) => (float[2,4,3] y) <int64[3] t = {0, 2, -1}, int64[3] s = {2, 4, 3}> {
@@ -150,6 +168,20 @@ def test_globs_overrule() -> None:
     assert read_model(model, trainable=["scale"]).parameters == ("body_w", "head_w", "head_b", "scale")
     assert read_model(model, freeze=["*"], trainable=["head_*"]).parameters == ("head_w", "head_b")
     assert roles(model, freeze=["body_*"])["body_w"] == "frozen"
+
+
+def test_running_statistics_cannot_be_asked_to_train() -> None:
+    body = f"{IMAGE} {{ [bn] y = BatchNormalization(x, g, b, mean, v) }}"
+    model = with_weights(text_model(body), g=normal(3), b=normal(3), mean=normal(3), v=np.ones(3))
+    with pytest.raises(NoParametersError, match=r"--trainable 'mean' matches running statistics .* 'bn'"):
+        explain_weights(model, trainable=["mean"])
+    assert roles(model, trainable=["*"]) == {
+        "g": "parameter",
+        "b": "parameter",
+        "mean": "statistic",
+        "v": "statistic",
+    }
+    assert roles(model, freeze=["mean"])["mean"] == "statistic"
 
 
 def test_globs_respect_case() -> None:

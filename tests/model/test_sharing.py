@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from onnxgc.model.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
@@ -43,6 +44,51 @@ def test_untie_gives_each_node_its_own() -> None:
 def test_untie_leaves_weights_whose_uses_differ() -> None:
     model = read(TIED, untie=True, e=normal(7, 4))
     assert model.parameters == ("e",)
+
+
+COMMUTED = """(float[2,3] x) => (float[2,3] y) {
+    h = MatMul(x, w) [one] a = Add(b, h) [two] y = Add(a, b)
+}"""
+BEHIND_IDENTITIES = """(float[2,3] x) => (float[2,3] y) {
+    c = Identity(b) d = Identity(c) [one] h = Gemm(x, v, b) [two] k = Gemm(h, w, d) [three] y = Gemm(k, u, c)
+}"""
+LOOP = """Loop<body = step (int64 i, bool before, float[2,3] g) => (bool before, float[2,3] n) {
+    p = MatMul(g, w) n = Tanh(p) }>"""
+LOOPS = f"(float[2,3] x) => (float[2,3] y) <int64 m = {{2}}> {{ h = {LOOP}(m, , x) y = {LOOP}(m, , h) }}"
+
+
+def test_untie_takes_operands_that_may_change_places_for_one_role() -> None:
+    model = read(COMMUTED, untie=True, w=normal(3, 3), b=np.zeros(3))
+    assert model.parameters == ("w", "b", "b_2")
+    assert [node.inputs for node in model.nodes if node.op == "Add"][:2] == [("b", "h"), ("a", "b_2")]
+
+
+def test_untie_looks_behind_identities() -> None:
+    weights = {name: normal(3, 3, seed=seed) for seed, name in enumerate("uvw")}
+    model = read(BEHIND_IDENTITIES, untie=True, b=np.zeros(3), **weights)
+    assert set(model.parameters) == {"u", "v", "w", "b", "b_2", "b_3"}
+
+
+def test_untie_looks_into_loops_whose_steps_go_on_sharing() -> None:
+    model = read(LOOPS, untie=True, w=normal(3, 3))
+    assert model.parameters == ("w", "w_2")
+    assert [node.inputs[1] for node in model.nodes if node.op == "MatMul"] == ["w", "w", "w_2", "w_2"]
+    assert read(LOOPS, w=normal(3, 3)).parameters == ("w",)
+
+
+OWN = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+    net (float[2,3] x) => (float[2,3] y) { a = own.scaled(x)  b = Relu(a)  y = own.scaled(b) }
+    <domain: "own", opset_import: ["": %d]>
+    scaled (a) => (b) { w = Constant<value = float[3] {1.5, -2.5, 3.5}>()  b = Mul(a, w) }"""
+
+
+@pytest.mark.parametrize("opset", [18, 16])
+def test_a_constant_of_a_function_is_one_parameter_however_often_it_is_called(opset: int) -> None:
+    source = onnx.parser.parse_model(OWN % opset)
+    model = read_model(source, loss="mse")
+    (name,) = model.parameters
+    assert any(f"'{name}' is used by 2 nodes" in note for note in model.notes)
+    assert len(read_model(source, loss="mse", untie=True).parameters) == 2
 
 
 APART = """(int64[5] x) => (float[5,7] y) {

@@ -118,3 +118,22 @@ def test_functions_of_an_older_opset_keep_their_meaning(opset: int, axes: tuple[
     for _ in range(2):
         expected = np.exp(expected) / np.exp(expected).sum(axes, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_functions_of_an_older_opset_may_call_each_other() -> None:
+    """Each Softmax is over both last dimensions, as at opset 11, though the model is of opset 18."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        net (float[2,3,4] x) => (float[2,3,4] y) { z = Mul(x, w)  v = own.twice(z)  y = own.twice(v) }
+        <domain: "own", opset_import: ["": 11, "own": 1]>
+        twice (a) => (b) { c = own.soft(a)  b = own.soft(c) }
+        <domain: "own", opset_import: ["": 11]>
+        soft (a) => (b) { k = Constant<value = float {0.5}>()  c = Mul(a, k)  b = Softmax<axis=1>(c) }"""
+    )
+    x, w = normal(2, 3, 4), normal(4)
+    read = read_model(with_weights(model, w=w), loss="mse")
+    (found,) = run_read(read, {"x": x, "target": x}, "y")
+    expected = x * w
+    for _ in range(4):
+        expected = np.exp(expected / 2) / np.exp(expected / 2).sum((1, 2), keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

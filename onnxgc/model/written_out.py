@@ -1,0 +1,124 @@
+"""Normalisation by running statistics, written out in elementary operators.
+
+Frozen batch normalisation and some exporters write `(x - mean) / sqrt(variance + epsilon)`, or the same
+with scale and shift computed first: `x * s + (shift - mean * s)` with `s = scale / sqrt(variance + epsilon)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import numpy as np
+
+from onnxgc.model.draft import Draft
+from onnxgc.model.ir import Node, Weight
+
+# Rearranging operators through which a weight is still itself.
+_MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Cast"})
+_SCALING = _MOVING | {"Mul", "Div", "Reciprocal"}
+_LARGEST_EPSILON = 0.1
+
+
+class RunningStatistic(StrEnum):
+    """Which of the two a weight is."""
+
+    MEAN = "running mean"
+    VARIANCE = "running variance"
+
+
+def running_statistics(draft: Draft) -> dict[tuple[str, int], RunningStatistic]:
+    """The running statistics by the output and the input's number of the operator that uses them."""
+    return _WrittenOut(draft).found
+
+
+class _WrittenOut:
+    def __init__(self, draft: Draft) -> None:
+        self._weights = draft.weights
+        self._producers = draft.producers()
+        self._consumers = draft.consumers()
+        self._constant = _computed_from_weights(draft)
+        # Tensors that are one over a standard deviation, or that times a scale, or the deviation itself.
+        self._spreads: set[str] = set()
+        self.found: dict[tuple[str, int], RunningStatistic] = {}
+        plain = [node for node in draft.nodes if not node.domain]
+        for node in plain:
+            self._look_for_variance(node)
+        for node in plain:
+            self._look_for_mean(node)
+
+    def _look_for_variance(self, node: Node) -> None:
+        if node.op in _SCALING and self._constant.issuperset(filter(None, node.inputs)):
+            if not self._spreads.isdisjoint(node.inputs):
+                self._spreads.update(node.outputs)
+            return
+        if not self._is_root(node):
+            return
+        total = self._producers.get(node.inputs[0])
+        if total is None or total.op != "Add" or total.domain:
+            return
+        for index, epsilon in ((0, total.inputs[1]), (1, total.inputs[0])):
+            if self._is_weight(total.inputs[index]) and self._is_epsilon(epsilon):
+                self.found[total.outputs[0], index] = RunningStatistic.VARIANCE
+                self._spreads.update(node.outputs)
+
+    def _look_for_mean(self, node: Node) -> None:
+        if node.op == "Mul":
+            for index in (0, 1):
+                source, scale = node.inputs[index], node.inputs[1 - index]
+                if (
+                    self._is_weight(source)
+                    and scale in self._spreads
+                    and self._is_subtracted(node.outputs[0])
+                ):
+                    self.found[node.outputs[0], index] = RunningStatistic.MEAN
+        elif node.op == "Sub" and self._is_weight(node.inputs[1]) and node.inputs[0] not in self._constant:
+            readers = [reader for reader, _ in self._consumers.get(node.outputs[0], ())]
+            scaled = [r for r in readers if r.op in ("Mul", "Div") and not self._spreads.isdisjoint(r.inputs)]
+            if scaled:
+                self.found[node.outputs[0], 1] = RunningStatistic.MEAN
+
+    def _is_root(self, node: Node) -> bool:
+        if node.op == "Pow":
+            exponent = self._number(node.inputs[1])
+            return exponent is not None and abs(exponent) == 0.5
+        return node.op == "Sqrt"
+
+    def _is_weight(self, name: str) -> bool:
+        """Whether it is a weight of several elements, moved at most."""
+        while name not in self._weights:
+            producer = self._producers.get(name)
+            if producer is None or producer.domain or producer.op not in _MOVING:
+                return False
+            name = producer.inputs[0]
+        return self._weights[name].type.is_floating and self._weights[name].type.element_count > 1
+
+    def _is_epsilon(self, name: str) -> bool:
+        value = self._number(name)
+        return value is not None and 0 < value < _LARGEST_EPSILON
+
+    def _is_subtracted(self, name: str) -> bool:
+        readers = self._consumers.get(name, ())
+        return bool(readers) and all(
+            (reader.op == "Sub" and index == 1)
+            or reader.op == "Neg"
+            or (reader.op in _MOVING and self._is_subtracted(reader.outputs[0]))
+            for reader, index in readers
+        )
+
+    def _number(self, name: str) -> float | None:
+        weight = self._weights.get(name)
+        if weight is None or weight.type.element_count != 1 or not weight.type.is_floating:
+            return None
+        return float(np.asarray(weight.load(), np.float64).reshape(-1)[0])
+
+
+def _computed_from_weights(draft: Draft) -> set[str]:
+    """The weights, and all that is computed from nothing else."""
+    weights: Mapping[str, Weight] = draft.weights
+    found = set(weights)
+    for node in draft.nodes:
+        read = [name for name in node.inputs if name]
+        if read and found.issuperset(read):
+            found.update(node.outputs)
+    return found

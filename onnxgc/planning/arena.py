@@ -1,0 +1,161 @@
+"""A model of the arena that serves a schedule: how much it lends, with what chunks have too much.
+
+An arena takes memory from the system in regions, lends it in chunks, and joins neighbours that come
+back. It lends the smallest chunk that is large enough, and lends it whole unless what is left over is
+worth a chunk of its own. So more is in use than was requested, and how much follows from the order of
+requests alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from onnxgc.planning.allocations import Storage, allocations
+from onnxgc.planning.schedule import Schedule, StepGraph
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSettings:
+    """What decides how an arena behaves.
+
+    Requests are rounded up to `granule_bytes`. A chunk is cut where it is twice the request, or where
+    at least `most_dead_bytes` would be left in it. The first region has `first_region_bytes`, each
+    later one twice as much up to `largest_region_bytes`; for a larger request the size is doubled
+    until it fits.
+    """
+
+    granule_bytes: int
+    first_region_bytes: int
+    largest_region_bytes: int
+    most_dead_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaProfile:
+    """Bytes of an arena that serves training steps: the most it lent at once, and what it took for that."""
+
+    peak_bytes: int
+    held_bytes: int
+
+
+def simulate_arena(
+    schedule: Schedule, graph: StepGraph, settings: ArenaSettings, *, steps: int = 1
+) -> ArenaProfile:
+    """What an arena lends while a schedule runs `steps` times.
+
+    It counts what the judge counts, requests in the same order: neither parameters nor fed tensors.
+    Outputs of one step come back before the next begins, which finds the regions of those before it.
+    """
+    arena = Arena(settings)
+    operators = list(allocations(schedule, graph))
+    for _ in range(steps):
+        chunk_of: dict[Storage, Chunk | None] = {}
+        for step in operators:
+            workspace = step.operator.workspace_bytes
+            early = arena.lend(workspace) if step.operator.workspace_first else None
+            chunk_of.update((storage, arena.lend(storage.size_bytes)) for storage in step.made)
+            arena.take_back(early or arena.lend(workspace))
+            for storage in step.freed:
+                arena.take_back(chunk_of.pop(storage))
+        for chunk in chunk_of.values():
+            arena.take_back(chunk)
+    return ArenaProfile(arena.peak_bytes, arena.held_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """A piece of a region, between the two that touch it."""
+
+    address: int
+    size_bytes: int
+    is_free: bool = True
+    before: Chunk | None = field(default=None, repr=False)
+    after: Chunk | None = field(default=None, repr=False)
+
+
+class Arena:
+    """Best fit with coalescing, in regions that grow.
+
+    Source: `BFCArena` of ONNX Runtime (onnxruntime/core/framework/bfc_arena.cc). Its bins are left
+    out: they only find the smallest chunk faster.
+    """
+
+    def __init__(self, settings: ArenaSettings) -> None:
+        self._settings = settings
+        self._region_bytes = settings.first_region_bytes
+        self._lowest_address = 0
+        # By size, then by address: the first that is large enough is the one to lend.
+        self._free: list[tuple[int, int]] = []
+        self._free_at: dict[int, Chunk] = {}
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+        self.held_bytes = 0
+
+    def lend(self, size_bytes: int) -> Chunk | None:
+        """A chunk of at least so many bytes; None where nothing is asked for."""
+        if size_bytes == 0:
+            return None
+        granule = self._settings.granule_bytes
+        wanted = -(-size_bytes // granule) * granule
+        place = bisect.bisect_left(self._free, (wanted,))
+        if place == len(self._free):
+            self._extend(wanted)
+            place = bisect.bisect_left(self._free, (wanted,))
+        chunk = self._free_at.pop(self._free.pop(place)[1])
+        left_over = chunk.size_bytes - wanted
+        if left_over >= wanted or left_over >= self._settings.most_dead_bytes:
+            self._cut(chunk, wanted)
+        chunk.is_free = False
+        self.in_use_bytes += chunk.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        return chunk
+
+    def take_back(self, chunk: Chunk | None) -> None:
+        """Join a chunk with its free neighbours, and keep it for later."""
+        if chunk is None:
+            return
+        self.in_use_bytes -= chunk.size_bytes
+        chunk.is_free = True
+        if chunk.after is not None and chunk.after.is_free:
+            self._remove(chunk.after)
+            self._join(chunk, chunk.after)
+        if chunk.before is not None and chunk.before.is_free:
+            self._remove(chunk.before)
+            self._join(chunk.before, chunk)
+            chunk = chunk.before
+        self._add(chunk)
+
+    def _extend(self, wanted: int) -> None:
+        """One more region, with room for a request."""
+        size = self._region_bytes
+        if wanted <= size:
+            self._region_bytes = min(2 * size, self._settings.largest_region_bytes)
+        while size < wanted:
+            self._region_bytes = size = 2 * size
+        self.held_bytes += size
+        # Systems hand out large pieces from the top of the address space down.
+        self._lowest_address -= size
+        self._add(Chunk(self._lowest_address, size))
+
+    def _cut(self, chunk: Chunk, size_bytes: int) -> None:
+        """Leave so much in the chunk, and make the rest one of its own."""
+        rest = Chunk(chunk.address + size_bytes, chunk.size_bytes - size_bytes, True, chunk, chunk.after)
+        if chunk.after is not None:
+            chunk.after.before = rest
+        chunk.size_bytes, chunk.after = size_bytes, rest
+        self._add(rest)
+
+    def _join(self, chunk: Chunk, following: Chunk) -> None:
+        chunk.size_bytes += following.size_bytes
+        chunk.after = following.after
+        if following.after is not None:
+            following.after.before = chunk
+
+    def _add(self, chunk: Chunk) -> None:
+        bisect.insort(self._free, (chunk.size_bytes, chunk.address))
+        self._free_at[chunk.address] = chunk
+
+    def _remove(self, chunk: Chunk) -> None:
+        del self._free_at[chunk.address]
+        del self._free[bisect.bisect_left(self._free, (chunk.size_bytes, chunk.address))]

@@ -1,0 +1,262 @@
+"""Plans under a budget of a whole model: they keep to it, run as promised, and say how good they are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxgc.api import OptimizeResult, optimize, verify
+from onnxgc.api.budgeting import with_default_limit
+from onnxgc.api.pipeline import plan_step_again
+from onnxgc.errors import BudgetError, BudgetFormError, DurationError, OutputFileError, PlanError
+from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS
+from onnxgc.solvers.base import SolverOptions
+from tests.api.chains import chain
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESNET18 = ROOT / "models" / "resnet18.onnx"
+SMALL = {"x": (8, 3, 64, 64)}
+
+
+def planned(budget: str | float | None = None, **options: Any) -> OptimizeResult:
+    return optimize(chain(), budget=budget, check=False, **{"step_limit": 2, **options})
+
+
+def peak(result: OptimizeResult) -> int:
+    return int(result.report["planned"]["simulated_peak_bytes"])
+
+
+@pytest.mark.parametrize("order", ["free", "fixed"])
+@pytest.mark.parametrize("budget", ["100%", "80%", "50%", "30%", 0.9, 600_000])
+def test_a_plan_keeps_to_its_budget_and_to_its_bound(budget: str | float, order: str) -> None:
+    report = planned(budget, order=order).report
+    found = report["budget"]
+    regular = report["regular"]["simulated_peak_bytes"]
+    assert report["planned"]["simulated_peak_bytes"] <= found["bytes"]
+    assert budget != "50%" or found["bytes"] == regular // 2
+    assert 0 <= found["lower_bound_ratio"] <= found["extra_time_ratio"]
+    assert (report["status"] == "optimal") == (found["gap"] == 0.0)
+    total = 1 + found["extra_time_ratio"]
+    assert found["gap"] * total == pytest.approx(found["extra_time_ratio"] - found["lower_bound_ratio"])
+    assert found["gap_of_extra"] * found["extra_time_ratio"] == pytest.approx(found["gap"] * total)
+    assert (report["solver"], report["objective"], found["order"]) == ("budget", "time", order)
+    if budget == "100%":
+        assert (found["extra_time_ratio"], report["status"]) == (0.0, "optimal")
+
+
+def test_what_was_found_does_not_depend_on_the_clock_with_a_step_limit() -> None:
+    one, two = (planned("32%", step_limit=3) for _ in range(2))
+    assert one.plan.sequence == two.plan.sequence
+    assert one.report["status"] == "feasible"
+    assert max(Counter(one.plan.sequence).values()) > 1
+
+
+def test_the_least_peak_is_no_higher_than_that_of_the_default_plan() -> None:
+    least, by_default = planned("min"), optimize(chain(), check=False)
+    assert peak(least) <= peak(by_default) < planned("100%").report["regular"]["simulated_peak_bytes"]
+    assert peak(least) >= least.report["lower_bound_bytes"]
+    assert least.report["budget"]["bytes"] is None
+    with pytest.raises(BudgetError):
+        planned(least.report["lower_bound_bytes"] - 1)
+
+
+def test_the_least_peak_within_a_limit_on_extra_time() -> None:
+    report = planned(extra_time="10%", pareto=True, step_limit=0).report
+    found = report["budget"]
+    assert found["extra_time_ratio"] <= found["most_extra_time_ratio"] == pytest.approx(0.1)
+    cheaper = [point for point in report["frontier"] if point["extra_time_ratio"] <= 0.1]
+    assert report["planned"]["simulated_peak_bytes"] <= min(p["simulated_peak_bytes"] for p in cheaper)
+
+
+def test_the_trade_off_is_monotone_and_serves_the_budget_beside_it() -> None:
+    result = planned("45%", pareto=True, step_limit=1)
+    points = result.report["frontier"]
+    assert len({point["budget_bytes"] for point in points}) >= 10
+    for upper, lower in pairwise(points):
+        assert upper["budget_bytes"] > lower["budget_bytes"]
+        assert upper["extra_time_ratio"] <= lower["extra_time_ratio"]
+        assert upper["lower_bound_ratio"] <= lower["lower_bound_ratio"]
+    for point in points:
+        assert point["simulated_peak_bytes"] <= point["budget_bytes"]
+        assert point["lower_bound_ratio"] <= point["extra_time_ratio"]
+    assert points[0]["budget_bytes"] == result.report["regular"]["simulated_peak_bytes"]
+    found = result.report["budget"]
+    within = [p["extra_time_ratio"] for p in points if p["budget_bytes"] <= found["bytes"]]
+    assert peak(result) <= found["bytes"]
+    assert found["extra_time_ratio"] <= min(within)
+    # Without a budget the plan is the last point.
+    alone = planned(pareto=True, step_limit=0)
+    assert alone.report["budget"]["bytes"] is None
+    assert peak(alone) == alone.report["frontier"][-1]["simulated_peak_bytes"]
+
+
+def test_a_file_in_which_something_runs_more_than_twice_keeps_its_promises(tmp_path: Path) -> None:
+    model, training = chain(), tmp_path / "training.onnx"
+    optimize(model, training, budget="30%", step_limit=2, check=False)
+    nodes = onnx.load(training).graph.node
+    assert any(node.name.endswith("__recompute2") for node in nodes)
+    found = verify(model, training)
+    assert found.holds, [check for check in found.checks if not check.holds]
+    assert {check.name for check in found.checks} >= {"loss", "gradients", "order", "peak", "default session"}
+
+
+def test_a_convolutional_network_keeps_its_promises_under_a_budget(tmp_path: Path) -> None:
+    training = tmp_path / "training.onnx"
+    result = optimize(RESNET18, training, input_shapes=SMALL, budget="85%", step_limit=1)
+    assert peak(result) <= result.report["budget"]["bytes"]
+    assert len(result.plan.sequence) > len(set(result.plan.sequence))
+    found = verify(RESNET18, training)
+    assert found.holds, [check for check in found.checks if not check.holds]
+
+
+def test_the_plan_comes_back_from_the_file(tmp_path: Path) -> None:
+    result = optimize(chain(), tmp_path / "training.onnx", budget="40%", step_limit=1, check=False)
+    written = onnx.load(tmp_path / "training.onnx")
+    metadata = {entry.key: entry.value for entry in written.metadata_props}
+    plan = json.loads(metadata["onnxgc.plan"])
+    assert (plan["solver"], tuple(plan["sequence"])) == ("budget", result.plan.sequence)
+    again = plan_step_again(result.planned.model, CheckpointPlan((), (), False, tuple(plan["sequence"])))
+    assert again.schedule == result.planned.schedule
+    assert str(again.profile.peak_bytes) == metadata["onnxgc.simulated_peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda names: [*names, "nobody"], "'nobody'"),
+        (lambda names: names[1:], "before what it reads"),
+        (lambda names: names[:-1], "never runs"),
+    ],
+)
+def test_a_damaged_sequence_in_a_file_is_told(
+    tmp_path: Path, change: Callable[[list[str]], list[str]], words: str
+) -> None:
+    model, training = chain(2), tmp_path / "training.onnx"
+    optimize(model, training, budget="100%", check=False)
+    written = onnx.load(training)
+    entry = next(entry for entry in written.metadata_props if entry.key == "onnxgc.plan")
+    plan = json.loads(entry.value)
+    entry.value = json.dumps({**plan, "sequence": change(plan["sequence"])})
+    onnx.save(written, training)
+    with pytest.raises(PlanError, match=words):
+        verify(model, training)
+
+
+def test_too_little_memory_names_what_needs_it() -> None:
+    with pytest.raises(BudgetError) as caught:
+        planned("10%")
+    message = str(caught.value)
+    assert caught.value.exit_code == 3
+    assert "\n" not in message
+    assert "Tanh_h9/grad/Mul" in message
+    assert "393,216 bytes" in message
+    assert "'h9_grad' 131,072" in message
+    # Between what one operator needs and what can be found.
+    with pytest.raises(BudgetError, match=r"no plan within .* was found; nothing goes below 393,216"):
+        planned(393_216)
+
+
+def test_what_the_step_returns_must_fit() -> None:
+    """Gradients of the parameters live to the end; each operator alone would need less than half of them."""
+    with pytest.raises(BudgetError, match=r"what the step returns .* takes 46,7\d\d,\d\d\d"):
+        optimize(RESNET18, input_shapes=SMALL, budget="46MB", check=False)
+
+
+def test_times_are_those_of_the_device(tmp_path: Path) -> None:
+    default, a100, cpu = (planned("60%", device=name).report["budget"] for name in (None, "A100", "cpu"))
+    assert default["timing"] == a100["timing"] == "data sheet of NVIDIA A100 SXM 80GB"
+    assert cpu["timing"] == "data sheet of one core of a CPU"
+    assert cpu["regular_seconds"] > a100["regular_seconds"] == default["regular_seconds"]
+
+
+def test_times_are_measured_once_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    first = planned("60%", calibrate=path).report["budget"]
+    assert first["timing"] == f"measured, kept in '{path}'"
+    written = path.read_bytes()
+    second = planned("60%", calibrate=path).report["budget"]
+    assert path.read_bytes() == written
+    assert second == first
+    other = optimize(chain(2, width=8), budget="80%", calibrate=path, check=False)
+    assert any("another model" in note or "other shapes" in note for note in other.report["notes"])
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"device": "a1000"}, DurationError, "did you mean 'a100'"),
+        ({"device": ""}, DurationError, "known: "),
+        ({"device": "a100", "calibrate": "times.json"}, PlanError, "give one of them"),
+        ({"order": "random"}, PlanError, "free, fixed"),
+        ({"solver": "acg"}, PlanError, "leave --solver out"),
+        ({"objective": "paper"}, PlanError, "--objective paper"),
+        ({"checkpoints": ("h3",)}, PlanError, "--checkpoints"),
+        ({"budget": "8Q"}, BudgetFormError, "'8Q'"),
+        ({"extra_time": "10%"}, BudgetFormError, "give one"),
+        ({"budget": None, "solver": "budget"}, PlanError, "needs --budget"),
+    ],
+)
+def test_what_does_not_go_together_is_told(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        planned(**{"budget": "60%", **options})
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[]", b'{"schema": 99}'])
+def test_a_file_that_is_no_calibration_is_told_and_kept(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "times.json"
+    path.write_bytes(content)
+    with pytest.raises(DurationError, match=r"times\.json"):
+        planned("60%", calibrate=path)
+    assert path.read_bytes() == content
+
+
+def test_a_calibration_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputFileError, match="nowhere"):
+        planned("60%", calibrate=tmp_path / "nowhere" / "times.json")
+
+
+class Interrupting:
+    """Presses Ctrl-C when it first hears certain words."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.pressed = 0
+
+    def __call__(self, stage: str) -> None:
+        if self.words in stage and not self.pressed:
+            self.pressed += 1
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("asked", [{"budget": "30%"}, {"budget": "min"}, {"budget": "28%", "pareto": True}])
+def test_an_interruption_gives_the_best_so_far(asked: dict[str, Any]) -> None:
+    """No more than what is known by then is looked at: without it the search would take minutes."""
+    press = Interrupting("% extra time")
+    report = planned(**asked, step_limit=None, time_limit=600.0, progress=press).report
+    assert press.pressed == 1
+    assert any("interrupted" in note for note in report["notes"])
+    assert report["seconds"]["total"] < 60
+    assert report["planned"]["simulated_peak_bytes"] < report["regular"]["simulated_peak_bytes"]
+    if report["budget"]["bytes"] is not None:
+        assert report["planned"]["simulated_peak_bytes"] <= report["budget"]["bytes"]
+
+
+def test_an_interruption_before_there_is_a_plan_ends_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        planned("30%", progress=Interrupting("no plan yet"))
+
+
+def test_a_search_ends_by_itself_where_nobody_says_when() -> None:
+    assert with_default_limit(SolverOptions()).time_limit_seconds == DEFAULT_TIME_LIMIT_SECONDS
+    for said in (SolverOptions(most_rounds=3), SolverOptions(time_limit_seconds=0.0)):
+        assert with_default_limit(said) == said

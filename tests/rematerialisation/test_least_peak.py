@@ -1,0 +1,54 @@
+"""The least peak and the trade-off, on problems whose best sequences are known."""
+
+from random import Random
+
+import pytest
+
+from onnxgc.rematerialisation.floors import floor_of_problem
+from onnxgc.rematerialisation.least_peak import least_peak
+from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.search import Order, SearchOptions
+from onnxgc.rematerialisation.trade_off import trade_off
+from tests.rematerialisation.exhaustive import least_extra
+from tests.rematerialisation.random_problems import random_sequence, tight_problems
+
+
+def true_least_peak(problem: OperatorProblem, order: Order, most_extra: int | None) -> int:
+    budget = 0
+    while True:
+        best = least_extra(problem, budget, order)
+        if best is not None and (most_extra is None or best.extra <= most_extra):
+            return budget
+        budget += 1
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Order) -> None:
+    random = Random(51)
+    met = tried = 0
+    for problem, _ in tight_problems(52, 25, 6):
+        for most_extra in (None, random.randint(0, problem.duration)):
+            options = SearchOptions(order, None, 2)
+            start = random_sequence(random, problem, 2 * len(problem))
+            floor = floor_of_problem(problem).size
+            answer = least_peak(problem, floor, options, [start], most_extra)
+            assert judge(problem, answer.found.sequence).peak == answer.found.peak
+            assert most_extra is None or answer.found.extra <= most_extra
+            assert order.allows(answer.found.sequence)
+            least = true_least_peak(problem, order, most_extra)
+            assert answer.floor <= least <= answer.found.peak
+            tried += 1
+            met += least == answer.found.peak
+    assert met > 0.9 * tried
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_each_point_of_the_trade_off_has_the_best_between_its_bound_and_its_time(order: Order) -> None:
+    for problem, budget in tight_problems(53, 10, 6):
+        budgets = [budget + more for more in range(4)]
+        points = trade_off(problem, budgets, SearchOptions(order, None, 2))
+        for point in points:
+            best = least_extra(problem, point.budget, order)
+            assert best is not None
+            assert point.found.lower_bound <= best.extra <= point.found.extra
+            assert point.found.peak <= point.budget

@@ -1,0 +1,137 @@
+"""What is shown of a plan under a budget: every figure where it belongs, no row for what is not there."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from onnxgc.report.budgets import (
+    duration,
+    frontier_plot,
+    frontier_table,
+    percent,
+    plan_within_budget,
+    verdict_on_time,
+)
+from onnxgc.report.plots import HEIGHT, WIDTH, scatter_plot
+
+FOUND = {
+    "bytes": 60_000_000, "most_extra_time_ratio": None, "timing": "data sheet of a card", "order": "free",
+    "regular_seconds": 0.25, "extra_time_ratio": 0.04, "lower_bound_ratio": 0.03, "gap": 0.0096,
+    "gap_of_extra": 0.25,
+}  # fmt: skip
+
+
+def report(
+    status: str = "feasible", frontier: list[dict[str, Any]] | None = None, **found: Any
+) -> dict[str, Any]:
+    return {
+        "model": "m.onnx",
+        "status": status,
+        "vertices": 5,
+        "operators": 6,
+        "regular": {"simulated_peak_bytes": 100_000_000},
+        "planned": {"simulated_peak_bytes": 58_000_000},
+        "lower_bound_bytes": 40_000_000,
+        "budget": {**FOUND, **found},
+        "frontier": frontier or [],
+        "seconds": {"total": 1.5},
+    }
+
+
+def rows(table: Table) -> list[list[str]]:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+
+
+def test_memory_time_bound_and_gap_have_a_row_each() -> None:
+    assert rows(plan_within_budget(report())) == [
+        ["memory budget", "", "60.0 MB", "60%"],
+        ["simulated peak", "100 MB", "58.0 MB", "58%"],
+        ["time", "250 ms", "260 ms", ""],
+        ["extra", "", "4.00%", ""],
+        ["no plan adds less than", "", "3.00%", ""],
+        ["gap", "", "0.96%", "of the time"],
+        ["", "", "25.0%", "of the extra"],
+    ]
+
+
+def test_what_the_order_alone_gives_is_shown_where_it_is_known() -> None:
+    table = plan_within_budget(report(order_alone_peak_bytes=75_000_000))
+    assert rows(table)[2] == ["by reordering alone", "", "75.0 MB", "75%"]
+    assert rows(plan_within_budget(report(order_alone_peak_bytes=None))) == rows(plan_within_budget(report()))
+
+
+def test_without_a_memory_budget_the_bound_is_one_of_memory() -> None:
+    shown = rows(plan_within_budget(report(bytes=None, most_extra_time_ratio=0.1)))
+    assert shown[:3] == [
+        ["simulated peak", "100 MB", "58.0 MB", "58%"],
+        ["no plan is below", "", "40.0 MB", "40%"],
+        ["extra time allowed", "", "10.0%", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    "status, found, words",
+    [
+        ("optimal", {"gap": 0.0}, "optimal: no plan within the budget takes less time (5 tensors"),
+        ("feasible", {}, "feasible: at most 0.96% of the time could still be saved"),
+        ("optimal", {"bytes": None, "gap": 0.0}, "optimal: no plan has a lower peak"),
+        ("feasible", {"bytes": None}, "feasible: the least peak found"),
+        ("feasible", {"order": "fixed"}, "times: data sheet of a card; first runs: in the model's order"),
+    ],
+)
+def test_the_verdict_says_what_is_proved(status: str, found: dict[str, Any], words: str) -> None:
+    assert words in verdict_on_time(report(status, **found))
+
+
+def point(budget: int, extra: float, gap: float = 0.0) -> dict[str, Any]:
+    return {
+        "budget_bytes": budget, "simulated_peak_bytes": budget, "status": "feasible" if gap else "optimal",
+        "extra_time_ratio": extra, "lower_bound_ratio": extra - gap, "gap": gap, "gap_of_extra": 0.0,
+    }  # fmt: skip
+
+
+FRONTIER = [point(100_000_000, 0.0), point(70_000_000, 0.02), point(40_000_000, 0.1, gap=0.01)]
+
+
+def test_the_trade_off_marks_what_was_chosen() -> None:
+    shown = rows(frontier_table(report(frontier=FRONTIER)))
+    assert shown == [
+        ["", "100 MB", "100%", "100 MB", "0.00%", "0.00%", "optimal"],
+        ["", "70.0 MB", "70%", "70.0 MB", "2.00%", "2.00%", "optimal"],
+        ["X", "60.0 MB", "60%", "58.0 MB", "4.00%", "3.00%", "0.96%"],
+        ["", "40.0 MB", "40%", "40.0 MB", "10.0%", "9.00%", "1.00%"],
+    ]
+    assert "X" in frontier_plot(report(frontier=FRONTIER))
+    without = report(frontier=FRONTIER, bytes=None)
+    assert [row[0] for row in rows(frontier_table(without))] == ["", "", ""]
+    assert "X" not in frontier_plot(without)
+
+
+def test_points_of_a_plot_are_in_proportion() -> None:
+    points = [((0.0, 10.0), "o"), ((5.0, 5.0), "o"), ((10.0, 0.0), "X")]
+    lines = scatter_plot(points, ("0", "x", "10"), ("low", "mid", "high")).splitlines()
+    assert lines[0] == "high |o"
+    assert lines[HEIGHT // 2].startswith(" mid |")
+    assert lines[HEIGHT // 2].index("o") - len(" mid |") in (WIDTH // 2 - 1, WIDTH // 2)
+    assert lines[HEIGHT - 1] == f" low |{'X':>{WIDTH}}"
+    assert lines[-1].split() == ["0", "x", "10"]
+    assert len(lines) == HEIGHT + 2
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_plot_of_one_point_is_a_point() -> None:
+    assert scatter_plot([((3.0, 3.0), "o")], ("3", "", "3"), ("3", "3", "3")).count("o") == 1
+
+
+def test_figures_have_the_digits_that_say_something() -> None:
+    assert [percent(value) for value in (0, 0.00123, 0.1234, 1.5)] == ["0.00%", "0.12%", "12.3%", "150%"]
+    assert [duration(value) for value in (2e-6, 0.0125, 3.5, 4000)] == ["2 us", "12.5 ms", "3.5 s", "4,000 s"]
