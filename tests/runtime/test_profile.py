@@ -1,0 +1,50 @@
+"""What is read from ONNX Runtime's profiles: bytes held, slack, workspaces, and what the session holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from onnxgc.runtime.profile import RunProfile, read_profile
+
+
+def profile_of(runs: list[list[tuple[str, int, int, int, int]]], folder: Path) -> list[RunProfile]:
+    """A profile of nodes: name, bytes held at its end, what it added to them, in use, highest in use."""
+    events: list[dict[str, object]] = [{"cat": "Session", "name": "session_initialization", "args": {}}]
+    for run in runs:
+        for name, held, more, in_use, highest in run:
+            figures = {
+                "mem_bytes_requested_in_use": held,
+                "mem_requested_in_use_delta": more,
+                "mem_bytes_in_use": in_use,
+                "mem_in_use_delta": more,
+                "mem_in_use_peak": highest,
+            }
+            args = {"provider": "CPU", **{key: str(value) for key, value in figures.items()}}
+            events.append({"cat": "Node", "name": f"{name}_kernel_time", "dur": 2, "args": args})
+        events.append({"cat": "Session", "name": "model_run", "args": {}})
+    path = folder / "profile.json"
+    path.write_text(json.dumps(events))
+    return read_profile(path)
+
+
+def test_what_the_session_holds_is_left_out(tmp_path: Path) -> None:
+    (run,) = profile_of([[("a", 1010, 10, 1016, 1016), ("b", 1030, 20, 1048, 1048)]], tmp_path)
+    assert run.order == ("a", "b")
+    assert run.held_bytes == (10, 30)
+    assert run.in_use_bytes == (10, 42)
+    assert (run.requested_peak_bytes, run.in_use_peak_bytes) == (30, 42)
+    assert run.kernel_ns == (2000, 2000)
+    assert run.nodes_by_provider == {"CPU": 2}
+
+
+def test_a_workspace_shows_where_it_raises_the_maximum(tmp_path: Path) -> None:
+    nodes = [("a", 10, 10, 10, 10), ("b", 20, 10, 20, 50), ("c", 30, 10, 30, 50), ("d", 40, 10, 40, 60)]
+    first, second = profile_of([nodes, [(*node[:4], 60) for node in nodes]], tmp_path)
+    assert first.workspace_bytes == (0, 30, 0, 20)
+    assert (first.requested_peak_bytes, second.requested_peak_bytes) == (60, 40)
+    assert second.workspace_bytes == (0, 0, 0, 0)
+
+
+def test_a_profile_without_nodes_has_no_runs(tmp_path: Path) -> None:
+    assert profile_of([], tmp_path) == []
