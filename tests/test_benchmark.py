@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import onnx
 import pytest
 
+import onnxgc
+from onnxgc.planning.allocations import Allocations, allocations
+from onnxgc.runtime.profile import RunProfile
 from onnxgc.solvers.acg import ACG
 from scripts import benchmark
 from scripts.benchmarking import (
@@ -19,6 +23,7 @@ from scripts.benchmarking import (
     growth_picture,
     networks,
     paper_graphs,
+    peaks,
     picture,
     readme,
     table1,
@@ -61,6 +66,64 @@ def test_light_networks_are_verified(tmp_path: Path) -> None:
     assert rows[1]["inputs"] == {"x": [2, 3, 64, 64]}
     assert all(row["planned_peak_bytes"] <= row["regular_peak_bytes"] for row in rows)
     assert readme.BLOCKS["results"](tmp_path).count("all hold") == 2
+
+
+def test_peaks_are_simulated_as_they_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["peaks", "--only", "mobilenet_v2", "--pixels", "64", "--time-limit", "2"]
+    assert benchmark.main([*arguments, "--record", str(tmp_path)]) == 0
+    rows = figures(tmp_path, "peaks")["rows"]
+    assert [row["plan"] for row in rows][:2] == ["regular", "planned"]
+    assert rows[2]["plan"] in (peaks.BUDGET, peaks.LEAST)
+    for row in rows:
+        assert row["input"] == [2, 3, 64, 64]
+        assert peaks.is_close(row)
+        assert row["requested_bytes"] < row["in_use_bytes"]
+        # Shapes for barriers are all that comes on top of what the judge counts.
+        assert abs(row["worst"]["bytes"]) < 256
+    assert rows[2]["simulated_bytes"] <= rows[1]["simulated_bytes"] < rows[0]["simulated_bytes"]
+    assert "mobilenet_v2, regular: " in capsys.readouterr().out
+    assert "| mobilenet_v2, 2x3x64x64 |" in readme.BLOCKS["results"](tmp_path)
+
+
+def test_the_node_whose_allocations_differ_is_named() -> None:
+    """A run in which everything is as judged but for one output and two workspaces."""
+    result = onnxgc.optimize(MODELS / "resnet18.onnx", input_shapes={"x": (1, 3, 64, 64)}, check=False)
+    steps = list(allocations(result.planned.schedule, result.planned.step.graph))
+    names = tuple(step.operator.name for step in steps)
+    held = list(accumulate_held(steps))
+    large, deep = names.index("/layer1/0/conv2"), names.index("/layer2/1/conv2/grad/ConvTranspose")
+    held[large:] = [size + 5000 for size in held[large:]]
+    workspaces = [0] * len(steps)
+    workspaces[deep] = steps[deep].operator.workspace_bytes - 256
+    # As much as the slack of a chunk may be.
+    workspaces[0] = steps[0].operator.workspace_bytes + 4096
+    run = RunProfile(names, (0,) * len(steps), tuple(held), tuple(held), tuple(workspaces), 0.0, {})
+    found = [residual for residual in peaks.residuals(result, run) if residual.bytes]
+    assert [(r.node, r.operator, r.what, r.bytes) for r in found] == [
+        ("/layer1/0/conv2", "Conv", "outputs", 5000),
+        ("/layer2/1/conv2/grad/ConvTranspose", "ConvTranspose", "workspace", -256),
+    ]
+
+
+def accumulate_held(steps: list[Allocations]) -> Iterator[int]:
+    """What is held when each operator ends."""
+    held = 0
+    for step in steps:
+        held += sum(storage.size_bytes for storage in step.made)
+        yield held
+        held -= sum(storage.size_bytes for storage in step.freed)
+
+
+def test_a_judge_that_is_off_is_told_by_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worst = {"node": "n", "operator": "Conv", "tensor": "t", "what": "workspace", "bytes": -12}
+    row = {"network": "net", "input": [1], "plan": "regular", "worst": worst, "requested_bytes": 1000}
+    for simulated, lent, expected in ((1010, 1030, 0), (1011, 1000, 1), (1000, 1031, 1)):
+        sizes = {"simulated_bytes": simulated, "arena_bytes": lent, "in_use_bytes": 1000}
+        monkeypatch.setattr(peaks, "run_peaks", lambda options, sizes=sizes: {"rows": [{**row, **sizes}]})
+        assert benchmark.main(["peaks", "--record", str(tmp_path)]) == expected
+        assert "net, regular: workspace of Conv 'n' ('t'): -12 bytes" in capsys.readouterr().out
 
 
 def test_an_obstacle_is_recorded_and_told_by_the_exit_code(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -98,15 +99,26 @@ def test_pictures_show_the_recorded_figures() -> None:
         assert path.read_text(encoding="utf-8") == picture, "run `python scripts/benchmark.py render`"
 
 
-def test_a_changed_record_makes_the_readme_stale(tmp_path: Path) -> None:
-    record = json.loads((ROOT / "benchmarks" / "table1.json").read_text(encoding="utf-8"))
-    record["figures"][0]["regular"]["activation_peak_bytes"] *= 2
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        ("table1", (0, "regular", "activation_peak_bytes")),
+        ("peaks", ("rows", 0, "requested_bytes")),
+    ],
+)
+def test_a_changed_record_makes_the_readme_stale(
+    name: str, place: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    record = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+    *inner, last = place
+    figures = functools.reduce(lambda found, key: found[key], inner, record["figures"])
+    figures[last] *= 2
     for path in RECORDS:
         shutil.copy(path, tmp_path)
     shutil.copytree(ROOT / "benchmarks" / "gpu", tmp_path / "gpu")
     text = README.read_text(encoding="utf-8")
     assert readme.render_readme(text, tmp_path) == text
-    (tmp_path / "table1.json").write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
     assert readme.render_readme(text, tmp_path) != text
 
 

@@ -70,7 +70,7 @@ def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) 
             low, high = np.searchsorted(over, (start, end))
             if low == high:
                 continue
-            if is_small(problem, storage, budget):
+            if is_small(problem.sizes[storage], budget):
                 excess[low:high] -= problem.sizes[storage]
                 continue
             gaps.append(Gap(storage, first, end))
@@ -99,9 +99,9 @@ def _ends_before(last: Sequence[int], step: int, storage: int) -> bool:
     return bool(last[storage] < step)
 
 
-def is_small(problem: OperatorProblem, storage: int, budget: int) -> bool:
-    """Whether a storage hardly matters: bounds take it as gone at no cost whenever it could be."""
-    return problem.sizes[storage] * SMALL_SHARE < budget
+def is_small(size: int, budget: int) -> bool:
+    """Whether so much hardly matters: bounds take it as gone at no cost whenever it could be."""
+    return size * SMALL_SHARE < budget
 
 
 def _idle_outputs(problem: OperatorProblem) -> IntArray:
@@ -224,7 +224,7 @@ class _Chains:
         for storage, held in self._forced.items(row):
             if not self._problem.operations[self._problem.producer[storage]].may_repeat:
                 continue
-            if is_small(self._problem, storage, budget):
+            if is_small(held, budget):
                 excess -= held
             else:
                 found.append((storage, held))

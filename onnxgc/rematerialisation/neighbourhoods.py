@@ -69,11 +69,14 @@ class Neighbourhoods:
         self._current: list[int] | None = None
 
     def first(
-        self, starts: Sequence[Sequence[int]], is_over: Callable[[], bool]
+        self,
+        starts: Sequence[Sequence[int]],
+        is_settled: Callable[[], bool],
+        is_over: Callable[[], bool],
     ) -> Iterator[tuple[str, list[int]]]:
-        """Repair of each start, then, in free order, of each with its runs moved."""
+        """Repair of each start, then, in free order and while there is time, of each with its runs moved."""
         for start in starts:
-            if is_over():
+            if is_settled():
                 return
             found = self._repaired(start)
             if found is not None:

@@ -205,12 +205,14 @@ class _Search:
         return time.perf_counter() - self._started
 
     def _is_over(self) -> bool:
+        return self._is_settled() or time.perf_counter() >= self._deadline
+
+    def _is_settled(self) -> bool:
+        """Whether more of a search would tell nothing that is asked for."""
         enough = self._options.enough
         if enough is not None and self._bound > enough:
             return True
-        if self._best is not None and self._best_extra <= max(self._bound, enough or 0):
-            return True
-        return time.perf_counter() >= self._deadline
+        return self._best is not None and self._best_extra <= max(self._bound, enough or 0)
 
     def _offer(self, sequence: Sequence[int], how: str) -> bool:
         """Take a sequence as the best so far if it is; whether it keeps to the budget."""
@@ -254,7 +256,7 @@ class _Search:
                 return fixed.impossible_at
             self._raise_bound(fixed)
         guided = self._guided(fixed)
-        if not self._is_over():
+        if not self._is_settled():
             # Imported here: what needs no search needs no compiler.
             from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
 
@@ -279,7 +281,7 @@ class _Search:
         return sequence
 
     def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
-        for how, found in search.first(starts, self._is_over):
+        for how, found in search.first(starts, self._is_settled, self._is_over):
             self._offer(found, how)
         rounds = 0
         most = self._options.most_rounds

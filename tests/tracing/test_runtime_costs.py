@@ -15,11 +15,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgc.api import OptimizeResult, optimize
-from onnxgc.model.ir import Array
+from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.planning.schedule import Release
 from onnxgc.runtime.measure import executed_order, measure
 from onnxgc.runtime.ort import SessionSettings
-from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS
+from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, workspace_bytes
 
 N, C, H, W = 4, 16, 64, 64
 IMAGE = f"float[{N},{C},{H},{W}]"
@@ -281,6 +281,39 @@ def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
     result = optimize(model("b = Flatten(a)"), loss="mse", solver="store-all", keep_outputs=True)
     measured, simulated = measured_and_simulated(result, tmp_path)
     assert measured == pytest.approx(simulated, abs=ALLOWANCE_BYTES)
+
+
+@pytest.mark.parametrize(
+    "filters, kernel, threads, expected",
+    [
+        (8, 3, 1, 65536),
+        (8, 3, 2, 2 * 65536),
+        (512, 3, 1, 16 * 9 * 256 * 4),
+        (8, 1, 1, 0),
+    ],
+)
+def test_the_columns_of_a_convolution(
+    filters: int, kernel: int, threads: int, expected: int, tmp_path: Path
+) -> None:
+    """So small that its chunks have no slack; what is judged is a single thread's."""
+    margin = kernel // 2
+    text = (
+        f"g (float[2,16,16,16] x, float[{filters},16,{kernel},{kernel}] w) => (float[2,{filters},16,16] y) "
+        f"{{ c = Conv <pads = [{margin}, {margin}, {margin}, {margin}]> (x, w) y = Neg(c) }}"
+    )
+    step = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
+    early = onnx.helper.make_node("Shape", ["x"], ["shape"], "early")
+    step.graph.node.insert(0, early)
+    step.graph.output.append(onnx.helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [4]))
+    step.graph.node[1].name = "conv"
+    onnx.save(step, tmp_path / "step.onnx")
+    fed = {"x": normal(2, 16, 16, 16), "w": normal(filters, 16, kernel, kernel)}
+    run = measure(tmp_path / "step.onnx", fed, settings=SessionSettings(threads=threads), runs=1).runs[0]
+    assert run.workspace_bytes[run.order.index("conv")] == expected
+    types = {name: TensorType(onnx.TensorProto.FLOAT, value.shape) for name, value in fed.items()}
+    types["c"] = TensorType(onnx.TensorProto.FLOAT, (2, filters, 16, 16))
+    node = Node("Conv", ("x", "w"), ("c",), {"pads": [margin] * 4})
+    assert workspace_bytes(node, types) * threads == expected
 
 
 UNARY = [
