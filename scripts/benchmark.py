@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
     command.add_argument("--batch", type=int, default=2)
     command.add_argument("--pixels", type=int, help="image size (default: each network's own)")
-    command.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")
+    command.add_argument("--time-limit", type=float, default=10.0, help="seconds of each search")
 
     command = _command(commands, "budgets", _budgets)
     _add_threads(command)

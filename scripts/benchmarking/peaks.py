@@ -40,7 +40,7 @@ class Options:
     only: tuple[str, ...] = ()
     batch: int = 2
     pixels: int | None = None
-    time_limit: float = 20.0
+    time_limit: float = 10.0
     threads: int = 1
     seed: int = 0
 

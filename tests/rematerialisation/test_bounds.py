@@ -30,6 +30,16 @@ def assert_no_bound_is_above_the_best(problem: OperatorProblem, budget: int) -> 
     return best
 
 
+def extras_and_bounds(problem: OperatorProblem, budget: int) -> dict[Order, tuple[int, int]]:
+    """By order the best extra time, and the bound on it."""
+    found = {}
+    for order, bound in BOUNDS.items():
+        best = least_extra(problem, budget, order)
+        assert best is not None
+        found[order] = best.extra, bound(problem, budget, SECONDS).extra
+    return found
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_bound_is_above_the_best_sequence(seed: int) -> None:
     for problem, budget in tight_problems(seed, 400, 7):
@@ -98,6 +108,49 @@ def test_a_storage_and_what_it_serves_may_share_a_run() -> None:
         assert best is not None
         assert best.extra == extra
     assert free_order_bound(one_run_for_two_moments(), 12, SECONDS).extra == 11
+
+
+def test_one_run_may_come_before_readers_in_any_order() -> None:
+    """Two heavy operators, each before one reader and neither before the other: one more run serves both."""
+    problem = OperatorProblem(
+        (
+            Operation("s", (), (0, 1), 7),
+            Operation("heavy", (1,), (2,), 1, workspace=9, may_repeat=False),
+            Operation("behind heavy", (0, 2), (3,), 1, may_repeat=False),
+            Operation("first", (0,), (4,), 1, may_repeat=False),
+            Operation("heavy too", (4,), (5,), 1, workspace=9, may_repeat=False),
+            Operation("behind both", (0, 3, 5), (6,), 1),
+        ),
+        (3, 0, 0, 0, 0, 0, 0),
+    )
+    assert extras_and_bounds(problem, 9) == {Order.FREE: (7, 7), Order.FIXED: (14, 14)}
+
+
+def test_an_input_that_is_there_anyway_serves_an_output_that_was_left_out() -> None:
+    """The second output is left out, and its operator runs again on an input that was held."""
+    problem = OperatorProblem(
+        (
+            Operation("beside", (), (0,), 1, may_repeat=False),
+            Operation("dear", (0,), (1,), 10),
+            Operation("two", (1,), (2, 3), 1, fewest=1),
+            Operation("middle", (0, 2), (4,), 1),
+            Operation("end", (3, 4), (5,), 1),
+        ),
+        (5, 4, 0, 3, 0, 0),
+    )
+    assert extras_and_bounds(problem, 11) == {Order.FREE: (1, 1), Order.FIXED: (1, 1)}
+
+
+def test_what_is_worked_on_in_place_and_read_later_is_in_memory_or_made_again() -> None:
+    problem = OperatorProblem(
+        (
+            Operation("s", (), (0,), 3),
+            Operation("over", (0,), (1,), 1, workspace=2, in_place=0, may_repeat=False),
+            Operation("both", (0, 1), (2,), 1),
+        ),
+        (4, 4, 0),
+    )
+    assert extras_and_bounds(problem, 9) == {Order.FREE: (3, 3), Order.FIXED: (3, 3)}
 
 
 def test_durations_that_are_no_floating_point_numbers() -> None:
