@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,13 +104,15 @@ def without_identities(draft: Draft) -> Draft:
     """
     renamed: dict[str, str] = {}
     kept: list[Node] = []
+    casts: dict[str, Node] = {}
     fixed_names = {*draft.inputs, *draft.weights, *draft.outputs}
     captured = {name for node in draft.nodes for name in captured_names(node)}
     for node in draft.nodes:
         node = node.with_changes(inputs=tuple(renamed.get(name, name) for name in node.inputs))
-        node = _past_casts(node, kept, draft)
+        node = _past_cast(node, casts, draft)
         if not _is_identity(node, draft):
             kept.append(node)
+            casts |= _as_cast(node)
             continue
         source, output = node.inputs[0], node.outputs[0]
         if output in captured:
@@ -124,6 +126,7 @@ def without_identities(draft: Draft) -> Draft:
             renamed[source] = output
             fixed_names.add(output)
             kept = [_renamed(other, source, output) for other in kept]
+            casts = {name: cast for other in kept for name, cast in _as_cast(other).items()}
             renamed = {name: output if target == source else target for name, target in renamed.items()}
     return draft.with_changes(nodes=tuple(kept))
 
@@ -359,15 +362,17 @@ class _BatchStatistics:
         return self.shared[key]
 
 
-def _past_casts(node: Node, before: Sequence[Node], draft: Draft) -> Node:
-    """A Cast that reads what a Cast before it reads, where that one keeps all values."""
-    if node.op != "Cast" or node.domain:
+def _as_cast(node: Node) -> dict[str, Node]:
+    return {node.outputs[0]: node} if node.op == "Cast" and not node.domain else {}
+
+
+def _past_cast(node: Node, casts: Mapping[str, Node], draft: Draft) -> Node:
+    """A Cast that reads what a Cast in front of it reads, where that one keeps all values."""
+    first = casts.get(node.inputs[0]) if _as_cast(node) else None
+    kind = None if first is None else draft.type_of(first.inputs[0])
+    if first is None or kind is None or not keeps_all_values(kind.dtype, int(first.attribute("to"))):
         return node
-    other = next((one for one in before if node.inputs[0] in one.outputs and one.op == "Cast"), None)
-    kind = draft.type_of(other.inputs[0]) if other is not None and not other.domain else None
-    if other is None or kind is None or not keeps_all_values(kind.dtype, int(other.attribute("to"))):
-        return node
-    return node.with_changes(inputs=other.inputs)
+    return node.with_changes(inputs=first.inputs)
 
 
 def _is_identity(node: Node, draft: Draft) -> bool:
