@@ -24,23 +24,25 @@ def light_networks() -> dict[str, Path]:
     return packaged | {f"models/{path.stem}": path for path in sorted(MODELS.glob("*.onnx"))}
 
 
+def network_shapes(path: Path, batch: int, pixels: int | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs for `batch` images; none for the packaged models, which come with a batch of 1."""
+    if path.parent != MODELS:
+        return {}
+    (value,) = onnx.load(path).graph.input
+    channels, *size = (dim.dim_value for dim in value.type.tensor_type.shape.dim[1:])
+    return {value.name: (batch, channels, *((pixels, pixels) if pixels else size))}
+
+
 def run_light(
     only: Sequence[str], batch: int, pixels: int | None, threads: int, tell: Progress
 ) -> list[dict[str, Any]]:
-    """Plan and verify each network; one row each, an error in place of figures where one occurs.
-
-    The packaged models come with a batch of 1; the others get `batch` images.
-    """
+    """Plan and verify each network; one row each, an error in place of figures where one occurs."""
     rows = []
     for name, path in light_networks().items():
         if only and name not in only:
             continue
         tell(name)
-        shapes = {}
-        if path.parent == MODELS:
-            (value,) = onnx.load(path).graph.input
-            channels, *size = (dim.dim_value for dim in value.type.tensor_type.shape.dim[1:])
-            shapes[value.name] = (batch, channels, *((pixels, pixels) if pixels else size))
+        shapes = network_shapes(path, batch, pixels)
         try:
             rows.append({"network": name, **_planned_and_verified(path, shapes, threads)})
         except OnnxgcError as error:

@@ -1,4 +1,4 @@
-"""The judge beside the runtime: simulated and measured peaks of the networks of models/."""
+"""The judge beside the runtime: simulated and measured peaks of light models and those of models/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 from rich.console import Console
 from rich.progress import Progress as Bar
 
@@ -23,7 +22,7 @@ from onnxgc.planning.schedule import Recompute
 from onnxgc.runtime.measure import Measurement, measure, random_feeds
 from onnxgc.runtime.ort import ARENA, SessionSettings
 from onnxgc.runtime.profile import RunProfile
-from scripts.benchmarking.records import MODELS
+from scripts.benchmarking.networks import light_networks, network_shapes
 
 REGULAR, PLANNED, BUDGET, LEAST = "regular", "planned", "60%", "min"
 PLANS = (REGULAR, PLANNED, BUDGET)
@@ -58,7 +57,7 @@ class Residual:
 
 def run_peaks(options: Options) -> dict[str, Any]:
     """One row a network and plan, under a progress bar on stderr."""
-    paths = [path for path in sorted(MODELS.glob("*.onnx")) if not options.only or path.stem in options.only]
+    paths = [path for path in light_networks().values() if not options.only or path.stem in options.only]
     rows = []
     with Bar(console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(paths) * len(PLANS))
@@ -71,16 +70,14 @@ def run_peaks(options: Options) -> dict[str, Any]:
 
 
 def _row(path: Path, plan: str, options: Options) -> dict[str, Any]:
-    (value,) = onnx.load(path).graph.input
-    channels, *size = (dim.dim_value for dim in value.type.tensor_type.shape.dim[1:])
-    shape = (options.batch, channels, *([options.pixels] * 2 if options.pixels else size))
-    found, result = _planned(path, plan, {value.name: shape}, options)
+    found, result = _planned(path, plan, network_shapes(path, options.batch, options.pixels), options)
     planned = result.planned
+    (name,) = planned.model.inputs
     measured = _measured(result, options)
     arena = simulate_arena(planned.schedule, planned.step.graph, ARENA, steps=_STEPS)
     return {
         "network": path.stem,
-        "input": list(shape),
+        "input": list(planned.model.types[name].shape),
         "plan": found,
         "simulated_bytes": planned.profile.peak_bytes,
         "requested_bytes": measured.requested_peak_bytes,
