@@ -41,7 +41,7 @@ def trial_run(
 ) -> str:
     """Load the source model in ONNX Runtime and, unless that would take long, run it once on the CPU.
 
-    Inputs have the shapes that the file declares; those of `input_shapes` where it declares none. Returns
+    Inputs have the shapes that the file declares; those that it was read with where it declares none. Returns
     a note where the trial says less than a whole run, else nothing.
 
     Raises:
@@ -70,7 +70,7 @@ def trial_run(
         try:
             session = make_session(path or proto, settings=settings, is_silent=True)
             if not note:
-                session.run(None, _feeds(proto, input_shapes or {}))
+                session.run(None, _feeds(proto, model, input_shapes or {}))
             return note
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own.
             failure = error
@@ -82,17 +82,20 @@ def trial_run(
     ) from failure
 
 
-def _feeds(proto: onnx.ModelProto, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+def _feeds(
+    proto: onnx.ModelProto, model: TrainableModel, input_shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
     stored = {tensor.name for tensor in proto.graph.initializer}
+    known_shapes = {name: model.types[name].shape for name in model.inputs} | dict(input_shapes)
     described = {}
     for value in proto.graph.input:
         if value.name in stored:
             continue
         kind = value.type.tensor_type
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-        given = input_shapes.get(value.name, (1,) * len(kind.shape.dim))
+        given = known_shapes.get(value.name, (1,) * len(kind.shape.dim))
         if not kind.HasField("shape"):
-            described[value.name] = (dtype, input_shapes.get(value.name, ()))
+            described[value.name] = (dtype, known_shapes.get(value.name, ()))
             continue
         sizes = tuple(
             dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else size

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxgc.model.growth import Growth, grown_shape
-from onnxgc.model.independence import POINTWISE
+from onnxgc.model.growth import Growth, grown_shape, reshaped
+from onnxgc.model.independence import POINTWISE, Place, is_independent
 from onnxgc.model.ir import Node
 from onnxgc.model.two_walks import TwoWalks, copied_to_all
 
 _RANDOM_OF_SHAPE = ("RandomNormal", "RandomUniform")
+_RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+# What may stand between a table that is copied for each sample and the use of the copies.
+_BY_SAMPLES = ("Conv", "Gather", "Gemm", "LayerNormalization", "MatMul", "Slice", "Softmax")
 
 
 class Copies:
@@ -79,9 +82,19 @@ class Copies:
                     axis = place.axis + len(walks.shape(operand)) - len(before)
                     again = self.fitted(again, index, axis, place, is_exact=name in walks.drawn)
                 return again
+            behind = self._behind(source, place, before) if place.before > 1 else None
+            if behind is not None:
+                if source.op == "Reshape":
+                    again = walks.with_setting(again, "shape", 1, wanted)
+                return self.fitted(again, 0, behind.axis, behind, is_exact=True)
             if source.op == "Gather" and place.before > 1:
                 axis = place.axis - int(source.attribute("axis", 0)) % len(walks.shape(source.inputs[0]))
                 return self.fitted(again, 1, axis, place, is_exact=True)
+            repeats = walks.setting(source, "repeats", 1) if source.op == "Tile" else None
+            if repeats and place.inner == walks.shape(source.inputs[0])[place.axis]:
+                # All repeats are alike, and stand in front of what they repeat.
+                repeats[place.axis] = repeats[place.axis] // place.old * place.new
+                return walks.with_setting(again, "repeats", 1, repeats)
         single = self._single(name, source, place, before)
         if not single:
             return None
@@ -89,6 +102,29 @@ class Copies:
         called = walks.names.fresh(f"{name}_Expand")
         output = walks.names.fresh(f"{name}_grown")
         return Node("Expand", (single, target), (output,), name=called, origin=called, rule="Expand")
+
+    def _behind(self, source: Node, place: Growth, before: tuple[int, ...]) -> Growth | None:
+        """Where the samples of a result are in the first operand, if the operator treats them alike."""
+        walks = self._walks
+        operand = walks.shape_in_file(source.inputs[0]) if source.inputs else None
+        if operand is None or source.domain:
+            return None
+        if source.op == "Transpose":
+            axes = source.attribute("perm") or range(len(before))[::-1]
+            return replace(place, axis=axes[place.axis])
+        if source.op in _RESHAPING:
+            return next((found for (found,) in reshaped([place], before, operand)), None)
+        axis = place.axis + len(operand) - len(before)
+        if source.op == "Gather" and place.axis < int(source.attribute("axis", 0)) % len(operand):
+            axis = place.axis
+        if source.op not in _BY_SAMPLES or not 0 <= axis < len(operand) or operand[axis] != place.before:
+            return None
+        if source.op == "Slice":
+            axes = walks.setting(source, "axes", 3)
+            if axes is None or axis in {one % len(operand) for one in axes}:
+                return None
+        where = Place(source, 0, axis, len(operand), walks.opset, walks.here.value)
+        return replace(place, axis=axis) if is_independent(where) else None
 
     def _single(self, name: str, source: Node | None, place: Growth, before: tuple[int, ...]) -> str:
         """What holds one sample of which the tensor is made by expanding; empty where nothing does."""

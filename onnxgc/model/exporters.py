@@ -20,6 +20,7 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _IN_SIGNATURE = re.compile(r"^\w+: (\w+) target='([^']*)'", re.MULTILINE)
 # How the older exporter calls what it computed itself; the path of a module begins with a slash.
 _COMPUTED = ("onnx::", "/")
+_OF_CONSTANT_NODE = re.compile(r"^/(.*/)?Constant(_\d+)?_output_0$")
 _FIRST_OF_NEWER = 2
 
 
@@ -107,6 +108,7 @@ def _unmarked(name: str, weight: StoredWeight) -> ExportedAs:
 
 
 def _by_older(name: str, weight: StoredWeight) -> ExportedAs:
-    if not weight.is_initializer:
+    """Simplifiers make initializers of Constant nodes, and keep their names."""
+    if not weight.is_initializer or _OF_CONSTANT_NODE.search(name):
         return ExportedAs.CONSTANT
     return ExportedAs.UNKNOWN if name.startswith(_COMPUTED) else ExportedAs.NAMED

@@ -247,6 +247,16 @@ class Literals:
         walks.placed[node.outputs[0]] = (Growth(found[0], growth.old, growth.new, is_assumed=True),)
         return node
 
+    def _elements(self, node: Node) -> Node:
+        """Indices, and what is scattered, for the samples of the data."""
+        walks = self._walks
+        own = int(node.attribute("axis", 0)) % max(len(walks.shape(node.inputs[0])), 1)
+        for growth in walks.of(node.inputs[0]):
+            for index in range(1, len(node.inputs)):
+                if growth.axis != own:
+                    node = self._copies.fitted(node, index, growth.axis, growth, is_exact=True)
+        return node
+
     # -- operands that must fit ---------------------------------------------------------------------
 
     def _pointwise(self, node: Node) -> Node:
@@ -309,6 +319,7 @@ _ADAPTING: Mapping[str, Callable[[Literals, Node], Node]] = {
     **dict.fromkeys(_RESHAPING, Literals._reshape),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), Literals._recurrent),
     **dict.fromkeys(INDEXING, Literals._gather),
+    **dict.fromkeys(("GatherElements", "ScatterElements"), Literals._elements),
     "Concat": Literals._concat,
     "Einsum": Literals._einsum,
     "Expand": Literals._expand,

@@ -17,6 +17,7 @@ from onnxgc.model.draft import Draft, operator_name
 from onnxgc.model.ir import Array, Node, TensorType, Weight
 from onnxgc.model.value_patterns import (
     are_sine_and_cosine,
+    counts_up,
     has_several_axes,
     holds_distances,
     holds_sines_and_cosines,
@@ -110,6 +111,8 @@ _OF_INTEGERS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})
 _REPEATING = ("Expand", "Tile")
 _SCATTERING = ("ScatterND", "ScatterElements", "Scatter")
 _MULTIPLYING = ("MatMul", "Mul", "Div")
+_WEIGHING = frozenset({"Conv", "MatMul", "Gemm", "Einsum", "Mul"})
+_SHIFTING = frozenset({"Add", "Sub", "Mul", "Div"})
 # Operators that keep a number positive, or within limits: what they are applied to is learned.
 _BOUNDING = frozenset({"Exp", "Softplus", "Sigmoid", "Tanh"})
 # What may lie between attention's scores, their Softmax and the product with the values.
@@ -125,6 +128,7 @@ NOT_FLOATING = "not a floating-point tensor"
 _IF_LEARNED = "if it is learned, pass --trainable NAME"
 _SINGLE_NUMBER = f"taken for a constant, as single numbers are; {_IF_LEARNED}"
 _NOTHING_MASKED = f"taken for a mask of zeros that masks nothing; {_IF_LEARNED}"
+_OF_DATA = f"taken for the mean or deviation of the data; {_IF_LEARNED}"
 _RUNNING = (
     "taken for a running statistic, which stays as it is; scale and shift beside it train unless "
     "--freeze names them"
@@ -258,6 +262,8 @@ class _Uses:
             return _Use(node, index, Role.STATISTIC, f"running statistic: {where}")
         statistic = self._running.get((node.outputs[0], index)) if node.outputs else None
         if statistic is not None:
+            if statistic.is_of_data:
+                return _Use(node, index, Role.CONSTANT, f"{statistic}: {where}", _OF_DATA)
             reason = f"{statistic} of a normalisation that is written out: {where}"
             return _Use(node, index, Role.CONSTANT, reason, _RUNNING)
         if node.op in _MULTIPLYING and self._is_outer(weight, node):
@@ -266,6 +272,8 @@ class _Uses:
                 return _Use(node, index, Role.CONSTANT, reason)
             if is_geometric(_values(weight)):
                 return _Use(node, index, Role.CONSTANT, f"frequency table, a geometric sequence: {where}")
+        if node.op in _WEIGHING and index < 2 and counts_up(_values(weight)):
+            return _Use(node, index, Role.CONSTANT, f"numbers that count up: {where}")
         if node.op == "InstanceNormalization" and self._is_neutral(weight, node, index):
             return _Use(node, index, Role.CONSTANT, f"neutral value in a group normalisation: {where}")
         if index in PARAMETER_INPUTS.get(node.op, ()):
@@ -300,9 +308,21 @@ class _Uses:
                 return _Use(node, index, Role.CONSTANT, f"mask that masks nothing: {where}", doubt)
         if node.op == "Add" and holds_distances(values) and self._is_score(node):
             return _Use(node, index, Role.CONSTANT, f"distances of positions: {where}")
-        beside = next((name for name in node.inputs if name in self._inputs), "")
+        beside = next(filter(None, map(self._shifted_input, node.inputs)), "")
         doubt = f"is applied to input '{beside}' itself; if it normalises the data" if beside else ""
         return _Use(node, index, Role.PARAMETER, where, doubt)
+
+    def _shifted_input(self, name: str) -> str:
+        """The graph's input that a tensor is, perhaps scaled and shifted by weights; empty if it is none."""
+        while name not in self._inputs:
+            producer = self._producers.get(name)
+            if producer is None or producer.domain or producer.op not in HANDED_ON | _SHIFTING:
+                return ""
+            weights = [self._weight_behind(operand) is not None for operand in producer.inputs]
+            if producer.op in _SHIFTING and not any(weights):
+                return ""
+            name = producer.inputs[weights.index(False) if False in weights else 0]
+        return name
 
     def _takes_binary_mask(self, node: Node, index: int) -> bool:
         """Whether the operand chooses what goes on, or is turned round by a number, as 1 - mask is."""

@@ -96,7 +96,7 @@ class Rebatching:
                 or set(after) == {1}
             ):
                 continue
-            is_sure = any(not growth.is_assumed for growth in walks.of(name))
+            is_sure = any(not growth.is_strict for growth in walks.of(name))
             if before[0] == after[0] == walks.batch[0] and not is_sure:
                 found[name] = (
                     f"output '{name}' of {list(after)} keeps the file's batch of {before[0]} where "

@@ -10,7 +10,7 @@ is found at the node that causes it. Weights take part by their types; only smal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +40,8 @@ from onnxgc.model.weights import ArrayWeight, is_external
 _LARGEST_SETTING = 1024
 _MOST_REASONS = 4
 _POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
+# Their scale and shift have the axes from a certain one on.
+_SCALED_BEHIND_AN_AXIS = frozenset(["LayerNormalization", "RMSNormalization"])
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 # Operators whose output has the type of their first input, which ONNX's inference does not know.
 _SAME_AS_INPUT = frozenset(
@@ -47,6 +49,7 @@ _SAME_AS_INPUT = frozenset(
 )
 
 
+_NAMELESS = "?"
 # What a Loop gives its body: the number of the step, and whether it goes on.
 _NUMBER = TensorType(onnx.TensorProto.INT64, ())
 _CONDITION = TensorType(onnx.TensorProto.BOOL, ())
@@ -77,9 +80,10 @@ def with_input_shapes(
     types: dict[str, TensorType] = {}
     own: dict[str, TensorType] = {}
     notes: list[str] = []
-    for name in draft.inputs:
-        declared = _declared_shape(name, draft.declared[name])
-        shape = _chosen_shape(name, declared, given.get(name), notes)
+    shapes = {name: _declared_shape(name, draft.declared[name]) for name in draft.inputs}
+    known_sizes = _sizes_of_dimensions(shapes, given)
+    for name, declared in shapes.items():
+        shape = _chosen_shape(name, declared, given.get(name), known_sizes, notes)
         types[name] = TensorType(draft.declared[name].tensor_type.elem_type, shape)
         literal = (
             size if isinstance(size, int) and size else None for size in declared or (None,) * len(shape)
@@ -92,6 +96,13 @@ def with_input_shapes(
     firsts = ((own[name].shape[:1], types[name].shape[:1]) for name in draft.inputs)
     batch = next(((old[0], new[0]) for old, new in firsts if old != new), None)
     file = FileShapes(own, batch) if own != types else None
+    for name, kind in types.items():
+        if batch is not None and name not in given and kind.shape[:1] == batch[:1]:
+            template = ",".join(map(str, (batch[1], *kind.shape[1:])))
+            notes.append(
+                f"input '{name}' keeps the file's first dimension of {batch[0]}, where another becomes "
+                f"{batch[1]}; if it holds samples too, pass --input-shapes {name}:{template}"
+            )
     return draft.with_changes(types=types, declared=kept).with_notes(*notes), file
 
 
@@ -402,6 +413,16 @@ class _Walk:
                 return _channels(node, wanted, shapes[0][1])
         if node.op == "ConvTranspose" and shapes[0] and shapes[1] and shapes[0][1] != shapes[1][0]:
             return _channels(node, shapes[1][0], shapes[0][1])
+        if node.op == "InstanceNormalization" and shapes[0] and shapes[1] and shapes[0][1] != shapes[1][0]:
+            return _channels(node, shapes[1][0], shapes[0][1])
+        if node.op in _SCALED_BEHIND_AN_AXIS and shapes[0]:
+            for name, shape in zip(node.inputs[1:], shapes[1:], strict=True):
+                if shape and not _fits(shape, shapes[0]):
+                    return f"'{name}' of {_text(shape)} does not fit '{node.inputs[0]}' of {_text(shapes[0])}"
+        if node.op == "Gather" and shapes[0]:
+            size, chosen = shapes[0][node.attribute("axis", 0)], self.value(node.inputs[1])
+            if chosen is not None and chosen.size and not -size <= chosen.min() <= chosen.max() < size:
+                return f"it takes element {_outside(chosen, size)} along an axis of {size}"
         if node.op == "Slice" and not node.domain and self._ends_at_the_largest(node):
             return (
                 "it goes backwards to the largest integer, which ONNX takes for no element and ONNX Runtime "
@@ -481,13 +502,29 @@ def _declared_shape(name: str, declared: onnx.TypeProto) -> list[int | str] | No
     if not declared.tensor_type.HasField("shape"):
         return None
     return [
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or _NAMELESS
         for dim in declared.tensor_type.shape.dim
     ]
 
 
+def _sizes_of_dimensions(
+    declared: Mapping[str, Sequence[int | str] | None], given: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """What the given shapes say of symbolic dimensions, which other inputs may have too."""
+    found: dict[str, set[int]] = {}
+    for name, shape in given.items():
+        for size, dimension in zip(shape, declared[name] or (), strict=False):
+            if isinstance(dimension, str) and dimension != _NAMELESS:
+                found.setdefault(dimension, set()).add(size)
+    return {dimension: next(iter(sizes)) for dimension, sizes in found.items() if len(sizes) == 1}
+
+
 def _chosen_shape(
-    name: str, declared: list[int | str] | None, given: tuple[int, ...] | None, notes: list[str]
+    name: str,
+    declared: list[int | str] | None,
+    given: tuple[int, ...] | None,
+    known_sizes: Mapping[str, int],
+    notes: list[str],
 ) -> tuple[int, ...]:
     if given is not None:
         if declared is not None and len(given) != len(declared):
@@ -502,8 +539,12 @@ def _chosen_shape(
         return tuple(int(size) for size in given)
     if declared is None:
         raise ShapeError(f"input '{name}' has no declared shape; pass --input-shapes {name}:SIZE,SIZE,...")
-    unknown = [str(size) for size in declared if not isinstance(size, int)]
-    shape = tuple(size if isinstance(size, int) else 1 for size in declared)
+    known = [size for size in dict.fromkeys(declared) if isinstance(size, str) and size in known_sizes]
+    notes += [
+        f"input '{name}': dimension '{size}' was taken as {known_sizes[size]}, as given" for size in known
+    ]
+    unknown = [size for size in declared if isinstance(size, str) and size not in known]
+    shape = tuple(size if isinstance(size, int) else known_sizes.get(size, 1) for size in declared)
     if 0 in shape:
         # Valid ONNX, but some exporters mean an unknown size by it.
         template = ",".join("N" if size == 0 else str(size) for size in shape)
@@ -511,7 +552,7 @@ def _chosen_shape(
             f"input '{name}' is declared empty, {_text(shape)}; pass --input-shapes {name}:{template}"
         )
     if unknown:
-        template = ",".join(str(size) for size in declared)
+        template = ",".join(str(known_sizes.get(str(size), size)) for size in declared)
         which = (
             f"dimension '{unknown[0]}' was"
             if len(unknown) == 1
@@ -530,6 +571,17 @@ def _contradicts(declared: onnx.TypeProto, shape: tuple[int, ...]) -> bool:
 
 def _channels(node: Node, wanted: int, found: int) -> str:
     return f"its weight '{node.inputs[1]}' is for {wanted} channels, but '{node.inputs[0]}' has {found}"
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a tensor can be broadcast to another one's shape."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(size in (1, of_whole) for size, of_whole in pairs)
+
+
+def _outside(indices: Array, size: int) -> int:
+    """The first index that is out of bounds."""
+    return int(indices[(indices < -size) | (indices >= size)].flat[0])
 
 
 def _gathered(node: Node, types: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:

@@ -62,7 +62,8 @@ class TwoWalks:
 
     def refused(self, node: Node, reason: str) -> CannotRebatchError:
         return CannotRebatchError(
-            f"node '{node.name}' ({operator_name(node)}) cannot be read for these input shapes: {reason} "
+            f"node '{node.origin or node.name}' ({operator_name(node)}) cannot be read for these input "
+            f"shapes: {reason} "
             f"({self.made_for()}); {CURE}"
         )
 
@@ -140,7 +141,7 @@ class TwoWalks:
 
     def with_setting(self, node: Node, key: str, index: int, numbers: Sequence[int]) -> Node:
         if key in node.attributes:
-            self.rewritten += [] if node.name in self.rewritten else [node.name]
+            self._note(node)
             return node.with_changes(attributes={**node.attributes, key: list(numbers)})
         wanted = f"{node.inputs[index]}_{node.name}"
         name = self.here.add_fresh_constant(wanted, np.asarray(numbers, np.int64))
@@ -148,9 +149,14 @@ class TwoWalks:
 
     def with_input(self, node: Node, index: int, name: str) -> Node:
         """The node with another tensor as input `index`, which is told."""
-        if node.name not in self.rewritten:
-            self.rewritten.append(node.name)
+        self._note(node)
         return node.with_changes(inputs=(*node.inputs[:index], name, *node.inputs[index + 1 :]))
+
+    def _note(self, node: Node) -> None:
+        """What was added for a node of the file counts as that node."""
+        name = node.origin or node.name
+        if name not in self.rewritten:
+            self.rewritten.append(name)
 
     def has(self, node: Node, index: int) -> bool:
         return index < len(node.inputs) and bool(node.inputs[index])

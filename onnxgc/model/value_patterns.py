@@ -18,6 +18,7 @@ MASK_VALUE = -100.0
 _HOPELESS = -1e4
 _FEWEST_FREQUENCIES = 4
 _MOST_FREQUENCIES = 1 << 14
+_FEWEST_COUNTS = 4
 _FEWEST_ANGLES = 3
 _FEWEST_DISTANCES = 4
 _SAMPLE = 61
@@ -56,6 +57,14 @@ def is_geometric(values: Array) -> bool:
         return False
     allowed = max(_ROUNDING * _precision(values), _ROUNDING_OF_POWERS)
     return bool(np.ptp(np.diff(np.log(distinct))) <= allowed)
+
+
+def counts_up(values: Array) -> bool:
+    """Whether it is the whole numbers from 0 or 1 on, whose mean by a distribution is a place among them."""
+    if max(values.shape, default=1) != values.size or not _FEWEST_COUNTS <= values.size <= _MOST_FREQUENCIES:
+        return False
+    first = float(values.flat[0])
+    return first in (0, 1) and bool(np.all(values.reshape(-1) == first + np.arange(values.size)))
 
 
 def holds_sines_and_cosines(values: Array) -> bool:

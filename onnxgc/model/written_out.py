@@ -1,4 +1,4 @@
-"""Normalisation by running statistics, written out in elementary operators.
+"""Normalisation by running statistics or by those of the data, written out in elementary operators.
 
 Frozen batch normalisation and some exporters write `(x - mean) / sqrt(variance + epsilon)`, or the same
 with scale and shift computed first: `x * s + (shift - mean * s)` with `s = scale / sqrt(variance + epsilon)`.
@@ -21,10 +21,16 @@ _LARGEST_EPSILON = 0.1
 
 
 class RunningStatistic(StrEnum):
-    """Which of the two a weight is."""
+    """Which of them a weight is."""
 
     MEAN = "running mean"
     VARIANCE = "running variance"
+    MEAN_OF_DATA = "mean of the data"
+    DEVIATION_OF_DATA = "deviation of the data"
+
+    @property
+    def is_of_data(self) -> bool:
+        return self in (RunningStatistic.MEAN_OF_DATA, RunningStatistic.DEVIATION_OF_DATA)
 
 
 def running_statistics(draft: Draft) -> dict[tuple[str, int], RunningStatistic]:
@@ -35,6 +41,7 @@ def running_statistics(draft: Draft) -> dict[tuple[str, int], RunningStatistic]:
 class _WrittenOut:
     def __init__(self, draft: Draft) -> None:
         self._weights = draft.weights
+        self._inputs = frozenset(draft.inputs)
         self._producers = draft.producers()
         self._consumers = draft.consumers()
         self._constant = _computed_from_weights(draft)
@@ -46,6 +53,7 @@ class _WrittenOut:
             self._look_for_variance(node)
         for node in plain:
             self._look_for_mean(node)
+            self._look_for_data(node)
 
     def _look_for_variance(self, node: Node) -> None:
         if node.op in _SCALING and self._constant.issuperset(filter(None, node.inputs)):
@@ -78,6 +86,26 @@ class _WrittenOut:
             if scaled:
                 self.found[node.outputs[0], 1] = RunningStatistic.MEAN
 
+    def _look_for_data(self, node: Node) -> None:
+        """Whether the node divides an input, less a weight, by a weight."""
+        before = self._producers.get(node.inputs[0]) if node.op == "Div" else None
+        if before is None or before.op != "Sub" or before.domain or not self._is_input(before.inputs[0]):
+            return
+        if self._weight(before.inputs[1]) and self._weight(node.inputs[1]):
+            self.found.setdefault((before.outputs[0], 1), RunningStatistic.MEAN_OF_DATA)
+            self.found.setdefault((node.outputs[0], 1), RunningStatistic.DEVIATION_OF_DATA)
+
+    def _is_input(self, name: str) -> bool:
+        """Whether it is an input of the graph, moved, or multiplied or divided by a number, at most."""
+        while name not in self._inputs:
+            producer = self._producers.get(name)
+            if producer is None or producer.domain or producer.op not in _SCALING or not any(producer.inputs):
+                return False
+            if producer.op not in _MOVING and self._number(producer.inputs[-1]) is None:
+                return False
+            name = producer.inputs[0]
+        return True
+
     def _is_root(self, node: Node) -> bool:
         if node.op == "Pow":
             exponent = self._number(node.inputs[1])
@@ -86,12 +114,17 @@ class _WrittenOut:
 
     def _is_weight(self, name: str) -> bool:
         """Whether it is a weight of several elements, moved at most."""
+        weight = self._weight(name)
+        return weight is not None and weight.type.element_count > 1
+
+    def _weight(self, name: str) -> Weight | None:
+        """The floating weight that a tensor is, moved at most."""
         while name not in self._weights:
             producer = self._producers.get(name)
             if producer is None or producer.domain or producer.op not in _MOVING:
-                return False
+                return None
             name = producer.inputs[0]
-        return self._weights[name].type.is_floating and self._weights[name].type.element_count > 1
+        return self._weights[name] if self._weights[name].type.is_floating else None
 
     def _is_epsilon(self, name: str) -> bool:
         value = self._number(name)

@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def compiled(function: Function) -> Function:
     """The function as machine code, made when it first runs and kept on disk."""
-    return cast(Function, njit(cache=True)(function))
+    return cast(Function, njit(cache=True, nogil=True)(function))
 
 
 class Tables(NamedTuple):
@@ -661,17 +661,17 @@ def _with_random_repeat(
     marks: Array,
     chosen: Array,
     target: Array,
-) -> int:
-    """The sequence with something computed again that was in memory at a place without use; its length.
+) -> tuple[int, int]:
+    """The sequence with something computed again that was in memory at a place without use.
 
-    0 where the draw finds nothing.
+    Its length, 0 where the draw finds nothing, and the time added.
     """
     place = _crowded_place(state, length, budget)
     if place < 0 or np.random.random() < 0.1:
         place = np.random.randint(length)
     copies = state.copy[place]
     if copies == 0:
-        return 0
+        return 0, 0
     at_work = state.sequence[place]
     for _ in range(30):
         copy = np.random.randint(copies)
@@ -687,11 +687,43 @@ def _with_random_repeat(
         depth = 0
         while depth < deepest and np.random.random() < 0.4:
             depth += 1
-        count, _ = _chosen_again(tables, state, storage, following, depth, marks, chosen)
+        count, time = _chosen_again(tables, state, storage, following, depth, marks, chosen)
         if count < 0 or length + count + 3 > len(target):
-            return 0
-        return _with_inserted(state.sequence, length, following, chosen, count, target)
-    return 0
+            return 0, 0
+        return _with_inserted(state.sequence, length, following, chosen, count, target), time
+    return 0, 0
+
+
+@compiled
+def _with_one_less(source: Array, length: int, place: int, target: Array) -> int:
+    """Write the sequence without the run at a place into `target`; its length."""
+    target[:place] = source[:place]
+    target[place : length - 1] = source[place + 1 : length]
+    return length - 1
+
+
+@compiled
+def _overflow_without(tables: Tables, state: State, place: int, budget: int, enough: float) -> float:
+    """No more than the overflow would be without a run; it stops counting beyond `enough`.
+
+    The copy before would have to stay until then. All that is won are inputs that end here.
+    """
+    operator = state.sequence[place]
+    copy = state.copy[place]
+    before = state.older[copy]
+    if before < 0 or state.until[copy] == place:
+        return 0.0
+    won = 0
+    for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
+        if state.until[_copy_before(state, tables.reads[k], place)] == place:
+            won += tables.sizes[tables.reads[k]]
+    size = tables.sizes[tables.writes[tables.first_write[operator]]]
+    overflow = 0.0
+    for at in range(place - 1, state.until[before], -1):
+        overflow += max(0, state.memory[at] + size - won - budget)
+        if overflow > enough:
+            break
+    return overflow
 
 
 @compiled
@@ -737,8 +769,11 @@ def anneal(
     repeats = _repeats(tables, state, length, seen, places)
     for step in range(steps):
         heat = unit * hot * (cold / hot) ** (step / steps)
+        # No more than this may be lost, and what is sure to lose more is not evaluated.
+        limit = -heat * math.log(1.0 - np.random.random())
         draw = np.random.random()
         changed = length
+        now = time
         if draw < moves:
             place = np.random.randint(length)
             first, last = _range_of(tables, state.sequence, length, place)
@@ -750,23 +785,20 @@ def anneal(
             other.sequence[:length] = state.sequence[:length]
             _move(other.sequence, place, first + np.random.randint(last - first + 1))
         elif draw < moves + (1 - moves) * 0.5 and repeats > 0:
-            which = np.random.randint(repeats)
-            place = places[which]
+            place = places[np.random.randint(repeats)]
             operator = state.sequence[place]
-            other.sequence[:place] = state.sequence[:place]
-            other.sequence[place : length - 1] = state.sequence[place + 1 : length]
-            changed = length - 1
             again = np.random.random()
+            allowed = overflow + (limit + tables.durations[operator]) / price
+            if again >= 0.7 and _overflow_without(tables, state, place, budget, allowed) > allowed:
+                continue
+            changed = _with_one_less(state.sequence, length, place, other.sequence)
+            now -= tables.durations[operator]
             if again < 0.2:
                 # The same run elsewhere.
                 to = place + np.random.randint(-30, 31)
-                if to <= 0 or to >= changed:
+                if to <= 0 or to >= changed or not _is_among(operator, other.sequence, to):
                     continue
-                found = False
-                for at in range(to):
-                    found = found or other.sequence[at] == operator
-                if not found:
-                    continue
+                now += tables.durations[operator]
                 for at in range(changed, to, -1):
                     other.sequence[at] = other.sequence[at - 1]
                 other.sequence[to] = operator
@@ -774,21 +806,20 @@ def anneal(
             elif again < 0.7:
                 _, left = evaluate(tables, other, changed, budget)
                 if left > 0:
-                    longer = _with_random_repeat(
+                    changed, more = _with_random_repeat(
                         tables, other, changed, budget, 6, marks, chosen, spare.sequence
                     )
-                    if longer == 0:
-                        continue
-                    other.sequence[:longer] = spare.sequence[:longer]
-                    changed = longer
+                    now += more
+                    other.sequence[:changed] = spare.sequence[:changed]
         else:
-            changed = _with_random_repeat(tables, state, length, budget, 6, marks, chosen, other.sequence)
-            if changed == 0:
-                continue
+            changed, more = _with_random_repeat(
+                tables, state, length, budget, 6, marks, chosen, other.sequence
+            )
+            now += more
+        if changed == 0 or now - time - price * overflow > limit:
+            continue
         _, left = evaluate(tables, other, changed, budget)
-        now = _duration(tables, other, changed)
-        rise = now - time + price * (left - overflow)
-        if rise <= 0 or np.random.random() < math.exp(-rise / heat):
+        if now - time + price * (left - overflow) <= limit:
             length, time, overflow = changed, now, left
             state, other = other, state
             repeats = _repeats(tables, state, length, seen, places)

@@ -27,10 +27,19 @@ class CoveringProgram:
     def require(self, columns: ArrayLike, weights: ArrayLike, at_least: float) -> None:
         self.rows.append((columns, weights, at_least))
 
-    def solved(self, time_limit: float, *, relaxed: bool = False) -> CoveringSolution | None:
+    def solved(
+        self,
+        time_limit: float,
+        *,
+        relaxed: bool = False,
+        start: ArrayLike | None = None,
+        most_nodes: int | None = None,
+        gap: float = 0.0,
+    ) -> CoveringSolution | None:
         """The best found within a time limit in seconds; `None` if that is nothing.
 
-        `relaxed` solves the linear relaxation.
+        `relaxed` solves the linear relaxation. `start` are values of the columns to begin from, `gap` is
+        how much better than the best, as a share of it, a solution may be that is not looked for.
         """
         # Imported here: it takes a while, and most of the tool does without.
         import highspy
@@ -42,7 +51,7 @@ class CoveringProgram:
         for option, value in (
             ("output_flag", False),
             ("time_limit", max(time_limit, 0.01)),
-            ("mip_rel_gap", 0.0),
+            ("mip_rel_gap", gap),
             ("mip_abs_gap", 1e-9),
             ("threads", 1),
             ("random_seed", 0),
@@ -64,7 +73,13 @@ class CoveringProgram:
         if not relaxed:
             integer, continuous = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
             program.integrality_ = [continuous if free else integer for free in self.free]
+        if most_nodes is not None:
+            highs.setOptionValue("mip_max_nodes", most_nodes)
         highs.passModel(program)
+        if start is not None:
+            first = highspy.HighsSolution()
+            first.col_value = np.asarray(start, np.float64)
+            highs.setSolution(first)
         highs.run()
         status = highs.getModelStatus()
         info = highs.getInfo()
@@ -75,7 +90,8 @@ class CoveringProgram:
             return CoveringSolution(
                 info.objective_function_value, np.asarray(highs.getSolution().col_value), True
             )
-        if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit):
+        ended = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kSolutionLimit)
+        if not optimal and status not in ended:
             return None
         found = highs.getSolution()
         values = np.asarray(found.col_value) if found.value_valid and len(found.col_value) else None

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from onnxgc.rematerialisation.construction import sequence_of_gaps
 from onnxgc.rematerialisation.covering import CoveringBound, fixed_order_bound, free_order_bound
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.retention import Parts
 from onnxgc.rematerialisation.timeline import without_needless_repeats
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIME_LIMIT_SECONDS = 30.0
 _BOUND_SHARE = 0.2
 """Of the time limit, what each bound may take."""
+_ROUNDS_A_PART = 4
+"""Rounds beside which one part's program is solved, where rounds are counted."""
 _MOST_REPEATS = 4
 """A sequence has at most so many times as many runs as there are operators."""
 
@@ -283,10 +287,29 @@ class _Search:
     def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
         for how, found in search.first(starts, self._is_settled, self._is_over):
             self._offer(found, how)
-        rounds = 0
+        with ThreadPoolExecutor(1) as beside:
+            try:
+                self._search_beside(search, beside)
+            finally:
+                # What is being solved may take no longer than it was given.
+                beside.shutdown(wait=False, cancel_futures=True)
+
+    def _search_beside(self, search: Neighbourhoods, beside: Executor) -> None:
+        """Rounds of the search, and programs of parts beside them on a core of their own."""
+        parts = Parts(self._problem, self._budget, self._options.seed)
         most = self._options.most_rounds
+        solving: Future[list[int] | None] | None = None
+        rounds = 0
         while not self._is_over() and (most is None or rounds < most):
+            if solving is None and self._best is not None:
+                limit = math.inf if most is not None else self._deadline - time.perf_counter()
+                solving = beside.submit(parts.improved, self._best, limit)
             improved = search.improved(self._best)
             if improved is not None:
                 self._offer(improved, "neighbourhood")
             rounds += 1
+            # Where rounds are counted, what is found must not depend on which of both is faster.
+            if solving is not None and (solving.done() if most is None else not rounds % _ROUNDS_A_PART):
+                found, solving = solving.result(), None
+                if found is not None:
+                    self._offer(found, "program")

@@ -134,5 +134,15 @@ def test_constant_nodes_of_the_older_exporter_do_not_train() -> None:
     assert "w" in parameters(with_weights(model, **others))
 
 
+def test_constant_nodes_that_a_simplifier_made_initializers_do_not_train() -> None:
+    model = by_older(exported({}))
+    for tensor, name in zip(model.graph.initializer, ("w", "s", "k", "t", "e"), strict=True):
+        if name in ("k", "t"):
+            tensor.name = f"/head/{'Constant' if name == 'k' else 'Constant_12'}_output_0"
+            reader = next(node for node in model.graph.node if name in node.input)
+            reader.input[1] = tensor.name
+    assert parameters(model) == ["w", "s", "e"]
+
+
 def test_elsewhere_use_decides() -> None:
     assert parameters(exported({"k": {KIND: "BUFFER"}}, producer="other")) == ["w", "k", "t", "e"]

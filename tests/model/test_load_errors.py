@@ -143,6 +143,24 @@ def test_impossible_convolution(shape: tuple[int, ...], part: str) -> None:
     assert part in text
 
 
+@pytest.mark.parametrize(
+    ("node", "shape", "reason"),
+    [
+        ("y = LayerNormalization(z, s)", (2, 4, 8), "'s' of [4] does not fit 'z' of [2, 4, 8]"),
+        ("y = InstanceNormalization(z, s, s)", (2, 5, 4), "its weight 's' is for 4 channels, but 'z' has 5"),
+        ("y = Gather<axis=1>(z, i)", (2, 3, 4), "it takes element 3 along an axis of 3"),
+        ("y = Gather<axis=1>(z, j)", (2, 3, 4), "it takes element -4 along an axis of 3"),
+    ],
+)
+def test_what_fits_in_the_file_alone(node: str, shape: tuple[int, ...], reason: str) -> None:
+    indices = "int64 i = {3}, int64[1] j = {-4}"
+    source = text_model(f"(float[2,4,4] x) => (float[] r) <{indices}> {{ z = Mul(x, k) {node} r = Relu(y) }}")
+    source.graph.output[0].type.tensor_type.ClearField("shape")
+    source = with_weights(source, k=np.full((1, 1, 1), 0.5), s=np.full(4, 0.5))
+    assert read_model(source, loss="mse", trainable=["k"]).types["r"].shape
+    assert reason in message(ShapeError, source, input_shapes={"x": shape}, loss="mse")
+
+
 def test_impossible_reshape() -> None:
     body = """(float[2,3] x) => (float[2,4] y) <int64[2] s = {2, 4}> { z = MatMul(x, w)
         [flat] y = Reshape(z, s) }"""

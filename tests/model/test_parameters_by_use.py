@@ -153,6 +153,17 @@ def test_data_normalisation_is_doubted() -> None:
     assert not any("--freeze" in note for note in frozen.notes)
 
 
+def test_scale_and_shift_of_the_data_are_both_doubted() -> None:
+    body = "(float[2,3] x) => (float[2,4] y) { a = Mul(x, scale)  z = Add(a, shift)  y = MatMul(z, w) }"
+    source = with_weights(text_model(body), scale=normal(3), shift=normal(3, seed=1), w=normal(3, 4))
+    notes = read_model(source).notes
+    for name in ("scale", "shift"):
+        assert any(
+            f"is applied to input 'x' itself; if it normalises the data, pass --freeze '{name}'" in n
+            for n in notes
+        )
+
+
 def test_globs_overrule() -> None:
     body = """(float[2,3] x) => (float[2,4] y) {
         z = MatMul(x, body_w)  h = MatMul(z, head_w)  s = Mul(h, scale)  y = Add(s, head_b) }"""

@@ -54,6 +54,22 @@ FOLLOWING = {
     "constant beside": "o = Expand(half, {B, 2, 6})  y = Concat<axis=1>(z, o)",
     "constant added": "o = Expand(half, {B, 4, 6})  y = Add(z, o)",
     "looked up": "i = Expand({1}, {B, 4})  e = Gather(table, i)  y = Add(z, e)",
+    "elements looked up": "i = Expand({1}, {B, 4, 2})  y = GatherElements<axis=2>(z, i)",
+    "elements written": """
+        i = Expand({1}, {B, 4, 1})  u = Expand(half, {B, 4, 1})  y = ScatterElements<axis=2>(z, i, u)""",
+    "keys for heads of all samples": """
+        a = Reshape(z, {B, 4, 2, 3})  h = Transpose<perm=[0,2,1,3]>(a)  q = Reshape(h, {-1, 4, 3})
+        p = Reshape(g, {2, 6, 3})  c = Tile(p, {B, 1, 1})  k = Transpose<perm=[0,2,1]>(c)  s = MatMul(q, k)
+        m = Softmax<axis=2>(s)  v = MatMul(m, c)  o = Reshape(v, {B, 2, 4, 3})
+        y = Transpose<perm=[0,2,1,3]>(o)""",
+    "queries of parameters": """
+        e = Expand(token, {B, 3, 6})  q = MatMul(e, g)  r = Reshape(q, {B, 3, 2, 3})
+        h = Transpose<perm=[0,2,1,3]>(r)  f = Reshape(h, {2B, 3, 3})  a = Reshape(z, {B, 4, 2, 3})
+        k = Transpose<perm=[0,2,3,1]>(a)  b = Reshape(k, {2B, 3, 4})  s = MatMul(f, b)
+        y = Reshape(s, {B, -1, 3, 4})""",
+    "one of several states": """
+        e = Expand(token, {3, B, 6})  i = Gather<axis=0>(e, first)  s = Slice(e, {0}, {1}, {0})
+        q = Squeeze(s, {0})  m = ReduceMean<keepdims=0>(z, {1})  y = Concat<axis=1>(m, i, q)""",
     "first half": "d = Neg(z)  c = Concat<axis=0>(z, d)  y = Slice(c, {0}, {B}, {0})",
     "second half": "d = Neg(z)  c = Concat<axis=0>(z, d)  y = Slice(c, {B}, {2B}, {0})",
     "both halves": "d = Neg(z)  c = Concat<axis=0>(z, d)  e, f = Split<axis=0>(c, {B, B})  y = Mul(e, f)",
@@ -196,6 +212,11 @@ def test_an_output_that_keeps_the_batch_is_refused() -> None:
         ShapeError, match=r"output 'y' of \[2, 6\] keeps the file's batch of 2 where 4 is wanted"
     ):
         read_at(exported("a = Slice(z, {0}, {2}, {1})  y = ReduceMean<keepdims=0>(a, {0})", 2), 4)
+
+
+def test_samples_of_a_batch_of_one_in_one_row_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"output 'y' of \[1, 96\] keeps the file's batch of 1"):
+        read_at(exported("t = Transpose<perm=[1,0,2]>(z)  y = Reshape(t, {1, -1})", 1), 4)
 
 
 def test_literals_that_were_rewritten_are_told() -> None:

@@ -45,6 +45,25 @@ def test_given_shapes_need_no_note() -> None:
     assert not any("taken as 1" in note for note in notes)
 
 
+def test_a_symbol_has_the_size_that_is_given_for_another_input() -> None:
+    nodes = "m = ReduceMax<keepdims=0>(z, a) h = Add(x, m) y = MatMul(h, w)"
+    body = f"(float[N,3] x, float[N,3,M] z) => (float[N,2] y) {{ {nodes} }}"
+    source = with_weights(text_model(body), w=normal(3, 2), a=np.array([2]))
+    model = mse(source, x=(5, 3))
+    assert model.types["z"].shape == (5, 3, 1)
+    assert "input 'z': dimension 'N' was taken as 5, as given" in model.notes
+    assert "input 'z': dimension 'M' was taken as 1; pass --input-shapes z:5,3,M" in model.notes
+
+
+def test_an_input_that_keeps_the_file_s_batch_is_told() -> None:
+    body = "(float[1,3] x, float[1,3] mask) => (float[1,2] y) { h = Add(x, mask) y = MatMul(h, w) }"
+    source = with_weights(text_model(body), w=normal(3, 2))
+    note = "if it holds samples too, pass --input-shapes mask:5,3"
+    assert any(text.endswith(note) for text in mse(source, x=(5, 3)).notes)
+    assert not any(text.endswith(note) for text in mse(source, x=(5, 3), mask=(5, 3)).notes)
+    assert not any(text.endswith(note) for text in mse(source, x=(1, 3)).notes)
+
+
 def test_stale_declared_shapes_are_dropped() -> None:
     body = "(float[1,3,8,8] x) => (float[1,4,8,8] y) { z = Conv(x, w)  y = Relu(z) }"
     source = with_weights(text_model(body), w=normal(4, 3, 1, 1))

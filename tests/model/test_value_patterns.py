@@ -95,6 +95,17 @@ def test_frequencies_are_constants_whatever_they_are_multiplied_with() -> None:
     assert decisions(body, freqs=normal(4))["freqs"][0] is Role.PARAMETER
 
 
+@pytest.mark.parametrize("nodes", ["p = Softmax(h) y = MatMul(p, k)", "p = Softmax(h) y = Mul(p, k)"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_that_count_up_are_constants(nodes: str, first: int) -> None:
+    """As detectors and disparity networks take the mean place of a distribution."""
+    shape = (8, 1) if "MatMul(p" in nodes else (8,)
+    numbers = np.arange(first, first + 8, dtype=np.float32).reshape(shape)
+    assert decisions(LINEAR % nodes, k=numbers)["k"][0] is Role.CONSTANT
+    numbers[5] += 0.01
+    assert decisions(LINEAR % nodes, k=numbers)["k"][0] is Role.PARAMETER
+
+
 @pytest.mark.parametrize(
     "nodes, mask, reason",
     [

@@ -60,3 +60,24 @@ def test_a_mean_without_a_variance_is_none() -> None:
     body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Mul(c, k) }"
     source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}
+
+
+@pytest.mark.parametrize(
+    "before", ["", "i = Cast<to=1>(x) j = Div(i, number)", "j = Transpose<perm=[1,0]>(x)"]
+)
+def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
+    source = "j" if before else "x"
+    nodes = f"{before} c = Sub({source}, mean) d = Div(c, std) y = MatMul(d, w)"
+    body = f"(float[3,3] x) => (float[3,4] y) {{ {nodes} }}"
+    values = {"mean": normal(3), "std": np.abs(normal(3, seed=1)), "w": normal(3, 4)}
+    if "number" in before:
+        values["number"] = np.asarray(255.0)
+    model = read_model(with_weights(text_model(body), **values))
+    assert model.parameters == ("w",)
+    assert any("'mean', 'std' (2 weights): taken for the mean or deviation" in note for note in model.notes)
+
+
+def test_what_later_tensors_are_divided_by_trains() -> None:
+    body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Div(c, k) }"
+    source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
+    assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}
