@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxgc.model.draft import Draft
 from onnxgc.model.ir import Node, Weight
+from onnxgc.model.value_patterns import has_several_axes
 
 # Rearranging operators through which a weight is still itself.
 _MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Cast"})
@@ -91,7 +92,9 @@ class _WrittenOut:
         before = self._producers.get(node.inputs[0]) if node.op == "Div" else None
         if before is None or before.op != "Sub" or before.domain or not self._is_input(before.inputs[0]):
             return
-        if self._weight(before.inputs[1]) and self._weight(node.inputs[1]):
+        weights = (self._weight(before.inputs[1]), self._weight(node.inputs[1]))
+        # Tables of several axes are centres, which are learned.
+        if all(weight is not None and not has_several_axes(weight.type.shape) for weight in weights):
             self.found.setdefault((before.outputs[0], 1), RunningStatistic.MEAN_OF_DATA)
             self.found.setdefault((node.outputs[0], 1), RunningStatistic.DEVIATION_OF_DATA)
 

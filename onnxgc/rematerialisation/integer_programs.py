@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,11 +37,13 @@ class CoveringProgram:
         start: ArrayLike | None = None,
         most_nodes: int | None = None,
         gap: float = 0.0,
+        stop: Event | None = None,
     ) -> CoveringSolution | None:
         """The best found within a time limit in seconds; `None` if that is nothing.
 
         `relaxed` solves the linear relaxation. `start` are values of the columns to begin from, `gap` is
-        how much better than the best, as a share of it, a solution may be that is not looked for.
+        how much better than the best, as a share of it, a solution may be that is not looked for. Once
+        `stop` is set the search ends.
         """
         # Imported here: it takes a while, and most of the tool does without.
         import highspy
@@ -80,6 +84,14 @@ class CoveringProgram:
             first = highspy.HighsSolution()
             first.col_value = np.asarray(start, np.float64)
             highs.setSolution(first)
+        if stop is not None:
+
+            def interrupt(kind: Any, message: str, output: Any, reply: Any, data: Any) -> None:
+                reply.user_interrupt = stop.is_set()
+
+            highs.setCallback(interrupt, None)
+            for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
+                highs.startCallback(getattr(highspy._core.cb.HighsCallbackType, kind))
         highs.run()
         status = highs.getModelStatus()
         info = highs.getInfo()

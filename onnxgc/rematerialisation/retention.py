@@ -17,6 +17,7 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 
@@ -178,13 +179,15 @@ class RetentionProgram:
                 self._add_storage(position, storage, number)
         self._add_memory(budget)
 
-    def improved(self, seconds: float, most_nodes: int | None) -> tuple[list[int] | None, bool]:
+    def improved(
+        self, seconds: float, most_nodes: int | None = None, stop: Event | None = None
+    ) -> tuple[list[int] | None, bool]:
         """A sequence of less duration, if one was found, and whether there is no better one."""
         if not self._repeat:
             return None, True
         retention = self._retention
         start = [self._start[column] for column in range(len(self._program.costs))]
-        solution = self._program.solved(seconds, start=start, most_nodes=most_nodes, gap=_GAP)
+        solution = self._program.solved(seconds, start=start, most_nodes=most_nodes, gap=_GAP, stop=stop)
         if solution is None or solution.values is None:
             return None, False
         chosen = {repeat for repeat, column in self._repeat.items() if solution.values[column] > 0.5}
@@ -331,10 +334,13 @@ class Parts:
         self._size = _FIRST_SIZE
         self._is_first = True
 
-    def improved(self, sequence: Sequence[int], seconds: float) -> list[int] | None:
+    def improved(
+        self, sequence: Sequence[int], seconds: float, stop: Event | None = None
+    ) -> list[int] | None:
         """A sequence of less duration by another choice in one part, if there is one.
 
-        It stops after so many seconds; where they are infinite, after as many nodes as always.
+        It stops after so many seconds; where they are infinite, after as many nodes as always. It
+        ends early once `stop` is set.
         """
         retention = Retention(self._problem, sequence)
         if not retention.candidates:
@@ -349,7 +355,7 @@ class Parts:
             free, most = self._part(retention), self._size
             seconds = min(seconds, _MOST_SECONDS) if math.isfinite(seconds) else seconds
         program = RetentionProgram(retention, self._budget, free, retention.possible(free, most))
-        found, is_best = program.improved(seconds, nodes)
+        found, is_best = program.improved(seconds, nodes, stop)
         if not is_whole:
             self._size = max(_SMALLEST_SIZE, round(self._size * (_LARGER if is_best else _SMALLER)))
         return found

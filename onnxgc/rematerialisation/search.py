@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
+from threading import Event
 from typing import TYPE_CHECKING
 
 from onnxgc.planning.plan import Status
@@ -287,14 +288,14 @@ class _Search:
     def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
         for how, found in search.first(starts, self._is_settled, self._is_over):
             self._offer(found, how)
+        stop = Event()
         with ThreadPoolExecutor(1) as beside:
             try:
-                self._search_beside(search, beside)
+                self._search_beside(search, beside, stop)
             finally:
-                # What is being solved may take no longer than it was given.
-                beside.shutdown(wait=False, cancel_futures=True)
+                stop.set()
 
-    def _search_beside(self, search: Neighbourhoods, beside: Executor) -> None:
+    def _search_beside(self, search: Neighbourhoods, beside: Executor, stop: Event) -> None:
         """Rounds of the search, and programs of parts beside them on a core of their own."""
         parts = Parts(self._problem, self._budget, self._options.seed)
         most = self._options.most_rounds
@@ -303,7 +304,7 @@ class _Search:
         while not self._is_over() and (most is None or rounds < most):
             if solving is None and self._best is not None:
                 limit = math.inf if most is not None else self._deadline - time.perf_counter()
-                solving = beside.submit(parts.improved, self._best, limit)
+                solving = beside.submit(parts.improved, self._best, limit, stop)
             improved = search.improved(self._best)
             if improved is not None:
                 self._offer(improved, "neighbourhood")

@@ -77,6 +77,13 @@ def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
     assert any("'mean', 'std' (2 weights): taken for the mean or deviation" in note for note in model.notes)
 
 
+def test_centres_that_data_is_compared_with_train() -> None:
+    body = """(float[4,1,3] x) => (float[4,5] y) <int64[1] last = {2}> {
+        d = Sub(x, centres) s = Div(d, widths) y = ReduceL2<keepdims=0>(s, last) }"""
+    source = with_weights(text_model(body), centres=normal(5, 3), widths=normal(5, 1, seed=1))
+    assert set(read_model(source, loss="mse").parameters) == {"centres", "widths"}
+
+
 def test_what_later_tensors_are_divided_by_trains() -> None:
     body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Div(c, k) }"
     source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
