@@ -29,6 +29,8 @@ class Tables(NamedTuple):
 
     first_read: Array
     reads: Array
+    first_reader: Array
+    readers: Array
     first_write: Array
     writes: Array
     sizes: Array
@@ -57,6 +59,8 @@ def tables_of(problem: OperatorProblem) -> Tables:
     return Tables(
         starts(reads),
         flat(storage for entry in reads for storage in entry),
+        starts(list(problem.readers)),
+        flat(operator for entry in problem.readers for operator in entry),
         starts(writes),
         flat(storage for entry in writes for storage in entry),
         flat(problem.sizes),
@@ -360,6 +364,122 @@ def repair(
         length = longer
         _, overflow = evaluate(tables, state, length, budget)
     return length, overflow, work // (3 * length + 1)
+
+
+@compiled
+def run_on_demand(
+    tables: Tables, state: State, order: Array, budget: int, by_size: float, by_distance: float
+) -> int:
+    """Run operators in an order, making room and computing again what is missing; the length, 0 for failure.
+
+    What goes first is cheap to compute again, large, and not needed for long: `by_size` and
+    `by_distance` say how much the latter two count, as exponents.
+    """
+    operators = len(tables.durations)
+    most = len(state.sequence) - 3
+    held = np.zeros(len(tables.sizes), np.bool_)
+    pins = np.zeros(len(tables.sizes), np.int64)
+    uses = tables.first_reader.copy()
+    place_of = np.zeros(operators, np.int64)
+    place_of[order] = np.arange(operators)
+    stack = np.zeros(operators + 1, np.int64)
+    seen = np.zeros(operators, np.int64)
+    ran = np.zeros(operators, np.bool_)
+    chain = np.zeros(operators, np.int64)
+    memory = 0
+    length = 0
+    mark = 0
+    for now in range(operators + len(tables.kept)):
+        if now < operators:
+            target = order[now]
+        elif held[tables.kept[now - operators]]:
+            continue
+        else:
+            target = tables.producer[tables.kept[now - operators]]
+        depth = 0
+        stack[0] = target
+        for k in range(tables.first_read[target], tables.first_read[target + 1]):
+            pins[tables.reads[k]] += 1
+        while depth >= 0:
+            operator = stack[depth]
+            missing = -1
+            for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
+                if not held[tables.reads[k]]:
+                    missing = tables.producer[tables.reads[k]]
+            if missing >= 0:
+                if not tables.may_repeat[missing] or depth == operators:
+                    return 0
+                depth += 1
+                stack[depth] = missing
+                for k in range(tables.first_read[missing], tables.first_read[missing + 1]):
+                    pins[tables.reads[k]] += 1
+                continue
+            needed = tables.workspace[operator]
+            for k in range(tables.first_write[operator], tables.first_write[operator + 1]):
+                if not held[tables.writes[k]]:
+                    needed += tables.sizes[tables.writes[k]]
+            while memory + needed > budget:
+                worst = -1
+                lowest = 0.0
+                for storage in range(len(tables.sizes)):
+                    producer = tables.producer[storage]
+                    if not held[storage] or pins[storage] > 0 or tables.sizes[storage] == 0:
+                        continue
+                    while (
+                        uses[storage] < tables.first_reader[storage + 1]
+                        and ran[tables.readers[uses[storage]]]
+                    ):
+                        uses[storage] += 1
+                    is_needed = False
+                    following = operators
+                    for k in range(uses[storage], tables.first_reader[storage + 1]):
+                        if not ran[tables.readers[k]]:
+                            following = min(following, place_of[tables.readers[k]])
+                            is_needed = True
+                    for kept in tables.kept:
+                        is_needed = is_needed or kept == storage
+                    if is_needed and not tables.may_repeat[producer]:
+                        continue
+                    time = 0.0
+                    if is_needed:
+                        # The time of its writer, and of what that would miss.
+                        count = 1
+                        chain[0] = producer
+                        mark += 1
+                        at = 0
+                        while at < count and count < 50:
+                            time += tables.durations[chain[at]]
+                            for k in range(tables.first_read[chain[at]], tables.first_read[chain[at] + 1]):
+                                before = tables.producer[tables.reads[k]]
+                                if not held[tables.reads[k]] and seen[before] != mark:
+                                    seen[before] = mark
+                                    chain[count] = before
+                                    count += 1
+                            at += 1
+                    distance = 1.0 + max(0, following - now)
+                    score = (time + 1e-3) / (tables.sizes[storage] ** by_size * distance**by_distance)
+                    if not is_needed:
+                        score = -1.0 * tables.sizes[storage]
+                    if worst < 0 or score < lowest:
+                        worst = storage
+                        lowest = score
+                if worst < 0:
+                    return 0
+                held[worst] = False
+                memory -= tables.sizes[worst]
+            if length == most:
+                return 0
+            state.sequence[length] = operator
+            length += 1
+            ran[operator] = True
+            for k in range(tables.first_write[operator], tables.first_write[operator + 1]):
+                if not held[tables.writes[k]]:
+                    held[tables.writes[k]] = True
+                    memory += tables.sizes[tables.writes[k]]
+            for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
+                pins[tables.reads[k]] -= 1
+            depth -= 1
+    return length
 
 
 @compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,6 +28,8 @@ _HOT, _COLD = 0.05, 0.001
 _ANNEAL_HOT, _ANNEAL_COLD = 0.3, 0.005
 """The same for annealing, in units of the mean duration."""
 _OVERFLOW_PRICE = 1.0
+_EVICTING = ((1.0, 1.0), (1.0, 0.3), (1.0, 0.0), (0.5, 1.0))
+"""How much size and distance count when room is made, in each try."""
 _MOVES_SHARE = 0.25
 _MOVING_ROUNDS = 8
 """In free order, one round in so many begins with moves for less memory."""
@@ -44,6 +47,7 @@ def run_all_loops() -> None:
     search = Neighbourhoods(problem, 3, free_order=True, seed=0)
     for _ in range(_CYCLE + 2):
         search.improved([0, 1, 0, 2])
+    search._run_on_demand([0, 1, 2], 1.0, 1.0)
 
 
 class Neighbourhoods:
@@ -74,20 +78,29 @@ class Neighbourhoods:
         is_settled: Callable[[], bool],
         is_over: Callable[[], bool],
     ) -> Iterator[tuple[str, list[int]]]:
-        """Repair of each start, then, in free order and while there is time, of each with its runs moved."""
+        """Repair of each start, then, while there is time, other ways to begin.
+
+        The first start with room made on demand, and, in free order, each start with its runs moved.
+        """
         for start in starts:
             if is_settled():
                 return
             found = self._repaired(start)
             if found is not None:
                 yield "repair", found
+        for start, (by_size, by_distance) in itertools.product(starts[:1], _EVICTING):
+            if is_over():
+                return
+            found = self._run_on_demand(start, by_size, by_distance)
+            if found is not None:
+                yield "on demand", found
         if not self._free_order:
             return
         for start in starts:
             if is_over():
                 return
             moved = self._reordered(start, self._budget, _REORDER_STEPS)
-            found = self._repaired(moved)
+            found = self._repaired(moved) or self._run_on_demand(moved, *_EVICTING[0])
             if found is not None:
                 yield "order", found
 
@@ -181,6 +194,12 @@ class Neighbourhoods:
             _NO_LIMIT,
         )
         return self._pruned(length) if overflow == 0 else None
+
+    def _run_on_demand(self, start: Sequence[int], by_size: float, by_distance: float) -> list[int] | None:
+        """First runs in the order of a start, with room made for each; without what is not needed."""
+        order = np.asarray(list(dict.fromkeys(start)), np.int64)
+        length = compiled.run_on_demand(self._tables, self._state, order, self._budget, by_size, by_distance)
+        return self._pruned(length) if length else None
 
     def _pruned(self, length: int) -> list[int]:
         length = compiled.prune(
