@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -169,6 +170,11 @@ class Neighbourhoods:
         )
         self._current = current[:now_length].tolist()
         return _listed(best[:best_length])
+
+    def made_anew(self, best: Sequence[int]) -> list[int] | None:
+        """Another sequence with first runs in the order of the best, with room made in some other way."""
+        draw = random.Random(self._next_seed())
+        return self._run_on_demand(best, draw.uniform(0.5, 1.2), draw.uniform(0.0, 1.0))
 
     def _made_anew(self, cycle: int) -> list[int] | None:
         """A sequence from a repair with noise, in free order of runs that were moved first, in turn."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
 
@@ -28,18 +28,15 @@ Point = tuple[int, int]
 """A run by its group and its operator's position; that of a first run is the number of operators."""
 _DEEPEST = 40
 """Operators that may run again behind one another, each for the next."""
-_FIRST_SIZE = 600
+_FIRST_SIZE = 400
 _SMALLEST_SIZE = 60
 """Runs that the program of a part may choose from, to begin with and at least."""
 _LARGER, _SMALLER = 1.03, 0.85
 """How much larger the next part is where one was solved to the end, and where one was not."""
-_MOST_NODES = 20
+_MOST_NODES = 10
 _GAP = 1e-3
-_MOST_SECONDS = 4.0
-_WHOLE = 2_000
-"""Where there are no more runs than this to choose from, the first part is everything, ..."""
-_WHOLE_SHARE = 0.5
-"""... for this share of the time."""
+_MOST_SECONDS = 2.0
+_MOST_IN_VAIN = 15
 
 
 class Retention:
@@ -325,39 +322,49 @@ class _FixedMemory:
 
 
 class Parts:
-    """Programs of one part after another of a sequence; the same seed and calls give the same results."""
+    """Programs of one part after another; the same seed and calls give the same results.
 
-    def __init__(self, problem: OperatorProblem, budget: int, seed: int) -> None:
+    `made_anew` makes a sequence within the budget to begin from, if it can.
+    """
+
+    def __init__(
+        self,
+        problem: OperatorProblem,
+        budget: int,
+        seed: int,
+        made_anew: Callable[[Sequence[int]], list[int] | None] = lambda best: None,
+    ) -> None:
         self._problem = problem
         self._budget = budget
         self._random = random.Random(seed)
+        self._made_anew = made_anew
         self._size = _FIRST_SIZE
-        self._is_first = True
+        self._current: list[int] | None = None
+        self._in_vain = 0
+        self._starts = 0
 
-    def improved(
-        self, sequence: Sequence[int], seconds: float, stop: Event | None = None
-    ) -> list[int] | None:
+    def improved(self, best: Sequence[int], seconds: float, stop: Event | None = None) -> list[int] | None:
         """A sequence of less duration by another choice in one part, if there is one.
 
-        It stops after so many seconds; where they are infinite, after as many nodes as always. It
-        ends early once `stop` is set.
+        It begins from the best and goes on from what it found itself; after many parts in vain it begins
+        anew, from a sequence made for it and from the best in turn. It stops after so many seconds;
+        where they are infinite, after as many nodes as always; or once `stop` is set.
         """
-        retention = Retention(self._problem, sequence)
+        if self._current is None or self._in_vain == _MOST_IN_VAIN:
+            self._in_vain = 0
+            self._current = (self._made_anew(best) if self._starts % 2 else None) or list(best)
+            self._starts += 1
+        retention = Retention(self._problem, self._current)
         if not retention.candidates:
+            self._in_vain = _MOST_IN_VAIN
             return None
-        free, most = set(retention.candidates), _WHOLE
-        nodes: int | None = _MOST_NODES
-        is_whole = self._is_first and math.isfinite(seconds) and len(retention.possible(free, None)) <= most
-        self._is_first = False
-        if is_whole:
-            seconds, nodes = _WHOLE_SHARE * seconds, None
-        else:
-            free, most = self._part(retention), self._size
-            seconds = min(seconds, _MOST_SECONDS) if math.isfinite(seconds) else seconds
-        program = RetentionProgram(retention, self._budget, free, retention.possible(free, most))
-        found, is_best = program.improved(seconds, nodes, stop)
-        if not is_whole:
-            self._size = max(_SMALLEST_SIZE, round(self._size * (_LARGER if is_best else _SMALLER)))
+        free = self._part(retention)
+        program = RetentionProgram(retention, self._budget, free, retention.possible(free, self._size))
+        limit = min(seconds, _MOST_SECONDS) if math.isfinite(seconds) else seconds
+        found, is_best = program.improved(limit, _MOST_NODES, stop)
+        self._size = max(_SMALLEST_SIZE, round(self._size * (_LARGER if is_best else _SMALLER)))
+        self._in_vain = self._in_vain + 1 if found is None else 0
+        self._current = found or self._current
         return found
 
     def _part(self, retention: Retention) -> set[int]:

@@ -297,7 +297,11 @@ class _Search:
 
     def _search_beside(self, search: Neighbourhoods, beside: Executor, stop: Event) -> None:
         """Rounds of the search, and programs of parts beside them on a core of their own."""
-        parts = Parts(self._problem, self._budget, self._options.seed)
+        from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
+
+        free_order, seed = self._options.order is Order.FREE, self._options.seed
+        other = Neighbourhoods(self._problem, self._budget, free_order=free_order, seed=seed)
+        parts = Parts(self._problem, self._budget, seed, other.made_anew)
         most = self._options.most_rounds
         solving: Future[list[int] | None] | None = None
         rounds = 0
