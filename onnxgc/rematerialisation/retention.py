@@ -31,12 +31,14 @@ _DEEPEST = 40
 _FIRST_SIZE = 400
 _SMALLEST_SIZE = 60
 """Runs that the program of a part may choose from, to begin with and at least."""
-_LARGER, _SMALLER = 1.03, 0.85
+_LARGER, _SMALLER = 1.05, 0.85
 """How much larger the next part is where one was solved to the end, and where one was not."""
 _MOST_NODES = 10
 _GAP = 1e-3
 _MOST_SECONDS = 2.0
 _MOST_IN_VAIN = 15
+_STARTS = (1, 2, 4, 8)
+"""Of how many runs of neighbouring operators a part may be made."""
 
 
 class Retention:
@@ -368,9 +370,9 @@ class Parts:
         return found
 
     def _part(self, retention: Retention) -> set[int]:
-        """One, two or three runs of candidates that stand together, with as many repeats as are wanted."""
+        """Some runs of neighbouring candidates, with about as many repeats as a part should have."""
         candidates = retention.candidates
-        starts = [self._random.randrange(len(candidates)) for _ in range(self._random.choice((1, 1, 2, 3)))]
+        starts = [self._random.randrange(len(candidates)) for _ in range(self._random.choice(_STARTS))]
 
         def of_width(width: int) -> set[int]:
             return {candidates[(start + k) % len(candidates)] for start in starts for k in range(width)}
