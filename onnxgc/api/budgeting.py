@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, Ti
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.least_peak import least_peak
+from onnxgc.rematerialisation.problem import judge
 from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence, Order
 from onnxgc.rematerialisation.trade_off import trade_off
 from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
@@ -28,6 +30,8 @@ DEFAULT_DEVICE = "a100"
 """Whose times count where neither a device nor a calibration is given."""
 FRONTIER_POINTS = 12
 """Budgets of a trade-off, the least and the regular peak included."""
+_SHARE_OF_ORDER = 0.1
+"""Of the time limit, what the search for the best order without recomputation takes."""
 _SHARE_OF_FRONTIER = 0.7
 """Of the time limit, what a trade-off takes where a budget is asked for beside it."""
 _SHARE_OF_LEAST = 0.4
@@ -118,12 +122,28 @@ class FrontierPoint:
     solution: Solution
 
 
-def solution_asked(
-    problem: CheckpointProblem, request: BudgetRequest, durations: Mapping[str, int], options: SolverOptions
-) -> tuple[Solution, tuple[FrontierPoint, ...]]:
-    """The plan that was asked for, and the trade-off where that was too, within one time limit.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The plan that was asked for, and the trade-off where that was too.
 
-    Without a budget it is the plan of the least peak in the trade-off.
+    `order_alone_peak_bytes` is the lowest peak found without any recomputation, by the order of operators
+    alone; in fixed order there is no other.
+    """
+
+    solution: Solution
+    frontier: tuple[FrontierPoint, ...]
+    order_alone_peak_bytes: int | None
+
+
+def answer_to(
+    request: BudgetRequest,
+    problem: CheckpointProblem,
+    durations: Mapping[str, int],
+    options: SolverOptions,
+) -> Answer:
+    """What was asked for, within one time limit.
+
+    Without a budget the plan is that of the least peak in the trade-off.
 
     Raises:
         BudgetError: no plan fits.
@@ -131,10 +151,17 @@ def solution_asked(
     started = time.perf_counter()
     options = with_default_limit(options)
     limit, budget = options.time_limit_seconds, request.budget
+    order_alone = None
+    if request.order is Order.FREE:
+        options.tell("planning: the order alone")
+        order, order_alone = _order_alone(problem, durations, options)
+        options = replace(options, sequences=(*options.sequences, order))
     frontier: tuple[FrontierPoint, ...] = ()
     if request.pareto:
         share = 1.0 if budget is None or budget == Budget() else _SHARE_OF_FRONTIER
-        first = replace(options, time_limit_seconds=None if limit is None else share * limit)
+        spent = time.perf_counter() - started
+        left = None if limit is None else max(0.0, share * limit - spent)
+        first = replace(options, time_limit_seconds=left)
         frontier = frontier_of(problem, durations, first)
     interrupted = any(point.solution.interrupted for point in frontier)
     if frontier and (budget is None or budget == Budget()):
@@ -146,7 +173,24 @@ def solution_asked(
         options = replace(options, time_limit_seconds=0.0 if interrupted else left)
         solution = solution_within(problem, budget, durations, options, frontier)
     seconds = time.perf_counter() - started
-    return replace(solution, seconds=seconds, interrupted=interrupted or solution.interrupted), frontier
+    solution = replace(solution, seconds=seconds, interrupted=interrupted or solution.interrupted)
+    return Answer(solution, frontier, order_alone)
+
+
+def _order_alone(
+    problem: CheckpointProblem, durations: Mapping[str, int], options: SolverOptions
+) -> tuple[tuple[str, ...], int]:
+    """Operators once each, in the order of the lowest peak that was found, and that peak."""
+    # Imported here: it brings the compiler along.
+    from onnxgc.rematerialisation.neighbourhoods import order_of_least_peak
+    from onnxgc.rematerialisation.search import compile_loops
+
+    compile_loops()
+    limit = options.time_limit_seconds
+    end = math.inf if limit is None else time.perf_counter() + _SHARE_OF_ORDER * limit
+    posed = problem_of(problem.joint().step, durations)
+    order = order_of_least_peak(posed.problem, lambda: time.perf_counter() >= end, options.seed)
+    return posed.names_of(order), judge(posed.problem, order).peak
 
 
 def with_default_limit(options: SolverOptions) -> SolverOptions:
@@ -176,7 +220,7 @@ def solution_within(
         )
     regular = regular_peak_bytes(problem)
     within = replace(options, budget_bytes=budget.bytes_of(regular), durations=durations, objective=None)
-    known = tuple(point.solution.plan.sequence for point in frontier)
+    known = (*options.sequences, *(point.solution.plan.sequence for point in frontier))
     return BUDGET.solve(problem, replace(within, sequences=known))
 
 

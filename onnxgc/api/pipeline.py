@@ -17,7 +17,7 @@ import onnx
 from onnxgc.api.budgeting import (
     BudgetRequest,
     FrontierPoint,
-    solution_asked,
+    answer_to,
 )
 from onnxgc.api.trial import trial_run
 from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
@@ -78,8 +78,8 @@ class PlannedStep:
     """A model's training step under a plan: the decision, the schedule, and the judge's view of it.
 
     `step` and `regular_step` differ only where the plan asks for another order of forward. With a budget,
-    `request` is what was asked for, `timing` names what times are taken from, and `frontier` is the
-    trade-off, where it was asked for.
+    `request` is what was asked for, `timing` names what times are taken from, `frontier` is the trade-off,
+    where it was asked for, and `order_alone_peak_bytes` the lowest peak without recomputation.
     """
 
     model: TrainableModel
@@ -95,6 +95,7 @@ class PlannedStep:
     budget_bytes: int | None = None
     timing: str = ""
     frontier: tuple[FrontierPoint, ...] = ()
+    order_alone_peak_bytes: int | None = None
 
     @property
     def raises_the_peak(self) -> bool:
@@ -317,7 +318,8 @@ def plan_within(
     """
     traced = _traced(model, keep_outputs)
     durations, timing, note = request.durations(traced.step)
-    solution, frontier = solution_asked(traced.problem, request, durations, options)
+    answer = answer_to(request, traced.problem, durations, options)
+    solution = answer.solution
     planned = _scheduled(model, traced, solution)
     budget, regular = request.budget, planned.regular_profile.peak_bytes
     limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
@@ -328,7 +330,8 @@ def plan_within(
         request=request,
         budget_bytes=limit,
         timing=timing,
-        frontier=frontier,
+        frontier=answer.frontier,
+        order_alone_peak_bytes=answer.order_alone_peak_bytes,
     )
 
 
@@ -463,6 +466,7 @@ def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
             "most_extra_time_ratio": None if budget is None else budget.most_extra,
             "timing": planned.timing,
             "order": planned.request.order.value,
+            "order_alone_peak_bytes": planned.order_alone_peak_bytes,
             "regular_seconds": cost.regular / 1e9,
             **_ratios(cost),
         },

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from onnxgc.rematerialisation import compiled
-from onnxgc.rematerialisation.problem import Operation, OperatorProblem
+from onnxgc.rematerialisation.problem import Operation, OperatorProblem, judge
 
 DEEPEST = 40
 """Operators that repair computes again behind one another."""
@@ -36,6 +36,11 @@ _MOVING_ROUNDS = 8
 """In free order, one round in so many begins with moves for less memory."""
 _MOVES = 3_000
 _REORDER_STEPS = 100_000
+_WORK_AN_ORDER = 50_000_000
+_FEWEST_STEPS = 2_000
+"""Moves for an order of a lower peak: so many times operators, and at least so many."""
+_LESS = 200
+"""Each order is to have a peak lower by one part in so many."""
 _REORDER_HOT, _REORDER_COLD = 0.5, 0.002
 
 
@@ -49,6 +54,22 @@ def run_all_loops() -> None:
     for _ in range(_CYCLE + 2):
         search.improved([0, 1, 0, 2])
     search._run_on_demand([0, 1, 2], 1.0, 1.0)
+
+
+def order_of_least_peak(
+    problem: OperatorProblem, is_over: Callable[[], bool], seed: int = 0
+) -> tuple[int, ...]:
+    """All operators once, in the order of the lowest peak that is found by moving runs."""
+    best = tuple(range(len(problem)))
+    search = Neighbourhoods(problem, 0, free_order=True, seed=seed)
+    steps = max(_FEWEST_STEPS, min(_REORDER_STEPS, _WORK_AN_ORDER // len(problem)))
+    while not is_over():
+        peak = judge(problem, best).peak
+        moved = search._reordered(best, peak - 1 - peak // _LESS, steps)
+        if judge(problem, moved).peak >= peak:
+            break
+        best = tuple(moved)
+    return best
 
 
 class Neighbourhoods:

@@ -1,12 +1,15 @@
 """The compiled judge against the plain one, and what the search of neighbourhoods returns."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from onnxgc.rematerialisation import compiled, neighbourhoods
-from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
-from onnxgc.rematerialisation.problem import judge
+from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods, order_of_least_peak
+from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.search import Order
+from tests.rematerialisation.exhaustive import least_extra
 from tests.rematerialisation.random_problems import random_problem, random_sequence, tight_problems
 
 
@@ -52,4 +55,24 @@ def test_all_that_the_search_finds_is_valid_and_within_the_budget(
             assert judge(problem, sequence).peak <= budget
             assert free_order or list(dict.fromkeys(sequence)) == list(range(len(problem)))
             found.append((how, len(sequence)))
-    assert {how for how, _ in found} == {"repair", "on demand", "round"} | ({"order"} if free_order else set())
+    assert {how for how, _ in found} == {"repair", "on demand", "round"} | (
+        {"order"} if free_order else set()
+    )
+
+
+def test_an_order_of_a_lower_peak_is_found_where_there_is_one() -> None:
+    lower = 0
+    for problem, _ in tight_problems(24, 40, 8):
+        order = order_of_least_peak(problem, lambda: False)
+        assert sorted(order) == list(range(len(problem)))
+        before, after = judge(problem, range(len(problem))).peak, judge(problem, order).peak
+        best = next(peak for peak in range(after + 1) if _fits_once(problem, peak))
+        assert best <= after <= before
+        lower += after < before
+        assert after <= 1.2 * best
+    assert lower > 5
+
+
+def _fits_once(problem: OperatorProblem, budget: int) -> bool:
+    once = replace(problem, operations=tuple(replace(one, may_repeat=False) for one in problem.operations))
+    return least_extra(once, budget, Order.FREE) is not None

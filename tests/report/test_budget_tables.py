@@ -22,7 +22,7 @@ from onnxgc.report.plots import HEIGHT, WIDTH, scatter_plot
 FOUND = {
     "bytes": 60_000_000, "most_extra_time_ratio": None, "timing": "data sheet of a card", "order": "free",
     "regular_seconds": 0.25, "extra_time_ratio": 0.04, "lower_bound_ratio": 0.03, "gap": 0.0096,
-    "gap_of_extra": 0.25,
+    "gap_of_extra": 0.25, "order_alone_peak_bytes": None,
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_memory_time_bound_and_gap_have_a_row_each() -> None:
 def test_what_the_order_alone_gives_is_shown_where_it_is_known() -> None:
     table = plan_within_budget(report(order_alone_peak_bytes=75_000_000))
     assert rows(table)[2] == ["by reordering alone", "", "75.0 MB", "75%"]
-    assert rows(plan_within_budget(report(order_alone_peak_bytes=None))) == rows(plan_within_budget(report()))
+    assert "by reordering alone" not in {row[0] for row in rows(plan_within_budget(report()))}
 
 
 def test_without_a_memory_budget_the_bound_is_one_of_memory() -> None:
