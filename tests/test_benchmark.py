@@ -14,6 +14,7 @@ import pytest
 
 import onnxgc
 from onnxgc.planning.allocations import Allocations, allocations
+from onnxgc.rematerialisation.graph_file import parse_operator_graph
 from onnxgc.runtime.profile import RunProfile
 from onnxgc.solvers.acg import ACG
 from scripts import benchmark
@@ -28,6 +29,7 @@ from scripts.benchmarking import (
     readme,
     table1,
 )
+from scripts.benchmarking.layered import layered_graph
 from scripts.benchmarking.records import MODELS, Progress
 from tests.graph.random_graphs import chain
 
@@ -238,6 +240,15 @@ def test_a_wrong_claim_is_counted() -> None:
         1,
         1,
     )
+
+
+def test_layered_graphs_have_few_ends_and_are_the_same_for_a_seed() -> None:
+    graph = layered_graph(200, seed=5)
+    assert graph == layered_graph(200, seed=5) != layered_graph(200, seed=6)
+    problem = parse_operator_graph(graph).problem
+    assert len(problem) == 200
+    assert len(problem.kept) <= 8
+    assert all(operation.reads for operation in problem.operations[8:])
 
 
 def test_picture_is_well_formed_and_reaches_both_peaks(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,15 @@ from onnxgc.model.ir import dtype_name
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import measure, random_feeds
 from onnxgc.runtime.ort import SessionSettings
+from scripts.benchmarking.layered import layered_graph
 from scripts.benchmarking.records import MODELS, Progress
 
 GIBIBYTE = 2**30
 SHARES = (0.9, 0.8, 0.6, 0.5, 0.3, 0.2)
 ORDERS = ("free", "fixed")
+LAYERED_OPERATORS = 1_000
+LAYERED_SEEDS = (1, 2, 3)
+"""Random layered graphs; at the two largest of the shares alone."""
 _RUNS = 3
 
 
@@ -56,13 +61,24 @@ class Options:
 
 
 def run_budgets(options: Options, tell: Progress) -> dict[str, Any]:
-    """Rows of graphs (the files in `options.graphs`, where given) and of networks."""
+    """Rows of graphs (the files in `options.graphs`, where given, and random ones) and of networks."""
     files = sorted(options.graphs.glob("*.json")) if options.graphs else []
+    with tempfile.TemporaryDirectory() as folder:
+        layered = [Path(folder) / f"layered-{LAYERED_OPERATORS}-{seed}.json" for seed in LAYERED_SEEDS]
+        for path, seed in zip(layered, LAYERED_SEEDS, strict=True):
+            path.write_text(json.dumps(layered_graph(LAYERED_OPERATORS, seed)), encoding="utf-8")
+        graphs = [
+            row
+            for path, shares in (
+                *((path, SHARES) for path in files),
+                *((path, SHARES[:2]) for path in layered),
+            )
+            if _is_wanted(path.stem, options)
+            for row in _graph(path, shares, options, tell)
+        ]
     return {
         "time_limit_seconds": options.time_limit,
-        "graphs": [
-            row for path in files if _is_wanted(path.stem, options) for row in _graph(path, options, tell)
-        ],
+        "graphs": graphs,
         "networks": [
             row
             for entry in NETWORKS
@@ -76,10 +92,10 @@ def _is_wanted(name: str, options: Options) -> bool:
     return not options.only or name in options.only
 
 
-def _graph(path: Path, options: Options, tell: Progress) -> list[dict[str, Any]]:
+def _graph(path: Path, shares: Sequence[float], options: Options, tell: Progress) -> list[dict[str, Any]]:
     rows = []
     for order in ORDERS:
-        for share in SHARES:
+        for share in shares:
             tell(f"{path.stem} at {share:.0%}, {order} order")
             row: dict[str, Any] = {"graph": path.stem, "order": order, "share": share}
             try:
