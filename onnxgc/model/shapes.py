@@ -316,6 +316,8 @@ class _Walk:
         except (shape_inference.InferenceError, defs.SchemaError, onnx.checker.ValidationError) as error:
             return self._inconsistent(node, _reason(error))
         if any(name and _static(found.get(name)) is None for name in node.outputs):
+            if node.domain:
+                return self._of_other_domain(node)
             found |= self._by_function_body(proto, types)
         if node.op in _SAME_AS_INPUT and _static(found.get(node.outputs[0])) is None:
             found[node.outputs[0]] = self.protos[node.inputs[0]]
