@@ -47,7 +47,7 @@ class GraphFileError(OnnxgcError):
 
 
 class RuntimeUnavailableError(OnnxgcError):
-    """ONNX Runtime is missing, or two builds of it break each other."""
+    """ONNX Runtime or PyTorch is missing, or two builds of the former break each other."""
 
 
 class RuntimeFailedError(OnnxgcError):

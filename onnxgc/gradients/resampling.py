@@ -1,15 +1,14 @@
 """Gradients of resampling: images in another size, or read at given points.
 
 Resize works along each axis by a fixed matrix [out, in], since shapes and scales are static, so its
-gradient is the product with the transposed one. The matrices follow ONNX Runtime's CPU kernel, in
-float32 as there: a coordinate that is rounded otherwise picks another element.
+gradient is the product with the transposed one.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,92 +16,10 @@ import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.resizing import Resampling, Resize, resamplings
 from onnxgc.gradients.shaping import Sums, is_narrow, reduce_sum, reshape, zeros
 from onnxgc.model.ir import Array
 
-
-@dataclass(frozen=True, slots=True)
-class Resampling:
-    """What a Resize does along one axis.
-
-    Each of the elements of y is the sum of some elements of x: `places` [taps, out] says which, and
-    `weights` [taps, out] with what weights.
-    """
-
-    axis: int
-    extent: int
-    places: Array
-    weights: Array
-
-    @property
-    def count(self) -> int:
-        return int(self.places.shape[1])
-
-    @property
-    def matrix(self) -> Array:
-        """[out, in]."""
-        matrix = np.zeros((self.count, self.extent))
-        for places, weights in zip(self.places, self.weights, strict=True):
-            np.add.at(matrix, (np.arange(self.count), places), weights)
-        return matrix
-
-    @property
-    def repeats(self) -> int | None:
-        """How often each element of x is in y, where all of them are as often, in order."""
-        times = self.count // self.extent
-        is_even = len(self.places) == 1 and self.count == times * self.extent and (self.weights == 1).all()
-        repeated = np.repeat(np.arange(self.extent), times)
-        return times if is_even and np.array_equal(self.places[0], repeated) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """Numbers of one axis that coordinates depend on, in float32."""
-
-    extent: np.float32
-    count: np.float32
-    scale: np.float32
-    start: np.float32
-    end: np.float32
-
-
-def _half_pixel(y: Array, axis: _Axis) -> Array:
-    return (y + np.float32(0.5)) / axis.scale - np.float32(0.5)
-
-
-def _half_pixel_symmetric(y: Array, axis: _Axis) -> Array:
-    adjustment = axis.count / (axis.scale * axis.extent)
-    offset = axis.extent / np.float32(2) * (np.float32(1) - adjustment)
-    return np.asarray(offset + (y.astype(np.float64) + 0.5) / axis.scale - 0.5, np.float32)
-
-
-def _align_corners(y: Array, axis: _Axis) -> Array:
-    return y * (axis.extent - 1) / (axis.count - 1) if axis.count > 1 else np.zeros_like(y)
-
-
-def _crop_and_resize(y: Array, axis: _Axis) -> Array:
-    last = axis.extent - 1
-    if axis.count > 1:
-        return axis.start * last + y * (axis.end - axis.start) * last / (axis.count - 1)
-    return np.full_like(y, 0.5 * (axis.start + axis.end) * last)
-
-
-# Source: ONNX opset 18, Resize, coordinate_transformation_mode.
-_COORDINATES: Mapping[str, Callable[[Array, _Axis], Array]] = {
-    "half_pixel": _half_pixel,
-    "half_pixel_symmetric": _half_pixel_symmetric,
-    "pytorch_half_pixel": lambda y, axis: _half_pixel(y, axis) if axis.count > 1 else np.zeros_like(y),
-    "align_corners": _align_corners,
-    "asymmetric": lambda y, axis: y / axis.scale,
-    "tf_half_pixel_for_nn": lambda y, axis: (y + np.float32(0.5)) / axis.scale,
-    "tf_crop_and_resize": _crop_and_resize,
-}
-_NEAREST: Mapping[str, Callable[[Array], Array]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
-    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
 # The matrix has few elements beside its diagonal, so that it is cut into blocks along x: with these, its
 # product takes about as long as Resize does. Longer axes would have too large blocks, or too many.
 _SMALLEST_BLOCK = 32
@@ -123,7 +40,7 @@ def resize(g: GradientContext) -> None:
         g.give(0, zeros(g, shape))
         return
     # With no size changed the kernel copies, whatever the scales are.
-    resampled = () if g.output_shape() == shape else _resamplings(g)
+    resampled = () if g.output_shape() == shape else resamplings(_resize(g))
     changed = [along for along in resampled if along.repeats != 1]
     # The axis that shrinks most comes first, so that what lies between is small.
     changed.sort(key=lambda along: (-along.count / along.extent, along.axis))
@@ -138,63 +55,16 @@ def resize(g: GradientContext) -> None:
     g.give(0, gradient)
 
 
-def _resamplings(g: GradientContext) -> tuple[Resampling, ...]:
-    mode = g.attribute("mode", "nearest")
-    transformation = g.attribute("coordinate_transformation_mode", "half_pixel")
-    scales, regions = _scales(g), _regions(g)
-    found = []
-    for index, (extent, count) in enumerate(zip(g.input_shape(0), g.output_shape(), strict=True)):
-        start, end = regions[index]
-        axis = _Axis(np.float32(extent), np.float32(count), scales[index], start, end)
-        y = np.arange(count, dtype=np.float32)
-        x = y if axis.scale == 1 else np.asarray(_COORDINATES[transformation](y, axis), np.float32)
-        if g.attribute("antialias", 0):
-            places, weights = _window(g, x, axis, extent)
-        else:
-            places, weights = _TAPS[mode](g, x, extent)
-        if transformation == "tf_crop_and_resize":
-            # Outside of x y is a constant.
-            weights = np.where((x < 0) | (x > extent - 1), 0, weights)
-        used = weights.any(axis=1)
-        places = np.clip(places[used], 0, extent - 1).astype(np.int64)
-        found.append(Resampling(index, extent, places, weights[used]))
-    return tuple(found)
+_SETTINGS = {"roi": (1, "region"), "scales": (2, "scales"), "sizes": (3, "sizes")}
 
 
-def _axes(g: GradientContext) -> list[int]:
-    rank = len(g.input_shape(0))
-    return [int(axis) % rank for axis in g.attribute("axes") or range(rank)]
+def _resize(g: GradientContext) -> Resize:
+    def setting(name: str) -> Array | None:
+        index, what = _SETTINGS[name]
+        is_given = g.has_input(index) and g.input_shape(index) != (0,)
+        return _constant(g, index, what) if is_given else None
 
-
-def _scales(g: GradientContext) -> list[np.float32]:
-    """The scale of each axis: as given, or from the sizes. Source: ONNX opset 18, Resize."""
-    shape, axes = g.input_shape(0), _axes(g)
-    scales = [np.float32(1)] * len(shape)
-    if g.has_input(2) and g.input_shape(2) != (0,):
-        for axis, scale in zip(axes, _constant(g, 2, "scales"), strict=True):
-            scales[axis] = np.float32(scale)
-        return scales
-    policy = g.attribute("keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch":
-        sizes = zip(g.output_shape(), shape, strict=True)
-        return [np.float32(count) / np.float32(extent) for count, extent in sizes]
-    wanted = [
-        np.float32(size) / np.float32(shape[axis])
-        for axis, size in zip(axes, _constant(g, 3, "sizes"), strict=True)
-    ]
-    for axis in axes:
-        scales[axis] = min(wanted) if policy == "not_larger" else max(wanted)
-    return scales
-
-
-def _regions(g: GradientContext) -> list[tuple[np.float32, np.float32]]:
-    """Start and end of the part of each axis of x that y shows, in shares of it."""
-    regions = [(np.float32(0), np.float32(1))] * len(g.input_shape(0))
-    if g.attribute("coordinate_transformation_mode") == "tf_crop_and_resize" and g.has_input(1):
-        axes, ends = _axes(g), _constant(g, 1, "region")
-        for place, axis in enumerate(axes):
-            regions[axis] = np.float32(ends[place]), np.float32(ends[len(axes) + place])
-    return regions
+    return Resize(g.input_shape(0), g.output_shape(), g.node.attributes, setting)
 
 
 def _constant(g: GradientContext, index: int, what: str) -> Array:
@@ -205,72 +75,6 @@ def _constant(g: GradientContext, index: int, what: str) -> Array:
             f"gradient rule; export the model with constant {what}"
         )
     return value.reshape(-1)
-
-
-def _nearest(g: GradientContext, x: Array, extent: int) -> tuple[Array, Array]:
-    rounded = _NEAREST[g.attribute("nearest_mode", "round_prefer_floor")](x.astype(np.float64))
-    return rounded[None], np.ones((1, len(x)))
-
-
-def _linear(g: GradientContext, x: Array, extent: int) -> tuple[Array, Array]:
-    x = np.clip(x, 0, np.float32(extent - 1))
-    low = np.floor(x)
-    return np.stack([low, low + 1]), np.stack([1 - (x - low), x - low])
-
-
-def _cubic(g: GradientContext, x: Array, extent: int) -> tuple[Array, Array]:
-    """Source: Keys 1981, equation 4, with the coefficient for a."""
-    low = np.floor(x)
-    places = low + np.arange(-1, 3, dtype=np.float32)[:, None]
-    weights = _cubic_weight(np.abs(x - places), float(g.attribute("cubic_coeff_a", -0.75)))
-    if g.attribute("exclude_outside", 0):
-        weights = np.where((places < 0) | (places >= extent), 0, weights)
-        weights = weights / weights.sum(0)
-    return places, weights
-
-
-def _linear_weight(distance: Array, _: float) -> Array:
-    return np.asarray(np.maximum(1 - distance, 0))
-
-
-def _cubic_weight(distance: Array, a: float) -> Array:
-    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    far = (((distance - 5) * distance + 8) * distance - 4) * a
-    return np.where(distance < 1, near, np.where(distance < 2, far, 0))
-
-
-_TAPS: Mapping[str, Callable[[GradientContext, Array, int], tuple[Array, Array]]] = {
-    "nearest": _nearest,
-    "linear": _linear,
-    "cubic": _cubic,
-}
-
-
-_STRETCHED: Mapping[str, tuple[Callable[[Array, float], Array], int]] = {
-    "linear": (_linear_weight, 1),
-    "cubic": (_cubic_weight, 2),
-}
-
-
-def _window(g: GradientContext, x: Array, axis: _Axis, extent: int) -> tuple[Array, Array]:
-    """With antialias: the mode's weights, stretched so that they reach all of x when it shrinks.
-
-    What lies outside of x counts for its first or last element, or with exclude_outside not at all.
-    """
-    if axis.count == axis.extent:
-        return np.arange(extent)[None], np.ones((1, extent))
-    weight, radius = _STRETCHED[g.attribute("mode")]
-    stretch = max(np.float32(1) / axis.scale, np.float32(1))
-    centre, support = x + np.float32(0.5), radius * stretch
-    first = np.floor(centre - support + np.float32(0.5))
-    last = np.floor(centre + support + np.float32(0.5))
-    places = first + np.arange(2 * math.ceil(support) + 1, dtype=np.float32)[:, None]
-    distance = np.abs(places - centre + np.float32(0.5)) / stretch
-    weights = np.where(places < last, weight(distance, float(g.attribute("cubic_coeff_a", -0.75))), 0)
-    if g.attribute("exclude_outside", 0):
-        weights = np.where((places < 0) | (places >= extent), 0, weights)
-    total = weights.sum(0)
-    return places, weights / np.where(total == 0, 1, total)
 
 
 def _suits_pooling(changed: Sequence[Resampling], rank: int) -> bool:

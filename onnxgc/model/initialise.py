@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from onnx import helper
 
-from onnxgc.model.ir import Array, Node, TensorType, TrainableModel, Weight
+from onnxgc.model.ir import Array, Node, Statistic, TensorType, Weight
 from onnxgc.model.parameters import HANDED_ON, PARAMETER_INPUTS
 from onnxgc.model.weights import ArrayWeight, FilledWeight
 
@@ -21,7 +22,23 @@ _EMBEDDING_DEVIATION = 0.02
 _NORMALISATIONS = frozenset(op for op in PARAMETER_INPUTS if op.endswith("Normalization"))
 
 
-def draw_weights(model: TrainableModel, seed: int, *, only_constant_filled: bool = False) -> dict[str, Array]:
+class WeightedGraph(Protocol):
+    """What is asked of a model whose weights are drawn."""
+
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+
+    @property
+    def weights(self) -> Mapping[str, Weight]: ...
+
+    @property
+    def parameters(self) -> Sequence[str]: ...
+
+    @property
+    def statistics(self) -> Sequence[Statistic]: ...
+
+
+def draw_weights(model: WeightedGraph, seed: int, *, only_constant_filled: bool = False) -> dict[str, Array]:
     """New values for the model's float weights, by name.
 
     Matrices and kernels are normal with variance `2 / fan_in` (Source: He et al. 2015, equation 10),
@@ -52,7 +69,7 @@ Drawing = Callable[[Generator, Shape], Array]
 class _Uses:
     """The first operator behind each weight that does more than hand it on."""
 
-    def __init__(self, model: TrainableModel) -> None:
+    def __init__(self, model: WeightedGraph) -> None:
         self._readers: dict[str, list[tuple[Node, int]]] = {}
         for node in model.nodes:
             for index, name in enumerate(node.inputs):
@@ -75,7 +92,7 @@ class _Uses:
 
 
 def _drawing_of(
-    name: str, weight: Weight, model: TrainableModel, variances: frozenset[str], uses: _Uses
+    name: str, weight: Weight, model: WeightedGraph, variances: frozenset[str], uses: _Uses
 ) -> Drawing | None:
     if not weight.type.is_floating:
         return None
@@ -126,11 +143,13 @@ def _fan_in(node: Node, index: int, transposed: bool, shape: Shape) -> int | Non
     return None
 
 
-def _running_variances(model: TrainableModel) -> frozenset[str]:
+def _running_variances(model: WeightedGraph) -> frozenset[str]:
     """Running statistics that follow a variance: a mean of squares, with one value a channel."""
     producers = {output: node for node in model.nodes for output in node.outputs}
-    found: list[str] = []
+    found = [node.inputs[4] for node in model.nodes if node.op == "BatchNormalization" and not node.domain]
     for statistic in model.statistics:
+        if statistic.updated not in producers:
+            continue
         gained = producers[producers[statistic.updated].inputs[1]]
         batch = producers.get(gained.inputs[0])
         if batch is not None and batch.op == "Cast":

@@ -56,13 +56,15 @@ def check_supported(draft: Draft) -> None:
             )
 
 
-def at_target_opset(draft: Draft) -> Draft:
+def at_target_opset(draft: Draft, kept: Container[str] = ()) -> Draft:
     """The draft at opset 18 and IR 9 where its operators allow it, else at its own opset.
+
+    `kept` are operators that stay as they are, though most users want what defines them.
 
     Raises:
         ModelFileError: an operator of an older opset cannot be raised.
     """
-    draft = _expanded(draft, EXPANDED_ALWAYS)
+    draft = _expanded(draft, [op for op in EXPANDED_ALWAYS if op not in kept])
     if draft.opset > TARGET_OPSET:
         return _lowered(resolved(draft))
     if draft.opset == TARGET_OPSET:
@@ -74,6 +76,29 @@ def at_target_opset(draft: Draft) -> Draft:
             f"the model cannot be raised from opset {draft.opset} to {TARGET_OPSET}: {_reason(error)}; "
             f"export it at opset {TARGET_OPSET}"
         ) from error
+
+
+def in_known_operators(draft: Draft, known: Container[str]) -> Draft:
+    """The draft at opset 18, or at its own where that is newer, in operators that are known.
+
+    Operators that are not known become the ones that define them, where ONNX does so. Types must be known.
+
+    Raises:
+        ModelFileError: an operator of an older opset cannot be raised.
+    """
+    while present := _unknown_functions(draft, known):
+        draft = resolved(_expanded(draft, present))
+    return draft if draft.opset > TARGET_OPSET else at_target_opset(draft, known)
+
+
+def _unknown_functions(draft: Draft, known: Container[str]) -> list[str]:
+    found = sorted({node.op for node in draft.nodes if not node.domain and node.op not in known})
+    return [op for op in found if defs.has(op, draft.opset, "") and _is_function(op, draft.opset)]
+
+
+def _is_function(op: str, opset: int) -> bool:
+    schema = defs.get_schema(op, opset, "")
+    return bool(schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]
 
 
 def _lowered(draft: Draft) -> Draft:

@@ -58,17 +58,9 @@ def read_model(
         LossError: the loss does not fit the model's outputs.
         NoParametersError: a glob matches nothing, or no parameter reaches the loss.
     """
-    draft = draft_of(*load_proto(source))
-    check_supported(draft)
-    draft = with_own_statistics(in_current_form(without_dead_nodes(draft, draft.outputs)))
-
-    decisions = classify_weights(as_one_graph(draft), trainable, freeze)
-    if untie:
-        draft = untied(draft, decisions)
-        decisions = classify_weights(as_one_graph(draft), trainable, freeze)
-    check_not_quantized(as_one_graph(draft), (d.name for d in decisions if d.role is Role.PARAMETER))
+    draft, decisions = classified(*load_proto(source), trainable=trainable, freeze=freeze, untie=untie)
     draft = draft.with_notes(*twin_notes(draft, decisions))
-    draft, file = with_input_shapes(_with_roles(draft, decisions), input_shapes)
+    draft, file = with_input_shapes(draft, input_shapes)
     draft = in_current_form(resolved(draft, file))
 
     trained = {decision.name for decision in decisions if decision.role is Role.PARAMETER}
@@ -111,6 +103,30 @@ def read_model(
         domains=draft.other_domains,
         metadata={**draft.metadata, "onnxgc.names": json.dumps(roles, sort_keys=True)},
     )
+
+
+def classified(
+    proto: onnx.ModelProto,
+    folder: str,
+    *,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    untie: bool = False,
+) -> tuple[Draft, tuple[ParameterDecision, ...]]:
+    """A checked model as a draft, still without shapes, and what each of its weights is taken for.
+
+    Raises:
+        ModelFileError, NoParametersError, UnsupportedOperatorError: as `read_model`.
+    """
+    draft = draft_of(proto, folder)
+    check_supported(draft)
+    draft = with_own_statistics(in_current_form(without_dead_nodes(draft, draft.outputs)))
+    decisions = classify_weights(as_one_graph(draft), trainable, freeze)
+    if untie:
+        draft = untied(draft, decisions)
+        decisions = classify_weights(as_one_graph(draft), trainable, freeze)
+    check_not_quantized(as_one_graph(draft), (d.name for d in decisions if d.role is Role.PARAMETER))
+    return _with_roles(draft, decisions), decisions
 
 
 def explain_weights(

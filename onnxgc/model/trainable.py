@@ -25,7 +25,7 @@ _DEFAULT_MOMENTUM = 0.9
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _DEFAULT_RATIO = 0.5
 # Marks a BatchNormalization in evaluation mode among others in training mode, through all conversions.
-_EVALUATED = "__evaluated"
+EVALUATED = "__evaluated"
 _OPTIONAL_OUTPUTS = frozenset(
     ["BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss", "Unique"]
 )
@@ -57,7 +57,7 @@ def in_current_form(draft: Draft) -> Draft:
         if node.op == "BatchNormalization" and len(outputs) == 1:
             evaluated = trains and not attributes.get("training_mode", 0)
             attributes = {key: attributes[key] for key in ("epsilon", "momentum") if key in attributes}
-            attributes |= {_EVALUATED: 1} if evaluated or node.attribute(_EVALUATED) else {}
+            attributes |= {EVALUATED: 1} if evaluated or node.attribute(EVALUATED) else {}
         nodes.append(node.with_changes(outputs=tuple(outputs), attributes=attributes))
     return draft.with_changes(nodes=tuple(nodes))
 
@@ -244,7 +244,7 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
         draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes)
     )
     for node in draft.nodes:
-        if node.attribute(_EVALUATED):
+        if node.attribute(EVALUATED):
             lowering.nodes.append(_without_mark(node))
             lowering.notes.append(
                 f"BatchNormalization '{node.name}' keeps its running statistics: it is in evaluation mode, "
@@ -260,9 +260,9 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
 
 
 def _without_mark(node: Node) -> Node:
-    if not node.attribute(_EVALUATED):
+    if not node.attribute(EVALUATED):
         return node
-    return node.with_changes(attributes={k: v for k, v in node.attributes.items() if k != _EVALUATED})
+    return node.with_changes(attributes={k: v for k, v in node.attributes.items() if k != EVALUATED})
 
 
 @dataclass(slots=True)

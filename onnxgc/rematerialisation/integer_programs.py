@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+_MOST_PRESOLVED = 20_000
+"""Weights of a program that is made smaller first: of larger ones that takes longer than any time limit."""
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class CoveringProgram:
 
         `relaxed` solves the linear relaxation. `start` are values of the columns to begin from, `gap` is
         how much better than the best, as a share of it, a solution may be that is not looked for. Once
-        `stop` is set the search ends.
+        `stop` is set, or at Ctrl-C, the search ends.
         """
         # Imported here: it takes a while, and most of the tool does without.
         import highspy
@@ -79,20 +83,28 @@ class CoveringProgram:
             program.integrality_ = [continuous if free else integer for free in self.free]
         if most_nodes is not None:
             highs.setOptionValue("mip_max_nodes", most_nodes)
+        if sum(lengths) > _MOST_PRESOLVED:
+            highs.setOptionValue("presolve", "off")
         highs.passModel(program)
         if start is not None:
             first = highspy.HighsSolution()
             first.col_value = np.asarray(start, np.float64)
             highs.setSolution(first)
-        if stop is not None:
+        halt = stop or Event()
 
-            def interrupt(kind: Any, message: str, output: Any, reply: Any, data: Any) -> None:
-                reply.user_interrupt = stop.is_set()
+        def interrupt(kind: Any, message: str, output: Any, reply: Any, data: Any) -> None:
+            reply.user_interrupt = halt.is_set()
 
-            highs.setCallback(interrupt, None)
-            for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
-                highs.startCallback(getattr(highspy._core.cb.HighsCallbackType, kind))
-        highs.run()
+        highs.setCallback(interrupt, None)
+        for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
+            highs.startCallback(getattr(highspy._core.cb.HighsCallbackType, kind))
+        # Python hears of Ctrl-C while it waits, not while it runs the solver.
+        with ThreadPoolExecutor(1) as beside:
+            try:
+                beside.submit(highs.run).result()
+            except KeyboardInterrupt:
+                halt.set()
+                raise
         status = highs.getModelStatus()
         info = highs.getInfo()
         optimal = status == highspy.HighsModelStatus.kOptimal

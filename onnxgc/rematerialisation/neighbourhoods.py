@@ -37,6 +37,8 @@ _MOVING_ROUNDS = 8
 _MOVES = 3_000
 _REORDER_STEPS = 100_000
 _WORK_AN_ORDER = 50_000_000
+_WORK_A_REPAIR = 500_000_000
+"""Of a call of a loop that long sequences keep busy: steps times runs, and rounds times runs squared."""
 _FEWEST_STEPS = 2_000
 """Moves for an order of a lower peak: so many times operators, and at least so many."""
 _LESS = 200
@@ -61,7 +63,7 @@ def order_of_least_peak(
 ) -> tuple[int, ...]:
     """All operators once, in the order of the lowest peak that is found by moving runs."""
     best = tuple(range(len(problem)))
-    search = Neighbourhoods(problem, 0, free_order=True, seed=seed)
+    search = Neighbourhoods(problem, 0, free_order=True, seed=seed, is_over=is_over)
     steps = max(_FEWEST_STEPS, min(_REORDER_STEPS, _WORK_AN_ORDER // len(problem)))
     while not is_over():
         peak = judge(problem, best).peak
@@ -75,10 +77,18 @@ def order_of_least_peak(
 class Neighbourhoods:
     """Sequences within a budget, each found from others.
 
-    The same seed and the same calls give the same sequences.
+    The same seed and the same calls give the same sequences. Once `is_over`, what takes long ends early.
     """
 
-    def __init__(self, problem: OperatorProblem, budget: int, *, free_order: bool, seed: int) -> None:
+    def __init__(
+        self,
+        problem: OperatorProblem,
+        budget: int,
+        *,
+        free_order: bool,
+        seed: int,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._tables = compiled.tables_of(problem)
         self._count = len(problem)
         most = _ROOM * self._count + 256
@@ -90,36 +100,42 @@ class Neighbourhoods:
         self._budget = budget
         self._free_order = free_order
         self._seed = seed
+        self._is_over = is_over
         self._effort = max(200, min(_MOST_EFFORT, _WORK_A_ROUND // self._count))
         self._cycle = self._phase = 0
         self._current: list[int] | None = None
 
     def first(
-        self,
-        starts: Sequence[Sequence[int]],
-        is_settled: Callable[[], bool],
-        is_over: Callable[[], bool],
+        self, starts: Sequence[Sequence[int]], is_settled: Callable[[], bool]
     ) -> Iterator[tuple[str, list[int]]]:
-        """Repair of each start, then, while there is time, other ways to begin.
+        """Repair of each start, the first with room made on demand, and in free order each with runs moved.
 
-        The first start with room made on demand, and, in free order, each start with its runs moved.
+        It ends when there is no more time and something is found; a repair of the first start then
+        takes what it takes if nothing else is.
         """
+        found_any = False
         for start in starts:
-            if is_settled():
+            if is_settled() or (found_any and self._is_over()):
                 return
             found = self._repaired(start)
             if found is not None:
+                found_any = True
                 yield "repair", found
         for start, (by_size, by_distance) in itertools.product(starts[:1], _EVICTING):
-            if is_over():
+            if found_any and self._is_over():
                 return
             found = self._run_on_demand(start, by_size, by_distance)
             if found is not None:
+                found_any = True
                 yield "on demand", found
+        if not found_any and self._is_over():
+            found = self._repaired(starts[0], to_the_end=True)
+            if found is not None:
+                yield "repair", found
         if not self._free_order:
             return
         for start in starts:
-            if is_over():
+            if self._is_over():
                 return
             moved = self._reordered(start, self._budget, _REORDER_STEPS)
             found = self._repaired(moved) or self._run_on_demand(moved, *_EVICTING[0])
@@ -204,22 +220,27 @@ class Neighbourhoods:
             start = self._reordered(start, self._budget, _REORDER_STEPS)
         return self._repaired(start, noise=1.0)
 
-    def _repaired(self, start: Sequence[int], noise: float = 0.0) -> list[int] | None:
+    def _repaired(
+        self, start: Sequence[int], noise: float = 0.0, *, to_the_end: bool = False
+    ) -> list[int] | None:
         if len(start) > _ROOM * self._count:
             return None
         self._load(start)
         compiled.seed(self._next_seed())
-        length, overflow, _ = compiled.repair(
-            self._tables,
-            self._state,
-            self._other,
-            len(start),
-            self._budget,
-            DEEPEST,
-            100_000,
-            noise,
-            _NO_LIMIT,
-        )
+        length, before, overflow = len(start), -1, 1.0
+        while overflow > 0 and length != before and (before < 0 or to_the_end or not self._is_over()):
+            before = length
+            length, overflow, _ = compiled.repair(
+                self._tables,
+                self._state,
+                self._other,
+                length,
+                self._budget,
+                DEEPEST,
+                max(10, _WORK_A_REPAIR // length**2),
+                noise,
+                _NO_LIMIT,
+            )
         return self._pruned(length) if overflow == 0 else None
 
     def _run_on_demand(self, start: Sequence[int], by_size: float, by_distance: float) -> list[int] | None:
@@ -236,17 +257,22 @@ class Neighbourhoods:
 
     def _reordered(self, start: Sequence[int], limit: int, steps: int) -> list[int]:
         self._load(start)
-        compiled.reorder(
-            self._tables,
-            self._state,
-            self._other,
-            len(start),
-            limit,
-            steps,
-            self._next_seed(),
-            _REORDER_HOT,
-            _REORDER_COLD,
-        )
+        calls = 1 + steps * len(start) // _WORK_AN_ORDER
+        fall = (_REORDER_COLD / _REORDER_HOT) ** (1 / calls)
+        for call in range(calls):
+            left = compiled.reorder(
+                self._tables,
+                self._state,
+                self._other,
+                len(start),
+                limit,
+                steps // calls,
+                self._next_seed(),
+                _REORDER_HOT * fall**call,
+                _REORDER_HOT * fall ** (call + 1),
+            )
+            if left == 0 or self._is_over():
+                break
         return _listed(self._state.sequence[: len(start)])
 
     def _with_slack(self, sequence: Sequence[int]) -> list[int]:

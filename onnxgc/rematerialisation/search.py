@@ -266,7 +266,9 @@ class _Search:
             from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
 
             self._deadline += compile_loops()
-            search = Neighbourhoods(problem, budget, free_order=not is_fixed, seed=self._options.seed)
+            search = Neighbourhoods(
+                problem, budget, free_order=not is_fixed, seed=self._options.seed, is_over=self._is_over
+            )
             self._improve(search, [own_order, *([guided] if guided else [])])
         return None
 
@@ -286,7 +288,7 @@ class _Search:
         return sequence
 
     def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
-        for how, found in search.first(starts, self._is_settled, self._is_over):
+        for how, found in search.first(starts, self._is_settled):
             self._offer(found, how)
         stop = Event()
         with ThreadPoolExecutor(1) as beside:

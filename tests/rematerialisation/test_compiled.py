@@ -43,7 +43,7 @@ def test_all_that_the_search_finds_is_valid_and_within_the_budget(
         starts = [list(range(len(problem)))]
         if free_order:
             starts.append(random_sequence(random, problem, 3 * len(problem)))
-        sequences = list(search.first(starts, lambda: False, lambda: False))
+        sequences = list(search.first(starts, lambda: False))
         best = min((s for _, s in sequences), key=lambda s: judge(problem, s).duration, default=None)
         # Past the first cycles, so that each kind of round has its turn.
         for _ in range(24):

@@ -1,0 +1,18 @@
+"""PyTorch: ONNX models as trainable modules. The only place that imports torch.
+
+Raises:
+    RuntimeUnavailableError: PyTorch is not installed.
+"""
+
+from importlib.util import find_spec
+
+from onnxgc.errors import RuntimeUnavailableError
+
+if find_spec("torch") is None:
+    raise RuntimeUnavailableError(
+        "onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'"
+    )
+
+from onnxgc.torch.module import OnnxModule, from_onnx
+
+__all__ = ["OnnxModule", "from_onnx"]

@@ -1,0 +1,288 @@
+"""A plan under a memory budget for a module as it is: its forward and backward, computed in another order."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_function
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from onnxgc.api.budgeting import parse_order
+from onnxgc.errors import BudgetError, OnnxgcError, PlanError
+from onnxgc.planning.budgets import Budget, parse_budget
+from onnxgc.rematerialisation.floors import floor_of_problem
+from onnxgc.rematerialisation.least_peak import least_peak
+from onnxgc.rematerialisation.problem import judge
+from onnxgc.rematerialisation.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
+from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
+from onnxgc.torch.measuring import Measured
+from onnxgc.torch.partition import split
+from onnxgc.tracing.devices import device as find_device
+
+DEFAULT_TIME_LIMIT_SECONDS = 10.0
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPlan:
+    """What was decided for one kind of call: peaks in bytes, extra time as a share of the regular.
+
+    Peaks count what forward and backward allocate, gradients of parameters included; parameters and
+    the call's own inputs were there before.
+    """
+
+    operators: int
+    repeated: int
+    regular_peak_bytes: int
+    planned_peak_bytes: int
+    saved_bytes: int
+    extra_time_ratio: float
+    lower_bound_ratio: float
+    is_optimal: bool
+
+
+def checkpoint(
+    module: Module,
+    example_inputs: Any,
+    *,
+    budget: str | float = "60%",
+    example_kwargs: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    order: str = "free",
+    time_limit: float | None = DEFAULT_TIME_LIMIT_SECONDS,
+    step_limit: int | None = None,
+    seed: int = 0,
+) -> Module:
+    """A module like the given one, with the same class and parameters, that trains in less memory.
+
+    `example_inputs` is what a training step passes to it: one tensor or a tuple, and keywords in
+    `example_kwargs`. The plan for them is made at once; calls of other shapes or in another mode get
+    theirs when they come. Where no gradient is asked for the module runs as it is. Each operator is
+    measured once on the machine itself, or taken from the data sheet of a `device`. `budget` is as for
+    `onnxgc.optimize`: bytes, a share of the peak that stores everything, or `min`.
+
+    Raises:
+        BudgetError: no plan fits the budget.
+        BudgetFormError: the budget is not written as one.
+        PlanError: the module cannot be traced.
+    """
+    settings = _Settings(
+        parse_budget(budget),
+        Measured() if device is None else Estimated(find_device(device)),
+        SearchOptions(parse_order(order), time_limit, step_limit, seed),
+    )
+    planned = copy.copy(module)
+    forward = PlannedForward(module, planned, settings)
+    planned.forward = forward
+    arguments = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    forward.plan(*arguments, **(example_kwargs or {}))
+    return planned
+
+
+def plans_of(module: nn.Module) -> tuple[TorchPlan, ...]:
+    """The plans that `checkpoint` has made for a module so far, in order."""
+    forward = module.__dict__.get("forward")
+    return tuple(forward.plans.values()) if isinstance(forward, PlannedForward) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    budget: Budget
+    costs: Costs
+    options: SearchOptions
+
+
+class _OnlyPlanned(BaseException):
+    """Ends a trace once its plan is made."""
+
+
+class PlannedForward:
+    """The forward of a planned module: traced, planned and kept for each kind of call.
+
+    Attributes:
+        plans: what was decided, by kind of call.
+    """
+
+    def __init__(self, module: nn.Module, planned: nn.Module, settings: _Settings) -> None:
+        self._planned = planned
+        self._settings = settings
+        # Hooks of the module itself run around its forward, not in it.
+        self._inner = copy.copy(module)
+        self._inner.__dict__.pop("forward", None)
+        for name, value in self._inner.__dict__.items():
+            if name.endswith("_hooks") and isinstance(value, dict):
+                self._inner.__dict__[name] = OrderedDict()
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._sequences: dict[Any, tuple[int, ...]] = {}
+        self.plans: dict[Any, TorchPlan] = {}
+        functools.update_wrapper(self, module.forward, updated=())
+        self.__signature__ = inspect.signature(module.forward)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": {}}
+
+    @torch.compiler.disable
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        call = _Call.of(self._planned, arguments, settings)
+        if not call.needs_gradients():
+            return self._inner_forward(*arguments, **settings)
+        key = call.key()
+        if key not in self._compiled:
+            self._compiled[key] = self._traced(call, key)
+        return self._compiled[key](call.tensors())
+
+    def plan(self, *arguments: Any, **settings: Any) -> TorchPlan | None:
+        """The plan for one kind of call, made without a step; None where it needs no gradient."""
+        call = _Call.of(self._planned, arguments, settings)
+        if not call.needs_gradients():
+            return None
+        key = call.key()
+        if key not in self.plans:
+            with contextlib.suppress(_OnlyPlanned):
+                self._traced(call, key, is_only_planned=True)(call.tensors())
+        return self.plans[key]
+
+    def _inner_forward(self, *arguments: Any, **settings: Any) -> Any:
+        self._inner.training = self._planned.training
+        return self._inner.forward(*arguments, **settings)
+
+    def _traced(self, call: _Call, key: Any, is_only_planned: bool = False) -> Callable[..., Any]:
+        results: list[Any] = []
+
+        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            state, arguments, settings = call.rebuilt(tensors)
+            self._inner.training = self._planned.training
+            made = functional_call(self._inner, state, arguments, settings, tie_weights=True)
+            leaves, spec = pytree.tree_flatten(made)
+            is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+            results[:] = [
+                spec,
+                is_tensor,
+                [None if known else leaf for known, leaf in zip(is_tensor, leaves, strict=True)],
+            ]
+            return tuple(leaf for known, leaf in zip(is_tensor, leaves, strict=True) if known)
+
+        def partition(
+            joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
+        ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            step = joint_step(joint.graph, num_fwd_outputs, self._settings.costs)
+            if key not in self._sequences or len(set(self._sequences[key])) != len(step.problem):
+                self._sequences[key], self.plans[key] = _decided(step, self._settings)
+            if is_only_planned:
+                raise _OnlyPlanned
+            return split(joint, step, self._sequences[key])
+
+        traced = aot_function(flat, _runnable, _runnable, partition_fn=partition)
+
+        def run(tensors: Sequence[torch.Tensor]) -> Any:
+            try:
+                found = iter(traced(*tensors))
+            except (_OnlyPlanned, OnnxgcError):
+                raise
+            except Exception as error:
+                if results and key in self.plans:
+                    raise
+                raise PlanError(f"the module cannot be traced: {_first_line(error)}") from error
+            spec, is_tensor, others = results
+            leaves = [next(found) if known else other for known, other in zip(is_tensor, others, strict=True)]
+            return pytree.tree_unflatten(leaves, spec)
+
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a module: its state by name, and its arguments as leaves of a tree."""
+
+    module: nn.Module
+    state: dict[str, torch.Tensor]
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]) -> _Call:
+        leaves, spec = pytree.tree_flatten((tuple(arguments), dict(settings)))
+        return cls(module, {**dict(module.named_parameters()), **dict(module.named_buffers())}, leaves, spec)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.state.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
+
+    def needs_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors())
+
+    def rebuilt(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any, Any]:
+        """State, arguments and keywords with other tensors in the place of these."""
+        count = len(self.state)
+        given = iter(tensors[count:])
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        arguments, settings = pytree.tree_unflatten(leaves, self.spec)
+        return dict(zip(self.state, tensors[:count], strict=True)), arguments, settings
+
+    def key(self) -> Any:
+        """What a trace depends on."""
+        others = tuple(repr(leaf) for leaf in self.leaves if not isinstance(leaf, torch.Tensor))
+        kinds = tuple(
+            (tuple(one.shape), one.stride(), one.dtype, one.device, one.requires_grad, type(one))
+            for one in self.tensors()
+        )
+        modes = tuple(one.training for one in self.module.modules())
+        casts = tuple(
+            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        )
+        return self.spec, others, kinds, modes, casts
+
+
+def _decided(step: JointStep, settings: _Settings) -> tuple[tuple[int, ...], TorchPlan]:
+    problem = step.problem
+    own = range(len(problem))
+    regular = judge(problem, own).peak
+    floor = floor_of_problem(problem)
+    found: BudgetedSequence | NoSequence
+    if settings.budget.is_least:
+        found = least_peak(problem, floor.size, settings.options, (), None).found
+    else:
+        budget = settings.budget.bytes_of(regular)
+        found = within_budget(problem, budget, settings.options)
+        if isinstance(found, NoSequence):
+            node = step.nodes[found.operator]
+            at = "" if node is None else f" ('{node.name}')"
+            raise BudgetError(
+                f"no plan within {budget:,} bytes was found; nothing goes below {floor.size:,}{at}; give "
+                "more memory, a smaller batch, or budget='min'"
+            )
+    turn = found.sequence.index(step.turn)
+    plan = TorchPlan(
+        len(problem),
+        len(found.sequence) - len(problem),
+        regular,
+        found.peak,
+        judge(problem, found.sequence).timeline[turn],
+        found.extra / problem.duration if problem.duration else 0.0,
+        found.lower_bound / problem.duration if problem.duration else 0.0,
+        found.extra <= found.lower_bound,
+    )
+    return found.sequence, plan
+
+
+def _runnable(graph: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
+    """The graph as a function of a list, which it empties, so that each value goes when it was last read."""
+
+    def run(values: list[Any]) -> Any:
+        return fx.Interpreter(graph).boxed_run(values)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,227 @@
+"""An ONNX model as a trainable `torch.nn.Module`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from onnxgc.emission.write import check_model_writable, write_model
+from onnxgc.errors import ModelFileError, ShapeError
+from onnxgc.model.forward import CopiedToBatch, ForwardModel, read_forward
+from onnxgc.model.initialise import draw_weights
+from onnxgc.model.ir import Weight
+from onnxgc.model.parameters import Role
+from onnxgc.model.weights import ArrayWeight
+from onnxgc.torch import calls as asked
+from onnxgc.torch.calls import Call, calls_of, own_type, tensor_of
+from onnxgc.torch.deployment import Deployment
+from onnxgc.torch.operators.registry import OPERATORS
+from onnxgc.torch.program import Program
+
+_HELD = (Role.PARAMETER, Role.FROZEN, Role.STATISTIC)
+_LIKE = "onnxgc_like"
+
+
+def from_onnx(
+    model: Any,
+    *,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    freeze_bn: bool = False,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    seed: int = 0,
+) -> OnnxModule:
+    """An ONNX model as a module that computes the model's own outputs.
+
+    `model` is a path, an `onnx.ModelProto`, an `onnx_ir.Model` or a `torch.onnx.ONNXProgram`. `trainable` and
+    `freeze` are globs of weight names that overrule what is found by use; with `freeze_bn`
+    BatchNormalization keeps its running statistics in training too. `input_shapes` maps an input to its
+    shape. Weights that the file does not store are drawn from `seed`.
+
+    Raises:
+        OnnxgcError: one line that says what is wrong, where and what to do.
+    """
+    read = read_forward(
+        _source(model),
+        known=OPERATORS,
+        input_shapes=input_shapes,
+        trainable=trainable,
+        freeze=freeze,
+        freeze_bn=freeze_bn,
+    )
+    return OnnxModule(read, draw_weights(read, seed, only_constant_filled=True))
+
+
+def _source(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
+    if isinstance(model, str | os.PathLike | onnx.ModelProto):
+        return model
+    if isinstance(proto := getattr(model, "model_proto", None), onnx.ModelProto):
+        return proto
+    if type(model).__module__.startswith("onnx_ir"):
+        converted: onnx.ModelProto = import_module("onnx_ir").to_proto(model)
+        return converted
+    raise ModelFileError(
+        f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a torch.onnx.ONNXProgram, "
+        f"not a {type(model).__name__}"
+    )
+
+
+class OnnxModule(nn.Module):
+    """Computes an ONNX model's outputs by torch's own operators, so that autograd differentiates it.
+
+    Takes the model's inputs by position, in the graph's order, or by name. Returns one tensor, or a tuple
+    where the model has several outputs. Parameters have their ONNX names, also in `state_dict`, where a dot
+    stands between nested modules; frozen weights are parameters that require no gradient, running
+    statistics are buffers, and constants are buffers that `state_dict` leaves out. In training mode
+    BatchNormalization uses and follows the batch's statistics and Dropout is on; in evaluation neither.
+
+    Shapes are those that the model was read for. The first dimension of the inputs in `batched_inputs` may
+    be any; that of others, and all further ones, are fixed.
+    """
+
+    program: Program
+
+    def __init__(self, model: ForwardModel, values: Mapping[str, Any] | None = None) -> None:
+        """`values` replaces the contents of weights by name."""
+        super().__init__()
+        given = {name: ArrayWeight(value) for name, value in (values or {}).items()}
+        weights = {**model.weights, **given}
+        calls = calls_of(model)
+        read = _read_by(calls, model.outputs, weights)
+        self.program = Program(
+            calls,
+            model.inputs,
+            read,
+            model.outputs,
+            copied={n: c.axis for n, c in model.growing.items() if isinstance(c, CopiedToBatch) and n in read},
+            batched=next(iter(model.batched), ""),
+        )
+        self.batched_inputs = model.batched
+        self.output_names = model.outputs
+        self._shapes = {name: model.types[name].shape for name in model.inputs}
+        self._keys = state_keys(read, self)
+        held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
+        self._deployment = Deployment(model, held)
+        self._held = tuple(held)
+        for name in read:
+            self._register(self._keys[name], weights[name], model.roles.get(name, Role.CONSTANT))
+        self.register_buffer(_LIKE, torch.zeros((), dtype=asked.DTYPES[own_type(model)]), persistent=False)
+
+    @property
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The graph, as a function of whether to train, a tensor like the module's, inputs and weights."""
+        return self.program.graph_module
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return self.program.inputs
+
+    def onnx_names(self) -> dict[str, str]:
+        """The ONNX name of each key of `state_dict`."""
+        return {self._keys[name]: name for name in self._held}
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        fed = self._in_order(inputs, named)
+        for name, value in zip(self.program.inputs, fed, strict=True):
+            self._check_shape(name, value)
+        return self.graph_module(self.training, self._value(_LIKE), *fed, *self.weights())
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """The weights in the order of the program."""
+        return tuple(self._value(self._keys[name]) for name in self.program.weights)
+
+    def _value(self, key: str) -> Tensor:
+        value: Tensor = attrgetter(key)(self)
+        return value
+
+    def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """The model's own file with the current weights and statistics, to deploy; written where asked.
+
+        Names, opset and metadata stay; functions are written out, and a weight that was no initializer
+        becomes one.
+
+        Raises:
+            OutputFileError: the file cannot be written.
+            UnsupportedOperatorError: a weight lies inside of control flow.
+        """
+        if path is not None:
+            check_model_writable(path)
+        proto = self._deployment.filled({name: self._value(self._keys[name]) for name in self._held})
+        if path is not None:
+            write_model(proto, path)
+        return proto
+
+    def _register(self, key: str, weight: Weight, role: Role) -> None:
+        *scopes, leaf = key.split(".")
+        owner: nn.Module = self
+        for scope in scopes:
+            if scope not in owner._modules:
+                owner.add_module(scope, nn.Module())
+            owner = owner.get_submodule(scope)
+        value = tensor_of(weight)
+        if role in (Role.PARAMETER, Role.FROZEN):
+            owner.register_parameter(leaf, nn.Parameter(value, requires_grad=role is Role.PARAMETER))
+        else:
+            owner.register_buffer(leaf, value, persistent=role is Role.STATISTIC)
+
+    def _in_order(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
+        names = self.program.inputs
+        if len(inputs) > len(names):
+            raise TypeError(f"{len(inputs)} inputs are given, and the model has {len(names)}: {list(names)}")
+        found = dict(zip(names, inputs, strict=False))
+        for name, value in named.items():
+            if name not in names or name in found:
+                reason = "is given twice" if name in found else f"is none of the model's inputs {list(names)}"
+                raise TypeError(f"'{name}' {reason}")
+            found[name] = value
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise TypeError(f"inputs {missing} are missing")
+        return [found[name] for name in names]
+
+    def _check_shape(self, name: str, value: Tensor) -> None:
+        wanted, found = self._shapes[name], tuple(value.shape)
+        free = 1 if name in self.batched_inputs else 0
+        if len(wanted) == len(found) and wanted[free:] == found[free:]:
+            return
+        told = ", ".join(["any"] * free + [str(size) for size in wanted[free:]])
+        raise ShapeError(
+            f"input '{name}' has the shape {list(found)}, and the model was read for [{told}]; "
+            "read it again with input_shapes"
+        )
+
+
+def state_keys(names: Iterable[str], module: nn.Module) -> dict[str, str]:
+    """A key for each name, which torch can nest by its dots: the name itself wherever that can be.
+
+    An underscore is added to a part that is empty, that is an attribute of every module, or that would be
+    both a tensor and a module.
+    """
+    keys: dict[str, str] = {}
+    tensors: set[str] = set()
+    scopes: set[str] = set()
+    for name in names:
+        parts = [part if part and not hasattr(module, part) else f"{part}_" for part in name.split(".")]
+        for depth in range(1, len(parts)):
+            while ".".join(parts[:depth]) in tensors:
+                parts[depth - 1] += "_"
+        while ".".join(parts) in tensors | scopes:
+            parts[-1] += "_"
+        tensors.add(".".join(parts))
+        scopes.update(".".join(parts[:depth]) for depth in range(1, len(parts)))
+        keys[name] = ".".join(parts)
+    return keys
+
+
+def _read_by(calls: Iterable[Call], outputs: Iterable[str], weights: Mapping[str, Weight]) -> tuple[str, ...]:
+    """The weights that calls read as tensors, or that are outputs, in the order of the file."""
+    read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, asked.Tensor)}
+    read.update(outputs)
+    return tuple(name for name in weights if name in read)

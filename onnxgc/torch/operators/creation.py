@@ -1,0 +1,82 @@
+"""Operators that make tensors out of nothing: on the device of the module, and in its floating type."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onnxgc.torch.operators.settings import Ints, Number, ints, number
+
+
+def constant_of_shape(shape: Ints, *, like: Tensor, value: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.full(ints(shape), value, dtype=dtype or like.dtype, device=like.device)
+
+
+def range_(start: Number, limit: Number, delta: Number, *, like: Tensor) -> Tensor:
+    values = [number(setting) for setting in (start, limit, delta)]
+    is_floating = any(isinstance(value, float) for value in values)
+    return torch.arange(*values, dtype=like.dtype if is_floating else torch.int64, device=like.device)
+
+
+def eye_like(x: Tensor, *, k: int = 0, dtype: torch.dtype | None = None) -> Tensor:
+    rows, columns = x.shape
+    ones = torch.ones(rows, columns, dtype=dtype or x.dtype, device=x.device)
+    return ones.triu(k).tril(k)
+
+
+def random_normal(
+    *,
+    like: Tensor,
+    shape: list[int],
+    mean: float = 0.0,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+    seed: float = 0.0,
+) -> Tensor:
+    return torch.randn(shape, dtype=dtype or like.dtype, device=like.device) * scale + mean
+
+
+def random_normal_like(
+    x: Tensor,
+    *,
+    like: Tensor,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+    seed: float = 0.0,
+) -> Tensor:
+    return random_normal(like=like, shape=list(x.shape), mean=mean, scale=scale, dtype=dtype or x.dtype)
+
+
+def random_uniform(
+    *,
+    like: Tensor,
+    shape: list[int],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: torch.dtype | None = None,
+    seed: float = 0.0,
+) -> Tensor:
+    return torch.rand(shape, dtype=dtype or like.dtype, device=like.device) * (high - low) + low
+
+
+def random_uniform_like(
+    x: Tensor,
+    *,
+    like: Tensor,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: torch.dtype | None = None,
+    seed: float = 0.0,
+) -> Tensor:
+    return random_uniform(like=like, shape=list(x.shape), low=low, high=high, dtype=dtype or x.dtype)
+
+
+def bernoulli(x: Tensor, *, dtype: torch.dtype | None = None, seed: float = 0.0) -> Tensor:
+    return torch.bernoulli(x).to(dtype or x.dtype)
+
+
+def multinomial(
+    x: Tensor, *, sample_size: int = 1, dtype: torch.dtype = torch.int32, seed: float = 0.0
+) -> Tensor:
+    return torch.multinomial(x.softmax(-1), sample_size, replacement=True).to(dtype)

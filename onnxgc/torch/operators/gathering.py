@@ -1,0 +1,102 @@
+"""Operators that read, write and order elements by indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from onnxgc.torch.operators.settings import Number, not_negative, number
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def gather(x: Tensor, indices: Tensor | int, *, axis: int = 0) -> Tensor:
+    """A constant scalar index makes a view; rows of a table are looked up as an embedding does."""
+    if not isinstance(indices, Tensor):
+        return x.select(axis, indices)
+    places = not_negative(indices.long(), x.shape[axis])
+    if axis % x.ndim == 0 and x.ndim == 2 and x.is_floating_point():
+        return F.embedding(places, x)
+    taken = x.index_select(axis, places.reshape(-1))
+    axis %= x.ndim
+    return taken.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    return x.gather(axis, not_negative(indices.long(), x.shape[axis]))
+
+
+def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    """Each last row of the indices is a place in the first axes behind the batch."""
+    depth = indices.shape[-1]
+    places = indices.long().movedim(-1, 0)
+    lead = [
+        torch.arange(x.shape[axis], device=x.device).reshape(-1, *[1] * (indices.ndim - 2 - axis))
+        for axis in range(batch_dims)
+    ]
+    return x[(*lead, *(places[place] for place in range(depth)))]
+
+
+def scatter_elements(
+    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    places = not_negative(indices.long(), x.shape[axis])
+    if reduction == "none":
+        return x.scatter(axis, places, updates)
+    if reduction == "add":
+        return x.scatter_add(axis, places, updates)
+    return x.scatter_reduce(axis, places, updates, _REDUCTIONS[reduction])
+
+
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+    """By one flat index for each row of the indices."""
+    depth = indices.shape[-1]
+    flat = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=x.device)
+    for place in range(depth):
+        extent = x.shape[place]
+        flat = flat * extent + not_negative(indices[..., place].long(), extent)
+    rows = x.reshape(-1, *x.shape[depth:]) if depth else x.unsqueeze(0)
+    values = updates.reshape(-1, *x.shape[depth:])
+    if reduction == "none":
+        return rows.index_put((flat.reshape(-1),), values).reshape(x.shape)
+    if reduction == "add":
+        return rows.index_add(0, flat.reshape(-1), values).reshape(x.shape)
+    target = flat.reshape(-1, *[1] * (values.ndim - 1)).expand(values.shape)
+    return rows.scatter_reduce(0, target, values, _REDUCTIONS[reduction]).reshape(x.shape)
+
+
+def one_hot(indices: Tensor, depth: Number | Sequence[float], values: Tensor, *, axis: int = -1) -> Tensor:
+    """`values` are those of absent and of present; an index out of range marks nothing."""
+    count = int(number(depth))
+    places = not_negative(indices.long(), count).unsqueeze(axis)
+    shape = [1] * places.ndim
+    shape[axis] = count
+    is_marked = places == torch.arange(count, device=places.device).reshape(shape)
+    return torch.where(is_marked, values[1], values[0])
+
+
+def top_k(
+    x: Tensor, k: Number | Sequence[float], *, outputs: int, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Of equal elements the first comes first, which torch's own top k does not promise."""
+    values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
+    count = int(number(k))
+    top = values.narrow(axis, 0, count)
+    return top if outputs == 1 else (top, places.narrow(axis, 0, count))
+
+
+def non_zero(x: Tensor) -> Tensor:
+    return x.nonzero().t()
+
+
+def shape_of(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+    return torch.tensor(x.shape[start:end], dtype=torch.int64, device=x.device)
+
+
+def size_of(x: Tensor) -> Tensor:
+    return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
+
+

@@ -1,0 +1,87 @@
+"""Normalisations. x: [N, C, spatial...] unless they take an axis."""
+
+from __future__ import annotations
+
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+
+def batch_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    training: bool,
+    outputs: int,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+    evaluated: int = 0,
+) -> Tensor | tuple[Tensor, ...]:
+    """By the batch's statistics in training mode, and by the running ones in evaluation or if `evaluated`.
+
+    Training moves the running statistics in place, with the unbiased variance, as torch does.
+    """
+    by_batch = training and not evaluated
+    y = F.batch_norm(x, mean, variance, scale, bias, by_batch, 1 - momentum, epsilon)
+    return y if outputs == 1 else (y, mean, variance)
+
+
+def layer_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    outputs: int,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor | tuple[Tensor, ...]:
+    shape = x.shape[axis % x.ndim :]
+    is_own = scale.shape == shape and (bias is None or bias.shape == shape)
+    inside = (scale, bias) if is_own else (None, None)
+    if outputs == 1:
+        y, statistics = F.layer_norm(x, shape, *inside, epsilon), ()
+    else:
+        y, *statistics = torch.native_layer_norm(x, shape, *inside, epsilon)
+    if not is_own:
+        # Of another shape they broadcast over x.
+        y = y * scale if bias is None else y * scale + bias
+    return y if outputs == 1 else (y, *statistics)
+
+
+def rms_normalization(
+    x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    shape = x.shape[axis % x.ndim :]
+    is_own = scale.shape == shape
+    y = F.rms_norm(x, shape, scale if is_own else None, epsilon)
+    return y if is_own else y * scale
+
+
+def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return F.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
+
+
+def lrn(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+    if size % 2:
+        return F.local_response_norm(x, size, alpha, beta, bias)
+    # torch's window lies one channel earlier than ONNX's.
+    squares = x.square().flatten(2).unsqueeze(1)
+    padded = F.pad(squares, (0, 0, (size - 1) // 2, size // 2))
+    means = F.avg_pool2d(padded, (size, 1), stride=1).reshape(x.shape)
+    return x / (bias + alpha * means).pow(beta)
+
+
+def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    """A row of zeros stays zero, and hands no gradient on."""
+    total = (x.abs() if p == 1 else x.square()).sum(axis, keepdim=True)
+    is_zero = total == 0
+    norm = total.masked_fill(is_zero, 1)
+    return (x / (norm if p == 1 else norm.sqrt())).masked_fill(is_zero, 0)
+
+
