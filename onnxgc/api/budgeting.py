@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from onnxgc.errors import PlanError
 from onnxgc.planning.budgets import Budget, budget_asked
@@ -250,7 +251,10 @@ def frontier_of(
 
 
 def _of_least_peak(
-    problem: CheckpointProblem, posed: StepProblem, options: SolverOptions, most_extra: float | None = None
+    problem: CheckpointProblem,
+    posed: StepProblem,
+    options: SolverOptions,
+    most_extra: Fraction | None = None,
 ) -> Solution:
     """The least peak found; `most_extra` limits the extra time, as a share of the regular."""
     started = time.perf_counter()

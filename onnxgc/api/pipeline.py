@@ -460,10 +460,11 @@ def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
     if cost is None:
         return {}
     budget = planned.request.budget
+    allowed = None if budget is None else budget.most_extra
     return {
         "budget": {
             "bytes": planned.budget_bytes,
-            "most_extra_time_ratio": None if budget is None else budget.most_extra,
+            "most_extra_time_ratio": None if allowed is None else float(allowed),
             "timing": planned.timing,
             "order": planned.request.order.value,
             "order_alone_peak_bytes": planned.order_alone_peak_bytes,

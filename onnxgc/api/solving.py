@@ -147,7 +147,7 @@ def solve_operator_graph(
         found = within_budget(problem, limit, options)
     if isinstance(found, NoSequence):
         assert limit is not None, "the least peak is always found"
-        raise BudgetError(_why_none(file, limit, floor))
+        raise BudgetError(_why_none(file, limit, floor, found))
 
     def size(value: int) -> int | float:
         return _in_units(value, file.size_scale)
@@ -178,21 +178,30 @@ def _status(found: BudgetedSequence, floor: int | None) -> Status:
     return Status.FEASIBLE if floor is not None and found.peak > floor else found.status
 
 
-def _why_none(file: OperatorGraphFile, limit: int, floor: Floor) -> str:
+def _why_none(file: OperatorGraphFile, limit: int, floor: Floor, found: NoSequence) -> str:
     node = file.nodes[floor.operator]
     needed, given = _in_units(floor.size, file.size_scale), _in_units(limit, file.size_scale)
-    if floor.size <= limit:
-        return (
-            f"no sequence within {given} was found; nothing goes below {needed} (at node {node!r}); "
-            "give more memory or --time-limit, or use --budget min for the least that is found"
+    is_kept = floor.size <= floor.kept_size
+    if floor.size > limit and is_kept:
+        return f"no sequence fits {given}: what nobody reads is kept to the end, in all {needed}; give at least that"
+    if floor.size > limit:
+        operation = file.problem.operations[floor.operator]
+        touched = sorted((*operation.reads, *operation.writes), key=lambda s: -file.problem.sizes[s])[:4]
+        named = ", ".join(
+            f"{file.nodes[storage]!r} {_in_units(file.problem.sizes[storage], file.size_scale)}"
+            for storage in touched
         )
-    operation = file.problem.operations[floor.operator]
-    touched = sorted((*operation.reads, *operation.writes), key=lambda s: -file.problem.sizes[s])[:4]
-    named = ", ".join(
-        f"{file.nodes[storage]!r} {_in_units(file.problem.sizes[storage], file.size_scale)}"
-        for storage in touched
+        return f"no sequence fits {given}: node {node!r} alone needs {needed}: {named}; give at least that"
+    if found.impossible:
+        return (
+            f"no sequence fits {given}: when node {file.nodes[found.operator]!r} runs, more must be in memory, "
+            "whatever is computed again; give more, or use --budget min for the least that is found"
+        )
+    at = "what is kept to the end" if is_kept else f"at node {node!r}"
+    return (
+        f"no sequence within {given} was found; nothing goes below {needed} ({at}); "
+        "give more memory or --time-limit, or use --budget min for the least that is found"
     )
-    return f"no sequence fits {given}: node {node!r} alone needs {needed}: {named}; give at least that"
 
 
 def _in_units(value: int, scale: int) -> int | float:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import OnnxgcError
-from onnxgc.model.draft import Draft, without_dead_nodes
+from onnxgc.model.draft import Draft, NameSource, without_dead_nodes
 from onnxgc.model.fused import with_layer_normalization
 from onnxgc.model.ir import EMPTY_ATTRIBUTES, Array, Node, Statistic, TensorType, Weight
 from onnxgc.model.load import load_proto
@@ -41,10 +41,14 @@ class OfBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedToBatch:
-    """A constant with a copy for each sample along an axis; its weight holds one."""
+class OfEachSample:
+    """A constant with a part for each sample along an axis; its weight holds the first.
+
+    Each part is the one before it plus the weight `step`, or a copy where that is empty.
+    """
 
     axis: int
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class ForwardModel:
     roles: Mapping[str, Role]
     statistics: tuple[Statistic, ...]
     batched: tuple[str, ...] = ()
-    growing: Mapping[str, OfBatch | CopiedToBatch] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+    growing: Mapping[str, OfBatch | OfEachSample] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -187,13 +191,21 @@ def _of_batch(
     return {name: (batch, *draft.types[name].shape[1:]) for name in inputs}
 
 
-def _growing(models: Sequence[ForwardModel]) -> dict[str, OfBatch | CopiedToBatch] | None:
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What `OfEachSample` says, before its step is a weight."""
+
+    axis: int
+    step: Array | None
+
+
+def _growing(models: Sequence[ForwardModel]) -> dict[str, OfBatch | _Parts] | None:
     """How the constants of one model follow the batch; None where more than constants does."""
     first = models[0]
     for other in models[1:]:
         if other.nodes != first.nodes or other.weights.keys() != first.weights.keys():
             return None
-    found: dict[str, OfBatch | CopiedToBatch] = {}
+    found: dict[str, OfBatch | _Parts] = {}
     for name in first.weights:
         weights = [model.weights[name] for model in models]
         if all(weight is weights[0] for weight in weights):
@@ -203,7 +215,7 @@ def _growing(models: Sequence[ForwardModel]) -> dict[str, OfBatch | CopiedToBatc
         values = [weight.load() for weight in weights]
         if all(_are_equal(values[0], value) for value in values):
             continue
-        change = _of_batch_or_none(values) or _copied_or_none(values)
+        change = _of_batch_or_none(values) or _of_each_sample_or_none(values)
         if change is None:
             return None
         found[name] = change
@@ -226,25 +238,35 @@ def _of_batch_or_none(values: Sequence[Array]) -> OfBatch | None:
     return OfBatch(steps, offset) if lies else None
 
 
-def _copied_or_none(values: Sequence[Array]) -> CopiedToBatch | None:
-    """The same along one axis, for each sample and each batch."""
+def _of_each_sample_or_none(values: Sequence[Array]) -> _Parts | None:
+    """A part for each sample, the same for every batch, that changes by the same step from one to the next."""
     for axis in range(values[0].ndim):
-        samples = [np.take(value, [0], axis=axis) for value in values if value.size]
-        if (
-            len(samples) == len(values)
-            and all(value.shape[axis] == batch for batch, value in zip(_BATCHES, values, strict=True))
-            and all(_are_equal(samples[0], sample) for sample in samples)
-            and all((value == sample).all() for value, sample in zip(values, samples, strict=True))
-        ):
-            return CopiedToBatch(axis)
+        if any(value.shape[axis] != batch for batch, value in zip(_BATCHES, values, strict=True)):
+            continue
+        longest = np.moveaxis(values[-1], axis, 0)
+        if not all(_are_equal(np.moveaxis(v, axis, 0), longest[: v.shape[axis]]) for v in values):
+            continue
+        if all(_are_equal(part, longest[0]) for part in longest):
+            return _Parts(axis, None)
+        if longest.dtype.kind == "i" and not np.diff(longest, n=2, axis=0).any():
+            return _Parts(axis, np.take(values[-1], [1], axis) - np.take(values[-1], [0], axis))
     return None
 
 
 def _for_any_batch(
-    model: ForwardModel, batched: tuple[str, ...], growing: Mapping[str, OfBatch | CopiedToBatch]
+    model: ForwardModel, batched: tuple[str, ...], changes: Mapping[str, OfBatch | _Parts]
 ) -> ForwardModel:
     weights = dict(model.weights)
-    for name, change in growing.items():
-        if isinstance(change, CopiedToBatch):
-            weights[name] = ArrayWeight(np.take(weights[name].load(), [0], axis=change.axis))
+    names = NameSource(weights)
+    growing: dict[str, OfBatch | OfEachSample] = {}
+    for name, change in changes.items():
+        if isinstance(change, OfBatch):
+            growing[name] = change
+            continue
+        growing[name] = OfEachSample(change.axis)
+        weights[name] = ArrayWeight(np.take(weights[name].load(), [0], axis=change.axis))
+        if change.step is not None:
+            step = names.fresh(f"{name}/step")
+            weights[step] = ArrayWeight(change.step)
+            growing[name] = OfEachSample(change.axis, step)
     return replace(model, weights=weights, batched=batched, growing=growing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 
 from onnxgc.errors import BudgetFormError
 
@@ -29,11 +31,12 @@ class Budget:
     """A budget in bytes, as a share of the regular peak, or (neither) the least that can be had.
 
     The least may be asked for within a limit on extra time, a share of the time of every operator once.
+    Shares are exact: 57% of 100 is 57.
     """
 
     size_bytes: int | None = None
-    share: float | None = None
-    most_extra: float | None = None
+    share: Fraction | None = None
+    most_extra: Fraction | None = None
 
     @property
     def is_least(self) -> bool:
@@ -44,7 +47,7 @@ class Budget:
         assert not self.is_least
         if self.size_bytes is not None:
             return self.size_bytes
-        return int((self.share or 0.0) * regular_peak_bytes)
+        return int((self.share or 0) * regular_peak_bytes)
 
 
 def parse_budget(given: str | float) -> Budget:
@@ -57,15 +60,15 @@ def parse_budget(given: str | float) -> Budget:
     """
     if isinstance(given, bool) or not isinstance(given, str | int | float):
         raise BudgetFormError(f"the budget {given!r} is no size; {_HELP}")
-    text = given if isinstance(given, str) else repr(given)
+    text = str(given)
     if text.strip().lower() == "min":
         return Budget()
     found = _FORM.fullmatch(text)
     if found is None or (found[2].lower() not in _UNITS and found[2] != "%"):
         raise BudgetFormError(f"the budget '{text}' is no size; {_HELP}")
-    number, unit = float(found[1]), found[2].lower()
+    number, unit = Fraction(Decimal(found[1])), found[2].lower()
     is_share = unit == "%" or (not unit and "." in found[1])
-    size = number * (0.01 if unit == "%" else _UNITS[unit])
+    size = number / 100 if unit == "%" else number * _UNITS[unit]
     if size <= 0 or (size < 1 and not is_share):
         raise BudgetFormError(f"the budget '{text}' is nothing; {_HELP}")
     if size >= _TOO_MANY_BYTES:
@@ -74,20 +77,20 @@ def parse_budget(given: str | float) -> Budget:
         return Budget(size_bytes=int(size))
     if size > 1 and not unit:
         raise BudgetFormError(f"the budget '{text}' is more than everything; {_HELP}")
-    return Budget(share=number / 100 if unit else number)
+    return Budget(share=size)
 
 
-def parse_extra_time(given: str | float) -> float:
+def parse_extra_time(given: str | float) -> Fraction:
     """A share of the time without recomputation, from text such as `10%` or `.1`, or a number.
 
     Raises:
         BudgetFormError: it is none, or below 0.
     """
-    text = given if isinstance(given, str) else repr(given)
+    text = str(given)
     found = _FORM.fullmatch(text)
     if isinstance(given, bool) or found is None or found[2] not in ("", "%"):
         raise BudgetFormError(f"the extra time '{text}' is no share; write 10% or .1")
-    return float(found[1]) / (100 if found[2] else 1)
+    return Fraction(Decimal(found[1])) / (100 if found[2] else 1)
 
 
 def budget_asked(budget: str | float | None, extra_time: str | float | None) -> Budget | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,9 @@ from onnxgc.rematerialisation.search import (
 _PRECISION = 200
 """Budgets are lowered until they differ by one part in so many."""
 _SHARE_OF_DESCENT = 0.6
-"""Of the time limit; the rest is for little extra time at the least peak."""
+"""Of the time limit; the rest is for little extra time at the least peak, and for what proves it."""
+_SHARE_OF_SEARCH = 0.8
+"""Of the time limit, what descent and little extra time take together."""
 _TRIES = 12
 _ROUNDS_A_TRY = 40
 _ANY_TIME = 1 << 62
@@ -89,29 +92,33 @@ def least_peak(
     except KeyboardInterrupt:
         # The best so far is what is wanted then.
         interrupted = True
-    left = None if limit is None else max(0.0, limit - (time.perf_counter() - started))
+    left = None if limit is None else max(0.0, _SHARE_OF_SEARCH * limit - (time.perf_counter() - started))
     last = within_budget(
         problem, high, replace(options, time_limit_seconds=0.0 if interrupted else left), known
     )
     assert not isinstance(last, NoSequence), "the best is within its own peak"
     interrupted = interrupted or last.interrupted
     if not interrupted:
-        floor = _proved_floor(problem, floor, last.peak, enough, options.order)
+        end = math.inf if limit is None else started + limit
+        floor = _proved_floor(problem, floor, last.peak, enough, options.order, end)
     last = replace(last, seconds=time.perf_counter() - started, interrupted=interrupted)
     return LeastPeak(last, min(floor, last.peak))
 
 
-def _proved_floor(problem: OperatorProblem, floor: int, peak: int, enough: int, order: Order) -> int:
-    """The highest peak that the bounds prove too low, and one more; at least `floor`."""
+def _proved_floor(
+    problem: OperatorProblem, floor: int, peak: int, enough: int, order: Order, end: float
+) -> int:
+    """The highest peak that the bounds prove too low until the time `end`, and one more; at least `floor`."""
     low, high = floor - 1, peak
     for _ in range(_BOUNDS):
-        if high - low <= 1:
+        seconds = min(_SECONDS_A_BOUND, end - time.perf_counter())
+        if high - low <= 1 or seconds <= 0:
             break
         budget = (low + high) // 2
         try:
-            bounds = [free_order_bound(problem, budget, _SECONDS_A_BOUND)]
+            bounds = [free_order_bound(problem, budget, seconds)]
             if order is Order.FIXED:
-                bounds.append(fixed_order_bound(problem, budget, _SECONDS_A_BOUND))
+                bounds.append(fixed_order_bound(problem, budget, seconds))
         except KeyboardInterrupt:
             # What is proved so far holds.
             break

@@ -1,4 +1,6 @@
-"""PyTorch: ONNX models as trainable modules. The only place that imports torch.
+"""PyTorch: ONNX models as trainable modules, and plans for modules as they are.
+
+The only place that imports torch.
 
 Raises:
     RuntimeUnavailableError: PyTorch is not installed.
@@ -13,6 +15,7 @@ if find_spec("torch") is None:
         "onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'"
     )
 
+from onnxgc.torch.checkpointing import TorchPlan, checkpoint, plans_of
 from onnxgc.torch.module import OnnxModule, from_onnx
 
-__all__ = ["OnnxModule", "from_onnx"]
+__all__ = ["OnnxModule", "TorchPlan", "checkpoint", "from_onnx", "plans_of"]

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.draft import operator_name
-from onnxgc.model.forward import CopiedToBatch, ForwardModel, OfBatch
+from onnxgc.model.forward import ForwardModel, OfBatch, OfEachSample
 from onnxgc.model.ir import Node, Weight
 from onnxgc.model.trainable import EVALUATED
 from onnxgc.torch.operators.registry import INDICES, OPERATORS, SETTINGS
@@ -164,7 +164,7 @@ def _as_numbers(name: str, weight: Weight, model: ForwardModel) -> Any:
     change = model.growing.get(name)
     if isinstance(change, OfBatch):
         return SizeOfBatch(change.per_sample.tolist(), change.offset.tolist())
-    if isinstance(change, CopiedToBatch):
+    if isinstance(change, OfEachSample):
         return Tensor(name)
     return weight.load().tolist()
 

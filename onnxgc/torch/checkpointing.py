@@ -131,8 +131,10 @@ class PlannedForward:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": {}}
 
-    @torch.compiler.disable
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        return _run_uncompiled(self, arguments, settings)
+
+    def run(self, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
         call = _Call.of(self._planned, arguments, settings)
         if not call.needs_gradients():
             return self._inner_forward(*arguments, **settings)
@@ -274,13 +276,18 @@ def _decided(step: JointStep, settings: _Settings) -> tuple[tuple[int, ...], Tor
     return found.sequence, plan
 
 
-def _runnable(graph: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
+# Compilation would look into the forward that is planned, and find nothing to plan in it.
+_disabled: Any = torch.compiler.disable
+_run_uncompiled: Callable[..., Any] = _disabled(PlannedForward.run)
+
+
+def _runnable(gm: fx.GraphModule, example_inputs: Any) -> Any:
     """The graph as a function of a list, which it empties, so that each value goes when it was last read."""
 
     def run(values: list[Any]) -> Any:
-        return fx.Interpreter(graph).boxed_run(values)
+        return fx.Interpreter(gm).boxed_run(values)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    vars(run)["_boxed_call"] = True
     return run
 
 

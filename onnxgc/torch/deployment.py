@@ -56,9 +56,7 @@ class Deployment:
 
 def _tensor(name: str, value: torch.Tensor, dtype: int) -> onnx.TensorProto:
     contents = value.detach().to("cpu", DTYPES[dtype]).contiguous().reshape(-1).view(torch.uint8)
-    return onnx.TensorProto(
-        name=name, data_type=dtype, dims=value.shape, raw_data=contents.numpy().tobytes()
-    )
+    return onnx.TensorProto(name=name, data_type=dtype, dims=value.shape, raw_data=contents.numpy().tobytes())
 
 
 def _without(model: ForwardModel, held: Mapping[str, int]) -> onnx.ModelProto:

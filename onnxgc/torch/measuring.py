@@ -6,6 +6,7 @@ them. Operators of equal kind, shapes and settings are measured once.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch import fx
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
+# Else the profiler's library prints when it begins and ends.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 _RUNS = 3
 """Runs of an operator, the fastest of which counts; one more before them is for memory."""
 

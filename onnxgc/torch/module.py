@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import ModelFileError, ShapeError
-from onnxgc.model.forward import CopiedToBatch, ForwardModel, read_forward
+from onnxgc.model.forward import ForwardModel, OfEachSample, read_forward
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Weight
 from onnxgc.model.parameters import Role
@@ -94,13 +94,13 @@ class OnnxModule(nn.Module):
         given = {name: ArrayWeight(value) for name, value in (values or {}).items()}
         weights = {**model.weights, **given}
         calls = calls_of(model)
-        read = _read_by(calls, model.outputs, weights)
+        read = _read_by(calls, model, weights)
         self.program = Program(
             calls,
             model.inputs,
             read,
             model.outputs,
-            copied={n: c.axis for n, c in model.growing.items() if isinstance(c, CopiedToBatch) and n in read},
+            parts={name: part for name, part in _parts(model).items() if name in read},
             batched=next(iter(model.batched), ""),
         )
         self.batched_inputs = model.batched
@@ -220,8 +220,15 @@ def state_keys(names: Iterable[str], module: nn.Module) -> dict[str, str]:
     return keys
 
 
-def _read_by(calls: Iterable[Call], outputs: Iterable[str], weights: Mapping[str, Weight]) -> tuple[str, ...]:
+def _parts(model: ForwardModel) -> dict[str, OfEachSample]:
+    return {name: change for name, change in model.growing.items() if isinstance(change, OfEachSample)}
+
+
+def _read_by(calls: Iterable[Call], model: ForwardModel, weights: Mapping[str, Weight]) -> tuple[str, ...]:
     """The weights that calls read as tensors, or that are outputs, in the order of the file."""
-    read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, asked.Tensor)}
-    read.update(outputs)
+    read = {
+        argument.name for call in calls for argument in call.arguments if isinstance(argument, asked.Tensor)
+    }
+    read.update(model.outputs)
+    read.update(part.step for name, part in _parts(model).items() if name in read)
     return tuple(name for name in weights if name in read)

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxgc.torch.joint import JointStep, is_random, is_tangent, normalizes_a_batch
+from onnxgc.torch.joint import JointStep, is_random, is_tangent, normalizes_a_batch, tensors_of
+
+STATE_BYTES = 5056
+"""Of the state of the CPU's generator; that of a CUDA device is smaller."""
 
 
 def split(
@@ -146,22 +149,20 @@ class _Writer:
 
     def _drawn(self, node: fx.Node, arguments: Any, settings: Any) -> fx.Node:
         """A random operator that draws the same each time: the generator's state goes with it."""
-        device = next(
-            iter(node.meta["val"] if isinstance(node.meta["val"], tuple) else [node.meta["val"]])
-        ).device
-        if node not in self._states:
-            if self._before is not None and node in self._before._states:
-                state = self._before._states[node]
-                self.saved.append(state)
-                self._states[node] = self._placeholder(f"{node.name}_state", state)
-                self._taken[state] = self._states[node]
-            else:
-                self._states[node] = self.graph.call_function(generator_state, (device,))
-                self._states[node].meta["val"] = generator_state(device)
-                return self._call(node, arguments, settings)
-        made = self.graph.call_function(
-            drawn_again, (self._states[node], device, node.target, arguments, settings)
-        )
+        value = next(tensors_of(node))
+        if node in self._states:
+            state = self._states[node]
+        elif self._before is not None and node in self._before._states:
+            before = self._before._states[node]
+            self.saved.append(before)
+            state = self._taken[before] = self._states[node] = self._placeholder(f"{node.name}_state", before)
+        else:
+            state = self._states[node] = self.graph.call_function(generator_state, (value.device,))
+            # The trace's own kind of tensor, which has no contents.
+            state.meta["val"] = value.new_empty(STATE_BYTES, dtype=torch.uint8, device="cpu")
+            return self._call(node, arguments, settings)
+        drawn: Any = (state, value.device, node.target, arguments, settings)
+        made = self.graph.call_function(drawn_again, drawn)
         made.meta = dict(node.meta)
         return made
 

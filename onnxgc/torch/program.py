@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from onnxgc.model.forward import OfEachSample
 from onnxgc.torch.calls import Call, OwnType, SizeOfBatch, Tensor
 
 
@@ -22,9 +23,10 @@ class Origin(NamedTuple):
 class Program:
     """A graph that takes whether to train, a tensor like the module's, the inputs, and the weights.
 
-    `inputs` and `weights` name them in order; `copied` are weights of which each sample gets a copy along
-    an axis, and `batched` is the input that tells how many there are. `graph_module` has one node for each
-    call, with its `Origin` as `meta["onnx"]`. A program never changes, so that copies of a module share it.
+    `inputs` and `weights` name them in order; `parts` are weights that hold the part of the first sample
+    alone, and `batched` is the input that tells how many samples there are. `graph_module` has one node for
+    each call, with its `Origin` as `meta["onnx"]`. A program never changes, so that copies of a module share
+    it.
     """
 
     def __init__(
@@ -34,20 +36,20 @@ class Program:
         weights: Sequence[str],
         outputs: Sequence[str],
         *,
-        copied: Mapping[str, int] | None = None,
+        parts: Mapping[str, OfEachSample] | None = None,
         batched: str = "",
     ) -> None:
         self.calls = tuple(calls)
         self.inputs = tuple(inputs)
         self.weights = tuple(weights)
         self.outputs = tuple(outputs)
-        self.copied = dict(copied or {})
+        self.parts = dict(parts or {})
         self.batched = batched
         self.graph_module = fx.GraphModule(torch.nn.Module(), _Writer(self).written(), "OnnxGraph")
 
     def __reduce__(self) -> tuple[Any, ...]:
         described = (self.calls, self.inputs, self.weights, self.outputs)
-        return _program, (described, {"copied": self.copied, "batched": self.batched})
+        return _program, (described, {"parts": self.parts, "batched": self.batched})
 
     def __deepcopy__(self, memo: object) -> Program:
         return self
@@ -67,9 +69,15 @@ def size_of_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int
     return [each * batch + rest for each, rest in zip(per_sample, offset, strict=True)]
 
 
-def copied_to_batch(weight: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
-    """What holds for one sample, for each that x has."""
-    return weight.expand([x.shape[0] if place == axis else size for place, size in enumerate(weight.shape)])
+def for_each_sample(
+    first: torch.Tensor, x: torch.Tensor, axis: int, step: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The part of the first sample, with those of all others that x has behind it along an axis."""
+    if step is None:
+        return first.expand([x.shape[0] if place == axis else size for place, size in enumerate(first.shape)])
+    counts = [1] * first.ndim
+    counts[axis] = x.shape[0]
+    return first + step * torch.arange(x.shape[0], device=first.device).reshape(counts)
 
 
 class _Writer:
@@ -89,9 +97,10 @@ class _Writer:
             self._values[name] = self._placeholder(f"input_{index}", name)
         for index, name in enumerate(program.weights):
             self._values[name] = self._placeholder(f"weight_{index}", name)
-        for name, axis in program.copied.items():
-            arguments = (self._values[name], self._values[program.batched], axis)
-            self._values[name] = self._graph.call_function(copied_to_batch, arguments)
+        for name, part in program.parts.items():
+            step = self._values.get(part.step)
+            arguments = (self._values[name], self._values[program.batched], part.axis, step)
+            self._values[name] = self._graph.call_function(for_each_sample, arguments)
         for call in program.calls:
             self._write(call)
         results = tuple(self._values[name] for name in program.outputs)

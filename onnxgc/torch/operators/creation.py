@@ -8,7 +8,9 @@ from torch import Tensor
 from onnxgc.torch.operators.settings import Ints, Number, ints, number
 
 
-def constant_of_shape(shape: Ints, *, like: Tensor, value: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
+def constant_of_shape(
+    shape: Ints, *, like: Tensor, value: float = 0.0, dtype: torch.dtype | None = None
+) -> Tensor:
     return torch.full(ints(shape), value, dtype=dtype or like.dtype, device=like.device)
 
 

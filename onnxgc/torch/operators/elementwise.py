@@ -62,7 +62,10 @@ def cumulative_sum(x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 
     ordered = x.flip(along) if reverse else x
     total = ordered.cumsum(along, dtype=x.dtype)
     if exclusive:
-        total = torch.cat([torch.zeros_like(total.narrow(along, 0, 1)), total.narrow(along, 0, total.shape[along] - 1)], along)
+        total = torch.cat(
+            [torch.zeros_like(total.narrow(along, 0, 1)), total.narrow(along, 0, total.shape[along] - 1)],
+            along,
+        )
     return total.flip(along) if reverse else total
 
 

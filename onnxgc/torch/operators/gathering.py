@@ -98,5 +98,3 @@ def shape_of(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
 
 def size_of(x: Tensor) -> Tensor:
     return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
-
-

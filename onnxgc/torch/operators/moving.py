@@ -44,7 +44,11 @@ def transpose(x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
 
 def expand(x: Tensor, shape: Ints) -> Tensor:
     """To the shape that x and `shape` broadcast to."""
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(ints(shape))))
+    sizes = ints(shape)
+    whole = [1] * (x.ndim - len(sizes)) + sizes
+    lead = len(whole) - x.ndim
+    # A size of 1 keeps that of x.
+    return x.expand([size if size != 1 or axis < lead else -1 for axis, size in enumerate(whole)])
 
 
 def tile(x: Tensor, repeats: Ints) -> Tensor:
@@ -60,11 +64,13 @@ def split(
 ) -> Tensor | tuple[Tensor, ...]:
     """Without sizes into parts of one size, of which the last may be smaller."""
     each = ints(sizes) if sizes is not None else math.ceil(x.shape[axis] / (num_outputs or outputs))
-    parts = x.split(each, axis)
+    parts: tuple[Tensor, ...] = torch.split(x, each, axis)
     return parts[0] if outputs == 1 else parts
 
 
-def slice_(x: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Tensor:
+def slice_(
+    x: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None
+) -> Tensor:
     begins, stops = ints(starts), ints(ends)
     along = [axis % x.ndim for axis in ints(axes)] if axes is not None else list(range(len(begins)))
     strides = ints(steps) if steps is not None else [1] * len(begins)

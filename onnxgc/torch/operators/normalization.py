@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
@@ -42,16 +40,17 @@ def layer_normalization(
     stash_type: int = 1,
 ) -> Tensor | tuple[Tensor, ...]:
     shape = x.shape[axis % x.ndim :]
-    is_own = scale.shape == shape and (bias is None or bias.shape == shape)
-    inside = (scale, bias) if is_own else (None, None)
-    if outputs == 1:
-        y, statistics = F.layer_norm(x, shape, *inside, epsilon), ()
+    if scale.shape == shape and (bias is None or bias.shape == shape):
+        y = F.layer_norm(x, shape, scale, bias, epsilon)
     else:
-        y, *statistics = torch.native_layer_norm(x, shape, *inside, epsilon)
-    if not is_own:
         # Of another shape they broadcast over x.
-        y = y * scale if bias is None else y * scale + bias
-    return y if outputs == 1 else (y, *statistics)
+        y = F.layer_norm(x, shape, None, None, epsilon) * scale
+        y = y if bias is None else y + bias
+    if outputs == 1:
+        return y
+    axes = list(range(axis % x.ndim, x.ndim))
+    mean = x.mean(axes, keepdim=True)
+    return y, mean, (x.var(axes, correction=0, keepdim=True) + epsilon).rsqrt()
 
 
 def rms_normalization(
@@ -83,5 +82,3 @@ def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     is_zero = total == 0
     norm = total.masked_fill(is_zero, 1)
     return (x / (norm if p == 1 else norm.sqrt())).masked_fill(is_zero, 0)
-
-

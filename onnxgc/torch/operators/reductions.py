@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -60,7 +59,9 @@ def reduce_l1(
 def reduce_l2(
     x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    return _reduced(_norm, x, axes, keepdims, noop_with_empty_axes)
+    # Without axes the norm of each element.
+    is_of_each = noop_with_empty_axes and not (axes is not None and ints(axes))
+    return x.abs() if is_of_each else _reduced(_norm, x, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_log_sum(
@@ -81,25 +82,24 @@ def reduce_sum_square(
     return _reduced(_sum, x.square(), axes, keepdims, noop_with_empty_axes)
 
 
-def _sum(x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+def _sum(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
     # torch sums int32 as int64.
-    return x.sum(axes, keepdim=keepdim, dtype=x.dtype) if axes else x
+    return x.sum(axes, keepdim=keepdim, dtype=x.dtype)
 
 
-def _mean(x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
-    if not axes:
-        return x
+def _mean(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
     if x.is_floating_point():
         return x.mean(axes, keepdim=keepdim)
     count = x.numel() // max(1, x.sum(axes).numel())
     return torch.div(_sum(x, axes, keepdim), count, rounding_mode="trunc")
 
 
-def _norm(x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
-    return torch.linalg.vector_norm(x, 2, axes, keepdim) if axes else x.abs()
+def _norm(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, 2, axes, keepdim)
+    return norm
 
 
-def _product(x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+def _product(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
     along = sorted(axis % x.ndim for axis in axes)
     for axis in reversed(along):
         x = x.prod(axis, keepdim=keepdim, dtype=x.dtype)
@@ -114,8 +114,9 @@ def arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: i
     return _place_of(torch.argmin, x, axis, keepdims, select_last_index)
 
 
-def _place_of(find: Any, x: Tensor, axis: int, keepdims: int, select_last_index: int) -> Tensor:
+def _place_of(
+    find: Callable[..., Tensor], x: Tensor, axis: int, keepdims: int, select_last_index: int
+) -> Tensor:
     if not select_last_index:
-        place: Tensor = find(x, axis, bool(keepdims))
-        return place
+        return find(x, axis, bool(keepdims))
     return x.shape[axis] - 1 - find(x.flip(axis), axis, bool(keepdims))

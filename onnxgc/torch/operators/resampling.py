@@ -57,15 +57,13 @@ def resize(
     interpolation = _interpolation(x, shape, given["scales"], axes, attributes)
     if interpolation is not None:
         return F.interpolate(x, shape[2:], **interpolation)
-    outside = None
-    if attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        outside = attributes.get("extrapolation_value", 0.0)
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()}
-    inside = torch.ones_like(x) if outside is not None else None
-    for axis, places, weights in _taps(tuple(x.shape), shape, tuple(settings.items()), tuple(given.items())):
-        x = _resampled(x, axis, places, weights)
-        inside = None if inside is None else _resampled(inside, axis, places, weights)
-    return x if inside is None else x + outside * (1 - inside)
+    taps = _taps(tuple(x.shape), shape, tuple(settings.items()), tuple(given.items()))
+    outside: float = attributes.get("extrapolation_value", 0.0)
+    crops = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if not crops or not outside:
+        return _resampled(x, taps)
+    return _resampled(x, taps) + outside * (1 - _resampled(torch.ones_like(x), taps))
 
 
 def _numbers(setting: Sequence[float] | Tensor | None) -> tuple[float, ...] | None:
@@ -138,13 +136,15 @@ def _taps(
     return tuple((along.axis, along.places, along.weights) for along in found if along.repeats != 1)
 
 
-def _resampled(x: Tensor, axis: int, places: Array, weights: Array) -> Tensor:
-    shape = [1] * x.ndim
-    shape[axis] = places.shape[1]
-    total = x.new_zeros([*x.shape[:axis], places.shape[1], *x.shape[axis + 1 :]])
-    for of_tap, weight in zip(places, weights, strict=True):
-        taken = x.index_select(axis, torch.from_numpy(of_tap).to(x.device))
-        if (weight != 1).any():
-            taken = taken * torch.from_numpy(weight).to(taken).reshape(shape)
-        total = total + taken
-    return total
+def _resampled(x: Tensor, taps: Sequence[_Taps]) -> Tensor:
+    for axis, places, weights in taps:
+        shape = [1] * x.ndim
+        shape[axis] = places.shape[1]
+        total = x.new_zeros([*x.shape[:axis], places.shape[1], *x.shape[axis + 1 :]])
+        for of_tap, weight in zip(places, weights, strict=True):
+            taken = x.index_select(axis, torch.from_numpy(of_tap).to(x.device))
+            if (weight != 1).any():
+                taken = taken * torch.from_numpy(weight).to(taken).reshape(shape)
+            total = total + taken
+        x = total
+    return x

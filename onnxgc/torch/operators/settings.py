@@ -29,5 +29,3 @@ def number(setting: Number | Sequence[float]) -> float:
 def not_negative(indices: Tensor, extent: int) -> Tensor:
     """Indices that count from the end as ones that count from the beginning."""
     return torch.where(indices < 0, indices + extent, indices)
-
-

@@ -1,0 +1,284 @@
+"""Modules under a budget: gradients and statistics bit for bit, memory as promised, calls of every form."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from onnxgc.errors import BudgetError, PlanError  # noqa: E402
+from onnxgc.torch import checkpoint, plans_of  # noqa: E402
+
+QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
+"""Costs from a data sheet, and a search that does not depend on the clock."""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.relu(self.norm(self.conv(x))))
+
+
+def convolutional(blocks: int = 6, width: int = 8) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3), *(Block(width) for _ in range(blocks)), nn.Flatten(), nn.LazyLinear(5)
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.5, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor, *, mask: Tensor | None = None, scale: float = 1.0) -> dict[str, Any]:
+        hidden = self.layers(self.tokens(ids), src_key_padding_mask=mask)
+        return {"logits": scale * self.head(hidden), "hidden": hidden, "nothing": None}
+
+
+def materialised(module: nn.Module, *inputs: Any) -> nn.Module:
+    """The module with its lazy parameters made, and its statistics as they were."""
+    module.eval()
+    module(*inputs)
+    return module.train()
+
+
+def images(count: int = 8) -> Tensor:
+    return torch.randn(count, 3, 24, 24, generator=torch.Generator().manual_seed(count))
+
+
+def step(module: nn.Module, loss: Callable[[nn.Module], Tensor], seed: int = 0) -> Tensor:
+    """One backward; the loss."""
+    torch.manual_seed(seed)
+    found = loss(module)
+    found.backward()
+    return found.detach()
+
+
+def loss_of(count: int, module: nn.Module) -> Tensor:
+    """Of so many images."""
+    found: Tensor = module(images(count)).square().mean()
+    return found
+
+
+def assert_same(planned: nn.Module, plain: nn.Module) -> None:
+    """Gradients and buffers, bit for bit."""
+    for (name, one), (_, other) in zip(planned.named_parameters(), plain.named_parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        assert one.grad is None or torch.equal(one.grad, other.grad), name
+    for (name, mine), (_, yours) in zip(planned.named_buffers(), plain.named_buffers(), strict=True):
+        assert torch.equal(mine, yours), name
+
+
+@pytest.mark.parametrize("budget", ["75%", "min"])
+def test_dropout_and_statistics_are_the_same_for_many_steps(budget: str) -> None:
+    plain = materialised(convolutional(), images())
+    planned = checkpoint(copy.deepcopy(plain), images(), budget=budget, **QUICK)
+    (plan,) = plans_of(planned)
+    assert plan.repeated > 0
+    assert plan.planned_peak_bytes < plan.regular_peak_bytes
+    for seed in range(10):
+        losses = [
+            step(one, lambda module: module(images()).square().mean(), seed) for one in (plain, planned)
+        ]
+        assert torch.equal(*losses)
+        assert_same(planned, plain)
+
+
+@pytest.mark.parametrize("budget", [1.0, "60%"])
+def test_memory_is_what_was_promised(budget: str | float) -> None:
+    plain = materialised(convolutional(width=16), images(16))
+    planned = checkpoint(plain, images(16), budget=budget, time_limit=None, step_limit=2)
+    (plan,) = plans_of(planned)
+    data = images(16)
+    for _ in range(2):
+        planned.zero_grad(set_to_none=True)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            planned(data).sum().backward()
+    held = most = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    assert most == pytest.approx(plan.planned_peak_bytes, rel=0.02)
+
+
+def test_keywords_dictionaries_none_and_tied_parameters() -> None:
+    ids = torch.randint(0, 50, (4, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(4, 12, dtype=torch.bool)
+    mask[:, 9:] = True
+    plain = Attention()
+    planned = checkpoint(copy.deepcopy(plain), ids, example_kwargs={"mask": mask}, budget="70%", **QUICK)
+
+    def loss(module: nn.Module) -> Tensor:
+        found = module(ids, mask=mask)
+        assert found["nothing"] is None
+        return F.cross_entropy(found["logits"].flatten(0, 1), ids.flatten()) + found["hidden"].mean()
+
+    assert torch.equal(step(plain, loss), step(planned, loss))
+    assert_same(planned, plain)
+    assert plans_of(planned)[0].repeated > 0
+    # Another constant, and another number of sequences, are calls of their own.
+    for module in (plain, planned):
+        step(module, lambda module: module(ids[:2], scale=2.0)["logits"].mean())
+    assert_same(planned, plain)
+    assert len(plans_of(planned)) == 2
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+class SharedTwice(nn.Module):
+    """One block that runs twice, a frozen table in front, and a named tuple behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 16)
+        self.table.weight.requires_grad_(False)
+        self.block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    def forward(self, ids: Tensor) -> Pair:
+        first = self.block(self.table(ids))
+        return Pair(first, self.block(first))
+
+
+def test_a_shared_block_a_frozen_table_and_a_named_tuple() -> None:
+    ids = torch.arange(9).repeat(8, 1)
+    plain = SharedTwice()
+    planned = checkpoint(copy.deepcopy(plain), ids, budget="80%", **QUICK)
+
+    def loss(module: nn.Module) -> Tensor:
+        found = module(ids)
+        assert isinstance(found, Pair)
+        # Twice in one step.
+        return found.left.mean() + (found.right * module(ids).left).mean()
+
+    assert torch.equal(step(plain, loss), step(planned, loss))
+    # Each call adds up its own gradients first: the order of four terms is another one.
+    for one, other in zip(planned.block.parameters(), plain.block.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert planned.table.weight.grad is None
+
+
+def test_inputs_get_gradients_and_autocast_is_kept() -> None:
+    plain = materialised(convolutional(), images())
+    planned = checkpoint(copy.deepcopy(plain), images().requires_grad_(), budget="75%", **QUICK)
+    gradients = []
+    for module in (plain, planned):
+        data = images().requires_grad_()
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = module(data)
+        assert out.dtype is torch.bfloat16
+        out.float().square().mean().backward()
+        gradients.append(data.grad)
+    assert torch.equal(*gradients)
+    assert_same(planned, plain)
+
+
+def test_batches_of_other_sizes_evaluation_and_no_gradients() -> None:
+    plain = materialised(convolutional(), images())
+    planned = checkpoint(copy.deepcopy(plain), images(), budget="75%", **QUICK)
+    for count in (8, 5, 8, 3):
+        for module in (plain, planned):
+            step(module, functools.partial(loss_of, count), count)
+        assert_same(planned, plain)
+    assert len(plans_of(planned)) == 3
+    for module in (plain, planned):
+        module.eval()
+    with torch.no_grad():
+        assert torch.equal(plain(images()), planned(images()))
+    for module in (plain, planned):
+        module.zero_grad()
+        step(module, lambda module: module(images()).square().mean())
+    assert_same(planned, plain)
+
+
+def test_it_is_the_same_class_shares_its_parameters_and_can_be_copied() -> None:
+    plain = materialised(convolutional(), images())
+    planned = checkpoint(plain, images(), budget="75%", **QUICK)
+    assert type(planned) is type(plain)
+    assert list(planned.state_dict()) == list(plain.state_dict())
+    assert all(one is other for one, other in zip(planned.parameters(), plain.parameters(), strict=True))
+    calls: list[str] = []
+    copied = copy.deepcopy(planned)
+    restored = pickle.loads(pickle.dumps(planned))
+    planned.register_forward_hook(lambda *_: calls.append("planned"))
+    for module in (plain, planned, copied):
+        module.zero_grad()
+    step(copied, lambda module: module(images()).square().mean())
+    assert all(one.grad is None for one in plain.parameters())
+    step(restored, lambda module: module(images()).square().mean())
+    assert_same(copied, restored)
+    step(planned, lambda module: module(images()).square().mean())
+    assert calls == ["planned"]
+
+
+def test_what_autograd_saves_is_the_plan() -> None:
+    plain = materialised(convolutional(), images())
+    saved = {}
+    for budget in (1.0, "60%"):
+        planned = checkpoint(copy.deepcopy(plain), images(), budget=budget, **QUICK)
+        given = {one.untyped_storage().data_ptr() for one in (*planned.parameters(), *planned.buffers())}
+        sizes: dict[int, int] = {}
+
+        def pack(one: Tensor, given: set[int] = given, sizes: dict[int, int] = sizes) -> Tensor:
+            storage = one.untyped_storage()
+            if storage.data_ptr() not in given:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return one
+
+        data = images()
+        given.add(data.untyped_storage().data_ptr())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            out = planned(data)
+        out_bytes = out.untyped_storage().nbytes()
+        saved[budget] = sum(sizes.values())
+        (plan,) = plans_of(planned)
+        # At the turn the output is there as well, and the gradient that comes back for it.
+        assert saved[budget] == pytest.approx(plan.saved_bytes - 2 * out_bytes, rel=0.02)
+    assert saved["60%"] < 0.7 * saved[1.0]
+
+
+def test_refusals_are_one_line() -> None:
+    plain = materialised(convolutional(), images())
+    with pytest.raises(BudgetError, match=r"no plan within .* bytes was found; nothing goes below [\d,]+"):
+        checkpoint(plain, images(), budget="1%", **QUICK)
+
+    class Deciding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum() > 0 else x
+
+    with pytest.raises(PlanError, match="the module cannot be traced") as told:
+        checkpoint(Deciding(4, 4), torch.randn(3, 4), **QUICK)
+    assert "\n" not in str(told.value)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    plain = materialised(convolutional(2), images())
+    planned = checkpoint(plain, images(), budget="90%", **QUICK)
+    data = images().requires_grad_()
+    (first,) = torch.autograd.grad(planned(data).square().sum(), data, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        first.sum().backward()
