@@ -147,7 +147,7 @@ def solve_operator_graph(
         found = within_budget(problem, limit, options)
     if isinstance(found, NoSequence):
         assert limit is not None, "the least peak is always found"
-        raise BudgetError(_why_none(file, limit, floor, found))
+        raise BudgetError(_why_none(file, limit, floor))
 
     def size(value: int) -> int | float:
         return _in_units(value, file.size_scale)
@@ -178,12 +178,12 @@ def _status(found: BudgetedSequence, floor: int | None) -> Status:
     return Status.FEASIBLE if floor is not None and found.peak > floor else found.status
 
 
-def _why_none(file: OperatorGraphFile, limit: int, floor: Floor, found: NoSequence) -> str:
+def _why_none(file: OperatorGraphFile, limit: int, floor: Floor) -> str:
     node = file.nodes[floor.operator]
     needed, given = _in_units(floor.size, file.size_scale), _in_units(limit, file.size_scale)
     is_kept = floor.size <= floor.kept_size
     if floor.size > limit and is_kept:
-        return f"no sequence fits {given}: what nobody reads is kept to the end, in all {needed}; give at least that"
+        return f"no sequence fits {given}: what nobody reads is kept, in all {needed}; give at least that"
     if floor.size > limit:
         operation = file.problem.operations[floor.operator]
         touched = sorted((*operation.reads, *operation.writes), key=lambda s: -file.problem.sizes[s])[:4]
@@ -192,11 +192,6 @@ def _why_none(file: OperatorGraphFile, limit: int, floor: Floor, found: NoSequen
             for storage in touched
         )
         return f"no sequence fits {given}: node {node!r} alone needs {needed}: {named}; give at least that"
-    if found.impossible:
-        return (
-            f"no sequence fits {given}: when node {file.nodes[found.operator]!r} runs, more must be in memory, "
-            "whatever is computed again; give more, or use --budget min for the least that is found"
-        )
     at = "what is kept to the end" if is_kept else f"at node {node!r}"
     return (
         f"no sequence within {given} was found; nothing goes below {needed} ({at}); "

@@ -210,9 +210,7 @@ def _growing(models: Sequence[ForwardModel]) -> dict[str, OfBatch | _Parts] | No
         weights = [model.weights[name] for model in models]
         if all(weight is weights[0] for weight in weights):
             continue
-        if not all(isinstance(weight, ArrayWeight) for weight in weights):
-            return None
-        values = [weight.load() for weight in weights]
+        values = [np.asarray(weight.load()) for weight in weights]
         if all(_are_equal(values[0], value) for value in values):
             continue
         change = _of_batch_or_none(values) or _of_each_sample_or_none(values)
@@ -239,7 +237,7 @@ def _of_batch_or_none(values: Sequence[Array]) -> OfBatch | None:
 
 
 def _of_each_sample_or_none(values: Sequence[Array]) -> _Parts | None:
-    """A part for each sample, the same for every batch, that changes by the same step from one to the next."""
+    """A part for each sample, the same for every batch, that moves by one step from each to the next."""
     for axis in range(values[0].ndim):
         if any(value.shape[axis] != batch for batch, value in zip(_BATCHES, values, strict=True)):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Floor:
     kept_size: int = 0
 
 
+@lru_cache(maxsize=4)
 def floor_of_problem(problem: OperatorProblem) -> Floor:
     """The most that an operator and what nothing can drop meanwhile need, or what is kept to the end."""
     own = np.asarray([problem.working_set(index) for index in range(len(problem))], np.int64)

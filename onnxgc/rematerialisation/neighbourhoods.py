@@ -106,29 +106,26 @@ class Neighbourhoods:
         self._current: list[int] | None = None
 
     def first(
-        self, starts: Sequence[Sequence[int]], is_settled: Callable[[], bool]
+        self, starts: Sequence[Sequence[int]], is_enough: Callable[[], bool]
     ) -> Iterator[tuple[str, list[int]]]:
         """Repair of each start, the first with room made on demand, and in free order each with runs moved.
 
-        It ends when there is no more time and something is found; a repair of the first start then
-        takes what it takes if nothing else is.
+        It ends once what it gave `is_enough`. When there is no more time and nothing was found, repair of
+        the first start takes what it takes.
         """
-        found_any = False
         for start in starts:
-            if is_settled() or (found_any and self._is_over()):
+            if is_enough():
                 return
             found = self._repaired(start)
             if found is not None:
-                found_any = True
                 yield "repair", found
         for start, (by_size, by_distance) in itertools.product(starts[:1], _EVICTING):
-            if found_any and self._is_over():
+            if is_enough():
                 return
             found = self._run_on_demand(start, by_size, by_distance)
             if found is not None:
-                found_any = True
                 yield "on demand", found
-        if not found_any and self._is_over():
+        if self._is_over() and not is_enough():
             found = self._repaired(starts[0], to_the_end=True)
             if found is not None:
                 yield "repair", found

@@ -223,6 +223,10 @@ class _Search:
             return True
         return self._best is not None and self._best_extra <= max(self._bound, enough or 0)
 
+    def _is_enough(self) -> bool:
+        """Whether the search may end: nothing more is to be told, or time is up and something was found."""
+        return self._is_settled() or (self._best is not None and self._is_over())
+
     def _offer(self, sequence: Sequence[int], how: str) -> bool:
         """Take a sequence as the best so far if it is; whether it keeps to the budget."""
         profile = judge(self._problem, sequence)
@@ -253,6 +257,8 @@ class _Search:
         for start in starts:
             if self._options.order.allows(start):
                 self._offer(start, "given")
+        if self._best is not None and time.perf_counter() >= self._deadline:
+            return None
         limit = self._time_for_bounds()
         free = free_order_bound(problem, budget, limit)
         if free.impossible_at is not None:
@@ -292,7 +298,7 @@ class _Search:
         return sequence
 
     def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
-        for how, found in search.first(starts, self._is_settled):
+        for how, found in search.first(starts, self._is_enough):
             self._offer(found, how)
         stop = Event()
         with ThreadPoolExecutor(1) as beside:

@@ -49,7 +49,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         known = plans_of_least_peak(problem, posed, options)
         found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
     if isinstance(found, NoSequence):
-        raise BudgetError(why_none(posed, step, options.budget_bytes, floor, found))
+        raise BudgetError(why_none(posed, step, options.budget_bytes, floor))
     return Finding(
         plan_of(problem, step, posed, found.sequence),
         found.status,
@@ -117,15 +117,9 @@ def floor_operator(posed: StepProblem, floor: Floor) -> str:
     return "" if floor.size <= floor.kept_size else posed.names[floor.operator]
 
 
-def why_none(posed: StepProblem, step: StepGraph, budget_bytes: int, floor: Floor, found: NoSequence) -> str:
+def why_none(posed: StepProblem, step: StepGraph, budget_bytes: int, floor: Floor) -> str:
     """One line: what is needed at least, which operator needs it, and what would help."""
     name = floor_operator(posed, floor)
-    if floor.size <= budget_bytes and found.impossible:
-        return (
-            f"no plan fits {budget_bytes:,} bytes: when operator '{posed.names[found.operator]}' runs, more must "
-            "be in memory, whatever is computed again; a smaller batch (--input-shapes), --freeze for fewer "
-            "gradients, or float16 would lower that, and --budget min tells the least that is found"
-        )
     if floor.size <= budget_bytes:
         at = f"at '{name}'" if name else "what the step returns"
         return (

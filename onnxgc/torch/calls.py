@@ -48,10 +48,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SizeOfBatch:
-    """An argument of integers `per_sample * batch + offset`; one integer where these are."""
+    """An argument of integers `per_sample * batch + offset`: a list, one integer, or of a type a tensor."""
 
-    per_sample: list[int] | int
-    offset: list[int] | int
+    per_sample: list[Any] | int
+    offset: list[Any] | int
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,14 @@ def calls_of(model: ForwardModel) -> tuple[Call, ...]:
         told = "; ".join(f"{reason} ({_listed(names)})" for reason, names in refused.items())
         raise UnsupportedOperatorError(f"the model has operators without a form in torch: {told}")
     own = own_type(model)
-    return tuple(_call(node, model, own) for node in model.nodes)
+    calls = [_call(node, model, own) for node in model.nodes]
+    # An output may be nothing but a size.
+    calls += [
+        Call(name, "Identity", (_as_tensor(name, model),), {}, (name,))
+        for name in dict.fromkeys(model.outputs)
+        if isinstance(model.growing.get(name), OfBatch)
+    ]
+    return tuple(calls)
 
 
 def own_type(model: ForwardModel) -> int:
@@ -157,16 +165,20 @@ def _argument(node: Node, index: int, model: ForwardModel) -> Any:
         return Tensor(name)
     is_setting = index in SETTINGS.get(node.op, ())
     is_index = INDICES.get(node.op) == index and not weight.type.shape
-    return _as_numbers(name, weight, model) if is_setting or is_index else Tensor(name)
-
-
-def _as_numbers(name: str, weight: Weight, model: ForwardModel) -> Any:
+    if not (is_setting or is_index) or isinstance(model.growing.get(name), OfEachSample):
+        return _as_tensor(name, model)
     change = model.growing.get(name)
     if isinstance(change, OfBatch):
         return SizeOfBatch(change.per_sample.tolist(), change.offset.tolist())
-    if isinstance(change, OfEachSample):
-        return Tensor(name)
     return weight.load().tolist()
+
+
+def _as_tensor(name: str, model: ForwardModel) -> Tensor | SizeOfBatch:
+    change = model.growing.get(name)
+    if not isinstance(change, OfBatch):
+        return Tensor(name)
+    dtype = DTYPES[model.weights[name].type.dtype]
+    return SizeOfBatch(change.per_sample.tolist(), change.offset.tolist(), dtype)
 
 
 def _settings(node: Node, own: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -164,7 +164,8 @@ class PlannedForward:
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             state, arguments, settings = call.rebuilt(tensors)
             self._inner.training = self._planned.training
-            made = functional_call(self._inner, state, arguments, settings, tie_weights=True)
+            with _told_of_tracing():
+                made = functional_call(self._inner, state, arguments, settings, tie_weights=True)
             leaves, spec = pytree.tree_flatten(made)
             is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
             results[:] = [
@@ -289,6 +290,17 @@ def _runnable(gm: fx.GraphModule, example_inputs: Any) -> Any:
 
     vars(run)["_boxed_call"] = True
     return run
+
+
+@contextlib.contextmanager
+def _told_of_tracing() -> Iterator[None]:
+    """Has `torch.compiler.is_compiling()` say so: libraries then leave out what depends on the data."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ _INITIALIZERS_ALONE = 4
 
 
 class Deployment:
-    """What was read, without the contents of the weights that a module holds."""
+    """What was read, in evaluation mode and without the contents of the weights that a module holds."""
 
     def __init__(self, model: ForwardModel, held: Mapping[str, int]) -> None:
         """`held` are the weights that a module holds, with their element types in the file."""
@@ -79,6 +79,7 @@ def _without(model: ForwardModel, held: Mapping[str, int]) -> onnx.ModelProto:
         else:
             setattr(graph, descriptor.name, value)
     _read_own_statistics(graph, model)
+    _evaluate(graph)
     return shell
 
 
@@ -98,6 +99,19 @@ def _emptied(tensor: onnx.TensorProto, held: Mapping[str, int], folder: str) -> 
         copy.data_location = onnx.TensorProto.DEFAULT
         del copy.external_data[:]
     return copy
+
+
+def _evaluate(graph: onnx.GraphProto) -> None:
+    """Turns, in place, what an export in training mode left on to evaluation."""
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "Dropout":
+            del node.input[2:]
+        elif node.op_type == "BatchNormalization" and not read.intersection(node.output[1:]):
+            del node.output[1:]
+            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
 
 
 def _read_own_statistics(graph: onnx.GraphProto, model: ForwardModel) -> None:

@@ -91,6 +91,8 @@ class _Builder:
         self._operations: list[Operation] = []
         self._nodes: list[fx.Node | None] = []
         self._derived: set[fx.Node] = set()
+        self._drawn: tuple[int, ...] = ()
+        """The mark that the last random operator has written."""
 
     def step(self) -> JointStep:
         inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
@@ -130,6 +132,12 @@ class _Builder:
             self._derived.add(node)
             return
         reads = self._storages(node.all_input_nodes)
+        if is_random(node):
+            # They draw one behind the other, in whatever order the rest runs: each reads a mark of no size.
+            reads = (*reads, *self._drawn)
+            self._drawn = (len(self._sizes),)
+            writes = (*writes, *self._drawn)
+            self._sizes.append(0)
         cost = self._costs.cost_of(node)
         # What makes no tensor is there for its effect.
         self._operations.append(

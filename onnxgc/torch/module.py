@@ -106,13 +106,13 @@ class OnnxModule(nn.Module):
         self.batched_inputs = model.batched
         self.output_names = model.outputs
         self._shapes = {name: model.types[name].shape for name in model.inputs}
+        self.register_buffer(_LIKE, torch.zeros((), dtype=asked.DTYPES[own_type(model)]), persistent=False)
         self._keys = state_keys(read, self)
         held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
         self._deployment = Deployment(model, held)
         self._held = tuple(held)
         for name in read:
             self._register(self._keys[name], weights[name], model.roles.get(name, Role.CONSTANT))
-        self.register_buffer(_LIKE, torch.zeros((), dtype=asked.DTYPES[own_type(model)]), persistent=False)
 
     @property
     def graph_module(self) -> torch.fx.GraphModule:
@@ -230,5 +230,6 @@ def _read_by(calls: Iterable[Call], model: ForwardModel, weights: Mapping[str, W
         argument.name for call in calls for argument in call.arguments if isinstance(argument, asked.Tensor)
     }
     read.update(model.outputs)
+    read.difference_update(name for call in calls for name in call.outputs)
     read.update(part.step for name, part in _parts(model).items() if name in read)
     return tuple(name for name in weights if name in read)

@@ -142,7 +142,6 @@ class _Writer:
         return node
 
     def _call(self, node: fx.Node, arguments: Any, settings: Any) -> fx.Node:
-        assert callable(node.target)
         made = self.graph.create_node(node.op, node.target, arguments, settings, name=node.name)
         made.meta = dict(node.meta)
         return made

@@ -69,6 +69,13 @@ def size_of_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int
     return [each * batch + rest for each, rest in zip(per_sample, offset, strict=True)]
 
 
+def tensor_of_batch(
+    x: torch.Tensor, per_sample: list[Any] | int, offset: list[Any] | int, dtype: torch.dtype
+) -> torch.Tensor:
+    each, rest = (torch.tensor(value, dtype=dtype, device=x.device) for value in (per_sample, offset))
+    return each * x.shape[0] + rest
+
+
 def for_each_sample(
     first: torch.Tensor, x: torch.Tensor, axis: int, step: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -128,9 +135,11 @@ class _Writer:
         match argument:
             case Tensor(name):
                 return self._values[name]
-            case SizeOfBatch(per_sample, offset):
-                batched = self._values[self._program.batched]
-                return self._graph.call_function(size_of_batch, (batched, per_sample, offset))
+            case SizeOfBatch(per_sample, offset, dtype):
+                arguments = (self._values[self._program.batched], per_sample, offset)
+                if dtype is None:
+                    return self._graph.call_function(size_of_batch, arguments)
+                return self._graph.call_function(tensor_of_batch, (*arguments, dtype))
             case OwnType():
                 if self._own_type is None:
                     self._own_type = self._graph.call_function(getattr, (self._like, "dtype"))

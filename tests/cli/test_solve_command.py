@@ -253,3 +253,10 @@ def test_a_missing_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert (
         capsys.readouterr().err == "onnxgc: cannot read the graph 'nowhere.json': No such file or directory\n"
     )
+
+
+def test_a_budget_below_what_is_kept_is_told_so(solve: Command) -> None:
+    nodes = [{"id": number, "size": 5, "duration": 1} for number in range(3)]
+    code, out, err = solve({"nodes": nodes, "edges": []}, "--budget", "10")
+    assert (code, out) == (3, "")
+    assert err == "onnxgc: no sequence fits 10: what nobody reads is kept, in all 15; give at least that\n"

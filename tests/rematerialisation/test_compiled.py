@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from onnxgc.rematerialisation import compiled, neighbourhoods
 from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods, order_of_least_peak
-from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.problem import Operation, OperatorProblem, judge
 from onnxgc.rematerialisation.search import Order
 from tests.rematerialisation.exhaustive import least_extra
 from tests.rematerialisation.random_problems import random_problem, random_sequence, tight_problems
@@ -76,3 +77,55 @@ def test_an_order_of_a_lower_peak_is_found_where_there_is_one() -> None:
 def _fits_once(problem: OperatorProblem, budget: int) -> bool:
     once = replace(problem, operations=tuple(replace(one, may_repeat=False) for one in problem.operations))
     return least_extra(once, budget, Order.FREE) is not None
+
+
+def forth_and_back(count: int) -> OperatorProblem:
+    """A chain, and another one back that reads what the first wrote, all of size and duration 1."""
+    forth = [Operation(f"f{i}", (i - 1,) if i else (), (i,), 1) for i in range(count)]
+    back = [
+        Operation(f"b{i}", (count + i - 1, count - 1 - i), (count + i,), 1) if i else
+        Operation("b0", (count - 1,), (count,), 1)
+        for i in range(count)
+    ]  # fmt: skip
+    return OperatorProblem((*forth, *back), (1,) * (2 * count), frozenset((2 * count - 1,)))
+
+
+def test_a_repair_in_many_calls_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = forth_and_back(40)
+    repaired = []
+    for work in (neighbourhoods._WORK_A_REPAIR, 0):
+        monkeypatch.setattr(neighbourhoods, "_WORK_A_REPAIR", work)
+        repaired.append(Neighbourhoods(problem, 15, free_order=False, seed=0)._repaired(range(80)))
+    assert repaired[0] is not None
+    assert repaired[0] == repaired[1]
+    assert len(repaired[0]) > 100
+
+
+def test_without_time_a_first_sequence_is_found_all_the_same() -> None:
+    found = 0
+    for problem, budget in tight_problems(23, 40, 9):
+        search = Neighbourhoods(problem, budget, free_order=True, seed=0, is_over=lambda: True)
+        sequences: list[list[int]] = []
+        for _, sequence in search.first([range(len(problem))], lambda: bool(sequences)):  # noqa: B023
+            sequences.append(sequence)
+        assert len(sequences) <= 1
+        found += len(sequences)
+    assert found > 20
+
+
+def test_runs_are_moved_no_longer_than_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[int] = []
+    reorder = compiled.reorder
+
+    def counted(*arguments: Any) -> float:
+        moves.append(arguments[5])
+        reorder(*arguments)
+        return 1.0
+
+    monkeypatch.setattr(compiled, "reorder", counted)
+    monkeypatch.setattr(neighbourhoods, "_WORK_AN_ORDER", 1_000)
+    problem, budget = next(iter(tight_problems(30, 1, 9)))
+    search = Neighbourhoods(problem, budget, free_order=True, seed=0, is_over=lambda: len(moves) == 3)
+    search._reordered(range(len(problem)), budget, 10_000)
+    assert len(moves) == 3
+    assert sum(moves) < 1_000

@@ -84,3 +84,12 @@ def test_a_gap_is_what_could_still_be_saved() -> None:
     """Of 10 units of time 2 are extra, and 1 of them may be needless."""
     found = BudgetedSequence((0, 1, 0), 5, 10, 2, 1, 0.0)
     assert (found.gap, found.gap_of_extra, found.status) == (0.1, 0.5, Status.FEASIBLE)
+
+
+def test_without_time_a_known_sequence_is_taken_at_once() -> None:
+    told: list[float] = []
+    options = SearchOptions(time_limit_seconds=0.0, tell=lambda extra, bound: told.append(bound))
+    found = within_budget(late_heavy(), 9, options, [(0, 1, 2, 0, 3)])
+    assert isinstance(found, BudgetedSequence)
+    assert (found.sequence, found.extra, found.lower_bound) == ((0, 1, 2, 0, 3), 3, 0)
+    assert told == [0.0]

@@ -1,0 +1,207 @@
+"""Operators as functions on torch tensors: results beside ONNX Runtime, gradients beside the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onnxruntime as ort  # noqa: E402
+from onnx import ModelProto, TensorProto, parser  # noqa: E402
+
+from onnxgc.errors import UnsupportedOperatorError  # noqa: E402
+from onnxgc.gradients.registry import RULES  # noqa: E402
+from onnxgc.model.ir import Array  # noqa: E402
+from onnxgc.torch import from_onnx  # noqa: E402
+from onnxgc.torch.operators.registry import OPERATORS, SETTINGS  # noqa: E402
+from tests.gradients.gradient_case import Case, truth  # noqa: E402
+from tests.gradients.gradient_cases import CASES  # noqa: E402
+
+TOLERANCE = 2e-5
+TOLERANCE_IN_HALVES = 1e-3
+# torch computes the points of an interpolation otherwise, and rounds through float16 where asked.
+GRADIENT_TOLERANCES = {"Resize": 1e-5, "Cast": 1e-3}
+# Attributes are float32 in the file, and taken for the decimals that they round.
+GRADIENT_TOLERANCE = 1e-6
+
+_IN_SINGLE = tuple(entry for entry in CASES if entry.compute_type == TensorProto.FLOAT)
+# ONNX Runtime refuses these: auto_pad where strides pass over the input, BatchNormalization in training
+# mode, and float64 where float32 is declared.
+_REFUSED = (
+    "MaxPool: SAME_UPPER, far",
+    "MaxPool: SAME_LOWER, far",
+    "AveragePool: SAME_UPPER, far",
+    "AveragePool: SAME_LOWER, far",
+    "BatchNormalization.batch: opset 14, training",
+    "Gather: float64",
+)
+_BESIDE_RUNTIME = tuple(entry for entry in _IN_SINGLE if str(entry) not in _REFUSED)
+_DIFFERENTIATED = tuple(
+    entry
+    for entry in _IN_SINGLE
+    if entry.loss == "mse"
+    and len(entry.outputs) == 1
+    and entry.change is None
+    and entry.rule != "Dropout"
+    # Its modes differ in numbers alone, once results are right.
+    and not entry.name.startswith("mode ")
+)
+
+
+def run(model: ModelProto, feeds: dict[str, Array]) -> list[Any]:
+    """What ONNX Runtime computes, without its fusions, which are not always right."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def results_of(model: ModelProto, feeds: dict[str, Array], **settings: Any) -> list[Array]:
+    """What the module computes in evaluation mode."""
+    module = from_onnx(model, **settings).eval()
+    with torch.no_grad():
+        found = module(*(torch.from_numpy(value) for value in feeds.values()))
+    return [value.numpy() for value in (found if isinstance(found, tuple) else (found,))]
+
+
+def assert_equal(found: Array, expected: Array, tolerance: float) -> None:
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("entry", _BESIDE_RUNTIME, ids=str)
+def test_results_equal_those_of_onnx_runtime(entry: Case) -> None:
+    model, feeds = entry.model(), entry.fed()
+    found = results_of(model, feeds, trainable=entry.parameters)
+    is_half = "float16" in str(entry) or "Resize: linear in blocks" in str(entry)
+    for value, expected in zip(found, run(model, feeds), strict=True):
+        assert_equal(value, expected, TOLERANCE_IN_HALVES if is_half else TOLERANCE)
+
+
+@pytest.mark.parametrize("entry", _DIFFERENTIATED, ids=str)
+def test_gradients_equal_the_reference_in_float64(entry: Case) -> None:
+    module = from_onnx(entry.model(), trainable=entry.parameters).double().train()
+    fed = (torch.from_numpy(value) for value in entry.fed().values())
+    y = module(*(value.double() if value.is_floating_point() else value for value in fed))
+    target = np.random.default_rng(0).standard_normal(y.shape)
+    torch.nn.functional.mse_loss(y, torch.from_numpy(target)).backward()
+    found = {name: parameter.grad for name, parameter in module.named_parameters()}
+    names = {onnx_name: key for key, onnx_name in module.onnx_names().items()}
+    for name, expected in truth(entry, target, {})[1].items():
+        gradient = found[names[name]]
+        assert gradient is not None
+        error = np.linalg.norm(gradient.numpy() - expected)
+        tolerance = GRADIENT_TOLERANCES.get(entry.rule, GRADIENT_TOLERANCE)
+        assert error <= tolerance * np.linalg.norm(expected)
+
+
+def test_every_operator_with_a_gradient_has_a_form() -> None:
+    # In training mode BatchNormalization itself uses the batch's statistics.
+    assert set(RULES) - set(OPERATORS) == {"BatchNormalization.batch"}
+    assert set(SETTINGS) - set(OPERATORS) == set()
+
+
+FLOATS = np.asarray([[1.5, -2.0, np.inf, 0.5], [-0.5, np.nan, -np.inf, 2.5]], np.float32)
+FINITE = np.asarray([[1.5, -2.0, 3.0, 0.5], [-0.5, 3.0, 0.0, 2.5]], np.float32)
+INTEGERS = np.asarray([[7, -7, 3, 2], [-1, 5, 0, 9]], np.int64)
+BYTES = np.asarray([[7, 255, 3, 2], [1, 5, 0, 9]], np.uint8)
+BOOLEANS = np.asarray([[True, False, True, True], [False, False, True, False]])
+
+_WITHOUT_GRADIENT = (
+    ("float[2,4] x", "y = IsNaN(x)", "bool", FLOATS),
+    ("float[2,4] x", "y = IsInf(x)", "bool", FLOATS),
+    ("float[2,4] x", "y = IsInf<detect_negative=0>(x)", "bool", FLOATS),
+    ("float[2,4] x", "y = IsInf<detect_positive=0>(x)", "bool", FLOATS),
+    ("float[2,4] x", "y = Sign(x)", "float", FINITE),
+    ("float[2,4] x", "y = Round(x)", "float", FINITE),
+    ("float[2,4] x", "y = Floor(x)", "float", FINITE),
+    ("float[2,4] x", "y = Ceil(x)", "float", FINITE),
+    ("float[2,4] x", "y = ArgMax<axis=1, keepdims=0>(x)", "int64", FINITE),
+    ("float[2,4] x", "y = ArgMax<axis=-1, select_last_index=1>(x)", "int64", FINITE),
+    ("float[2,4] x", "y = ArgMin(x)", "int64", FINITE),
+    ("float[2,4] x", "y = Hardmax<axis=1>(x)", "float", FINITE),
+    ("float[2,4] x", "y = Less(x, x)", "bool", FINITE),
+    ("float[2,4] x", "n = Neg(x) y = GreaterOrEqual(x, n)", "bool", FINITE),
+    ("float[2,4] x", "n = Neg(x) y = LessOrEqual(x, n)", "bool", FINITE),
+    ("float[2,4] x", "n = Neg(x) y = Equal(x, n)", "bool", FINITE),
+    ("float[2,4] x", "y = Cast<to=7>(x)", "int64", FINITE),
+    ("float[2,4] x", "y = Cast<to=9>(x)", "bool", FINITE),
+    ("int64[2,4] x", "t = Constant<value_int=3>() y = Div(x, t)", "int64", INTEGERS),
+    ("int64[2,4] x", "t = Constant<value_int=3>() y = Mod(x, t)", "int64", INTEGERS),
+    ("int64[2,4] x", "t = Constant<value_int=3>() y = Mod<fmod=1>(x, t)", "int64", INTEGERS),
+    ("int64[2,4] x", "y = ReduceMax(x)", "int64", INTEGERS),
+    ("int64[2,4] x", "y = ReduceSum<keepdims=0>(x)", "int64", INTEGERS),
+    (
+        "int64[2,4] x",
+        "t = Constant<value_int=1>() y = CumSum<exclusive=1, reverse=1>(x, t)",
+        "int64",
+        INTEGERS,
+    ),
+    ("int64[2,4] x", "t = Constant<value_int=2>() y = Max(x, t)", "int64", INTEGERS),
+    ("int64[2,4] x", "y = Cast<to=1>(x)", "float", INTEGERS),
+    ("uint8[2,4] x", 'y = BitShift<direction="LEFT">(x, x)', "uint8", BYTES % 4),
+    ("uint8[2,4] x", 'y = BitShift<direction="RIGHT">(x, x)', "uint8", BYTES % 4),
+    ("uint8[2,4] x", "y = BitwiseNot(x)", "uint8", BYTES),
+    ("bool[2,4] x", "n = Not(x) y = And(x, n)", "bool", BOOLEANS),
+    ("bool[2,4] x", "n = Not(x) y = Or(x, n)", "bool", BOOLEANS),
+    ("bool[2,4] x", "y = Xor(x, x)", "bool", BOOLEANS),
+)
+
+
+@pytest.mark.parametrize(
+    "declared, body, output, value", _WITHOUT_GRADIENT, ids=lambda entry: str(entry)[:60]
+)
+def test_operators_without_a_gradient(declared: str, body: str, output: str, value: Array) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> net ({declared}) => ({output} y) {{ {body} }}'
+    )
+    (found,), (expected,) = results_of(model, {"x": value}), run(model, {"x": value})
+    assert_equal(found, expected, 0.0)
+
+
+def test_masked_rows_of_a_softmax_hand_no_nan_back() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[2,3] x) => (float[2,3] y)'
+        "<float[2,3] w = {0, 0, 0, 0, 0, 0}> {"
+        "a = Add(x, w) s = Softmax(a) n = IsNaN(s) zero = Constant<value_float=0.0>() y = Where(n, zero, s) }"
+    )
+    module = from_onnx(model, trainable=["w"])
+    y = module(torch.tensor([[-torch.inf] * 3, [0.0, 1.0, 2.0]]))
+    assert y[0].tolist() == [0, 0, 0]
+    y[:, 0].sum().backward()
+    gradient = module.get_parameter("w").grad
+    assert gradient is not None
+    assert torch.isfinite(gradient).all()
+    assert gradient[1].abs().sum() > 0
+
+
+def test_dropout_is_on_in_training_only() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[8,64] x) => (float[8,64] y, bool[8,64] mask)'
+        "{ ratio = Constant<value_float=0.25>() y, mask = Dropout(x, ratio) }"
+    )
+    module, x = from_onnx(model), torch.ones(8, 64)
+    y, mask = module.eval()(x)
+    assert torch.equal(y, x)
+    assert mask.all()
+    torch.manual_seed(0)
+    y, mask = module.train()(x)
+    assert torch.equal(y, mask / 0.75)
+    assert 0.6 < mask.float().mean() < 0.9
+    torch.manual_seed(1)
+    assert not torch.equal(module(x)[1], mask)
+
+
+def test_all_operators_without_a_form_are_named_at_once() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[2,2] x) => (float y, float[2,2] z)'
+        "{ [one] y = Det(x) [two] a = Det(x) z = Mul(x, a) }"
+    )
+    with pytest.raises(UnsupportedOperatorError, match=r"form in torch: Det \('one', 'two'\)"):
+        from_onnx(model)
