@@ -55,7 +55,7 @@ def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) 
     if not len(over):
         return CoveringBound(0)
     program = CoveringProgram()
-    unit = _unit(problem)
+    unit = duration_unit(problem)
     runs = Runs(problem, program, unit)
     cones = Cones(problem)
     excess = timeline[over] - budget
@@ -92,7 +92,7 @@ def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) 
     chosen: tuple[Gap, ...] = ()
     if found.values is not None:
         chosen = tuple(gap for gap, column in zip(gaps, columns, strict=True) if found.values[column] > 0.5)
-    return CoveringBound(_rounded(found, program, unit), chosen)
+    return CoveringBound(rounded_bound(found, program, unit), chosen)
 
 
 def _ends_before(last: Sequence[int], step: int, storage: int) -> bool:
@@ -159,12 +159,12 @@ def _telling_rows(excess: IntArray, starts: set[int], ends: set[int]) -> list[in
     return spread(telling, MOST_ROWS)
 
 
-def _unit(problem: OperatorProblem) -> int:
+def duration_unit(problem: OperatorProblem) -> int:
     """The largest number that divides all durations."""
     return gcd(*(operation.duration for operation in problem.operations)) or 1
 
 
-def _rounded(found: CoveringSolution, program: CoveringProgram, unit: int) -> int:
+def rounded_bound(found: CoveringSolution, program: CoveringProgram, unit: int) -> int:
     """A bound in whole units of time, a little lower where the solver's arithmetic is not exact."""
     if found.optimal and found.values is not None:
         exact = sum(
@@ -186,7 +186,7 @@ def free_order_bound(problem: OperatorProblem, budget: int, time_limit: float) -
     forced = ForcedMemory(problem, spread(timeline - budget, 3 * MOST_ROWS))
     excess = forced.least_held - budget
     program = CoveringProgram()
-    unit = _unit(problem)
+    unit = duration_unit(problem)
     chains = _Chains(problem, program, forced, unit)
     for row in spread(excess, MOST_ROWS):
         if not chains.require(row, int(excess[row]), budget):
@@ -195,7 +195,7 @@ def free_order_bound(problem: OperatorProblem, budget: int, time_limit: float) -
         return CoveringBound(0)
     chains.runs.bind()
     found = program.solved(time_limit)
-    return CoveringBound(0 if found is None else _rounded(found, program, unit))
+    return CoveringBound(0 if found is None else rounded_bound(found, program, unit))
 
 
 class _Chains:

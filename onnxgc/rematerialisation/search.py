@@ -23,6 +23,7 @@ from onnxgc.rematerialisation.construction import sequence_of_gaps
 from onnxgc.rematerialisation.covering import CoveringBound, fixed_order_bound, free_order_bound
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.residency import MOST_OPERATORS, residency_bound
 from onnxgc.rematerialisation.retention import Parts
 from onnxgc.rematerialisation.timeline import without_needless_repeats
 
@@ -301,7 +302,7 @@ class _Search:
         for how, found in search.first(starts, self._is_enough):
             self._offer(found, how)
         stop = Event()
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(2) as beside:
             try:
                 self._search_beside(search, beside, stop)
             finally:
@@ -316,17 +317,30 @@ class _Search:
         parts = Parts(self._problem, self._budget, seed, other.made_anew)
         most = self._options.most_rounds
         solving: Future[list[int] | None] | None = None
+        proving: Future[int] | None = None
         rounds = 0
         while not self._is_over() and (most is None or rounds < most):
             if solving is None and self._best is not None:
                 limit = math.inf if most is not None else self._deadline - time.perf_counter()
                 solving = beside.submit(parts.improved, self._best, limit, stop)
+            if proving is None and self._best is not None and self._may_prove():
+                limit = self._deadline - time.perf_counter()
+                proving = beside.submit(
+                    residency_bound, self._problem, self._budget, self._best_extra, limit, stop
+                )
             improved = search.improved(self._best)
             if improved is not None:
                 self._offer(improved, "neighbourhood")
             rounds += 1
+            if proving is not None and proving.done():
+                self._raise_bound(CoveringBound(proving.result()))
             # Where rounds are counted, what is found must not depend on which of both is faster.
             if solving is not None and (solving.done() if most is None else not rounds % _ROUNDS_A_PART):
                 found, solving = solving.result(), None
                 if found is not None:
                     self._offer(found, "program")
+
+    def _may_prove(self) -> bool:
+        """Whether the problem is small enough for the bound that knows more; it has no count of rounds."""
+        is_fixed, most = self._options.order is Order.FIXED, self._options.most_rounds
+        return is_fixed and most is None and len(self._problem) <= MOST_OPERATORS

@@ -22,7 +22,7 @@ from torch import Tensor, nn  # noqa: E402
 from onnxgc.errors import ModelFileError, ShapeError  # noqa: E402
 from onnxgc.model.initialise import draw_weights  # noqa: E402
 from onnxgc.model.read import read_model  # noqa: E402
-from onnxgc.torch import OnnxModule, from_onnx  # noqa: E402
+from onnxgc.torch import OnnxModule, checkpoint, from_onnx  # noqa: E402
 from onnxgc.torch.module import state_keys  # noqa: E402
 from onnxgc.torch.program import Origin  # noqa: E402
 from scripts.exports.torch_export import Export, export_module, match_parameters  # noqa: E402
@@ -101,6 +101,18 @@ def test_a_training_step_equals_that_of_torch(pair: Any) -> None:
     expected = own_state(module)
     assert found.state_dict().keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+
+
+def test_a_training_step_can_be_planned(pair: Any) -> None:
+    found = pair[1].train()
+    planned, x = copy.deepcopy(found), torch.randn(6, 3, 8, 8)
+    steps = {"regular": found, "planned": checkpoint(planned, x, budget="min", device="a100", step_limit=2)}
+    for module in steps.values():
+        torch.manual_seed(3)
+        sum(output.square().sum() for output in module(x)).backward()
+    gradients = {name: parameter.grad for name, parameter in planned.named_parameters()}
+    assert all(torch.equal(parameter.grad, gradients[name]) for name, parameter in found.named_parameters())
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in planned.state_dict().items())
 
 
 def test_evaluation_moves_no_statistics(pair: Any) -> None:
@@ -404,8 +416,7 @@ def test_sizes_that_are_data_follow_the_batch() -> None:
 
 def test_what_depends_otherwise_on_the_batch_fixes_it() -> None:
     model = text_model(
-        "(float[batch,2] x) => (float[b,2] y)"
-        "{ shape = Shape(x) sizes = Cast<to=1>(shape) y = Div(x, sizes) }"
+        "(float[batch,2] x) => (float[b,2] y){ shape = Shape(x) sizes = Cast<to=1>(shape) y = Div(x, sizes) }"
     )
     module = from_onnx(model, input_shapes={"x": (4, 2)})
     assert module.batched_inputs == ()
