@@ -72,7 +72,7 @@ class BudgetRequest:
         request = cls(
             budget_asked(budget, extra_time),
             pareto,
-            parse_order(order),
+            Order.named(order),
             None if device is None else find_device(device),
             None if calibrate is None else os.fspath(calibrate),
         )
@@ -101,18 +101,6 @@ class BudgetRequest:
             return durations_ns(step, timing), f"measured, kept in '{self.calibrate}'", note
         chosen = self.device or find_device(DEFAULT_DEVICE)
         return durations_ns(step, chosen), f"data sheet of {chosen.name}", ""
-
-
-def parse_order(name: str) -> Order:
-    """The order of that name.
-
-    Raises:
-        PlanError: there is no such order.
-    """
-    known = [order.value for order in Order]
-    if name not in known:
-        raise PlanError(f"order '{name}' is none of {', '.join(known)}; pass one of them to --order")
-    return Order(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onnxgc.api.budgeting import parse_order
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.graph.graph_file import read_graph_file
 from onnxgc.planning.budgets import budget_asked
@@ -125,7 +124,7 @@ def solve_operator_graph(
     wanted = budget_asked(budget, extra_time)
     if wanted is None:
         raise PlanError("an operator graph needs --budget, such as .8, or --extra-time, such as 10%")
-    chosen_order = parse_order(order)
+    chosen_order = Order.named(order)
     file = read_operator_graph(path)
     problem = file.problem
     regular = judge(problem, range(len(problem)))

@@ -18,6 +18,7 @@ from enum import Enum
 from threading import Event
 from typing import TYPE_CHECKING
 
+from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Status
 from onnxgc.rematerialisation.construction import sequence_of_gaps
 from onnxgc.rematerialisation.covering import CoveringBound, fixed_order_bound, free_order_bound
@@ -52,6 +53,18 @@ class Order(Enum):
     """In any that the data allows."""
     FIXED = "fixed"
     """In the given one."""
+
+    @classmethod
+    def named(cls, name: str) -> Order:
+        """The order of that name.
+
+        Raises:
+            PlanError: there is no such order.
+        """
+        known = [order.value for order in cls]
+        if name not in known:
+            raise PlanError(f"order '{name}' is none of {', '.join(known)}; pass one of them to --order")
+        return cls(name)
 
     def allows(self, sequence: Sequence[int]) -> bool:
         """Whether the first runs of a sequence come in such an order."""

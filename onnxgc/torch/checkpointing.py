@@ -17,7 +17,6 @@ from torch._functorch.aot_autograd import aot_function
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from onnxgc.api.budgeting import parse_order
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.planning.budgets import Budget, parse_budget
 from onnxgc.rematerialisation.floors import floor_of_problem
@@ -79,7 +78,7 @@ def checkpoint(
     settings = _Settings(
         parse_budget(budget),
         Measured() if device is None else Estimated(find_device(device)),
-        SearchOptions(parse_order(order), time_limit, step_limit, seed),
+        SearchOptions(Order.named(order), time_limit, step_limit, seed),
     )
     planned = copy.copy(module)
     forward = PlannedForward(module, planned, settings)
