@@ -22,7 +22,13 @@ from onnxgc.planning.budgets import Budget, parse_budget
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.least_peak import least_peak
 from onnxgc.rematerialisation.problem import judge
-from onnxgc.rematerialisation.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
+from onnxgc.rematerialisation.search import (
+    BudgetedSequence,
+    NoSequence,
+    Order,
+    SearchOptions,
+    within_budget,
+)
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
 from onnxgc.torch.measuring import Measured
 from onnxgc.torch.partition import split
