@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,13 +32,21 @@ def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     """Each last row of the indices is a place in the first axes behind the batch."""
-    depth = indices.shape[-1]
-    places = indices.long().movedim(-1, 0)
-    lead = [
-        torch.arange(x.shape[axis], device=x.device).reshape(-1, *[1] * (indices.ndim - 2 - axis))
-        for axis in range(batch_dims)
-    ]
-    return x[(*lead, *(places[place] for place in range(depth)))]
+    behind = batch_dims + indices.shape[-1]
+    samples = math.prod(x.shape[:batch_dims])
+    flat = torch.arange(samples, device=x.device).reshape(
+        *x.shape[:batch_dims], *[1] * (indices.ndim - 1 - batch_dims)
+    )
+    flat = _flat_index(indices, x.shape[batch_dims:behind], flat)
+    taken = x.reshape(-1, *x.shape[behind:]).index_select(0, flat.reshape(-1))
+    return taken.reshape(*indices.shape[:-1], *x.shape[behind:])
+
+
+def _flat_index(indices: Tensor, extents: Sequence[int], flat: Tensor) -> Tensor:
+    """One number for each last row of the indices, that counts through axes of these extents."""
+    for place, extent in enumerate(extents):
+        flat = flat * extent + not_negative(indices[..., place].long(), extent)
+    return flat
 
 
 def scatter_elements(
@@ -54,10 +63,7 @@ def scatter_elements(
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     """By one flat index for each row of the indices."""
     depth = indices.shape[-1]
-    flat = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=x.device)
-    for place in range(depth):
-        extent = x.shape[place]
-        flat = flat * extent + not_negative(indices[..., place].long(), extent)
+    flat = _flat_index(indices, x.shape[:depth], indices.new_zeros(indices.shape[:-1]).long())
     rows = x.reshape(-1, *x.shape[depth:]) if depth else x.unsqueeze(0)
     values = updates.reshape(-1, *x.shape[depth:])
     if reduction == "none":
