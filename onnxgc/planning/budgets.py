@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Real
+from typing import Any
 
 from onnxgc.errors import BudgetFormError
 
@@ -58,17 +60,20 @@ def parse_budget(given: str | float) -> Budget:
     Raises:
         BudgetFormError: it is none of these, or not above 0.
     """
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+    if isinstance(given, bool) or not isinstance(given, str | Real):
         raise BudgetFormError(f"the budget {given!r} is no size; {_HELP}")
-    text = str(given)
+    # Numbers of numpy are written as Python's.
+    number: Any = given
+    is_whole = hasattr(number, "__index__")
+    text = number if isinstance(number, str) else str(int(number) if is_whole else float(number))
     if text.strip().lower() == "min":
         return Budget()
     found = _FORM.fullmatch(text)
     if found is None or (found[2].lower() not in _UNITS and found[2] != "%"):
         raise BudgetFormError(f"the budget '{text}' is no size; {_HELP}")
-    number, unit = Fraction(Decimal(found[1])), found[2].lower()
+    amount, unit = Fraction(Decimal(found[1])), found[2].lower()
     is_share = unit == "%" or (not unit and "." in found[1])
-    size = number / 100 if unit == "%" else number * _UNITS[unit]
+    size = amount / 100 if unit == "%" else amount * _UNITS[unit]
     if size <= 0 or (size < 1 and not is_share):
         raise BudgetFormError(f"the budget '{text}' is nothing; {_HELP}")
     if size >= _TOO_MANY_BYTES:

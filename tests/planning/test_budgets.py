@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from onnxgc.errors import BudgetFormError
@@ -27,6 +28,8 @@ REGULAR = 1000
         ("12B", 12),
         ("8000000", 8_000_000),
         (8_000_000, 8_000_000),
+        (np.int64(8_000_000), 8_000_000),
+        (np.float32(0.5), 500),
         (1, 1),
         ("1", 1),
         ("60%", 600),

@@ -66,7 +66,11 @@ def results_of(model: ModelProto, feeds: dict[str, Array], **settings: Any) -> l
     module = from_onnx(model, **settings).eval()
     with torch.no_grad():
         found = module(*(torch.from_numpy(value) for value in feeds.values()))
-    return [value.numpy() for value in (found if isinstance(found, tuple) else (found,))]
+    return [value.numpy() for value in _listed(found)]
+
+
+def _listed(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def assert_equal(found: Array, expected: Array, tolerance: float) -> None:
@@ -99,6 +103,16 @@ def test_gradients_equal_the_reference_in_float64(entry: Case) -> None:
         error = np.linalg.norm(gradient.numpy() - expected)
         tolerance = GRADIENT_TOLERANCES.get(entry.rule, GRADIENT_TOLERANCE)
         assert error <= tolerance * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("entry", {entry.rule: entry for entry in _IN_SINGLE}.values(), ids=str)
+def test_all_is_computed_where_the_module_is_and_nothing_is_asked_of_there(entry: Case) -> None:
+    fed = [torch.from_numpy(value) for value in entry.fed().values()]
+    module = from_onnx(entry.model(), trainable=entry.parameters).eval()
+    expected = module(*fed)
+    found = module.to("meta")(*(value.to("meta") for value in fed))
+    for value, other in zip(_listed(found), _listed(expected), strict=True):
+        assert (value.device.type, value.shape, value.dtype) == ("meta", other.shape, other.dtype)
 
 
 def test_every_operator_with_a_gradient_has_a_form() -> None:

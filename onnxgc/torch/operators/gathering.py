@@ -23,7 +23,7 @@ def gather(x: Tensor, indices: Tensor | int, *, axis: int = 0) -> Tensor:
         return F.embedding(places, x)
     taken = x.index_select(axis, places.reshape(-1))
     axis %= x.ndim
-    return taken.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
 
 def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
@@ -33,13 +33,11 @@ def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     """Each last row of the indices is a place in the first axes behind the batch."""
     behind = batch_dims + indices.shape[-1]
-    samples = math.prod(x.shape[:batch_dims])
-    flat = torch.arange(samples, device=x.device).reshape(
-        *x.shape[:batch_dims], *[1] * (indices.ndim - 1 - batch_dims)
-    )
-    flat = _flat_index(indices, x.shape[batch_dims:behind], flat)
+    samples = torch.arange(math.prod(x.shape[:batch_dims]), device=x.device)
+    first = samples.reshape([*x.shape[:batch_dims], *[1] * (indices.ndim - 1 - batch_dims)])
+    flat = _flat_index(indices, x.shape[batch_dims:behind], first)
     taken = x.reshape(-1, *x.shape[behind:]).index_select(0, flat.reshape(-1))
-    return taken.reshape(*indices.shape[:-1], *x.shape[behind:])
+    return taken.reshape([*indices.shape[:-1], *x.shape[behind:]])
 
 
 def _flat_index(indices: Tensor, extents: Sequence[int], flat: Tensor) -> Tensor:
