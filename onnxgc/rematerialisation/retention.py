@@ -326,20 +326,15 @@ class _FixedMemory:
 class Parts:
     """Programs of one part after another; the same seed and calls give the same results.
 
-    `made_anew` makes a sequence within the budget to begin from, if it can.
+    Attributes:
+        made_anew: makes a sequence within the budget to begin from, if it can.
     """
 
-    def __init__(
-        self,
-        problem: OperatorProblem,
-        budget: int,
-        seed: int,
-        made_anew: Callable[[Sequence[int]], list[int] | None] = lambda best: None,
-    ) -> None:
+    def __init__(self, problem: OperatorProblem, budget: int, seed: int) -> None:
+        self.made_anew: Callable[[Sequence[int]], list[int] | None] = lambda best: None
         self._problem = problem
         self._budget = budget
         self._random = random.Random(seed)
-        self._made_anew = made_anew
         self._size = _FIRST_SIZE
         self._current: list[int] | None = None
         self._in_vain = 0
@@ -354,7 +349,7 @@ class Parts:
         """
         if self._current is None or self._in_vain == _MOST_IN_VAIN:
             self._in_vain = 0
-            self._current = (self._made_anew(best) if self._starts % 2 else None) or list(best)
+            self._current = (self.made_anew(best) if self._starts % 2 else None) or list(best)
             self._starts += 1
         retention = Retention(self._problem, self._current)
         if not retention.candidates:

@@ -38,6 +38,8 @@ _BOUND_SHARE = 0.2
 """Of the time limit, what each bound may take."""
 _ROUNDS_A_PART = 4
 """Rounds beside which one part's program is solved, where rounds are counted."""
+_SECONDS_BESIDE_COMPILING = 0.5
+"""What one part may take while the compiler is at work."""
 _MOST_REPEATS = 4
 """A sequence has at most so many times as many runs as there are operators."""
 
@@ -286,14 +288,7 @@ class _Search:
             self._raise_bound(fixed)
         guided = self._guided(fixed)
         if not self._is_settled():
-            # Imported here: what needs no search needs no compiler.
-            from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
-
-            self._deadline += compile_loops()
-            search = Neighbourhoods(
-                problem, budget, free_order=not is_fixed, seed=self._options.seed, is_over=self._is_over
-            )
-            self._improve(search, [own_order, *([guided] if guided else [])])
+            self._improve([own_order, *([guided] if guided else [])])
         return None
 
     def _time_for_bounds(self) -> float:
@@ -311,23 +306,41 @@ class _Search:
         self._offer(sequence, "guided")
         return sequence
 
-    def _improve(self, search: Neighbourhoods, starts: Sequence[Sequence[int]]) -> None:
-        for how, found in search.first(starts, self._is_enough):
-            self._offer(found, how)
+    def _improve(self, starts: Sequence[Sequence[int]]) -> None:
+        problem, budget, seed = self._problem, self._budget, self._options.seed
+        parts = Parts(problem, budget, seed)
         stop = Event()
         with ThreadPoolExecutor(2) as beside:
             try:
-                self._search_beside(search, beside, stop)
+                self._deadline += self._compiled(parts, beside, stop)
+                # Imported here: what needs no search needs no compiler.
+                from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
+
+                free_order = self._options.order is Order.FREE
+                search = Neighbourhoods(
+                    problem, budget, free_order=free_order, seed=seed, is_over=self._is_over
+                )
+                for how, found in search.first(starts, self._is_enough):
+                    self._offer(found, how)
+                other = Neighbourhoods(problem, budget, free_order=free_order, seed=seed)
+                parts.made_anew = other.made_anew
+                self._search_beside(search, parts, beside, stop)
             finally:
                 stop.set()
 
-    def _search_beside(self, search: Neighbourhoods, beside: Executor, stop: Event) -> None:
-        """Rounds of the search, and programs of parts beside them on a core of their own."""
-        from onnxgc.rematerialisation.neighbourhoods import Neighbourhoods
+    def _compiled(self, parts: Parts, beside: Executor, stop: Event) -> float:
+        """The seconds that compiling took; where it takes a while, parts of the best are solved meanwhile."""
+        compiling = beside.submit(compile_loops)
+        while self._options.most_rounds is None and self._best is not None and not compiling.done():
+            if self._is_settled():
+                break
+            found = parts.improved(self._best, _SECONDS_BESIDE_COMPILING, stop)
+            if found is not None:
+                self._offer(found, "program")
+        return compiling.result()
 
-        free_order, seed = self._options.order is Order.FREE, self._options.seed
-        other = Neighbourhoods(self._problem, self._budget, free_order=free_order, seed=seed)
-        parts = Parts(self._problem, self._budget, seed, other.made_anew)
+    def _search_beside(self, search: Neighbourhoods, parts: Parts, beside: Executor, stop: Event) -> None:
+        """Rounds of the search, and programs of parts beside them on a core of their own."""
         most = self._options.most_rounds
         solving: Future[list[int] | None] | None = None
         proving: Future[int] | None = None

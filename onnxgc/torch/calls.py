@@ -36,11 +36,10 @@ DTYPES: Mapping[int, torch.dtype] = {
     onnx.TensorProto.UINT64: torch.uint64,
 }
 _TYPE_ATTRIBUTES = ("to", "dtype")
-_SHOWN_NODES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class Value:
     """An argument that is a tensor of the graph."""
 
     name: str
@@ -88,7 +87,7 @@ def calls_of(model: ForwardModel) -> tuple[Call, ...]:
         if reason:
             refused.setdefault(reason, []).append(node.origin or node.name)
     if refused:
-        told = "; ".join(f"{reason} ({_listed(names)})" for reason, names in refused.items())
+        told = "; ".join(f"{reason} ({', '.join(map(repr, names))})" for reason, names in refused.items())
         raise UnsupportedOperatorError(f"the model has operators without a form in torch: {told}")
     own = own_type(model)
     calls = [_call(node, model, own) for node in model.nodes]
@@ -162,7 +161,7 @@ def _argument(node: Node, index: int, model: ForwardModel) -> Any:
         return None
     weight = model.weights.get(name)
     if weight is None or name in model.parameters:
-        return Tensor(name)
+        return Value(name)
     is_setting = index in SETTINGS.get(node.op, ())
     is_index = INDICES.get(node.op) == index and not weight.type.shape
     if not (is_setting or is_index) or isinstance(model.growing.get(name), OfEachSample):
@@ -173,10 +172,10 @@ def _argument(node: Node, index: int, model: ForwardModel) -> Any:
     return weight.load().tolist()
 
 
-def _as_tensor(name: str, model: ForwardModel) -> Tensor | SizeOfBatch:
+def _as_tensor(name: str, model: ForwardModel) -> Value | SizeOfBatch:
     change = model.growing.get(name)
     if not isinstance(change, OfBatch):
-        return Tensor(name)
+        return Value(name)
     dtype = DTYPES[model.weights[name].type.dtype]
     return SizeOfBatch(change.per_sample.tolist(), change.offset.tolist(), dtype)
 
@@ -201,11 +200,6 @@ def _as_written(value: Any) -> Any:
     if isinstance(value, float):
         return float(str(np.float32(value)))
     return [_as_written(item) for item in value] if isinstance(value, list) else value
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN_NODES])
-    return f"{shown} and {len(names) - _SHOWN_NODES} more" if len(names) > _SHOWN_NODES else shown
 
 
 def tensor_of(weight: Weight) -> torch.Tensor:

@@ -19,8 +19,7 @@ from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Weight
 from onnxgc.model.parameters import Role
 from onnxgc.model.weights import ArrayWeight
-from onnxgc.torch import calls as asked
-from onnxgc.torch.calls import Call, calls_of, own_type, tensor_of
+from onnxgc.torch.calls import DTYPES, Call, Value, calls_of, own_type, tensor_of
 from onnxgc.torch.deployment import Deployment
 from onnxgc.torch.operators.registry import OPERATORS
 from onnxgc.torch.program import Program
@@ -106,7 +105,7 @@ class OnnxModule(nn.Module):
         self.batched_inputs = model.batched
         self.output_names = model.outputs
         self._shapes = {name: model.types[name].shape for name in model.inputs}
-        self.register_buffer(_LIKE, torch.zeros((), dtype=asked.DTYPES[own_type(model)]), persistent=False)
+        self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[own_type(model)]), persistent=False)
         self._keys = state_keys(read, self)
         held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
         self._deployment = Deployment(model, held)
@@ -226,9 +225,7 @@ def _parts(model: ForwardModel) -> dict[str, OfEachSample]:
 
 def _read_by(calls: Iterable[Call], model: ForwardModel, weights: Mapping[str, Weight]) -> tuple[str, ...]:
     """The weights that calls read as tensors, or that are outputs, in the order of the file."""
-    read = {
-        argument.name for call in calls for argument in call.arguments if isinstance(argument, asked.Tensor)
-    }
+    read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, Value)}
     read.update(model.outputs)
     read.difference_update(name for call in calls for name in call.outputs)
     read.update(part.step for name, part in _parts(model).items() if name in read)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from onnxgc.model.forward import OfEachSample
-from onnxgc.torch.calls import Call, OwnType, SizeOfBatch, Tensor
+from onnxgc.torch.calls import Call, OwnType, SizeOfBatch, Value
 
 
 class Origin(NamedTuple):
@@ -133,7 +133,7 @@ class _Writer:
 
     def _value(self, argument: Any) -> Any:
         match argument:
-            case Tensor(name):
+            case Value(name):
                 return self._values[name]
             case SizeOfBatch(per_sample, offset, dtype):
                 arguments = (self._values[self._program.batched], per_sample, offset)
