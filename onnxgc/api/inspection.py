@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import onnx
 
 from onnxgc.api.pipeline import plan_step
 from onnxgc.errors import ModelFileError, OnnxgcError
 from onnxgc.gradients.registry import RULES, STOPS
 from onnxgc.model.costs import node_flops
 from onnxgc.model.ir import TrainableModel
+from onnxgc.model.load import source_of
 from onnxgc.model.parameters import ParameterDecision
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.runtime.cuda import left_to_the_cpu
@@ -88,7 +86,7 @@ class Inspection:
 
 
 def inspect(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: Any,
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     loss: str = "auto",
@@ -99,10 +97,13 @@ def inspect(
 ) -> Inspection:
     """Weights and their roles, operators and their rules, peaks, and what is in the way.
 
+    `source` is a model in any form that `optimize` takes.
+
     Raises:
         ModelFileError: if the file is no ONNX model. Everything else that is wrong with it is told
             in `obstacles`.
     """
+    source = source_of(source)
     weights = explain_weights(source, trainable=trainable, freeze=freeze)
     try:
         model = read_model(

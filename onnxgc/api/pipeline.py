@@ -25,6 +25,7 @@ from onnxgc.emission.write import check_model_writable, data_file, write_model
 from onnxgc.errors import ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
 from onnxgc.model.ir import Array, TrainableModel, dtype_name
+from onnxgc.model.load import source_of
 from onnxgc.model.read import read_model
 from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
@@ -133,7 +134,7 @@ class OptimizeResult:
 
 
 def optimize(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: Any,
     output: str | os.PathLike[str] | None = None,
     *,
     solver: str | None = None,
@@ -163,8 +164,9 @@ def optimize(
 ) -> OptimizeResult:
     """A forward model as a training graph that runs in less memory.
 
-    `source` is a path or a loaded model. `output` is where the training file goes (nowhere if None
-    or with `dry_run`). `checkpoints` are tensors to keep; naming any chooses the solver `manual`.
+    `source` is a path, an `onnx.ModelProto`, an `onnx_ir.Model` or a `torch.onnx.ONNXProgram`. `output`
+    is where the training file goes (nowhere if None or with `dry_run`). `checkpoints` are tensors to
+    keep; naming any chooses the solver `manual`.
     `budget` is bytes, a share of the regular peak, or text such as 8GiB, 60% or min: the plan is then the
     one of least extra time within it. `extra_time` is a share of the time of every operator once: the
     plan is then the one of least peak that takes no more beyond it. `pareto` adds the whole trade-off to
@@ -177,6 +179,7 @@ def optimize(
     Raises:
         OnnxgcError: one line that says what is wrong, where and what to do.
     """
+    source = source_of(source)
     tell = progress or (lambda stage: None)
     wanted = parse_objective(objective)
     request = BudgetRequest.of(

@@ -27,7 +27,7 @@ from onnxgc.errors import ModelFileError, RuntimeFailedError
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Array, dtype_name
 from onnxgc.model.lift import draft_of
-from onnxgc.model.load import load_proto
+from onnxgc.model.load import load_proto, source_of
 from onnxgc.model.weights import StoredWeight
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution import check_execution
@@ -94,7 +94,7 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
 
 
 def verify(
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: Any,
     training: str | os.PathLike[str],
     *,
     seed: int = 0,
@@ -111,6 +111,7 @@ def verify(
         ModelFileError: `training` was not written by onnxgc, or does not belong to `model`.
         OnnxgcError: `model` cannot be read.
     """
+    model = source_of(model)
     tell = progress or (lambda stage: None)
     tell("reading")
     promised = _Promise.of(training)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -28,6 +30,27 @@ _TEXT_SUFFIXES = (
 _CONSTANT_OF_FUNCTION = "onnxgc constant of "
 # A model file begins with the field `ir_version`: field 1, a varint.
 _FIRST_BYTE = b"\x08"
+
+
+def source_of(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
+    """What is read of a model in any form: a path and an `onnx.ModelProto` as they are.
+
+    An `onnx_ir.Model` and a `torch.onnx.ONNXProgram` as an `onnx.ModelProto`.
+
+    Raises:
+        ModelFileError: it is none of these.
+    """
+    if isinstance(model, str | os.PathLike | onnx.ModelProto):
+        return model
+    if isinstance(proto := getattr(model, "model_proto", None), onnx.ModelProto):
+        return proto
+    if type(model).__module__.startswith("onnx_ir"):
+        converted: onnx.ModelProto = import_module("onnx_ir").to_proto(model)
+        return converted
+    raise ModelFileError(
+        f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a torch.onnx.ONNXProgram, "
+        f"not a {type(model).__name__}"
+    )
 
 
 def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:

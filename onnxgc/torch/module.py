@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from onnxgc.emission.write import check_model_writable, write_model
-from onnxgc.errors import ModelFileError, ShapeError
+from onnxgc.errors import ShapeError
 from onnxgc.model.forward import ForwardModel, OfEachSample, read_forward
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Weight
+from onnxgc.model.load import source_of
 from onnxgc.model.parameters import Role
 from onnxgc.model.weights import ArrayWeight
 from onnxgc.torch.calls import DTYPES, Call, Value, calls_of, own_type, tensor_of
@@ -48,7 +48,7 @@ def from_onnx(
         OnnxgcError: one line that says what is wrong, where and what to do.
     """
     read = read_forward(
-        _source(model),
+        source_of(model),
         known=OPERATORS,
         input_shapes=input_shapes,
         trainable=trainable,
@@ -56,20 +56,6 @@ def from_onnx(
         freeze_bn=freeze_bn,
     )
     return OnnxModule(read, draw_weights(read, seed, only_constant_filled=True))
-
-
-def _source(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
-    if isinstance(model, str | os.PathLike | onnx.ModelProto):
-        return model
-    if isinstance(proto := getattr(model, "model_proto", None), onnx.ModelProto):
-        return proto
-    if type(model).__module__.startswith("onnx_ir"):
-        converted: onnx.ModelProto = import_module("onnx_ir").to_proto(model)
-        return converted
-    raise ModelFileError(
-        f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a torch.onnx.ONNXProgram, "
-        f"not a {type(model).__name__}"
-    )
 
 
 class OnnxModule(nn.Module):
