@@ -247,7 +247,7 @@ class _Call:
         casts = tuple(
             (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
         )
-        return self.spec, others, kinds, modes, casts
+        return repr(self.spec), others, kinds, modes, casts
 
 
 def _decided(step: JointStep, settings: _Settings) -> tuple[tuple[int, ...], TorchPlan]:
