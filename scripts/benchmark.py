@@ -248,7 +248,7 @@ def _peaks(options: argparse.Namespace) -> int:
     )
     figures = peaks.run_peaks(chosen)
     rows = figures["rows"]
-    _say(write_record("peaks", figures, threads=options.threads, folder=options.record, is_compact=True))
+    _say(write_record("peaks", figures, threads=options.threads, folder=options.record))
     table = _table("peaks, MB", "simulated", "requested", "off", "arena's model", "in use", "off")
     for row in rows:
         judge, arena = peaks.deviations(row)

@@ -33,7 +33,7 @@ from scripts.networks.chains import alexnet, vgg
 from scripts.networks.cifar_cells import CIFAR_CLASSES, cifar_network
 from scripts.networks.densenet import densenet
 from scripts.networks.inception import inception_v3
-from scripts.networks.large_cells import nasnet_a_large, pnasnet5_large
+from scripts.networks.large_cells import nasnet_a_large
 from scripts.networks.residual import mobilenet_v2, resnet
 
 MODELS_DIRECTORY = Path(__file__).resolve().parent.parent / "models"
@@ -68,7 +68,6 @@ NETWORKS: dict[str, Network] = {
     "mobilenet_v2": Network(mobilenet_v2),
     "nasnet": cifar(NASNET_A),
     "nasnetalarge": Network(nasnet_a_large, pixels=331),
-    "pnasnet5large": Network(pnasnet5_large, pixels=331),
     "resnet18": Network(partial(resnet, depths=(2, 2, 2, 2), bottleneck=False)),
     "resnet34": Network(partial(resnet, depths=(3, 4, 6, 3), bottleneck=False)),
     "resnet50": Network(partial(resnet, depths=(3, 4, 6, 3), bottleneck=True)),

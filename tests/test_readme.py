@@ -23,7 +23,13 @@ from scripts.benchmarking import readme
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 GUIDES = (README, ROOT / "docs" / "user-guide.md", ROOT / "docs" / "training-file.md")
-DOCUMENTS = (*GUIDES, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "decisions").glob("*.md")))
+DOCUMENTS = (
+    *GUIDES,
+    ROOT / "docs" / "pytorch.md",
+    ROOT / "docs" / "rematerialisation.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+)
 RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 
 # The one command that a test cannot run: it would run this test.

@@ -34,7 +34,6 @@ PIXELS = {
     "inception_v3": 96,
     "mobilenet_v2": 64,
     "nasnetalarge": 75,
-    "pnasnet5large": 75,
     "resnet18": 64,
     "resnet50": 64,
     "resnet152": 64,

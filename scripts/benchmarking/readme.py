@@ -312,8 +312,8 @@ def _table1(folder: Path) -> str:
     ]  # fmt: skip
     return "\n\n".join(
         [
-            "**Beside the paper's Table 1**, at its batch sizes and inputs in float32; the last two networks "
-            "are not in it. *Sum* is the paper's objective, checkpoints and heaviest segment with source and "
+            "**Beside the paper's Table 1**, at its batch sizes and inputs in float32; the last network "
+            "is not in it. *Sum* is the paper's objective, checkpoints and heaviest segment with source and "
             "target counted, in MiB of 2^20 bytes; *all* is all tensors together, and in brackets stands a "
             "lower bound where the optimum is not proved. *Peak* is simulated here for the CPU in MB of 10^6 "
             "bytes, and counts activations, their gradients and workspaces, but neither parameters nor their "

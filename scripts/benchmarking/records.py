@@ -39,14 +39,12 @@ def write_record(
     *,
     threads: int | None = None,
     folder: Path = BENCHMARKS,
-    is_compact: bool = False,
 ) -> Path:
-    """Put the figures into `<folder>/<name>.json`, on one line if `is_compact`; returns the path."""
+    """Put the figures into `<folder>/<name>.json`, on one line; returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    text = json.dumps(record, separators=(",", ":")) if is_compact else json.dumps(record, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
     return path
 
 

@@ -25,7 +25,7 @@ from scripts.benchmarking.records import MODELS, Progress
 MEBIBYTE = 2**20
 SUMS = (Objective.PAPER, Objective.GENERAL)
 # Beyond the paper's table: batch and input.
-LARGE_NETWORKS = {"nasnetalarge": (8, "3x331x331"), "pnasnet5large": (8, "3x331x331")}
+LARGE_NETWORKS = {"nasnetalarge": (8, "3x331x331")}
 # Of the solvers for a sum, those whose plans are simulated.
 _PLANNED = ("acg", "general")
 _PAPER_COLUMNS = ("regular_mb", "random_mb", "chen_mb", "optimal_mb", "overhead_pct")

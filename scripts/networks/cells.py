@@ -107,18 +107,6 @@ DARTS = Cells(
 )
 """Liu et al., DARTS: Differentiable Architecture Search, 2019, Figures 4 and 5 (second order)."""
 
-PNASNET_5 = Cell(
-    steps=(
-        (("sep 5x5", 0), ("max 3x3", 0)),
-        (("sep 7x7", 1), ("max 3x3", 1)),
-        (("sep 5x5", 1), ("sep 3x3", 1)),
-        (("sep 3x3", 4), ("max 3x3", 1)),
-        (("sep 3x3", 0), ("skip", 1)),
-    ),
-    outputs=(2, 3, 4, 5, 6),
-)
-"""Normal and reduction cell in one. Liu et al., Progressive Neural Architecture Search, 2018, Figure 1."""
-
 
 @dataclass(frozen=True, slots=True)
 class Features:

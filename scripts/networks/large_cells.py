@@ -1,4 +1,4 @@
-"""NASNet-A and PNASNet-5 for ImageNet, in their large variants of 331 pixels.
+"""NASNet-A for ImageNet, in its large variant of 331 pixels.
 
 Parameters have timm's names. Windows of stride 2 pad as TensorFlow's SAME does, on any input.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from scripts.networks.builder import CLASSES, Builder, Padding
-from scripts.networks.cells import NASNET_A, PNASNET_5, Cell, Features, Operation, add_cell
+from scripts.networks.cells import NASNET_A, Cell, Features, Operation, add_cell
 
 EPSILON = 1e-3
 """BatchNormalization's, as in the published TensorFlow models."""
@@ -53,33 +53,6 @@ def nasnet_a_large(net: Builder, x: str) -> str:
             make = halving_cell if index == 0 else plain_cell
             result = make(normal, f"cell_{6 * stage + index}", before, last, width, 1)
             before, last = last, result
-    return _head(net, last)
-
-
-def pnasnet5_large(net: Builder, x: str) -> str:
-    """PNASNet-5 (N = 4, F = 216): three stages; the first cell of all but the first stage reduces.
-
-    Source: Liu et al., Progressive Neural Architecture Search, 2018, Figure 1 and Section 5.
-    """
-
-    def cell(
-        name: str, before: Features, last: Features, width: int, *, reduces: bool, halves_before: bool
-    ) -> Features:
-        adapt_before = _halve if halves_before else _project
-        state_0 = adapt_before(net, before, f"{name}.conv_prev_1x1", width)
-        state_1 = _project(net, last, f"{name}.conv_1x1", width)
-        return _cell(net, PNASNET_5, name, (state_0, state_1), width, 2 if reduces else 1)
-
-    before = _stem(net, x, "conv_0")
-    state_1 = _project(net, before, "cell_stem_0.conv_1x1", 54)
-    last = _cell(net, PNASNET_5, "cell_stem_0", (before, state_1), 54, 2)
-    result = cell("cell_stem_1", before, last, 108, reduces=True, halves_before=True)
-    before, last = last, result
-    for index in range(12):
-        reduces, halves_before = index in (4, 8), index in (0, 5, 9)
-        width = 216 << index // 4
-        result = cell(f"cell_{index}", before, last, width, reduces=reduces, halves_before=halves_before)
-        before, last = last, result
     return _head(net, last)
 
 
