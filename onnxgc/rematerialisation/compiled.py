@@ -378,6 +378,10 @@ def run_on_demand(
     operators = len(tables.durations)
     most = len(state.sequence) - 3
     held = np.zeros(len(tables.sizes), np.bool_)
+    present = np.zeros(len(tables.sizes), np.int64)
+    there = 0
+    is_kept = np.zeros(len(tables.sizes), np.bool_)
+    is_kept[tables.kept] = True
     pins = np.zeros(len(tables.sizes), np.int64)
     uses = tables.first_reader.copy()
     place_of = np.zeros(operators, np.int64)
@@ -421,23 +425,22 @@ def run_on_demand(
             while memory + needed > budget:
                 worst = -1
                 lowest = 0.0
-                for storage in range(len(tables.sizes)):
+                for number in range(there):
+                    storage = present[number]
                     producer = tables.producer[storage]
-                    if not held[storage] or pins[storage] > 0 or tables.sizes[storage] == 0:
+                    if pins[storage] > 0 or tables.sizes[storage] == 0:
                         continue
                     while (
                         uses[storage] < tables.first_reader[storage + 1]
                         and ran[tables.readers[uses[storage]]]
                     ):
                         uses[storage] += 1
-                    is_needed = False
+                    is_needed = is_kept[storage]
                     following = operators
                     for k in range(uses[storage], tables.first_reader[storage + 1]):
                         if not ran[tables.readers[k]]:
                             following = min(following, place_of[tables.readers[k]])
                             is_needed = True
-                    for kept in tables.kept:
-                        is_needed = is_needed or kept == storage
                     if is_needed and not tables.may_repeat[producer]:
                         continue
                     time = 0.0
@@ -461,12 +464,14 @@ def run_on_demand(
                     if not is_needed:
                         score = -1.0 * tables.sizes[storage]
                     if worst < 0 or score < lowest:
-                        worst = storage
+                        worst = number
                         lowest = score
                 if worst < 0:
                     return 0
-                held[worst] = False
-                memory -= tables.sizes[worst]
+                held[present[worst]] = False
+                memory -= tables.sizes[present[worst]]
+                there -= 1
+                present[worst] = present[there]
             if length == most:
                 return 0
             state.sequence[length] = operator
@@ -475,6 +480,8 @@ def run_on_demand(
             for k in range(tables.first_write[operator], tables.first_write[operator + 1]):
                 if not held[tables.writes[k]]:
                     held[tables.writes[k]] = True
+                    present[there] = tables.writes[k]
+                    there += 1
                     memory += tables.sizes[tables.writes[k]]
             for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
                 pins[tables.reads[k]] -= 1
