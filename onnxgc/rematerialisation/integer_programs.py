@@ -83,7 +83,8 @@ class CoveringProgram:
             program.integrality_ = [continuous if free else integer for free in self.free]
         if most_nodes is not None:
             highs.setOptionValue("mip_max_nodes", most_nodes)
-        if sum(lengths) > _MOST_PRESOLVED:
+        # A start needs no haste: it is there whatever presolving takes.
+        if start is None and sum(lengths) > _MOST_PRESOLVED:
             highs.setOptionValue("presolve", "off")
         highs.passModel(program)
         if start is not None:

@@ -322,6 +322,8 @@ class _Search:
                 )
                 for how, found in search.first(starts, self._is_enough):
                     self._offer(found, how)
+                # From the best of all starts, and not from where the compiler interrupted.
+                parts = Parts(problem, budget, seed)
                 other = Neighbourhoods(problem, budget, free_order=free_order, seed=seed)
                 parts.made_anew = other.made_anew
                 self._search_beside(search, parts, beside, stop)
