@@ -115,7 +115,8 @@ class CoveringProgram:
             return CoveringSolution(
                 info.objective_function_value, np.asarray(highs.getSolution().col_value), True
             )
-        ended = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kSolutionLimit)
+        statuses = highspy.HighsModelStatus
+        ended = (statuses.kTimeLimit, statuses.kSolutionLimit, statuses.kInterrupt)
         if not optimal and status not in ended:
             return None
         found = highs.getSolution()

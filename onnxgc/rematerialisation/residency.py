@@ -83,8 +83,6 @@ class _Residency:
                     wanted[storage].append(again)
         for storage, columns in wanted.items():
             producer = problem.producer[storage]
-            if producer >= moment - 1:
-                continue
             there = [self._held[storage, moment - 1]]
             if (producer, moment) in self._again:
                 there.append(self._again[producer, moment])

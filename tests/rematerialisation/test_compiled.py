@@ -61,6 +61,27 @@ def test_all_that_the_search_finds_is_valid_and_within_the_budget(
     )
 
 
+def test_what_is_turned_down_unseen_would_hold_at_least_as_much() -> None:
+    random = Random(25)
+    told = 0
+    for _ in range(300):
+        problem = random_problem(random, 9)
+        tables = compiled.tables_of(problem)
+        state = compiled.state_for(tables, 30)
+        sequence = random_sequence(random, problem, 30)
+        state.sequence[: len(sequence)] = sequence
+        budget = random.randint(0, judge(problem, sequence).peak)
+        compiled.evaluate(tables, state, len(sequence), budget)
+        for place in range(len(sequence)):
+            if sequence[place] not in sequence[:place]:
+                continue
+            least = compiled._overflow_without(tables, state, place, budget, float("inf"))
+            timeline = judge(problem, sequence[:place] + sequence[place + 1 :]).timeline
+            assert least <= sum(max(0, held - budget) for held in timeline)
+            told += least > 0
+    assert told > 50
+
+
 def test_an_order_of_a_lower_peak_is_found_where_there_is_one() -> None:
     lower = 0
     for problem, _ in tight_problems(24, 40, 8):

@@ -80,6 +80,41 @@ def test_a_part_leaves_the_rest_as_it_is() -> None:
         assert kept == before
 
 
+def test_what_a_part_finds_keeps_to_a_budget_without_any_room() -> None:
+    random = Random(46)
+    shorter = 0
+    for problem, _ in tight_problems(47, 400, 9):
+        sequence = random_sequence(random, problem, 3 * len(problem))
+        retention = Retention(problem, sequence)
+        budget = judge(problem, retention.sequence(retention.repeats)).peak
+        free = set(random.sample(range(len(problem)), len(problem) // 2))
+        found, _ = RetentionProgram(retention, budget, free, retention.possible(free)).improved(60.0)
+        if found is not None:
+            assert judge(problem, found).peak <= budget
+            shorter += 1
+    assert shorter > 50
+
+
+def test_what_runs_again_has_inputs_that_the_rest_still_holds() -> None:
+    problem = OperatorProblem(
+        (
+            Operation("input", (), (0,), 1, may_repeat=False),
+            Operation("cheap", (0,), (1,), 1),
+            Operation("dear", (), (2,), 9),
+            Operation("heavy", (), (3,), 1, workspace=8),
+            Operation("end", (1, 2, 3), (4,), 1),
+        ),
+        (6, 4, 4, 1, 0),
+    )
+    # Instead of `dear`, `cheap` could run again, if only its input had been kept.
+    retention = Retention(problem, [0, 1, 2, 3, 2, 4])
+    found = {}
+    for free in ((1, 2), (0, 1, 2)):
+        program = RetentionProgram(retention, 14, free, retention.possible(free))
+        found[free] = program.improved(60.0)
+    assert found == {(1, 2): (None, True), (0, 1, 2): (None, True)}
+
+
 def test_parts_are_the_same_for_the_same_seed() -> None:
     problem = chains(40)
     budget = judge(problem, range(len(problem))).peak // 3

@@ -17,7 +17,8 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import checkpoint, plans_of  # noqa: E402
+from onnxgc.torch import checkpoint, checkpointing, plans_of  # noqa: E402
+from onnxgc.torch.joint import JointStep, is_random  # noqa: E402
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
 """Costs from a data sheet, and a search that does not depend on the clock."""
@@ -120,6 +121,58 @@ def test_memory_is_what_was_promised(budget: str | float) -> None:
             held += event.nbytes()
             most = max(most, held)
     assert most == pytest.approx(plan.planned_peak_bytes, rel=0.02)
+
+
+def test_random_operators_draw_in_the_order_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branches(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            made = super().forward(x)
+            return F.dropout(2 * made) + F.dropout(made + 1)
+
+    steps: list[JointStep] = []
+    decided = checkpointing._decided
+
+    def noted(step: JointStep, settings: Any) -> Any:
+        steps.append(step)
+        return decided(step, settings)
+
+    monkeypatch.setattr(checkpointing, "_decided", noted)
+    checkpoint(Branches(4, 4), torch.randn(3, 4), budget=1.0, **QUICK)
+    (found,) = steps
+    first, second = (
+        operation
+        for operation, node in zip(found.problem.operations, found.nodes, strict=True)
+        if node is not None and is_random(node)
+    )
+    assert set(second.reads) & set(first.writes)
+
+
+class Decaying(nn.Module):
+    """Its forward reads a buffer all along and changes it at the end."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.register_buffer("scale", torch.ones(64, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(torch.exp(layer(x) + self.scale))
+        self.scale.mul_(0.9)
+        return x
+
+
+def test_what_reads_a_buffer_that_changes_does_not_run_again() -> None:
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    plain = Decaying()
+    planned = checkpoint(copy.deepcopy(plain), data, budget="min", **QUICK)
+    assert plans_of(planned)[0].repeated > 0
+    for _ in range(3):
+        for module in (plain, planned):
+            step(module, lambda module: module(data).square().mean())
+        assert_same(planned, plain)
 
 
 def test_keywords_dictionaries_none_and_tied_parameters() -> None:
