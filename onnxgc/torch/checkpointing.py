@@ -289,9 +289,18 @@ _run_uncompiled: Callable[..., Any] = _disabled(PlannedForward.run)
 
 def _runnable(gm: fx.GraphModule, example_inputs: Any) -> Any:
     """The graph as a function of a list, which it empties, so that each value goes when it was last read."""
+    graph = gm.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        values = graph.placeholder("values")
+    with graph.inserting_after(values):
+        for place in places:
+            place.replace_all_uses_with(graph.call_method("pop", (values,)))
+            graph.erase_node(place)
+    gm.recompile()
 
-    def run(values: list[Any]) -> Any:
-        return fx.Interpreter(gm).boxed_run(values)
+    def run(given: list[Any]) -> Any:
+        return gm.forward(given)
 
     vars(run)["_boxed_call"] = True
     return run

@@ -59,6 +59,8 @@ def main(engine: str) -> None:
     for one, other in zip(*weights, strict=True):
         assert torch.equal(one, other)
     print(f"rank {rank}: {len(weights[0])} parameters are equal", flush=True)
+    # A rank that ends while the other still talks to it may be aborted.
+    dist.barrier()
     dist.destroy_process_group()
 
 
