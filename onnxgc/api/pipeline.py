@@ -20,7 +20,8 @@ from onnxgc.api.budgeting import (
     answer_to,
 )
 from onnxgc.api.trial import trial_run
-from onnxgc.emission.training import SCHEMA_VERSION, TrainingGraph, emit_training_graph
+from onnxgc.emission.plan_files import METADATA_KEY, plan_as_json, plan_of
+from onnxgc.emission.training import TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_model_writable, data_file, write_model
 from onnxgc.errors import ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
@@ -159,6 +160,7 @@ def optimize(
     seed: int = 0,
     time_limit: float | None = None,
     step_limit: int | None = None,
+    plan: Any = None,
     values: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
 ) -> OptimizeResult:
@@ -173,6 +175,8 @@ def optimize(
     the report. Times are those of `device` (a card by name), or measured on this machine and kept in
     the file `calibrate`; `order` (free or fixed) says whether operators may first run in another order
     than the model's. `step_limit` ends that search after so many rounds, so that a seed alone decides.
+    `plan` is one that was made before, in any form that `onnxgc.emission.plan_files.plan_of` reads, in the
+    place of a search.
     `input_shapes` maps an input to its shape. `freeze_bn` and `untie` are those of `read_model`. With
     `check` the forward model is run once before anything is planned. `values` replaces weights by name.
 
@@ -181,6 +185,14 @@ def optimize(
     """
     source = source_of(source)
     tell = progress or (lambda stage: None)
+    given = None if plan is None else plan_of(plan)
+    if given is not None and (solver, objective, budget, extra_time, pareto, *checkpoints) != (
+        *[None] * 4,
+        False,
+    ):
+        raise PlanError(
+            "a plan says what to do: leave out solver, objective, checkpoints, budget, extra time and pareto"
+        )
     wanted = parse_objective(objective)
     request = BudgetRequest.of(
         budget,
@@ -213,7 +225,9 @@ def optimize(
     options = SolverOptions(
         tuple(checkpoints), wanted, time_limit, seed, most_rounds=step_limit, order=request.order, tell=tell
     )
-    if request.is_asked:
+    if given is not None:
+        planned = plan_step_again(model, given, keep_outputs=keep_outputs)
+    elif request.is_asked:
         planned = plan_within(model, request, options, keep_outputs=keep_outputs)
     else:
         planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
@@ -354,8 +368,12 @@ def plan_step_again(
         known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
     if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
         raise PlanError("the plan's order does not have the model's tensors; make the plan again")
-    solution = solver_for("manual").solve(traced.problem, SolverOptions(known.checkpoints))
-    return _scheduled(model, traced, replace(solution, plan=plan))
+    options = SolverOptions(known.checkpoints, Objective.PEAK)
+    solution = solver_for("manual").solve(traced.problem, options)
+    planned = _scheduled(model, traced, replace(solution, plan=plan))
+    # The solver knows of the checkpoints alone.
+    found = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)
+    return replace(planned, solution=found)
 
 
 def _traced(model: TrainableModel, keep_outputs: bool) -> TracedProblem:
@@ -396,17 +414,9 @@ def emit(
     """The training graph of a planned step, or of another schedule of the same step."""
     chosen = schedule or planned.schedule
     peak = simulate(chosen, planned.step.graph).peak_bytes
-    decision = planned.solution.plan
-    plan = {
-        "schema": SCHEMA_VERSION,
-        "solver": planned.solution.solver,
-        "checkpoints": list(decision.checkpoints),
-        "order": list(decision.order),
-        "keeps_last_segment": decision.keeps_last_segment,
-        **({"sequence": list(decision.sequence)} if decision.sequence else {}),
-    }
+    solution = planned.solution
     metadata = {
-        "onnxgc.plan": json.dumps(plan),
+        METADATA_KEY: json.dumps(plan_as_json(solution.plan, solution.solver)),
         "onnxgc.simulated_peak_bytes": str(peak),
         "onnxgc.loss": planned.model.loss_kind,
         "onnxgc.options": (options or ReadOptions()).to_json(),

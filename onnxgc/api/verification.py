@@ -21,7 +21,7 @@ from onnxgc.api.pipeline import (
     read_again,
     store_all_schedule,
 )
-from onnxgc.emission.training import SCHEMA_VERSION
+from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError, RuntimeFailedError
 from onnxgc.model.initialise import draw_weights
@@ -187,19 +187,7 @@ class _Promise:
         proto, folder = load_proto(training)
         properties = {entry.key: entry.value for entry in proto.metadata_props}
         try:
-            plan = json.loads(properties["onnxgc.plan"])
-            schema = int(plan["schema"])
-            if schema != SCHEMA_VERSION:
-                raise ModelFileError(
-                    f"'{os.fspath(training)}' has schema {schema}, this onnxgc reads {SCHEMA_VERSION}; "
-                    "make it again with `onnxgc optimize`"
-                )
-            decision = CheckpointPlan(
-                tuple(map(str, plan["checkpoints"])),
-                tuple(map(str, plan["order"])),
-                bool(plan["keeps_last_segment"]),
-                tuple(map(str, plan.get("sequence", ()))),
-            )
+            decision = plan_from_json(json.loads(properties[METADATA_KEY]), f"'{os.fspath(training)}'")
             options = ReadOptions.from_json(properties["onnxgc.options"])
             peak = int(properties["onnxgc.simulated_peak_bytes"])
         except (KeyError, ValueError, TypeError) as error:

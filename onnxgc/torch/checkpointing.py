@@ -8,8 +8,8 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import fx, nn
@@ -21,7 +21,7 @@ from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.planning.budgets import Budget, parse_budget
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.problem import judge
+from onnxgc.rematerialisation.problem import OperatorProblem, judge
 from onnxgc.rematerialisation.search import (
     BudgetedSequence,
     NoSequence,
@@ -39,11 +39,21 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """The memory of one tensor that is held from forward to backward, and the operator that makes it."""
+
+    operator: str
+    dtype: torch.dtype
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TorchPlan:
     """What was decided for one kind of call: peaks in bytes, extra time as a share of the regular.
 
     Peaks count what forward and backward allocate, gradients of parameters included; parameters and
-    the call's own inputs were there before.
+    the call's own inputs were there before. `saved` is what backward reads of forward, but for these
+    inputs, parameters, and states of generators; `saved_bytes` is all that is held between the two.
     """
 
     operators: int
@@ -54,6 +64,7 @@ class TorchPlan:
     extra_time_ratio: float
     lower_bound_ratio: float
     is_optimal: bool
+    saved: tuple[SavedTensor, ...] = field(repr=False)
 
 
 def checkpoint(
@@ -81,16 +92,25 @@ def checkpoint(
         BudgetFormError: the budget is not written as one.
         PlanError: the module cannot be traced.
     """
-    settings = _Settings(
-        parse_budget(budget),
-        Measured() if device is None else Estimated(find_device(device)),
-        SearchOptions(Order.named(order), time_limit, step_limit, seed),
-    )
-    planned = copy.copy(module)
-    forward = PlannedForward(module, planned, settings)
-    planned.forward = forward
+    search = Search(parse_budget(budget), SearchOptions(Order.named(order), time_limit, step_limit, seed))
+    costs = Measured() if device is None else Estimated(find_device(device))
     arguments = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    forward.plan(*arguments, **(example_kwargs or {}))
+    return planned_module(module, search, costs, arguments, example_kwargs)
+
+
+def planned_module(
+    module: Module,
+    decide: Decide,
+    costs: Costs,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Module:
+    """A module like the given one that runs in the order that `decide` gives; examples have it at once."""
+    planned = copy.copy(module)
+    forward = PlannedForward(module, planned, decide, costs)
+    planned.forward = forward
+    if example_inputs is not None:
+        forward.plan(*example_inputs, **(example_kwargs or {}))
     return planned
 
 
@@ -100,11 +120,71 @@ def plans_of(module: nn.Module) -> tuple[TorchPlan, ...]:
     return tuple(forward.plans.values()) if isinstance(forward, PlannedForward) else ()
 
 
+class Decide(Protocol):
+    """Something that gives the sequence in which a joint graph is to run, and what is known of it."""
+
+    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]: ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class Search:
+    """Looks for the sequence of least extra time within a budget."""
+
     budget: Budget
-    costs: Costs
     options: SearchOptions
+
+    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
+        problem = step.problem
+        regular = judge(problem, range(len(problem))).peak
+        floor = floor_of_problem(problem)
+        found: BudgetedSequence | NoSequence
+        if self.budget.is_least:
+            found = least_peak(problem, floor.size, self.options, (), None).found
+        else:
+            budget = self.budget.bytes_of(regular)
+            found = within_budget(problem, budget, self.options)
+            if isinstance(found, NoSequence):
+                node = step.nodes[found.operator]
+                at = "" if node is None else f" ('{node.name}')"
+                raise BudgetError(
+                    f"no plan within {budget:,} bytes was found; nothing goes below {floor.size:,}{at}; give "
+                    "more memory, a smaller batch, or budget='min'"
+                )
+        return found.sequence, described(step, found.sequence, found.lower_bound)
+
+
+def described(step: JointStep, sequence: Sequence[int], lower_bound: int = 0) -> TorchPlan:
+    """The figures of a sequence; `lower_bound` is what no other takes less than, in nanoseconds."""
+    problem = step.problem
+    profile = judge(problem, sequence)
+    extra = profile.duration - problem.duration
+    return TorchPlan(
+        len(problem),
+        len(sequence) - len(problem),
+        judge(problem, range(len(problem))).peak,
+        profile.peak,
+        profile.timeline[sequence.index(step.turn)],
+        extra / problem.duration if problem.duration else 0.0,
+        lower_bound / problem.duration if problem.duration else 0.0,
+        extra <= lower_bound,
+        tuple(_saved(step, sequence)),
+    )
+
+
+def _saved(step: JointStep, sequence: Sequence[int]) -> Iterator[SavedTensor]:
+    """What is written before the turn and read behind it."""
+    problem = step.problem
+    turn = sequence.index(step.turn)
+    held = {storage for index in sequence[:turn] for storage in problem.operations[index].writes}
+    read: set[int] = set()
+    for index in sequence[turn + 1 :]:
+        read.update(held.intersection(problem.operations[index].reads))
+        held.difference_update(problem.operations[index].writes)
+    for storage in sorted(read):
+        node = step.nodes[problem.producer[storage]]
+        assert node is not None, "the turn comes behind forward"
+        if problem.sizes[storage]:
+            yield SavedTensor(node.name, step.dtypes[storage], problem.sizes[storage])
 
 
 class _OnlyPlanned(BaseException):
@@ -118,9 +198,10 @@ class PlannedForward:
         plans: what was decided, by kind of call.
     """
 
-    def __init__(self, module: nn.Module, planned: nn.Module, settings: _Settings) -> None:
+    def __init__(self, module: nn.Module, planned: nn.Module, decide: Decide, costs: Costs) -> None:
         self._planned = planned
-        self._settings = settings
+        self._decide = decide
+        self._costs = costs
         # Hooks of the module itself run around its forward, not in it.
         self._inner = copy.copy(module)
         self._inner.__dict__.pop("forward", None)
@@ -128,7 +209,8 @@ class PlannedForward:
             if name.endswith("_hooks") and isinstance(value, dict):
                 self._inner.__dict__[name] = OrderedDict()
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._sequences: dict[Any, tuple[int, ...]] = {}
+        self._decided: dict[OperatorProblem, tuple[tuple[int, ...], TorchPlan]] = {}
+        """Calls that differ only in what does not change the problem have one plan."""
         self.plans: dict[Any, TorchPlan] = {}
         functools.update_wrapper(self, module.forward, updated=())
         self.__signature__ = inspect.signature(module.forward)
@@ -143,6 +225,7 @@ class PlannedForward:
         call = _Call.of(self._planned, arguments, settings)
         if not call.needs_gradients():
             return self._inner_forward(*arguments, **settings)
+        call.check_whole()
         key = call.key()
         if key not in self._compiled:
             self._compiled[key] = self._traced(call, key)
@@ -169,7 +252,7 @@ class PlannedForward:
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             state, arguments, settings = call.rebuilt(tensors)
             self._inner.training = self._planned.training
-            with _told_of_tracing():
+            with _told_of_tracing(), fx.traceback.preserve_node_meta():
                 made = functional_call(self._inner, state, arguments, settings, tie_weights=True)
             leaves, spec = pytree.tree_flatten(made)
             is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
@@ -183,12 +266,13 @@ class PlannedForward:
         def partition(
             joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
-            step = joint_step(joint.graph, num_fwd_outputs, self._settings.costs)
-            if key not in self._sequences or len(set(self._sequences[key])) != len(step.problem):
-                self._sequences[key], self.plans[key] = _decided(step, self._settings)
+            step = joint_step(joint.graph, num_fwd_outputs, self._costs)
+            if step.problem not in self._decided:
+                self._decided[step.problem] = self._decide(step)
+            sequence, self.plans[key] = self._decided[step.problem]
             if is_only_planned:
                 raise _OnlyPlanned
-            return split(joint, step, self._sequences[key])
+            return split(joint, step, sequence)
 
         traced = aot_function(flat, _runnable, _runnable, partition_fn=partition)
 
@@ -228,6 +312,19 @@ class _Call:
     def needs_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors())
 
+    def check_whole(self) -> None:
+        """Refuse parameters of which only a shard is there.
+
+        Raises:
+            PlanError: a submodule is sharded by itself.
+        """
+        for name, tensor in self.state.items():
+            if hasattr(tensor, "full_tensor"):
+                raise PlanError(
+                    f"'{name}' is only a shard when forward begins; plan the modules that are sharded one by "
+                    "one, as in fully_shard(checkpoint(block, ...))"
+                )
+
     def rebuilt(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any, Any]:
         """State, arguments and keywords with other tensors in the place of these."""
         count = len(self.state)
@@ -248,38 +345,6 @@ class _Call:
             (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
         )
         return repr(self.spec), others, kinds, modes, casts
-
-
-def _decided(step: JointStep, settings: _Settings) -> tuple[tuple[int, ...], TorchPlan]:
-    problem = step.problem
-    own = range(len(problem))
-    regular = judge(problem, own).peak
-    floor = floor_of_problem(problem)
-    found: BudgetedSequence | NoSequence
-    if settings.budget.is_least:
-        found = least_peak(problem, floor.size, settings.options, (), None).found
-    else:
-        budget = settings.budget.bytes_of(regular)
-        found = within_budget(problem, budget, settings.options)
-        if isinstance(found, NoSequence):
-            node = step.nodes[found.operator]
-            at = "" if node is None else f" ('{node.name}')"
-            raise BudgetError(
-                f"no plan within {budget:,} bytes was found; nothing goes below {floor.size:,}{at}; give "
-                "more memory, a smaller batch, or budget='min'"
-            )
-    turn = found.sequence.index(step.turn)
-    plan = TorchPlan(
-        len(problem),
-        len(found.sequence) - len(problem),
-        regular,
-        found.peak,
-        judge(problem, found.sequence).timeline[turn],
-        found.extra / problem.duration if problem.duration else 0.0,
-        found.lower_bound / problem.duration if problem.duration else 0.0,
-        found.extra <= found.lower_bound,
-    )
-    return found.sequence, plan
 
 
 # Compilation would look into the forward that is planned, and find nothing to plan in it.

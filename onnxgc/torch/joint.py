@@ -46,7 +46,8 @@ class Estimated:
 class JointStep:
     """A joint graph and its problem; operation `i` is the node `nodes[i]`, the turn that of `None`.
 
-    `derived` are nodes that make no memory: parts of a tuple and views.
+    `derived` are nodes that make no memory: parts of a tuple and views. `storages` are those behind each
+    node of forward, `dtypes` what each storage holds.
     """
 
     nodes: tuple[fx.Node | None, ...]
@@ -55,6 +56,8 @@ class JointStep:
     derived: frozenset[fx.Node]
     forward_outputs: tuple[Any, ...]
     backward_outputs: tuple[Any, ...]
+    storages: Mapping[fx.Node, tuple[int, ...]]
+    dtypes: tuple[torch.dtype, ...]
 
 
 def joint_step(graph: fx.Graph, num_fwd_outputs: int, costs: Costs) -> JointStep:
@@ -88,6 +91,7 @@ class _Builder:
         self._storage_of: dict[int, int] = {}
         """Numbers of storages by the address of what stands for their memory in the trace."""
         self._sizes: list[int] = []
+        self._dtypes: list[torch.dtype] = []
         self._operations: list[Operation] = []
         self._nodes: list[fx.Node | None] = []
         self._derived: set[fx.Node] = set()
@@ -101,18 +105,28 @@ class _Builder:
         self._overwritten = set(_overwritten(self._graph))
         behind = _reached(tangents)
         turn = -1
+        storages: dict[fx.Node, tuple[int, ...]] = {}
         for node in self._graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
             if turn < 0 and node in behind:
                 turn = self._add_turn(tangents)
             self._add(node)
+            if turn < 0:
+                storages[node] = self._storages([node])
         if turn < 0:
             turn = self._add_turn(tangents)
         kept = frozenset(self._storages(entry for entry in self._backward if isinstance(entry, fx.Node)))
         problem = OperatorProblem(tuple(self._operations), tuple(self._sizes), kept)
         return JointStep(
-            tuple(self._nodes), turn, problem, frozenset(self._derived), self._forward, self._backward
+            tuple(self._nodes),
+            turn,
+            problem,
+            frozenset(self._derived),
+            self._forward,
+            self._backward,
+            storages,
+            tuple(self._dtypes),
         )
 
     def _add_turn(self, tangents: Iterable[fx.Node]) -> int:
@@ -138,6 +152,7 @@ class _Builder:
             self._drawn = (len(self._sizes),)
             writes = (*writes, *self._drawn)
             self._sizes.append(0)
+            self._dtypes.append(torch.uint8)
         cost = self._costs.cost_of(node)
         # What makes no tensor is there for its effect.
         self._operations.append(
@@ -166,6 +181,7 @@ class _Builder:
                 self._storage_of[address] = len(self._sizes)
                 found.append(len(self._sizes))
                 self._sizes.append(_rounded(value))
+                self._dtypes.append(value.dtype)
         return tuple(found)
 
     def _may_repeat(self, node: fx.Node) -> bool:

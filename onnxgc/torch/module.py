@@ -11,16 +11,22 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from onnxgc.emission.plan_files import plan_of
 from onnxgc.emission.write import check_model_writable, write_model
-from onnxgc.errors import ShapeError
+from onnxgc.errors import PlanError, ShapeError
 from onnxgc.model.forward import ForwardModel, OfEachSample, read_forward
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Weight
 from onnxgc.model.load import source_of
 from onnxgc.model.parameters import Role
 from onnxgc.model.weights import ArrayWeight
+from onnxgc.planning.budgets import parse_budget
+from onnxgc.rematerialisation.search import SearchOptions
 from onnxgc.torch.calls import DTYPES, Call, Value, calls_of, own_type, tensor_of
+from onnxgc.torch.checkpointing import DEFAULT_TIME_LIMIT_SECONDS, Decide, Search, planned_module
 from onnxgc.torch.deployment import Deployment
+from onnxgc.torch.following import Follow
+from onnxgc.torch.measuring import Measured
 from onnxgc.torch.operators.registry import OPERATORS
 from onnxgc.torch.program import Program
 
@@ -30,6 +36,8 @@ _LIKE = "onnxgc_like"
 
 def from_onnx(
     model: Any,
+    plan: Any = None,
+    budget: str | float | None = None,
     *,
     trainable: Sequence[str] = (),
     freeze: Sequence[str] = (),
@@ -44,9 +52,20 @@ def from_onnx(
     BatchNormalization keeps its running statistics in training too. `input_shapes` maps an input to its
     shape. Weights that the file does not store are drawn from `seed`.
 
+    With a `plan` the module keeps what the plan keeps and computes the rest again in backward; it is what
+    `onnxgc.optimize` returned or wrote for this model, or names of tensors. With a `budget` it has the plan
+    that `checkpoint` finds for it, for inputs of the model's own shapes at once where the batch is known.
+
     Raises:
         OnnxgcError: one line that says what is wrong, where and what to do.
     """
+    if plan is not None and budget is not None:
+        raise PlanError("a plan says what to keep; give a plan or a budget, not both")
+    decide: Decide | None = None
+    if plan is not None:
+        decide = Follow(plan_of(plan))
+    elif budget is not None:
+        decide = Search(parse_budget(budget), SearchOptions(time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS))
     read = read_forward(
         source_of(model),
         known=OPERATORS,
@@ -55,7 +74,12 @@ def from_onnx(
         freeze=freeze,
         freeze_bn=freeze_bn,
     )
-    return OnnxModule(read, draw_weights(read, seed, only_constant_filled=True))
+    module = OnnxModule(read, draw_weights(read, seed, only_constant_filled=True))
+    if decide is None:
+        return module
+    knows_batch = set(module.batched_inputs) <= set(input_shapes or {})
+    examples = module.example_inputs(input_shapes or {}) if knows_batch else None
+    return planned_module(module, decide, Measured(), examples)
 
 
 class OnnxModule(nn.Module):
@@ -91,6 +115,7 @@ class OnnxModule(nn.Module):
         self.batched_inputs = model.batched
         self.output_names = model.outputs
         self._shapes = {name: model.types[name].shape for name in model.inputs}
+        self._types = {name: DTYPES[model.types[name].dtype] for name in model.inputs}
         self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[own_type(model)]), persistent=False)
         self._keys = state_keys(read, self)
         held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
@@ -116,11 +141,19 @@ class OnnxModule(nn.Module):
         fed = self._in_order(inputs, named)
         for name, value in zip(self.program.inputs, fed, strict=True):
             self._check_shape(name, value)
-        return self.graph_module(self.training, self._value(_LIKE), *fed, *self.weights())
+        return self.program(self.training, self._value(_LIKE), *fed, *self.weights())
 
     def weights(self) -> tuple[Tensor, ...]:
         """The weights in the order of the program."""
         return tuple(self._value(self._keys[name]) for name in self.program.weights)
+
+    def example_inputs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
+        """Zeros in the types of the inputs, in the given shapes, else in those the model was read for."""
+        device = self._value(_LIKE).device
+        return tuple(
+            torch.zeros(shapes.get(name, known), dtype=self._types[name], device=device)
+            for name, known in self._shapes.items()
+        )
 
     def _value(self, key: str) -> Tensor:
         value: Tensor = attrgetter(key)(self)

@@ -11,6 +11,7 @@ from torch import fx
 
 from onnxgc.model.forward import OfEachSample
 from onnxgc.torch.calls import Call, OwnType, SizeOfBatch, Value
+from onnxgc.torch.following import carry
 
 
 class Origin(NamedTuple):
@@ -25,8 +26,8 @@ class Program:
 
     `inputs` and `weights` name them in order; `parts` are weights that hold the part of the first sample
     alone, and `batched` is the input that tells how many samples there are. `graph_module` has one node for
-    each call, with its `Origin` as `meta["onnx"]`. A program never changes, so that copies of a module share
-    it.
+    each call, which carries its `Origin` into what is traced from it. A program never changes, so that copies
+    of a module share it.
     """
 
     def __init__(
@@ -46,6 +47,12 @@ class Program:
         self.parts = dict(parts or {})
         self.batched = batched
         self.graph_module = fx.GraphModule(torch.nn.Module(), _Writer(self).written(), "OnnxGraph")
+
+    def __call__(self, *values: Any) -> Any:
+        """What the graph gives; where a trace asks for the origins of operators, node by node."""
+        if fx.traceback.has_preserved_node_meta():
+            return fx.Interpreter(self.graph_module).run(*values)
+        return self.graph_module(*values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         described = (self.calls, self.inputs, self.weights, self.outputs)
@@ -123,7 +130,7 @@ class _Writer:
         settings |= {name: context[name] for name in call.asks_for}
         arguments = tuple(self._value(argument) for argument in call.arguments)
         node = self._graph.create_node("call_function", call.function, arguments, settings, call.node)
-        node.meta["onnx"] = Origin(call.node, call.outputs)
+        carry(node, Origin(call.node, call.outputs))
         if len(call.outputs) == 1:
             self._values[call.outputs[0]] = node
             return

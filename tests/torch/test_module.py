@@ -323,7 +323,7 @@ def test_nodes_of_the_graph_tell_where_they_come_from() -> None:
     module = from_onnx(TWO_INPUTS)
     nodes = [node for node in module.graph_module.graph.nodes if node.op == "call_function"]
     assert [node.name for node in nodes] == ["take_away", "scale"]
-    assert nodes[0].meta["onnx"] == Origin("take away", ("difference",))
+    assert nodes[0].meta["custom"]["onnx"] == Origin("take away", ("difference",))
 
 
 @pytest.mark.parametrize(

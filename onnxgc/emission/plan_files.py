@@ -1,0 +1,118 @@
+"""Plans as JSON: in files of their own, and in the metadata of training files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from onnxgc import __version__
+from onnxgc.emission.write import write_text
+from onnxgc.errors import PlanError
+from onnxgc.planning.plan import CheckpointPlan
+
+PLAN_SCHEMA = 1
+METADATA_KEY = "onnxgc.plan"
+_AGAIN = "make it again with `onnxgc optimize`"
+
+
+def plan_as_json(plan: CheckpointPlan, solver: str) -> dict[str, Any]:
+    """What a plan file and a training file's metadata hold of a plan: docs/training-file.md has the keys."""
+    return {
+        "schema": PLAN_SCHEMA,
+        "solver": solver,
+        "checkpoints": list(plan.checkpoints),
+        "order": list(plan.order),
+        "keeps_last_segment": plan.keeps_last_segment,
+        **({"sequence": list(plan.sequence)} if plan.sequence else {}),
+    }
+
+
+def write_plan(plan: CheckpointPlan, path: str | os.PathLike[str], *, solver: str, model: str = "") -> None:
+    """A plan as a file of its own, `model` being what it was made for.
+
+    Raises:
+        OutputFileError: the file cannot be written.
+    """
+    head = {"kind": METADATA_KEY, "onnxgc": __version__, "model": model}
+    write_text(json.dumps({**head, **plan_as_json(plan, solver)}, indent=1) + "\n", path)
+
+
+def plan_from_json(found: Any, where: str) -> CheckpointPlan:
+    """The plan that `plan_as_json` described.
+
+    Raises:
+        PlanError: it is something else, or of another version.
+    """
+    try:
+        schema = int(found["schema"])
+        if schema != PLAN_SCHEMA:
+            raise PlanError(f"{where} has schema {schema}, this onnxgc reads {PLAN_SCHEMA}; {_AGAIN}")
+        names = [_names(found.get(key, [])) for key in ("checkpoints", "order", "sequence")]
+        return CheckpointPlan(names[0], names[1], bool(found["keeps_last_segment"]), names[2])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"{where} is no plan: it lacks or garbles {error}; {_AGAIN}") from error
+
+
+def plan_of(source: Any) -> CheckpointPlan:
+    """A plan from what there is of it.
+
+    That is a plan, the result of `onnxgc.optimize`, a plan file, a training file, the JSON of either, or the
+    names of the tensors to keep.
+
+    Raises:
+        PlanError: there is no plan in it.
+    """
+    if isinstance(source, CheckpointPlan):
+        return source
+    if isinstance(plan := getattr(source, "plan", None), CheckpointPlan):
+        return plan
+    if isinstance(source, Mapping):
+        return plan_from_json(source, "the plan")
+    if isinstance(source, str | os.PathLike):
+        return _read(os.fspath(source))
+    if isinstance(source, onnx.ModelProto):
+        return _of_training_file(source, f"model '{source.graph.name}'")
+    if isinstance(source, Sequence) and all(isinstance(name, str) for name in source):
+        return CheckpointPlan(tuple(source))
+    raise PlanError(
+        "a plan is the result of onnxgc.optimize, the path of a plan file or of a training file, or names of "
+        f"tensors, not a {type(source).__name__}"
+    )
+
+
+def _read(path: str) -> CheckpointPlan:
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PlanError(f"cannot read the plan '{path}': {reason}") from error
+    try:
+        return plan_from_json(json.loads(content), f"'{path}'")
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        pass
+    try:
+        proto = onnx.load_model_from_string(content)
+    except Exception as error:
+        raise PlanError(f"'{path}' is neither a plan file nor a training file; {_AGAIN}") from error
+    return _of_training_file(proto, f"'{path}'")
+
+
+def _of_training_file(proto: onnx.ModelProto, where: str) -> CheckpointPlan:
+    found = next((entry.value for entry in proto.metadata_props if entry.key == METADATA_KEY), None)
+    if found is None:
+        raise PlanError(f"{where} is a model without a plan; give the training file that `optimize` wrote")
+    try:
+        return plan_from_json(json.loads(found), where)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{where} is no plan: its metadata is garbled; {_AGAIN}") from error
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError("a list of names")
+    return tuple(found)
