@@ -46,6 +46,10 @@ class GraphFileError(OnnxgcError):
     """A bare graph file is malformed."""
 
 
+class ExportError(OnnxgcError):
+    """A PyTorch module cannot be written as an ONNX model that trains like it."""
+
+
 class RuntimeUnavailableError(OnnxgcError):
     """ONNX Runtime or PyTorch is missing, or two builds of the former break each other."""
 

@@ -15,11 +15,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "onnxgc"
 
 LAYERS = (
     "cli",
+    "passes",
     "api",
     "report",
     "runtime",
     "torch",
     "emission",
+    "comparison",
     "tracing",
     "gradients",
     "model",

@@ -45,12 +45,21 @@ def source_of(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
     if isinstance(proto := getattr(model, "model_proto", None), onnx.ModelProto):
         return proto
     if type(model).__module__.startswith("onnx_ir"):
-        converted: onnx.ModelProto = import_module("onnx_ir").to_proto(model)
-        return converted
+        return _in_memory(import_module("onnx_ir").to_proto(model), model)
     raise ModelFileError(
         f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a torch.onnx.ONNXProgram, "
         f"not a {type(model).__name__}"
     )
+
+
+def _in_memory(proto: onnx.ModelProto, model: Any) -> onnx.ModelProto:
+    """An `onnx_ir.Model` as a proto with the weights that lie in files, which it knows the folder of."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.raw_data = model.graph.initializers[tensor.name].const_value.tobytes()
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+    return proto
 
 
 def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:

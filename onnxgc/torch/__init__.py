@@ -15,7 +15,16 @@ if find_spec("torch") is None:
         "onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'"
     )
 
-from onnxgc.torch.checkpointing import TorchPlan, checkpoint, plans_of
+from onnxgc.torch.checkpointing import SavedTensor, TorchPlan, checkpoint, plans_of
+from onnxgc.torch.exporting import export_training
 from onnxgc.torch.module import OnnxModule, from_onnx
 
-__all__ = ["OnnxModule", "TorchPlan", "checkpoint", "from_onnx", "plans_of"]
+__all__ = [
+    "OnnxModule",
+    "SavedTensor",
+    "TorchPlan",
+    "checkpoint",
+    "export_training",
+    "from_onnx",
+    "plans_of",
+]

@@ -1,0 +1,93 @@
+"""Gradient checkpointing as a pass of onnx_ir, for pipelines of passes.
+
+Raises:
+    RuntimeUnavailableError: onnx_ir is not installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from onnxgc.errors import RuntimeUnavailableError
+
+if find_spec("onnx_ir") is None:
+    raise RuntimeUnavailableError(
+        "onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'"
+    )
+
+import onnx_ir as ir
+
+from onnxgc.api import OptimizeResult, optimize
+from onnxgc.emission.plan_files import METADATA_KEY
+
+__all__ = ["Checkpointing"]
+
+_OF_FILES = ("source", "output", "external_data", "dry_run")
+
+
+class Checkpointing(ir.passes.FunctionalPass):
+    """Replaces a forward model by its training graph: gradients as outputs, in less memory.
+
+    Takes the options of `onnxgc.optimize`, but for those of files: `Checkpointing(budget="60%")`. What a
+    training graph means is in the order of its nodes, so this pass comes last: what sorts nodes or merges
+    equal ones undoes the plan.
+
+    Attributes:
+        options: what is passed to `onnxgc.optimize`.
+        result: what it returned for the last model, or None before the first.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """See `onnxgc.optimize`.
+
+        Raises:
+            TypeError: an option is none of them.
+        """
+        known = inspect.signature(optimize).parameters.keys() - set(_OF_FILES)
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise TypeError(f"'{unknown[0]}' is no option of this pass; it takes {', '.join(sorted(known))}")
+        self.options: Mapping[str, Any] = options
+        self.result: OptimizeResult | None = None
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """The figures of the last model, as `onnxgc optimize --json` has them; empty before the first."""
+        return {} if self.result is None else self.result.report
+
+    def requires(self, model: ir.Model) -> None:
+        """The model is a forward model.
+
+        Raises:
+            PreconditionError: it trains already.
+        """
+        if METADATA_KEY in model.metadata_props:
+            raise ir.passes.PreconditionError(
+                "the model is a training graph already; give the forward model that it was made from"
+            )
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """The training graph of a forward model, which stays as it is.
+
+        Raises:
+            OnnxgcError: one line that says what is wrong, where and what to do.
+        """
+        self.result = optimize(model, **self.options)
+        return ir.passes.PassResult(ir.from_proto(self.result.training_graph.model), modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """The result carries its plan, and returns a gradient for each parameter.
+
+        Raises:
+            PostconditionError: it does not.
+        """
+        assert self.result is not None, "a call came before"
+        returned = {value.name for value in model.graph.outputs}
+        gradients = self.result.training_graph.gradient_of
+        missing = [name for name, gradient in gradients.items() if gradient not in returned]
+        if missing or METADATA_KEY not in model.metadata_props:
+            what = f"has no gradient of '{missing[0]}'" if missing else "does not carry its plan"
+            raise ir.passes.PostconditionError(f"the training graph {what}")
