@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from onnxgc.emission.write import check_writable, write_text
@@ -57,10 +58,15 @@ def console_for(json_target: str | None) -> Console:
 
 def check_json_target(target: str | None, *others: str | None) -> None:
     """Fail before any work if the JSON file could not be written, or is one of the other files."""
-    if target is None or target == "-":
-        return
-    check_apart("--json", target, *others)
-    check_writable(target)
+    if target != "-":
+        check_target("--json", target, *others)
+
+
+def check_target(option: str, target: str | None, *others: str | None) -> None:
+    """Fail before any work if the file of an option could not be written, or is one of the other files."""
+    if target is not None:
+        check_apart(option, target, *others)
+        check_writable(target)
 
 
 def check_apart(option: str, target: str | None, *others: str | None) -> None:
@@ -81,6 +87,26 @@ def write_json(value: Any, target: str | None) -> None:
         print(text)
     else:
         write_text(text + "\n", target)
+
+
+def settings_of(context: typer.Context, *but: str) -> tuple[tuple[str, str], ...]:
+    """The options of a call that were given, with their values; without those named in `but`."""
+    given: list[tuple[str, str]] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in but or parameter.param_type_name != "option":
+            continue
+        source = context.get_parameter_source(name)
+        # By name: Typer brings an enumeration of its own.
+        if source is not None and source.name == "COMMANDLINE":
+            given.append((parameter.opts[0], _as_given(context.params[name])))
+    return tuple(given)
+
+
+def _as_given(value: object) -> str:
+    if value is True:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @contextmanager

@@ -10,8 +10,19 @@ import typer
 
 from onnxgc.api import optimize, verify
 from onnxgc.api.budgeting import DEFAULT_DEVICE
-from onnxgc.cli.arguments import check_apart, check_json_target, console_for, parse_shapes, stages, write_json
-from onnxgc.emission.write import data_file
+from onnxgc.api.page import page_of
+from onnxgc.cli.arguments import (
+    check_apart,
+    check_json_target,
+    check_target,
+    console_for,
+    parse_shapes,
+    settings_of,
+    stages,
+    write_json,
+)
+from onnxgc.emission.plan_files import write_plan
+from onnxgc.emission.write import check_writable, data_file, write_text
 from onnxgc.errors import PlanError, VerificationError
 from onnxgc.model.load import files_of
 from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
@@ -30,6 +41,7 @@ class ObjectiveName(StrEnum):
 
 
 def optimize_command(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
     output: Annotated[
         str | None,
@@ -100,6 +112,13 @@ def optimize_command(
     checkpoints: Annotated[
         str | None, typer.Option(help="Tensors to keep, as a,b,c; chooses the solver manual.")
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="A plan file, or a training file: its plan, in place of a search."),
+    ] = None,
+    save_plan: Annotated[
+        str | None, typer.Option("--save-plan", help="Write the plan alone into this JSON file.")
+    ] = None,
     keep_outputs: Annotated[
         bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")
     ] = False,
@@ -107,6 +126,9 @@ def optimize_command(
         int, typer.Option("--verify", min=0, help="Run the file N times beside one that stores everything.")
     ] = 0,
     json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    page_target: Annotated[
+        str | None, typer.Option("--report", help="A page, as HTML, that shows where the memory goes.")
+    ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
     ] = False,
@@ -145,6 +167,11 @@ def optimize_command(
     target = output or f"{Path(model).stem}-training.onnx"
     check_json_target(json_target, *files_of(model), target, data_file(target), calibrate)
     check_apart("--calibrate", calibrate, *files_of(model), target, data_file(target))
+    if save_plan is not None:
+        check_apart("--save-plan", save_plan, *files_of(model), target, data_file(target), calibrate, plan)
+        check_writable(save_plan)
+    others = (*files_of(model), target, data_file(target), calibrate, json_target, plan, save_plan)
+    check_target("--report", page_target, *others)
     console = console_for(json_target)
     with stages() as tell:
         result = optimize(
@@ -172,9 +199,14 @@ def optimize_command(
             seed=seed,
             time_limit=time_limit,
             step_limit=step_limit,
+            plan=plan,
             progress=tell,
         )
         report = dict(result.report)
+        if page_target is not None:
+            tell("showing")
+            settings = settings_of(context, "json_target", "page_target", "save_plan")
+            write_text(page_of(result, settings), page_target)
         verification = None
         if verify_runs:
             verification = verify(model, target, seed=seed, runs=verify_runs, progress=tell)
@@ -190,8 +222,13 @@ def optimize_command(
     else:
         console.print(before_and_after(report))
         console.print(verdict(report), markup=False)
+    if save_plan is not None:
+        write_plan(result.plan, save_plan, solver=report["solver"], model=report["model"])
+        console.print(f"wrote {save_plan}", markup=False)
     if report["output"]:
         console.print(f"wrote {report['output']}", markup=False)
+    if page_target is not None:
+        console.print(f"wrote {page_target}", markup=False)
     if verification is not None:
         console.print(checks_table(report["verification"]["checks"]))
         console.print(measured_line(report["verification"]), markup=False)

@@ -1,0 +1,254 @@
+"""The page: its parts in one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, resources
+from typing import Any
+
+from onnxgc import __version__
+from onnxgc.graph.computation_graph import Vertex
+from onnxgc.planning.schedule import Schedule
+from onnxgc.report.budgets import duration, percent
+from onnxgc.report.html.curves import alive_table, memory_figure, roles_table
+from onnxgc.report.html.data import course_of, forward_operators, kinds_of_operators
+from onnxgc.report.html.payload import payload
+from onnxgc.report.html.strip import checkpoints_table, network_figure, segments_table
+from onnxgc.report.html.tables import kinds_table, tensors_table
+from onnxgc.report.html.tags import Html, joined, tag
+from onnxgc.report.html.trade_off import trade_off_figure, trade_off_table
+from onnxgc.report.tables import megabytes
+from onnxgc.tracing.trace import TrainingStep
+
+PLANNED, REGULAR = "planned", "storing everything"
+_PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "highspy", "numba")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A planned step as the page needs it.
+
+    `report` are the figures of `--json`, `durations_ns` times of operators by name, taken from `timing`,
+    and `settings` what was asked for beside the model.
+    """
+
+    report: Mapping[str, Any]
+    step: TrainingStep
+    schedule: Schedule
+    regular_step: TrainingStep
+    regular_schedule: Schedule
+    checkpoints: Sequence[Vertex]
+    budget_bytes: int | None
+    durations_ns: Mapping[str, int]
+    timing: str
+    settings: Sequence[tuple[str, str]]
+
+
+def page(shown: Shown) -> str:
+    """The HTML of the page, in ASCII whatever the model's names have: the same bytes for the same result."""
+    report = shown.report
+    courses = [
+        course_of(PLANNED, shown.step, shown.schedule),
+        course_of(REGULAR, shown.regular_step, shown.regular_schedule),
+    ]
+    network = forward_operators(shown.step, shown.schedule, courses[0], shown.checkpoints)
+    sections = [
+        ("memory-section", "Memory over the step", [
+            memory_figure(courses, shown.budget_bytes),
+            roles_table(courses),
+            alive_table(courses[0]),
+        ]),
+        *([("trade-off", "Extra time against peak", [trade_off_figure(report), trade_off_table(report)])]
+          if report.get("frontier") else []),
+        ("network-section", "The network", [
+            network_figure(network),
+            _folded("Checkpoints", checkpoints_table(network)),
+            _folded("Segments", segments_table(network)),
+        ]),
+        ("operators", "Operators", [
+            kinds_table(kinds_of_operators(shown.step, courses[0], shown.durations_ns), PLANNED)
+        ]),
+        ("tensors", "Largest tensors", [tensors_table(courses[0], network)]),
+        ("assumed", "What was assumed", _assumed(shown)),
+    ]  # fmt: skip
+    title = f"{os.path.basename(report['model'])}: memory of one training step"
+    body = tag(
+        "body",
+        tag("a", "Skip to the content", href="#content", class_="skip"),
+        tag("header", tag("h1", title), _headline(report), _contents(sections)),
+        tag("main", *(_section(*section) for section in sections), id="content", tabindex=-1),
+        tag("footer", tag("p", f"Written by onnxgc {__version__}. Sizes are MB of 10^6 bytes, simulated.")),
+        _patterns(),
+        tag("script", Html(payload(courses, network)), type="application/octet-stream", id="data"),
+        tag("script", Html(_file("script.js"))),
+    )
+    written = joined(Html("<!DOCTYPE html>"), tag("html", _head(title), body, lang="en"))
+    return f"{written}\n".encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def _head(title: str) -> Html:
+    script, style = _file("script.js"), _file("style.css")
+    policy = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}"
+    policy += "; base-uri 'none'; form-action 'none'"
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", title),
+        tag("style", Html(style)),
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="ascii")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _patterns() -> Html:
+    """Fillings that tell areas apart without colour, one for each class that is not plain."""
+
+    def pattern(name: str, size: int, *shapes: Html) -> Html:
+        ground = tag("rect", width=size, height=size, class_="ground")
+        return tag(
+            "pattern", ground, *shapes, id=name, width=size, height=size, patternUnits="userSpaceOnUse"
+        )
+
+    def stroke(path: str) -> Html:
+        return tag("path", d=path, class_="hatch")
+
+    return tag(
+        "svg",
+        tag(
+            "defs",
+            pattern("pattern-again", 8, stroke("M-2 2L2 -2M0 8L8 0M6 10L10 6")),
+            pattern("pattern-gradient", 6, stroke("M0 3H6")),
+            pattern("pattern-parameter", 7, tag("circle", cx=3, cy=3, r=1.2, class_="dot")),
+            pattern("pattern-passing", 6, stroke("M3 0V6")),
+        ),
+        class_="patterns",
+        width=0,
+        height=0,
+        aria_hidden="true",
+    )
+
+
+def _contents(sections: Sequence[tuple[str, str, Sequence[str]]]) -> Html:
+    links = [tag("li", tag("a", heading, href=f"#{name}")) for name, heading, _ in sections]
+    return tag("nav", tag("ul", *links), aria_label="Contents")
+
+
+def _section(name: str, heading: str, parts: Sequence[str]) -> Html:
+    return tag(
+        "section",
+        tag("h2", heading, id=f"{name}-heading"),
+        *parts,
+        id=name,
+        aria_labelledby=f"{name}-heading",
+    )
+
+
+def _folded(summary: str, content: Html) -> Html:
+    return tag("details", tag("summary", summary), content)
+
+
+def _headline(report: Mapping[str, Any]) -> Html:
+    """The figures that decide, in large type."""
+    regular, planned = (report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
+    found = report.get("budget")
+    figures = [
+        ("peak, storing everything", megabytes(regular)),
+        ("peak, planned", megabytes(planned) + (f" ({planned / regular:.0%})" if regular else "")),
+    ]
+    if found is None:
+        figures.append(
+            ("computed again, of the step's flops", f"{report['planned']['extra_flops_ratio']:.1%}")
+        )
+    else:
+        if found["bytes"] is not None:
+            figures.append(("budget", megabytes(found["bytes"])))
+        figures.append(("extra time", percent(found["extra_time_ratio"])))
+    figures.append(("plan", report["status"]))
+    return tag(
+        "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in figures), class_="headline"
+    )
+
+
+def _assumed(shown: Shown) -> list[Html]:
+    notes = shown.report["notes"]
+    return [
+        tag(
+            "dl",
+            *(tag("div", tag("dt", name), tag("dd", value)) for name, value in _facts(shown)),
+            class_="facts",
+        ),
+        tag("h3", "Notes"),
+        tag("ul", *(tag("li", note) for note in notes)) if notes else tag("p", "None."),
+    ]
+
+
+def _facts(shown: Shown) -> list[tuple[str, str]]:
+    report = shown.report
+    return [
+        ("model", report["model"]),
+        ("loss", report["loss"]),
+        (
+            "parameters that train",
+            f"{report['parameters']['count']:,}, {megabytes(report['parameters']['bytes'])}",
+        ),
+        ("objective", report["objective"]),
+        ("solver", f"{report['solver']}: {report['status']}"),
+        *_bound(report),
+        ("times", shown.timing),
+        (
+            "settings",
+            "; ".join(f"{option} {value}".strip() for option, value in shown.settings) or "all default",
+        ),
+        ("versions", ", ".join(f"{name} {version}" for name, version in _versions())),
+        ("memory", "tensors as an allocator is asked for them; parameters and fed tensors are not counted"),
+    ]
+
+
+def _bound(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = report.get("budget")
+    least = megabytes(report["lower_bound_bytes"])
+    operator = f", which '{report['bound_operator']}' alone takes" if report["bound_operator"] else ""
+    if found is None:
+        return [
+            ("no plan is below", f"{least}{operator}"),
+            ("gap", percent(report["gap"]) if report["gap"] > 0 else "none: the plan is optimal"),
+        ]
+    budget = "none: the least peak" if found["bytes"] is None else megabytes(found["bytes"])
+    gap = f"{percent(found['gap'])} of the time, {percent(found['gap_of_extra'])} of the extra"
+    told = [("budget", budget), ("order of first runs", found["order"])]
+    if found["bytes"] is None:
+        told.append(("no plan is below", f"{least}{operator}"))
+    if found["most_extra_time_ratio"] is not None:
+        told.append(("extra time allowed", percent(found["most_extra_time_ratio"])))
+    told += [
+        ("time of every operator once", duration(found["regular_seconds"])),
+        ("extra time", percent(found["extra_time_ratio"])),
+        ("no plan adds less than", percent(found["lower_bound_ratio"])),
+        ("gap", gap if found["gap"] > 0 else "none"),
+    ]
+    return told
+
+
+def _versions() -> list[tuple[str, str]]:
+    versions = [("onnxgc", __version__), ("Python", platform.python_version())]
+    for name in _PACKAGES:
+        try:
+            versions.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,322 @@
+"""Open pages that `onnxgc optimize --report` wrote in a headless Chromium and check what a reader would.
+
+    python scripts/check_report.py PAGE.html ... [--screenshots FOLDER]
+
+No console message and no request, hover and keyboard show the tensors whose bytes the curve has, nothing is
+wider than the window at 400 and 1600 pixels, contrast is enough in light and dark, and all is there
+without JavaScript. Without Chromium it says so and checks nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+MOST_SECONDS = 1.0
+"""From the start of loading until a page is interactive."""
+MOST_ROWS = 1000
+TEXT_CONTRAST, SHAPE_CONTRAST = 4.5, 3.0
+TEXTS = ("body", "figcaption", "dt", "a[href='#assumed']", "thead th", "button", "footer p")
+CONTRAST = """((selector, key) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+  const light = (color) => {
+    canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).reduce((sum, value, index) => {
+      const part = value / 255;
+      const linear = part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
+      return sum + [.2126, .7152, .0722][index] * linear;
+    }, 0);
+  };
+  const element = document.querySelector(selector);
+  if (!element) return null;
+  let ground = element;
+  const isClear = () => getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)";
+  while (ground.parentElement && isClear()) ground = ground.parentElement;
+  const color = getComputedStyle(element)[key].replace(/^url\\([^)]*\\) */, "");
+  const [high, low] = [light(color), light(getComputedStyle(ground).backgroundColor)].sort((a, b) => b - a);
+  return (high + .05) / (low + .05);
+})"""
+
+
+class Page:
+    """A page in a browser that is driven through a pair of pipes."""
+
+    def __init__(self, send: int, receive: int) -> None:
+        self._send, self._receive = send, receive
+        self._rest = b""
+        self._number = 0
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._send, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                result: dict[str, Any] = answer["result"]
+                return result
+            self.events.append(answer)
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            found = os.read(self._receive, 1 << 20)
+            assert found, "the browser has ended"
+            self._rest += found
+        first, self._rest = self._rest.split(b"\0", 1)
+        message: dict[str, Any] = json.loads(first)
+        return message
+
+    def value(self, expression: str) -> Any:
+        found = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def open(self, path: Path, width: int, *, dark: bool = False, script: bool = True) -> float:
+        """Load a file; returns the seconds until it was complete and interactive."""
+        self.events.clear()
+        self("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self("Emulation.setEmulatedMedia", features=[scheme])
+        self("Emulation.setScriptExecutionDisabled", value=not script)
+        started = time.perf_counter()
+        self("Page.navigate", url=path.resolve().as_uri())
+        ready = "document.documentElement.dataset.ready === 'yes'" if script else "true"
+        wanted = f"document.readyState === 'complete' && location.protocol === 'file:' && {ready}"
+        while not self.value(wanted):
+            assert time.perf_counter() - started < 30, f"{path}: the page did not become interactive"
+            time.sleep(0.01)
+        return time.perf_counter() - started
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self("Input.dispatchKeyEvent", type=kind, key=key)
+        self.frames()
+
+    def frames(self) -> None:
+        self.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def screenshot(self, path: Path) -> None:
+        width, height = self.value("[innerWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 6000), "scale": 1}
+        found = self("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+
+@contextmanager
+def browser(program: str) -> Iterator[Page]:
+    """A headless browser with an empty profile, ended on leaving."""
+    from_us, to_it = os.pipe()
+    to_us, from_it = os.pipe()
+
+    def connect() -> None:
+        # It reads from 3 and writes to 4, which may be ends of the pipes themselves.
+        reading, writing = os.dup(from_us), os.dup(from_it)
+        os.dup2(reading, 3)
+        os.dup2(writing, 4)
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+        )
+        process = subprocess.Popen(
+            [program, *options, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=connect,
+            close_fds=False,
+        )
+        os.close(from_us)
+        os.close(from_it)
+        try:
+            yield Page(to_it, to_us)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """What the page's script reads."""
+    found = re.search(r'<script[^>]* id="data">([^<]*)</script>', path.read_text(encoding="ascii"))
+    assert found is not None
+    data: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    return data
+
+
+def expected(data: dict[str, Any], course: int, step: int) -> list[tuple[str, int]]:
+    """The tensors that are held at a step, by the intervals that the page holds."""
+    found = data["courses"][course]
+    lives = zip(found["first"], found["last"], found["tensor"], found["bytes"], strict=True)
+    alive = [(data["texts"][tensor], size) for first, last, tensor, size in lives if first <= step <= last]
+    return sorted(alive, key=lambda life: (-life[1], life[0]))
+
+
+def shown(page: Page) -> tuple[int, int, list[tuple[str, int]]]:
+    """The step that the table of tensors is about, its sum, and its rows."""
+    step, total, rows = page.value("""(() => {
+      const table = document.getElementById("alive");
+      const bytes = (row) => Number(row.querySelector("[data-value]").dataset.value);
+      return [Number(table.dataset.step), bytes(table.querySelector("tfoot tr")),
+        [...table.querySelectorAll("tbody tr")].map((row) => [row.cells[0].textContent, bytes(row)])];
+    })()""")
+    return step, total, [(name, size) for name, size in rows]
+
+
+def check_step(page: Page, data: dict[str, Any], course: int) -> int:
+    """Sums are right at once, and all tensors are there a moment later."""
+    step, total, rows = shown(page)
+    wanted = expected(data, course, step)
+    assert total == sum(size for _, size in wanted), f"step {step}: {total} bytes are shown"
+    assert sum(size for _, size in rows) == total, f"step {step}: the rows have other bytes than their sum"
+    until = time.perf_counter() + 5
+    while len(rows) < min(len(wanted), MOST_ROWS) and time.perf_counter() < until:
+        time.sleep(0.05)
+        rows = shown(page)[2]
+    listed = rows[:MOST_ROWS]
+    assert [size for _, size in listed] == [size for _, size in wanted[:MOST_ROWS]], (
+        f"step {step}: other sizes"
+    )
+    if len(wanted) <= MOST_ROWS:
+        assert sorted(rows) == sorted(wanted), f"step {step}: other tensors"
+    return step
+
+
+def check_interaction(page: Page, data: dict[str, Any]) -> None:
+    """Pointer and keyboard, on the curve and on the network."""
+    held = [course_totals(course) for course in data["courses"]]
+    for course in range(len(held)):
+        page.value(f"document.querySelectorAll('#memory input')[{course}].click()")
+        assert held[course][check_step(page, data, course)] == max(held[course]), "it begins at the peak"
+        left, top, width = page.value("""(() => {
+          const plot = document.querySelector("#memory svg.plot");
+          plot.scrollIntoView({block: "center", behavior: "instant"});
+          const {x, y, width} = plot.getBoundingClientRect();
+          return [x, y, width];
+        })()""")
+        longest = max(map(len, held))
+        for share in (0.0005, 0.13, 0.37, 0.5, 0.71, 0.9, 0.9995):
+            page("Input.dispatchMouseEvent", type="mouseMoved", x=left + share * width, y=top + 100)
+            page.frames()
+            step = check_step(page, data, course)
+            wanted = min(share * longest, len(held[course]) - 1)
+            assert abs(step - wanted) <= 1 + longest / width, f"pointed at {wanted}, shown is {step}"
+    page.value("document.querySelectorAll('#memory input')[0].click()")
+    page.value("document.querySelector('#memory .handle').focus()")
+    peak = check_step(page, data, 0)
+    last = len(held[0]) - 1
+    for key, step in (
+        ("Home", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("End", last), ("ArrowRight", last),
+        ("ArrowLeft", last - 1), ("p", peak), ("+", peak), ("+", peak), ("0", peak),
+    ):  # fmt: skip
+        page.press(key)
+        assert check_step(page, data, 0) == step, f"{key} leads to {shown(page)[0]}"
+    time.sleep(0.5)
+    spoken = page.value("document.querySelector('#memory [aria-live]').textContent")
+    assert spoken.startswith(f"Step {peak:,} of {last + 1:,}: "), spoken
+    page.value("document.querySelector('#network .handle').focus()")
+    page.press("End")
+    name = data["texts"][data["network"]["name"][-1]]
+    assert name in page.value("document.querySelector('#network .readout').textContent")
+
+
+def course_totals(course: dict[str, Any]) -> list[int]:
+    change = [0] * (len(course["name"]) + 1)
+    for first, last, size in zip(course["first"], course["last"], course["bytes"], strict=True):
+        change[first] += size
+        change[last + 1] -= size
+    total, totals = 0, []
+    for step in change[:-1]:
+        total += step
+        totals.append(total)
+    return totals
+
+
+def check_page(page: Page, path: Path, screenshots: Path | None) -> str:
+    data = data_of(path)
+    seconds = page.open(path, 1200)
+    assert seconds < MOST_SECONDS, f"interactive after {seconds:.2f} s"
+    check_interaction(page, data)
+    for width in (400, 1600):
+        for dark in (False, True):
+            for script in (True, False):
+                page.open(path, width, dark=dark, script=script)
+                wide = page.value("document.documentElement.scrollWidth")
+                assert wide <= width, f"the page is {wide} pixels wide at {width}"
+                assert page.value("document.querySelectorAll('#alive tbody tr').length") > 0
+                check_contrast(page)
+                mark_of = f"{width}-{'dark' if dark else 'light'}-{'script' if script else 'plain'}"
+                if screenshots is not None:
+                    page.screenshot(screenshots / f"{path.stem}-{mark_of}.png")
+                complaints(page, path)
+    return f"{path}: holds; interactive after {seconds:.2f} s, {path.stat().st_size / 1e6:.2f} MB"
+
+
+def check_contrast(page: Page) -> None:
+    areas = [f".swatch .role-{number}" for number in range(7)]
+    wanted = [(text, "color", TEXT_CONTRAST) for text in TEXTS]
+    wanted += [(area, "fill", SHAPE_CONTRAST) for area in areas] + [(".budget-label", "fill", TEXT_CONTRAST)]
+    for selector, key, least in wanted:
+        contrast = page.value(f"{CONTRAST}({json.dumps(selector)}, {json.dumps(key)})")
+        assert contrast is None or contrast >= least, f"{selector}: contrast {contrast:.2f}"
+
+
+def complaints(page: Page, path: Path) -> None:
+    """No message of the console, and no request but for the page."""
+    time.sleep(0.05)
+    page.value("0")
+    for event in page.events:
+        assert event.get("method") not in (
+            "Runtime.exceptionThrown",
+            "Runtime.consoleAPICalled",
+            "Log.entryAdded",
+        ), event
+        if event.get("method") == "Network.requestWillBeSent":
+            url = event["params"]["request"]["url"]
+            assert url == path.resolve().as_uri() or url == "data:,", f"a request to {url}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--screenshots", type=Path)
+    arguments = parser.parse_args()
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        print("skipped: there is no Chromium on this machine; install it to check pages")
+        return 0
+    with browser(program) as page:
+        for path in arguments.pages:
+            print(check_page(page, path, arguments.screenshots))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

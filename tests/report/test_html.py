@@ -1,0 +1,330 @@
+"""The page of `--report`: well formed, loads nothing, says what the judge says, and takes names as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tomllib
+import zlib
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxgc
+import onnxgc.report.html
+from onnxgc.api.page import page_of
+from onnxgc.api.pipeline import OptimizeResult
+from onnxgc.planning.schedule import Compute, Recompute
+from onnxgc.report.html import curves, strip, svg
+from onnxgc.report.html.curves import memory_figure
+from onnxgc.report.html.data import (
+    Course,
+    Fate,
+    ForwardOperator,
+    Lifetime,
+    Phase,
+    Role,
+    Run,
+    course_of,
+    forward_operators,
+)
+from onnxgc.report.html.payload import payload
+from onnxgc.report.html.strip import network_figure
+from onnxgc.report.html.svg import area_path, blocks_path, columns, steps_path, ticks
+from onnxgc.report.html.tables import Column, size, table
+from onnxgc.report.html.tags import Html, tag
+from tests.api.chains import chain
+
+FOLDER = Path(onnxgc.report.html.__file__).parent
+HOSTILE = (
+    "</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "a\"b'c&amp;", "名前😀", "<!--",
+    "-->", "</title>", "x" * 300,
+)  # fmt: skip
+VOID = {"meta", "link", "br", "input"}
+
+
+def hostile_model() -> onnx.ModelProto:
+    generator = np.random.default_rng(0)
+    nodes, weights, tensor = [], [], "<b>in</b>"
+    inputs = [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [256, 16])]
+    for number, name in enumerate(HOSTILE):
+        value = generator.standard_normal((16, 16)).astype(np.float32) / 4
+        weights.append(numpy_helper.from_array(value, f'w"{number}'))
+        nodes.append(helper.make_node("MatMul", [tensor, f'w"{number}'], [name], name=f"node {name}"))
+        tensor = f"{name}h"
+        nodes.append(helper.make_node("Tanh", [name], [tensor], name=f"tanh {name}"))
+    outputs = [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [256, 16])]
+    graph = helper.make_graph(nodes, "<i>hostile</i>", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> OptimizeResult:
+    return onnxgc.optimize(hostile_model(), check=False)
+
+
+@pytest.fixture(scope="module")
+def budgeted() -> OptimizeResult:
+    return onnxgc.optimize(chain(4, 256), budget="60%", pareto=True, step_limit=1, check=False)
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, all text, and what is not closed as it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(attrs) == len(dict(attrs)), f"an attribute of <{tag}> is there twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.inside.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+    def named(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+def data_of(text: str) -> dict[str, Any]:
+    found = re.search(r'<script[^>]* id="data">([^<]*)</script>', text)
+    assert found is not None
+    data: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    return data
+
+
+@pytest.mark.parametrize("case", ["hostile", "budgeted"])
+def test_it_is_well_formed_and_can_be_found_through(case: str, request: pytest.FixtureRequest) -> None:
+    text = page_of(request.getfixturevalue(case))
+    assert text.isascii()
+    assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
+    reader = Reader(text)
+    assert reader.open == []
+    ids = Counter(attributes["id"] for _, attributes in reader.elements if "id" in attributes)
+    assert max(ids.values()) == 1
+    for _, attributes in reader.elements:
+        href, labelled = attributes.get("href"), attributes.get("aria-labelledby")
+        assert not labelled or labelled in ids
+        assert not href or href == "data:," or href[1:] in ids
+    counts = Counter(tag for tag, _ in reader.elements)
+    assert [counts[name] for name in ("h1", "main", "header", "footer", "nav")] == [1] * 5
+    levels = [int(tag[1]) for tag, _ in reader.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+    assert counts["table"] == counts["caption"]
+    assert all(attributes.get("scope") in ("col", "row") for attributes in reader.named("th"))
+    pictures = [attributes for attributes in reader.named("svg") if attributes.get("class") == "plot"]
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in pictures)
+    assert len(pictures) == (3 if case == "budgeted" else 2)
+
+
+def test_nothing_is_loaded_and_nothing_else_runs(hostile: OptimizeResult) -> None:
+    reader = Reader(page_of(hostile))
+    for element, attributes in reader.elements:
+        assert not {"src", "srcset", "style", "xlink:href"} & attributes.keys(), element
+        assert not any(name.startswith("on") for name in attributes), element
+    style = (FOLDER / "style.css").read_text(encoding="ascii")
+    script = (FOLDER / "script.js").read_text(encoding="ascii")
+    assert not re.search(r"@import|https?:|url\((?!#)", style)
+    # The name of the SVG namespace is no address.
+    assert re.findall(r"https?:[^\"]*", script) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"innerHTML|fetch\(|XMLHttpRequest|import|eval|localStorage", script)
+    (policy,) = (meta["content"] for meta in reader.named("meta") if "http-equiv" in meta)
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+    written = [text for text in reader.inside["script"] if "use strict" in text]
+    for key, text in (("script-src", written[0]), ("style-src", "".join(reader.inside["style"]))):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{key} 'sha256-{digest}'" in policy
+
+
+def test_names_of_a_model_are_text(hostile: OptimizeResult) -> None:
+    text = page_of(hostile)
+    reader = Reader(text)
+    assert Counter(tag for tag, _ in reader.elements)["script"] == 2
+    assert not reader.named("img", "i", "b")
+    shown = "\n".join(reader.inside["span"])
+    assert all(name in shown for name in HOSTILE)
+    assert all(name in data_of(text)["texts"] for name in HOSTILE)
+    assert reader.inside["h1"] == ["i>: memory of one training step"]
+    assert "<i>hostile</i>" in reader.inside["dd"]
+
+
+@pytest.mark.parametrize("case", ["hostile", "budgeted"])
+def test_what_is_alive_adds_up_to_the_timeline(case: str, request: pytest.FixtureRequest) -> None:
+    planned = request.getfixturevalue(case).planned
+    courses = [
+        course_of("planned", planned.step, planned.schedule),
+        course_of("regular", planned.traced.step, planned.regular_schedule),
+    ]
+    data = data_of(page_of(request.getfixturevalue(case)))
+    for number, profile in enumerate((planned.profile, planned.regular_profile)):
+        course, told = courses[number], data["courses"][number]
+        assert course.held_bytes().sum(axis=0).tolist() == list(profile.timeline)
+        for step, held in enumerate(profile.timeline):
+            assert sum(life.size_bytes for life in course.alive_at(step)) == held
+            lives = zip(told["first"], told["last"], told["bytes"], strict=True)
+            assert sum(size for first, last, size in lives if first <= step <= last) == held
+        assert len(told["name"]) == len(profile.timeline)
+    again = [life for life in courses[0].lifetimes if life.role is Role.AGAIN]
+    copies = planned.schedule.original_of
+    assert {life.tensor: life.original for life in again}.items() <= dict(copies).items()
+    assert again
+
+
+def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> None:
+    planned = hostile.planned
+    course = course_of("planned", planned.step, planned.schedule)
+    network = forward_operators(planned.step, planned.schedule, course, planned.solution.plan.checkpoints)
+    steps = planned.schedule.steps
+    first_runs = [step for step in steps if isinstance(step, Compute) and step.chunk is None]
+    assert [operator.name for operator in network] == [step.operator.name for step in first_runs]
+    again = Counter(step.source for step in steps if isinstance(step, Recompute))
+    assert {operator.name: operator.times_again for operator in network if operator.times_again} == again
+    made = {life.tensor for life in course.lifetimes if life.role is Role.KEPT}
+    for operator in network:
+        assert (operator.fate is Fate.AGAIN) == (again[operator.name] > 0)
+        assert operator.fate is not Fate.KEPT or operator.tensor in made
+        assert all(source < network.index(operator) for source in operator.reads)
+    checkpoints = {operator.tensor for operator in network if operator.is_checkpoint}
+    assert checkpoints <= set(planned.solution.plan.checkpoints)
+    gradients = {life.tensor for life in course.lifetimes if life.role is Role.PARAMETER_GRADIENT}
+    assert gradients == planned.step.graph.parameter_gradients
+
+
+def test_the_same_result_has_the_same_bytes(hostile: OptimizeResult) -> None:
+    text = page_of(hostile, [("--seed", "1")])
+    slower = {**hostile.report, "seconds": {"total": 1e6}}
+    assert page_of(replace(hostile, report=slower), [("--seed", "1")]) == text
+    assert page_of(onnxgc.optimize(hostile_model(), check=False), [("--seed", "1")]) == text
+
+
+def test_the_chosen_plan_the_budget_and_the_settings_are_told(budgeted: OptimizeResult) -> None:
+    reader = Reader(page_of(budgeted, [("--budget", "60%")]))
+    told = reader.inside["dd"]
+    assert "--budget 60%" in told
+    assert any(text.startswith("data sheet of") for text in told)
+    assert "chosen" in reader.inside["text"]
+    assert any(text.startswith("budget ") for text in reader.inside["text"])
+    line = [attributes for attributes in reader.named("line") if attributes.get("class") == "budget"]
+    assert line
+    circles = reader.named("circle")
+    assert sum(attributes.get("class") == "chosen" for attributes in circles) == 1
+    peaks = {
+        (point["simulated_peak_bytes"], point["extra_time_ratio"]) for point in budgeted.report["frontier"]
+    }
+    assert sum("r" in attributes and attributes["r"] == "4" for attributes in circles) == len(peaks)
+
+
+def test_a_large_network_stays_small() -> None:
+    """Ten thousand operators, each with a backward and many computed again, and long names."""
+    count, form = 10_000, "float32 64x64"
+    names = [f"model/encoder/layers.{number // 10}/attention/projection_{number}" for number in range(count)]
+    forward = [Run(name, "MatMul", Phase.FORWARD) for name in names]
+    backward = [
+        run
+        for name in reversed(names)
+        for run in (
+            Run(f"{name}__recompute", "MatMul", Phase.AGAIN, name),
+            Run(f"{name}/grad/Gemm", "Gemm", Phase.BACKWARD, name),
+            Run(f"{name}/grad/Mul", "Mul", Phase.BACKWARD, name),
+        )
+    ]
+    runs = (*forward, *backward)
+    lives = tuple(
+        Lifetime(name, name, step, min(step + step * 7919 % 97, len(runs) - 1), 4096 + step, Role.KEPT, form)
+        for step, run in enumerate(runs)
+        for name in [f"{run.name}:0"]
+    )
+    course = Course("planned", runs, lives)
+    network = [
+        ForwardOperator(
+            name, "MatMul", f"{name}:0", form, 4096, Fate.AGAIN, 1, number // 10, number % 10 == 0, reads
+        )
+        for number, name in enumerate(names)
+        for reads in [(number - 1, number - 5) if number > 5 else ()]
+    ]
+    assert len(payload([course, course], network)) < 3_000_000
+    assert len(memory_figure([course, course], 10**6)) < 300_000
+    assert len(network_figure(network)) < 300_000
+
+
+def test_the_script_draws_in_the_same_places() -> None:
+    script = (FOLDER / "script.js").read_text(encoding="ascii")
+    told = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)\b", script)}
+    for module, names in (
+        (svg, ("WIDTH",)),
+        (curves, ("HEIGHT", "LANE")),
+        (strip, ("ARCS", "MARKS", "BARS", "SEGMENTS", "MOST_ARCS")),
+    ):
+        assert [told[name] for name in names] == [getattr(module, name) for name in names]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 1001, 43_417])
+def test_columns_have_every_place_once(count: int) -> None:
+    assert [place for column in columns(count) for place in column] == list(range(count))
+    assert len(columns(count)) == min(count, 1000)
+
+
+def test_paths_go_through_every_column() -> None:
+    assert steps_path([3, 3, 1, 1]) == "M0 3H500V1H1000"
+    assert area_path([3, 1], 5, 0.5) == "M0 3H250V1H500V5H0Z"
+    assert blocks_path([True, True, False, True], 1, 2) == "M0 1H500v2H0ZM750 1H1000v2H750Z"
+    assert (steps_path([]), area_path([], 5), blocks_path([False], 1, 2)) == ("", "", "")
+
+
+@pytest.mark.parametrize("highest", [1, 999, 1_398_000_000, 0.062])
+def test_ticks_are_few_and_reach_up(highest: float) -> None:
+    values = ticks(highest)
+    assert values[0] == 0
+    assert highest / 2 < values[-1] <= highest
+    assert 2 <= len(values) <= 9
+    assert ticks(0) == [0]
+
+
+def test_what_is_html_already_stays_and_all_else_is_escaped() -> None:
+    assert tag("p", "<&\"'", Html("<b></b>"), title='"<', class_="a", hidden=True, lang=None) == (
+        '<p title="&quot;&lt;" class="a" hidden>&lt;&amp;&quot;&#x27;<b></b></p>'
+    )
+    assert tag("meta", http_equiv="x") == '<meta http-equiv="x">'
+
+
+def test_sizes_in_tables() -> None:
+    assert [size(value) for value in (0, 4, 1000, 2_500_000)] == ["0", "4 B", "0.001 MB", "2.5 MB"]
+    written = table("<c>", [Column("a"), Column("b", size)], [["x", 5], ["all", 5]], footer=True)
+    assert (
+        '<tbody><tr><th scope="row">x</th><td class="number" data-value="5">5 B</td></tr></tbody>' in written
+    )
+    assert "<tfoot><tr><th" in written
+    assert 'aria-label="&lt;c&gt;"' in written
+
+
+def test_the_files_beside_the_code_are_packaged() -> None:
+    root = FOLDER.parent.parent.parent
+    packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "onnxgc"
+    ]
+    beside = [path for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"]
+    assert {path.relative_to(root / "onnxgc").as_posix() for path in beside} <= set(packaged)
+    assert len(beside) == 2
