@@ -7,6 +7,7 @@
     python scripts/benchmark.py table1      sums, simulated peaks, times beside the paper's Table 1
     python scripts/benchmark.py growth      how solve times grow with the graph
     python scripts/benchmark.py step        seconds of a step of exported models beside torch eager
+    python scripts/benchmark.py torch       whole modules in PyTorch beside checkpoints by hand and its own budget
     python scripts/benchmark.py gradients   exports of whole models beside torch float64 of their modules
     python scripts/benchmark.py exactness   solvers beside exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg
@@ -48,6 +49,7 @@ from scripts.benchmarking import (
     resnet50,
     step,
     table1,
+    torch_plans,
 )
 from scripts.benchmarking.records import BENCHMARKS, Progress, write_record
 
@@ -95,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--threads", type=int, default=1)
     command.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
     command.add_argument("--rounds", type=int, default=5, help="steps of each contender that are timed")
+    command.add_argument("--small", action="store_true", help="small models, for a trial")
+
+    command = _command(commands, "torch", _torch)
+    command.add_argument("--threads", type=int, default=2)
+    command.add_argument("--only", action="append", default=[], help="a model by name; repeatable")
+    command.add_argument("--rounds", type=int, default=5, help="steps of each contender that are timed")
+    command.add_argument("--time-limit", type=float, default=30.0, help="seconds of each search")
     command.add_argument("--small", action="store_true", help="small models, for a trial")
 
     command = _command(commands, "peaks", _peaks)
@@ -238,6 +247,22 @@ def _step(options: argparse.Namespace) -> int:
             row["model"], f"{min(row['seconds'][step.EAGER]):.2f}", f"{row['store_all_of_torch']:.2f}",
             f"{row['planned_of_torch']:.2f}", "" if row["goal"] is None else f"{row['goal']:.1f}",
         )  # fmt: skip
+    Console().print(table)
+    return 1 if any("error" in row for row in figures["rows"]) else 0
+
+
+def _torch(options: argparse.Namespace) -> int:
+    chosen = torch_plans.Options(
+        tuple(options.only), options.small, options.rounds, options.threads, options.time_limit
+    )
+    figures = torch_plans.run_torch_plans(chosen, Progress())
+    _say(write_record("torch", figures, threads=options.threads, folder=options.record))
+    table = _table("peak, MB, and time over eager's", *torch_plans.CONTENDERS)
+    for row in figures["rows"]:
+        if "error" in row:
+            table.add_row(row["model"], row["error"])
+            continue
+        table.add_row(row["model"], *torch_plans.cells(row))
     Console().print(table)
     return 1 if any("error" in row for row in figures["rows"]) else 0
 

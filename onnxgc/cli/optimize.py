@@ -22,7 +22,7 @@ from onnxgc.cli.arguments import (
     write_json,
 )
 from onnxgc.emission.plan_files import write_plan
-from onnxgc.emission.write import check_writable, data_file, write_text
+from onnxgc.emission.write import data_file, write_text
 from onnxgc.errors import PlanError, VerificationError
 from onnxgc.model.load import files_of
 from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
@@ -167,9 +167,7 @@ def optimize_command(
     target = output or f"{Path(model).stem}-training.onnx"
     check_json_target(json_target, *files_of(model), target, data_file(target), calibrate)
     check_apart("--calibrate", calibrate, *files_of(model), target, data_file(target))
-    if save_plan is not None:
-        check_apart("--save-plan", save_plan, *files_of(model), target, data_file(target), calibrate, plan)
-        check_writable(save_plan)
+    check_target("--save-plan", save_plan, *files_of(model), target, data_file(target), calibrate, plan)
     others = (*files_of(model), target, data_file(target), calibrate, json_target, plan, save_plan)
     check_target("--report", page_target, *others)
     console = console_for(json_target)

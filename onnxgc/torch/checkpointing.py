@@ -31,7 +31,7 @@ from onnxgc.rematerialisation.search import (
 )
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
 from onnxgc.torch.measuring import Measured
-from onnxgc.torch.partition import split
+from onnxgc.torch.partition import runnable, split
 from onnxgc.tracing.devices import device as find_device
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
@@ -274,7 +274,7 @@ class PlannedForward:
                 raise _OnlyPlanned
             return split(joint, step, sequence)
 
-        traced = aot_function(flat, _runnable, _runnable, partition_fn=partition)
+        traced = aot_function(flat, runnable, runnable, partition_fn=partition)
 
         def run(tensors: Sequence[torch.Tensor]) -> Any:
             try:
@@ -284,7 +284,7 @@ class PlannedForward:
             except Exception as error:
                 if results and key in self.plans:
                     raise
-                raise PlanError(f"the module cannot be traced: {_first_line(error)}") from error
+                raise PlanError(f"the module cannot be traced: {_reason(error)}") from error
             spec, is_tensor, others = results
             leaves = [next(found) if known else other for known, other in zip(is_tensor, others, strict=True)]
             return pytree.tree_unflatten(leaves, spec)
@@ -352,25 +352,6 @@ _disabled: Any = torch.compiler.disable
 _run_uncompiled: Callable[..., Any] = _disabled(PlannedForward.run)
 
 
-def _runnable(gm: fx.GraphModule, example_inputs: Any) -> Any:
-    """The graph as a function of a list, which it empties, so that each value goes when it was last read."""
-    graph = gm.graph
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    with graph.inserting_before(next(iter(graph.nodes))):
-        values = graph.placeholder("values")
-    with graph.inserting_after(values):
-        for place in places:
-            place.replace_all_uses_with(graph.call_method("pop", (values,)))
-            graph.erase_node(place)
-    gm.recompile()
-
-    def run(given: list[Any]) -> Any:
-        return gm.forward(given)
-
-    vars(run)["_boxed_call"] = True
-    return run
-
-
 @contextlib.contextmanager
 def _told_of_tracing() -> Iterator[None]:
     """Has `torch.compiler.is_compiling()` say so: libraries then leave out what depends on the data."""
@@ -382,5 +363,10 @@ def _told_of_tracing() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    if "convert all Tensors to FakeTensors" in str(error):
+        return (
+            "it reads a tensor that is none of its inputs, parameters and buffers; register it by "
+            "register_buffer, or pass it to forward"
+        )
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -46,7 +46,7 @@ def sequence_of_plan(step: JointStep, plan: CheckpointPlan) -> tuple[int, ...]:
     kept = _kept(step, frozenset(map(str, plan.checkpoints)))
     if plan.keeps_last_segment and not plan.sequence:
         kept |= _read_first(step, kept)
-    return _computed_again(step, kept)
+    return computed_again(step, kept)
 
 
 def _kept(step: JointStep, names: frozenset[str]) -> set[int]:
@@ -108,7 +108,7 @@ def _read_in_backward(step: JointStep) -> Iterator[int]:
         yield from operation.reads
 
 
-def _computed_again(step: JointStep, kept: set[int]) -> tuple[int, ...]:
+def computed_again(step: JointStep, kept: set[int]) -> tuple[int, ...]:
     """Each operation once, and before one of backward whatever it needs and is not there."""
     problem = step.problem
     there = set(kept)

@@ -42,6 +42,25 @@ def split(
     return fx.GraphModule(joint, forward.graph), fx.GraphModule(joint, backward.graph)
 
 
+def runnable(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    """The graph as a function of a list, which it empties, so that each value goes when it was last read."""
+    graph = gm.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        values = graph.placeholder("values")
+    with graph.inserting_after(values):
+        for place in places:
+            place.replace_all_uses_with(graph.call_method("pop", (values,)))
+            graph.erase_node(place)
+    gm.recompile()
+
+    def run(given: list[Any]) -> Any:
+        return gm.forward(given)
+
+    vars(run)["_boxed_call"] = True
+    return run
+
+
 def _repeated(sequence: Sequence[int]) -> set[int]:
     seen: set[int] = set()
     return {index for index in sequence if index in seen or seen.add(index)}  # type: ignore[func-returns-value]

@@ -12,7 +12,7 @@ from onnxgc.model.opset import EXPANDED_ALWAYS
 from onnxgc.model.spelling import SPELLINGS
 from onnxgc.solvers.registry import SOLVERS
 from onnxgc.solvers.reversal import ReversalObjective
-from scripts.benchmarking import budgets, growth_picture, peaks, picture
+from scripts.benchmarking import budgets, growth_picture, peaks, picture, torch_plans
 from scripts.benchmarking.records import BENCHMARKS, ROOT, read_record
 
 README = ROOT / "README.md"
@@ -56,7 +56,19 @@ def _mb(size_bytes: float) -> str:
 
 
 def _results(folder: Path) -> str:
-    blocks = (_resnet50, _peaks, _budgets, _cuda, _gradients, _step, _light, _table1, _growth, _exactness)
+    blocks = (
+        _resnet50,
+        _peaks,
+        _budgets,
+        _cuda,
+        _gradients,
+        _step,
+        _torch,
+        _light,
+        _table1,
+        _growth,
+        _exactness,
+    )
     parts = [part for part in (block(folder) for block in blocks) if part]
     return (
         "\n\n".join(parts)
@@ -254,7 +266,7 @@ def _step(folder: Path) -> str:
         return ""
     rows = [
         [
-            f"{row['model']}, {' and '.join('x'.join(map(str, shape)) for shape in row['inputs'].values())}",
+            _inputs(row),
             f"{min(row['seconds']['torch eager']):.2f}",
             f"{row['store_all_of_torch']:.2f}",
             f"{row['planned_of_torch']:.2f}",
@@ -272,6 +284,38 @@ def _step(folder: Path) -> str:
         f"the same process, best of {record['figures']['rounds']}:\n\n"
         f"{markdown_table(headings, rows)}\n\n{_where(record)}."
     )
+
+
+def _torch(folder: Path) -> str:
+    record = read_record("torch", folder)
+    if record is None:
+        return ""
+    rows = [row for row in record["figures"]["rows"] if "error" not in row]
+    off = max(
+        abs(plan["simulated_peak_bytes"] / row["peak_bytes"][contender] - 1)
+        for row in rows
+        for contender, plan in row["plans"].items()
+    )
+    headings = (
+        "model, inputs", "eager", "checkpoint of each block", "ours in that peak", "activation_memory_budget",
+        "ours in that peak",
+    )  # fmt: skip
+    equal = all(count == row["parameters"] for row in rows for count in row["bit_equal_gradients"].values())
+    return (
+        "**In PyTorch**: whole modules with their loss by `onnxgc.torch.checkpoint`, beside "
+        "`torch.utils.checkpoint` of each block and what PyTorch's partitioner keeps at "
+        f"`activation_memory_budget={record['figures']['own_share']}`. Each cell is the peak of a step in MB, "
+        "gradients included, as PyTorch's allocator has it, and the best time of "
+        f"{record['figures']['rounds']} as a multiple of eager's, all in one process; "
+        f"simulated peaks are at most {off:.2%} off"
+        + ("; all gradients are bit-identical to eager's" if equal else "")
+        + f":\n\n{markdown_table(headings, [[_inputs(row), *torch_plans.cells(row)] for row in rows])}\n\n"
+        f"{_where(record)}."
+    )
+
+
+def _inputs(row: Mapping[str, Any]) -> str:
+    return f"{row['model']}, {' and '.join('x'.join(map(str, shape)) for shape in row['inputs'].values())}"
 
 
 def _light(folder: Path) -> str:
