@@ -7,7 +7,7 @@
     python scripts/benchmark.py table1      sums, simulated peaks, times beside the paper's Table 1
     python scripts/benchmark.py growth      how solve times grow with the graph
     python scripts/benchmark.py step        seconds of a step of exported models beside torch eager
-    python scripts/benchmark.py torch       whole modules in PyTorch beside checkpoints by hand and its own budget
+    python scripts/benchmark.py torch       whole PyTorch modules beside checkpoints by hand and its budget
     python scripts/benchmark.py gradients   exports of whole models beside torch float64 of their modules
     python scripts/benchmark.py exactness   solvers beside exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg

@@ -304,8 +304,8 @@ def _torch(folder: Path) -> str:
     return (
         "**In PyTorch**: whole modules with their loss by `onnxgc.torch.checkpoint`, beside "
         "`torch.utils.checkpoint` of each block and what PyTorch's partitioner keeps at "
-        f"`activation_memory_budget={record['figures']['own_share']}`. Each cell is the peak of a step in MB, "
-        "gradients included, as PyTorch's allocator has it, and the best time of "
+        f"`activation_memory_budget={record['figures']['own_share']}`. Each cell has the peak of a step in "
+        "MB, gradients included, as PyTorch's allocator has it, and the best time of "
         f"{record['figures']['rounds']} as a multiple of eager's, all in one process; "
         f"simulated peaks are at most {off:.2%} off"
         + ("; all gradients are bit-identical to eager's" if equal else "")

@@ -1,9 +1,10 @@
 """Export models that people train, with random weights, into a folder outside of the repository.
 
-    python scripts/build_models.py --exports ORIGIN FOLDER [--only NAME] [--full]
+    python scripts/build_models.py --exports ORIGIN FOLDER [--only NAME] [--full] [--twins]
 
 ORIGIN is torch (this environment, with torch, torchvision, timm, transformers and onnxscript), keras,
-jax or paddle; each of these three gets an environment of its own in FOLDER at its first export.
+jax or paddle; each of these three gets an environment of its own in FOLDER at its first export. With
+--twins it is networks of the same architecture and weights that each origin exports, to compare them.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", action="append", default=[], help="a torch model by name; repeatable")
     parser.add_argument("--full", action="store_true", help="torch models in the size that is trained")
+    parser.add_argument("--twins", action="store_true", help="the same networks from each origin")
     options = parser.parse_args(arguments)
     if options.origin == "torch":
         return _torch(options)
-    return _in_own_environment(ORIGINS[options.origin], options.folder)
+    return _in_own_environment(ORIGINS[options.origin], options.folder, options.twins)
 
 
-def _in_own_environment(origin: Origin, folder: Path) -> int:
+def _in_own_environment(origin: Origin, folder: Path, twins: bool = False) -> int:
     """The exit code of the origin's script, run where its packages are."""
     environment = folder.resolve() / f".environment-{Path(origin.script).stem}"
     python = environment / ("Scripts" if sys.platform == "win32" else "bin") / "python"
@@ -57,11 +59,17 @@ def _in_own_environment(origin: Origin, folder: Path) -> int:
         install = [str(python), "-m", "pip", "install", "--quiet", *origin.requirements]
         if status := subprocess.run(install).returncode:
             return status
-    script = Path(__file__).resolve().parent / origin.script
+    name = origin.script.replace("_models", "_twins") if twins else origin.script
+    script = Path(__file__).resolve().parent / name
     return subprocess.run([str(python), str(script), str(folder)]).returncode
 
 
 def _torch(options: argparse.Namespace) -> int:
+    if options.twins:
+        from scripts.exports.torch_twins import main as write_twins
+
+        write_twins(options.folder)
+        return 0
     from scripts.exports.torch_export import exports_of, write_torch_model
     from scripts.exports.torch_models import TORCH_MODELS
 
