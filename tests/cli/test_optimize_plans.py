@@ -1,0 +1,68 @@
+"""Plans in files: `--save-plan` and `--plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxgc
+from onnxgc.cli.main import main
+from onnxgc.errors import PlanError
+from tests.api.chains import chain
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    onnx.save(chain(), tmp_path / "chain.onnx")
+    monkeypatch.chdir(tmp_path)
+    return "chain.onnx"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of a command that runs in this process."""
+    monkeypatch.setattr(sys, "argv", ["onnxgc", "optimize", *arguments, "--no-check"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--budget", "60%", "--step-limit", "2"], ["--solver", "chen-sqrt"]])
+def test_a_plan_from_a_file_gives_the_same_training_file(
+    options: list[str], model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, model, "first.onnx", "--save-plan", "plan.json", *options) == 0
+    assert "wrote plan.json" in capsys.readouterr().out
+    assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["kind"] == "onnxgc.plan"
+    assert run(monkeypatch, model, "second.onnx", "--plan", "plan.json") == 0
+    assert run(monkeypatch, model, "third.onnx", "--plan", "first.onnx") == 0
+    names = ("first.onnx", "second.onnx", "third.onnx")
+    graphs = [onnx.load(name).graph.SerializeToString() for name in names]
+    assert graphs[0] == graphs[1] == graphs[2]
+
+
+def test_a_plan_says_all_there_is_to_say(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, model, "training.onnx") == 0
+    for option in (["--budget", "60%"], ["--solver", "acg"], ["--checkpoints", "h1"], ["--pareto"]):
+        assert run(monkeypatch, model, "--plan", "training.onnx", *option, "--dry-run") == 2
+        assert "a plan says what to do" in capsys.readouterr().err
+    onnx.save(chain(2), "other.onnx")
+    assert run(monkeypatch, "other.onnx", "--plan", "training.onnx", "--dry-run") == 2
+    assert "is none of the graph's" in capsys.readouterr().err
+    assert run(monkeypatch, model, "training.onnx", "--save-plan", "training.onnx") == 2
+    assert "--save-plan" in capsys.readouterr().err
+
+
+def test_the_result_of_a_search_is_a_plan() -> None:
+    found = onnxgc.optimize(chain(), check=False)
+    again = onnxgc.optimize(chain(), check=False, plan=found)
+    for key in ("planned", "checkpoints"):
+        assert again.report[key] == found.report[key]
+    assert again.report["solver"] == "plan"
+    with pytest.raises(PlanError, match="a plan says what to do"):
+        onnxgc.optimize(chain(), plan=found, solver="acg")
