@@ -1,0 +1,1 @@
+"""Which tensors of two exports of one network are the same, by structure and shape alone."""

@@ -1,0 +1,91 @@
+"""The rule of each operator, and from a model to its structure by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnxgc.comparison import elementwise, products, reductions, shaping
+from onnxgc.comparison.structure import Structure
+from onnxgc.comparison.terms import INFINITY
+from onnxgc.comparison.translation import Rule, Translation
+from onnxgc.model.ir import TrainableModel
+
+_ALIASES = ("Identity",)
+_SHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_PLAIN = (
+    "Sigmoid",
+    "Log",
+    "Softplus",
+    "Elu",
+    "Selu",
+    "LeakyRelu",
+    "Not",
+    "Abs",
+    "Floor",
+    "Sin",
+    "Cos",
+    "Mish",
+)
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_ALIASES, shaping.alias),
+    **dict.fromkeys(_SHAPES, shaping.reshape),
+    **{op: elementwise.unary(op) for op in _PLAIN},
+    **dict.fromkeys(
+        ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"),
+        reductions.reduce,
+    ),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), reductions.global_pool),
+    **dict.fromkeys(("MaxPool", "AveragePool"), reductions.pool),
+    **dict.fromkeys(("Conv", "ConvTranspose"), products.conv),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), reductions.softmax),
+    **dict.fromkeys(("Max", "Min"), elementwise.limit),
+    **dict.fromkeys(
+        ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or"), elementwise.compare
+    ),
+    "Where": elementwise.where,
+    "Transpose": shaping.transpose,
+    "Expand": shaping.expand,
+    "Cast": shaping.cast,
+    "Dropout": shaping.dropout,
+    "Relu": elementwise.by(lambda terms, x: terms.clipped(x, 0.0, INFINITY)),
+    "Neg": elementwise.by(lambda terms, x: terms.scaled(x, -1.0)),
+    "Sqrt": elementwise.by(lambda terms, x: terms.power(x, 0.5)),
+    "Reciprocal": elementwise.by(lambda terms, x: terms.power(x, -1.0)),
+    "Erf": elementwise.by(lambda terms, x: terms.erf(x)),
+    "Tanh": elementwise.by(lambda terms, x: terms.tanh(x)),
+    "Exp": elementwise.by(lambda terms, x: terms.exp(x)),
+    "Add": elementwise.add,
+    "Sum": elementwise.add,
+    "Sub": elementwise.sub,
+    "Mul": elementwise.mul,
+    "Div": elementwise.div,
+    "Pow": elementwise.power_rule,
+    "Clip": elementwise.clip,
+    "Gelu": elementwise.gelu,
+    "HardSigmoid": elementwise.hard_sigmoid,
+    "HardSwish": elementwise.hard_swish,
+    "Swish": elementwise.swish,
+    "MatMul": products.matmul,
+    "Gemm": products.gemm,
+    "Gather": shaping.gather,
+    "GatherND": shaping.gather_nd,
+    "Resize": shaping.resize,
+    "Slice": shaping.sliced,
+    "Split": shaping.split,
+    "Concat": shaping.concat,
+    "Pad": shaping.pad,
+    "LayerNormalization": reductions.layer_normalization,
+    "InstanceNormalization": reductions.instance_normalization,
+    "BatchNormalization": reductions.batch_normalization,
+}
+
+
+def structure_of(model: TrainableModel) -> Structure:
+    """The structure of a model's forward graph with its loss; batch statistics are no part of it."""
+    translation = Translation(model, RULES)
+    for name in (*model.inputs, *model.targets):
+        translation.add_input(name)
+    for node in model.nodes:
+        if not node.once:
+            translation.visit(node)
+    return translation.structure

@@ -1,0 +1,410 @@
+"""Values in one normal form, however an exporter spells them.
+
+Numbers that multiply are kept apart from a value, as its scale, so that it does not matter where an exporter
+multiplies. Powers, polynomials of one value, variances, normalisations and softmax are recognised when their
+last operator comes, and composed activations have the form in which most exporters write them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from onnxgc.comparison.layout import Atom, Dim, Dims, as_set
+from onnxgc.comparison.structure import (
+    Fixed,
+    OfValue,
+    Structure,
+    View,
+    in_terms,
+    set_in_terms,
+    unordered,
+)
+
+INFINITY = math.inf
+_WEIGHTED_MUL, _WEIGHTED_ADD = "weighted", "shifted"
+
+
+class Terms:
+    """Makes values of a structure."""
+
+    def __init__(self, structure: Structure) -> None:
+        self.structure = structure
+
+    # -- with numbers and weights ----------------------------------------------------------------
+
+    def scaled(self, x: View, factor: float) -> View:
+        if factor == 0:
+            return View(self.structure.value("zero", OfValue(x.value)), x.dims)
+        return replace(x, scale=x.scale * factor)
+
+    def plus_number(self, x: View, number: float) -> View:
+        """s v + c as s (v + c / s)."""
+        offset, value = number / x.scale, x.value
+        known = self._known(value)
+        if known[0] == "plus":
+            value, offset = known[1], known[2] + offset
+        if offset == 0:
+            return replace(x, value=value)
+        found = self.structure.value("plus", OfValue(value), offset, known=("plus", value, offset))
+        return View(found, x.dims, x.scale)
+
+    def with_weight(self, x: View, weight: Fixed, is_added: bool) -> View:
+        """A weight that is multiplied or added; what scales it is as well a part of the weight."""
+        rank = max(len(x.dims), len(weight.shape))
+        dims = list(((),) * (rank - len(x.dims)) + x.dims)
+        shape = (1,) * (rank - len(weight.shape)) + weight.shape
+        for position, size in enumerate(shape):
+            if size > 1 and not dims[position]:
+                dims[position] = self.structure.axis("broadcast", size)
+        cover = as_set(*(dim for dim, size in zip(dims, shape, strict=True) if size > 1))
+        value = self.structure.value(
+            _WEIGHTED_ADD if is_added else _WEIGHTED_MUL,
+            OfValue(x.value),
+            set_in_terms(cover),
+            weights=(weight.name, x.scale),
+            cover=cover,
+            known=("shifted" if is_added else "weighted", x.value, weight, cover, x.scale),
+        )
+        return View(value, tuple(dims))
+
+    def contracted(self, x: View, over: Dim, size: int, weight: str) -> tuple[int, Dim]:
+        """x times a matrix over a dimension, and the dimension that takes its place."""
+        term = (OfValue(x.value), set_in_terms(over), size)
+        key = (weight, x.scale)
+        new = self.structure.axis("channels", size, *term, weights=key)
+        return self.structure.value("linear", *term, weights=key, cover=new), new
+
+    # -- of one value ----------------------------------------------------------------------------
+
+    def unary(self, op: str, x: View, *settings: Any) -> View:
+        return View(self.structure.value(op, OfValue(x.value), x.scale, *settings), x.dims)
+
+    def clipped(self, x: View, low: float, high: float) -> View:
+        """The value within limits; a positive scale goes through."""
+        if x.scale < 0:
+            return self.scaled(self.clipped(self.scaled(x, -1.0), -high, -low), -1.0)
+        low, high, value = low / x.scale, high / x.scale, x.value
+        known = self._known(value)
+        if known[0] == "clipped":
+            value, low, high = known[1], max(low, known[2]), min(high, known[3])
+        found = self.structure.value("clip", OfValue(value), low, high, known=("clipped", value, low, high))
+        return View(found, x.dims, x.scale)
+
+    def power(self, x: View, exponent: float) -> View:
+        if exponent == 1:
+            return x
+        if x.scale < 0 and not float(exponent).is_integer():
+            return self.unary("power", x, exponent)
+        scale, value, total = float(x.scale**exponent), x.value, exponent
+        known = self._known(value)
+        if known[0] == "power" and float(exponent).is_integer():
+            value, total = known[1], known[2] * exponent
+            if total == 1:
+                return View(value, x.dims, scale)
+        found = self.structure.value("power", OfValue(value), total, known=("power", value, total))
+        self._know_spread(found, value, total)
+        return View(found, x.dims, scale)
+
+    def erf(self, x: View) -> View:
+        """An odd function: signs go through."""
+        sign = math.copysign(1.0, x.scale)
+        return self.scaled(self.unary("Erf", self.scaled(x, sign)), sign)
+
+    def tanh(self, x: View) -> View:
+        sign = math.copysign(1.0, x.scale)
+        return self.scaled(self.unary("Tanh", self.scaled(x, sign)), sign)
+
+    def exp(self, x: View) -> View:
+        result = self.unary("Exp", x)
+        known = self._known(x.value)
+        if known[0] == "below its maximum" and x.scale == 1:
+            self.structure.known_as.setdefault(result.value, ("exponential", *known[1:]))
+        return result
+
+    def mean(self, x: View, over: Dim, dims: Dims) -> View:
+        """The mean over atoms; a mean of a mean is one over both."""
+        value = x.value
+        known = self._known(value)
+        if known[0] == "mean":
+            value, over = known[1], as_set(known[2], over)
+        found = self.structure.value("mean", OfValue(value), set_in_terms(over), known=("mean", value, over))
+        return View(found, dims, x.scale)
+
+    def extreme(self, op: str, x: View, over: Dim, dims: Dims) -> View:
+        if x.scale < 0:
+            op = {"max": "min", "min": "max"}[op]
+        found = self.structure.value(op, OfValue(x.value), set_in_terms(over), known=(op, x.value, over))
+        return View(found, dims, x.scale)
+
+    def normalized(self, x: View, over: Dim, epsilon: float) -> View:
+        """x less its mean, divided by its deviation."""
+        rest = tuple(atom for atom in as_set(*x.dims) if atom not in over)
+        term = (OfValue(x.value), set_in_terms(over), epsilon / x.scale**2)
+        return View(self.structure.value("normalize", *term, cover=rest), x.dims, math.copysign(1.0, x.scale))
+
+    def softmax(self, x: View, over: Dim, op: str = "softmax") -> View:
+        """What it is over is marked: what reads it can tell that axis from others alike."""
+        value = self.structure.value(op, OfValue(x.value), x.scale, set_in_terms(over))
+        dims = tuple(
+            tuple(
+                self.structure.axis(op, atom.size, in_terms((atom,)))[0] if atom in over else atom
+                for atom in dim
+            )
+            for dim in x.dims
+        )
+        return View(value, dims)
+
+    # -- of two values ---------------------------------------------------------------------------
+
+    def product(self, x: View, y: View) -> View | None:
+        for one, other in ((x, y), (y, x)):
+            known = self._known(one.value)
+            if known[0] == "weighted" and self._known(known[1])[0] in ("power", "spread"):
+                # A weight beside one over the deviation: first the quotient, then the weight.
+                inner = self.product(View(known[1], one.dims), other)
+                cover = () if inner is None else _cover_in(known[3], one.dims, inner.dims)
+                weighted = None if inner is None else self._weighted_by(inner, known[2], cover)
+                return None if weighted is None else self.scaled(weighted, one.scale * known[4])
+        special = self._normalization(x, y) or self._softmax(x, y) or self._of_powers(x, y)
+        if special is not None:
+            return special
+        dims = self.structure.broadcast(x.dims, y.dims)
+        if dims is None:
+            return None
+        known = self._by_spread(x.value, y.value) or self._by_spread(y.value, x.value)
+        value = self.structure.value(
+            "product",
+            unordered(OfValue(x.value), OfValue(y.value)),
+            dims[1],
+            known=known or ("product", x, y),
+        )
+        return View(value, dims[0], x.scale * y.scale)
+
+    def sum(self, x: View, y: View) -> View | None:
+        """The sum of two values, scaled so that the larger factor is 1."""
+        dims = self.structure.broadcast(x.dims, y.dims)
+        if dims is None:
+            return None
+        if x.value == y.value and x.dims == y.dims:
+            return self.scaled(replace(x, scale=1.0), x.scale + y.scale)
+        special = self._affine_normalization(x, y, dims[0]) or self._from_the_end_by_masks(x, y)
+        if special is not None:
+            return special
+        scale = max(abs(x.scale), abs(y.scale))
+        known: tuple[Any, ...] = ()
+        for one, other in ((x, y), (y, x)):
+            if not known and math.isclose(one.scale, -other.scale, rel_tol=1e-6):
+                known = self._difference(one.value, other.value)
+                # The recognised form has the sign of what is subtracted from.
+                scale = one.scale if known else scale
+        terms = [(OfValue(v.value), v.scale / scale) for v in (x, y)]
+        value = self.structure.value("sum", unordered(*terms), dims[1], known=known)
+        return View(value, dims[0], scale)
+
+    def elementwise(self, op: str, *operands: View | Fixed, is_ordered: bool = True) -> View | None:
+        dims: Dims = ()
+        terms: list[Any] = []
+        met: list[Any] = []
+        for operand in operands:
+            if isinstance(operand, Fixed):
+                own: Dims = tuple(self.structure.axis("broadcast", size) for size in operand.shape)
+                terms.append(operand.number if operand.number is not None else "weight")
+            else:
+                own = operand.dims
+                terms.append((OfValue(operand.value), operand.scale))
+            found = self.structure.broadcast(dims, own)
+            if found is None:
+                return None
+            dims = found[0]
+            met += found[1].items
+        weights = tuple(operand.name for operand in operands if isinstance(operand, Fixed))
+        inner = tuple(terms) if is_ordered else unordered(*terms)
+        return View(self.structure.value(op, inner, unordered(*met), weights=weights), dims)
+
+    # -- what values are known to be -------------------------------------------------------------
+
+    def _known(self, value: int) -> tuple[Any, ...]:
+        return self.structure.known_as.get(value, ("",))
+
+    def _difference(self, value: int, less: int) -> tuple[Any, ...]:
+        known = self._known(less)
+        if known[0] == "mean" and known[1] == value:
+            return ("centred", value, known[2])
+        if known[0] == "max" and known[1] == value:
+            return ("below its maximum", value, known[2])
+        first, second = self._known(value), known
+        if first[0] == "mean" and second[0] == "power" and second[2] == 2:
+            squared, mean = self._known(first[1]), self._known(second[1])
+            is_square = squared[0] == "power" and squared[2] == 2
+            if is_square and mean[0] == "mean" and mean[1] == squared[1] and mean[2] == first[2]:
+                return ("variance", squared[1], first[2])
+        return ()
+
+    def _variance(self, value: int) -> tuple[int, Dim] | None:
+        known = self._known(value)
+        if known[0] == "clipped" and known[2] == 0:
+            known = self._known(known[1])
+        if known[0] == "variance":
+            return known[1], known[2]
+        if known[0] == "mean":
+            square = self._known(known[1])
+            centred = self._known(square[1]) if square[0] == "power" and square[2] == 2 else ("",)
+            if centred[0] == "centred" and centred[2] == known[2]:
+                return centred[1], centred[2]
+        return None
+
+    def _know_spread(self, found: int, value: int, exponent: float) -> None:
+        """Whether it is one over the deviation of a value."""
+        known = self._known(value)
+        if exponent != -0.5 or known[0] != "plus":
+            return
+        variance = self._variance(known[1])
+        if variance is not None:
+            self.structure.known_as[found] = ("spread", *variance, known[2])
+
+    def _normalization(self, x: View, y: View) -> View | None:
+        for one, other in ((x, y), (y, x)):
+            centred, spread = self._known(one.value), self._known(other.value)
+            if centred[0] == "centred" and spread[0] == "spread" and centred[1:] == spread[1:3]:
+                # Scales that variance and epsilon share cancel; others stay.
+                result = self.normalized(View(centred[1], one.dims), centred[2], spread[3])
+                return self.scaled(result, one.scale * other.scale)
+        return None
+
+    def _softmax(self, x: View, y: View) -> View | None:
+        for one, other in ((x, y), (y, x)):
+            top, bottom = self._known(one.value), self._known(other.value)
+            if top[0] != "exponential" or bottom[0] != "power" or bottom[2] != -1:
+                continue
+            total = self._known(bottom[1])
+            if total[0] == "mean" and total[1] == one.value and total[2] == top[2]:
+                return self.softmax(View(top[1], one.dims), top[2])
+        return None
+
+    def _of_powers(self, x: View, y: View) -> View | None:
+        """Powers of one value, and one times the same plus a number, as a polynomial."""
+        if x.dims != y.dims:
+            return None
+        for one, other in ((x, y), (y, x)):
+            base, exponent = self._as_power(one.value)
+            second, more = self._as_power(other.value)
+            scale = one.scale * other.scale
+            if base == second:
+                return self.scaled(self.power(View(base, x.dims), exponent + more), scale)
+            known = self._known(other.value)
+            if known[0] == "plus":
+                second, more = self._as_power(known[1])
+                if base == second and more != 1:
+                    high = self.power(View(base, x.dims), exponent + more)
+                    low = self.scaled(self.power(View(base, x.dims), exponent), known[2])
+                    total = self.sum(high, low)
+                    return None if total is None else self.scaled(total, scale)
+        return None
+
+    def _as_power(self, value: int) -> tuple[int, float]:
+        known = self._known(value)
+        return (known[1], known[2]) if known[0] == "power" else (value, 1.0)
+
+    def _weighted_by(self, x: View, weight: Fixed, cover: Dim, is_added: bool = False) -> View:
+        value = self.structure.value(
+            _WEIGHTED_ADD if is_added else _WEIGHTED_MUL,
+            OfValue(x.value),
+            set_in_terms(cover),
+            weights=(weight.name, x.scale),
+            cover=cover,
+            known=("shifted" if is_added else "weighted", x.value, weight, cover, x.scale),
+        )
+        return View(value, x.dims)
+
+    def _by_spread(self, value: int, spread: int) -> tuple[Any, ...]:
+        """Whether a product is a value, or its mean, divided by the value's deviation."""
+        known, first = self._known(spread), self._known(value)
+        if known[0] != "spread":
+            return ()
+        if value == known[1]:
+            return ("by its deviation", *known[1:])
+        if first[0] == "mean" and first[1:] == known[1:3]:
+            return ("mean by deviation", *known[1:])
+        return ()
+
+    def _affine_normalization(self, x: View, y: View, dims: Dims) -> View | None:
+        """x s + (b - m s) with s = g / deviation, as many write batch normalisation; g or b may lack."""
+        for one, other in _both_ways(x, y):
+            shift = self._known(other.value)
+            has_shift = shift[0] == "shifted"
+            means, sign = (shift[1], shift[4]) if has_shift else (other.value, other.scale)
+            if one.scale != 1 or (has_shift and other.scale != 1):
+                continue
+            top, weight, factor = self._without_weight(one.value)
+            bottom, same_weight, other_factor = self._without_weight(means)
+            if weight[:1] != same_weight[:1] or not math.isclose(factor, -sign * other_factor):
+                continue
+            if (top[0], bottom[0]) != ("by its deviation", "mean by deviation") or top[1:] != bottom[1:]:
+                continue
+            result = self.scaled(self.normalized(View(top[1], dims), top[2], top[3]), factor)
+            if weight:
+                result = self._weighted_by(result, weight[0], _cover_in(weight[1], one.dims, dims))
+            if not has_shift:
+                return result
+            return self._weighted_by(result, shift[2], _cover_in(shift[3], other.dims, dims), is_added=True)
+        return None
+
+    def _without_weight(self, value: int) -> tuple[tuple[Any, ...], tuple[Any, ...], float]:
+        """What a value is known as below a weight that multiplies it, the weight, its cover, a factor."""
+        known = self._known(value)
+        if known[0] == "weighted":
+            return self._known(known[1]), known[2:4], known[4]
+        return known, (), 1.0
+
+    # -- indices -----------------------------------------------------------------------------------
+
+    def from_the_end(self, condition: View, first: View, second: View) -> View | None:
+        """Indices in which negative ones count from the end, as the indices that they are made of."""
+        known = self._known(first.value)
+        if (
+            known[0] == "plus"
+            and known[1] == second.value
+            and self._is_sign_of(condition.value, second.value)
+        ):
+            return second
+        return None
+
+    def _from_the_end_by_masks(self, x: View, y: View) -> View | None:
+        """The same as a sum of both choices, each multiplied with where it holds."""
+        for one, other in ((x, y), (y, x)):
+            first, second = self._known(one.value), self._known(other.value)
+            if first[0] != "product" or second[0] != "product":
+                continue
+            for mask, moved in _both_ways(first[1], first[2]):
+                for rest, kept in _both_ways(second[1], second[2]):
+                    is_rest = self.structure.entities[rest.value].term[:1] == (OfValue(mask.value),)
+                    if is_rest and self.from_the_end(mask, moved, kept) is not None:
+                        return replace(kept, scale=1.0)
+        return None
+
+    def _is_sign_of(self, condition: int, value: int) -> bool:
+        entity = self.structure.entities[condition]
+        found: bool = entity.op == "Less" and entity.term[0] == ((OfValue(value), 1.0), 0.0)
+        return found
+
+
+def _both_ways(x: View, y: View) -> tuple[tuple[View, View], tuple[View, View]]:
+    return ((x, y), (y, x))
+
+
+def _cover_in(cover: Dim, dims: Dims, result: Dims) -> Dim:
+    """What a weight covers in a result, whose dimensions those of its operand lie on from the right."""
+    lying = zip(reversed(dims), reversed(result), strict=False)
+    return as_set(*(there for here, there in lying if here and set(here) <= set(cover)))
+
+
+def positions(dims: Dims, axes: Sequence[int]) -> Dim:
+    """What the dimensions at these places hold."""
+    return as_set(*(dims[axis] for axis in axes))
+
+
+def atoms_of(dims: Dims) -> tuple[Atom, ...]:
+    return tuple(atom for dim in dims for atom in dim)

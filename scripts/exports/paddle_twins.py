@@ -1,0 +1,100 @@
+"""The twin networks by paddle2onnx.
+
+    python scripts/exports/paddle_twins.py FOLDER
+
+Runs in the environment of `paddle_models.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from scripts.exports.twins import BATCH, CLASSES, ENCODER, EPSILON, PIXELS, value_of
+
+_RENAMED = {"_mean": "running_mean", "_variance": "running_var"}
+# How Paddle's encoder layer calls its parts.
+_PARTS = {
+    "self_attn.q_proj": "query",
+    "self_attn.k_proj": "key",
+    "self_attn.v_proj": "value",
+    "self_attn.out_proj": "out",
+    "linear1": "inner",
+    "linear2": "outer",
+    "norm1": "first",
+    "norm2": "second",
+}
+
+
+def _encoder(paddle: Any) -> Any:
+    nn: Any = paddle.nn
+
+    class Network(nn.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.word = nn.Embedding(ENCODER.words, ENCODER.width)
+            self.position = self.create_parameter([ENCODER.length, ENCODER.width])
+            self.norm = nn.LayerNorm(ENCODER.width, epsilon=EPSILON)
+            self.block = nn.LayerList(
+                [
+                    nn.TransformerEncoderLayer(
+                        ENCODER.width, ENCODER.heads, ENCODER.inner, dropout=0.0, activation="gelu"
+                    )
+                    for _ in range(ENCODER.blocks)
+                ]
+            )
+            self.head = nn.Linear(ENCODER.width, CLASSES)
+
+        def forward(self, tokens: Any) -> Any:
+            x = self.norm(self.word(tokens) + self.position)
+            for block in self.block:
+                x = block(x)
+            return self.head(x.mean(axis=1))
+
+    return Network()
+
+
+def _vision(name: str) -> Callable[[Any], Any]:
+    return lambda paddle: getattr(import_module("paddle.vision.models"), name)(num_classes=CLASSES)
+
+
+_IMAGE = ([BATCH, 3, PIXELS, PIXELS], "float32")
+NETWORKS: Mapping[str, tuple[Callable[[Any], Any], tuple[list[int], str]]] = {
+    "resnet50": (_vision("resnet50"), _IMAGE),
+    "mobilenet_v2": (_vision("mobilenet_v2"), _IMAGE),
+    "encoder": (_encoder, ([BATCH, ENCODER.length], "int64")),
+}
+
+
+def _name_of(key: str) -> str:
+    start, _, last = key.rpartition(".")
+    for part, name in _PARTS.items():
+        start = start.replace(part, name)
+    return f"{start}.{_RENAMED.get(last, last)}" if start else last
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    paddle: Any = import_module("paddle")
+    for name, (build, (shape, kind)) in NETWORKS.items():
+        network = build(paddle)
+        for key, tensor in network.state_dict().items():
+            found = _name_of(key)
+            sizes = tuple(tensor.shape)
+            is_linear = len(sizes) == 2 and not found.startswith(("word", "position"))
+            value = value_of(found, sizes[::-1]).T if is_linear else value_of(found, sizes)
+            tensor.set_value(paddle.to_tensor(value.copy()))
+        for mode in ("eval", "train"):
+            getattr(network, mode)()
+            path = folder / f"{name}-paddle-{mode}.onnx"
+            spec = [paddle.static.InputSpec(shape, kind, "x")]
+            paddle.onnx.export(network, str(path.with_suffix("")), input_spec=spec, opset_version=13)
+            print(path, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

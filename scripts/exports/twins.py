@@ -1,0 +1,63 @@
+"""The same networks in several frameworks: their sizes, and weights that are drawn by name.
+
+A weight's name says its value, so that all exports of a network compute the same numbers, and equal
+tensors of two files are known by their contents. Names and layouts are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+CLASSES = 10
+BATCH = 2
+PIXELS = 64
+# Expansion, channels, blocks and first stride of each stage of MobileNetV2.
+INVERTED = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+# Blocks and channels of each stage of ResNet-50.
+BOTTLENECKS = ((3, 64), (4, 128), (6, 256), (3, 512))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSizes:
+    """An encoder of transformer blocks with the normalisation behind each residual, as BERT has it."""
+
+    words: int = 100
+    length: int = 16
+    width: int = 64
+    heads: int = 4
+    inner: int = 128
+    blocks: int = 4
+
+
+ENCODER = EncoderSizes()
+# What flax, torch and Keras differ in by default.
+EPSILON = 1e-5
+
+
+def value_of(name: str, shape: tuple[int, ...]) -> Array:
+    """The weight of that name in PyTorch's layout, scaled so that activations stay within bounds."""
+    draw = np.random.default_rng(zlib.crc32(name.encode()))
+    if name.endswith("running_var"):
+        values = draw.uniform(0.5, 1.5, shape)
+    elif len(shape) > 1:
+        values = draw.normal(0, 1 / np.sqrt(np.prod(shape[1:])), shape)
+    elif name.endswith(".weight"):
+        values = draw.uniform(0.5, 1.5, shape)
+    else:
+        values = draw.normal(0, 0.1, shape)
+    return np.asarray(values, np.float32)

@@ -1,0 +1,176 @@
+"""What is said of two models: pairs, what has none and why, where networks part, and what costs more."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from onnxgc.comparison.matching import Extra, Matching, Reason, match
+from onnxgc.errors import ShapeError
+from onnxgc.model.read import read_model
+from tests.comparison.networks import CHANNELS, EXTENT, Network, network
+from tests.model.model_helpers import normal, text_model, with_weights
+
+_IMAGE = (2, CHANNELS, EXTENT, EXTENT)
+
+
+def _compared(first: onnx.ModelProto, second: onnx.ModelProto, freeze_bn: bool = False) -> Matching:
+    return match(read_model(first, freeze_bn=freeze_bn), read_model(second, freeze_bn=freeze_bn))
+
+
+def _ended(net: Network, x: str) -> onnx.ModelProto:
+    pooled = net.node("ReduceMean", x, net.ints(2, 3), keepdims=0)
+    return net.model(net.node("MatMul", pooled, net.weight(CHANNELS, 3)), _IMAGE, (2, 3))
+
+
+def _details(found: Matching) -> dict[str, tuple[Reason, str]]:
+    return {item.tensor: (item.reason, item.detail) for item in (*found.unmatched_a, *found.unmatched_b)}
+
+
+def test_twins_are_ambiguous_and_what_reads_both_is_not() -> None:
+    model, ends = network(["twins"])
+    found = _compared(model, model)
+    assert found.is_same_network
+    assert {item.reason for item in found.unmatched_a} == {Reason.AMBIGUOUS}
+    assert len(found.unmatched_a) == 4
+    assert found.of_a[ends[0][1]] == ends[0][1]
+
+
+@pytest.mark.parametrize("blocks", [["ordered twins"], ["attention"], ["shuffled channels", "concatenated"]])
+def test_order_and_later_use_tell_branches_apart(blocks: list[str]) -> None:
+    model, _ = network(blocks)
+    found = _compared(model, model)
+    assert found.unmatched_a == ()
+    assert all(pair.a == pair.b for pair in found.pairs)
+
+
+def test_a_folded_normalisation_leaves_the_tensor_before_it_without_counterpart() -> None:
+    folded, apart = Network(), Network()
+    y = folded.node("Conv", "x", folded.weight(CHANNELS, CHANNELS, 1, 1), folded.weight(CHANNELS))
+    z = apart.node("Conv", "x", apart.weight(CHANNELS, CHANNELS, 1, 1))
+    statistics = [apart.weight(CHANNELS) for _ in range(4)]
+    normal = apart.node("BatchNormalization", z, *statistics)
+    first = _ended(folded, folded.node("Relu", y))
+    second = _ended(apart, apart.node("Relu", normal))
+    found = _compared(first, second, freeze_bn=True)
+    assert found.is_same_network
+    assert found.of_b[normal] == y
+    assert _details(found) == {
+        z: (Reason.ONE_SIDE, "inside of a layer: a bias or a normalisation follows"),
+    }
+    size = 4 * 2 * CHANNELS * EXTENT * EXTENT
+    assert found.extras == (Extra("inside of layers", 0, 1, 0, size),)
+
+
+def test_a_bias_in_one_model_only_is_told() -> None:
+    without, with_bias = Network(), Network()
+    y = without.node("Conv", "x", without.weight(CHANNELS, CHANNELS, 1, 1))
+    weights = with_bias.weight(CHANNELS, CHANNELS, 1, 1), with_bias.weight(CHANNELS)
+    z = with_bias.node("Conv", "x", *weights)
+    found = _compared(_ended(without, without.node("Relu", y)), _ended(with_bias, with_bias.node("Relu", z)))
+    assert found.is_same_network
+    assert not found.has_same_biases
+    assert found.of_a[y] == z
+    elu = _compared(_ended(without, without.node("Elu", y)), _ended(with_bias, with_bias.node("Relu", z)))
+    assert not elu.is_same_network
+    assert y not in elu.of_a
+
+
+def test_networks_part_at_the_operator_that_differs() -> None:
+    first, second = Network(), Network()
+    ends = []
+    for net, op in ((first, "Relu"), (second, "Elu")):
+        before = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+        behind = net.node("Conv", net.node(op, before), net.weight(CHANNELS, CHANNELS, 3, 3))
+        ends.append((before, behind))
+    found = _compared(
+        *(
+            _ended(net, net.node("Sigmoid", behind))
+            for net, (_, behind) in zip((first, second), ends, strict=True)
+        )
+    )
+    assert not found.is_same_network
+    assert [(p.a, p.b) for p in found.last_from_inputs] == [(ends[0][0], ends[1][0])]
+    assert [(p.a, p.b) for p in found.last_from_outputs] == [(ends[0][1], ends[1][1])]
+    of_function = {pair.a: pair.is_same_function for pair in found.pairs}
+    assert of_function[ends[0][0]]
+    assert not of_function[ends[0][1]]
+    assert {item.reason for item in found.unmatched_a} == {Reason.PARTED}
+
+
+def test_multiples_are_matched_with_their_factor() -> None:
+    first, second = Network(), Network()
+    y = first.node("Mul", first.node("Sigmoid", "x"), first.constant(0.25))
+    z = second.node("Mul", second.node("Sigmoid", "x"), second.constant(0.5))
+    sums = [
+        net.node("Softmax", net.node("Mul", x, net.constant(factor)))
+        for net, x, factor in ((first, y, 2.0), (second, z, 1.0))
+    ]
+    found = _compared(_ended(first, sums[0]), _ended(second, sums[1]))
+    assert found.is_same_network
+    (pair,) = [pair for pair in found.pairs if pair.a == y]
+    assert pair.factor == pytest.approx(2.0) or pair.b != z
+    assert found.of_a[y]
+
+
+def test_equal_tensors_are_told_apart_by_what_reads_them() -> None:
+    net = Network()
+    first, second = net.node("Relu", "x"), net.node("Relu", "x")
+    y = net.node("Conv", first, net.weight(CHANNELS, CHANNELS, 1, 1))
+    z = net.node("Conv", second, net.weight(CHANNELS, CHANNELS, 3, 3), pads=[1, 1, 1, 1])
+    model = _ended(net, net.node("Add", y, z))
+    found = _compared(model, model)
+    assert found.of_a[first] == first
+    assert found.of_a[second] == second
+
+
+def test_equal_tensors_that_are_read_alike_are_ambiguous() -> None:
+    net = Network()
+    relus = [net.node("Relu", "x") for _ in range(2)]
+    y, z = (net.node("Conv", relu, net.weight(CHANNELS, CHANNELS, 1, 1)) for relu in relus)
+    model = _ended(net, net.node("Add", y, z))
+    doubts = _details(_compared(model, model))
+    assert all(doubts[name][0] is Reason.AMBIGUOUS for name in (*relus, y, z))
+
+
+def test_another_batch_is_refused_with_what_to_do() -> None:
+    model, _ = network(["convolution"])
+    other = read_model(model, input_shapes={"x": (3, *_IMAGE[1:])})
+    with pytest.raises(ShapeError, match=r"batches of 2 and 3.*--input-shapes"):
+        match(read_model(model), other)
+
+
+def test_an_index_that_may_count_from_the_end_is_the_index() -> None:
+    numbers = "<int64 zero = {0}, int64 rows = {9}>"
+    inputs = "(int64[2] i, float[9, 3] w) => (float[2, 3] y)"
+    plain = text_model(f"{inputs} {{ y = Gather<axis = 0>(w, i) }}")
+    wrapped = text_model(
+        f"{inputs} {numbers} {{ is_negative = Less(i, zero) moved = Add(i, rows) "
+        "j = Where(is_negative, moved, i) y = Gather<axis = 0>(w, j) }"
+    )
+    plain, wrapped = (with_weights(model, w=normal(9, 3)) for model in (plain, wrapped))
+    found = _compared(plain, wrapped)
+    assert found.is_same_network
+    assert found.of_b["j"] == "i"
+
+
+def test_two_random_draws_are_two_values() -> None:
+    net = Network()
+    noises = [net.node("RandomNormalLike", "x") for _ in range(2)]
+    sums = [net.node("Mul", "x", noise) for noise in noises]
+    y = net.node("Conv", sums[0], net.weight(CHANNELS, CHANNELS, 1, 1))
+    model = _ended(net, net.node("Add", net.node("Relu", y), sums[1]))
+    found = _compared(model, model)
+    assert all(pair.a == pair.b for pair in found.pairs)
+    assert found.of_a[y] == y
+
+
+def test_two_normalisations_in_a_row_are_two() -> None:
+    one, two = Network(), Network()
+    ends = []
+    for net, count in ((one, 1), (two, 2)):
+        x = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+        for _ in range(count):
+            x = net.node("BatchNormalization", x, *(net.weight(CHANNELS) for _ in range(4)))
+        ends.append(_ended(net, net.node("Relu", x)))
+    assert not _compared(*ends).is_same_network
