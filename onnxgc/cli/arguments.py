@@ -48,11 +48,15 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def console_for(json_target: str | None) -> Console:
-    """Where people read: stdout, unless JSON goes there."""
+def console_for(json_target: str | None, *, is_quiet: bool = False) -> Console:
+    """Where people read: stdout, unless JSON goes there; nowhere for those who want it quiet."""
     # Names of tensors and files are no markup, whatever brackets they have.
     return Console(
-        file=sys.stderr if json_target == "-" else sys.stdout, soft_wrap=False, highlight=False, markup=False
+        file=sys.stderr if json_target == "-" else sys.stdout,
+        soft_wrap=False,
+        highlight=False,
+        markup=False,
+        quiet=is_quiet,
     )
 
 

@@ -27,7 +27,15 @@ from onnxgc.errors import PlanError, VerificationError
 from onnxgc.model.load import files_of
 from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
 from onnxgc.report.budgets import frontier_plot, frontier_table, plan_within_budget, verdict_on_time
-from onnxgc.report.tables import before_and_after, checks_table, measured_line, verdict
+from onnxgc.report.plots import curve_of, memory_plot
+from onnxgc.report.tables import (
+    before_and_after,
+    checks_table,
+    measured_line,
+    megabytes,
+    stages_line,
+    verdict,
+)
 from onnxgc.solvers.registry import SOLVERS
 from onnxgc.tracing.devices import DEVICES
 
@@ -129,6 +137,13 @@ def optimize_command(
     page_target: Annotated[
         str | None, typer.Option("--report", help="A page, as HTML, that shows where the memory goes.")
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print the checkpoints and the time of each stage as well."),
+    ] = False,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
     ] = False,
@@ -170,7 +185,7 @@ def optimize_command(
     check_target("--save-plan", save_plan, *files_of(model), target, data_file(target), calibrate, plan)
     others = (*files_of(model), target, data_file(target), calibrate, json_target, plan, save_plan)
     check_target("--report", page_target, *others)
-    console = console_for(json_target)
+    console = console_for(json_target, is_quiet=quiet)
     with stages() as tell:
         result = optimize(
             model,
@@ -203,7 +218,7 @@ def optimize_command(
         report = dict(result.report)
         if page_target is not None:
             tell("showing")
-            settings = settings_of(context, "json_target", "page_target", "save_plan")
+            settings = settings_of(context, "json_target", "page_target", "save_plan", "quiet", "verbose")
             write_text(page_of(result, settings), page_target)
         verification = None
         if verify_runs:
@@ -220,6 +235,16 @@ def optimize_command(
     else:
         console.print(before_and_after(report))
         console.print(verdict(report), markup=False)
+    planned = result.planned
+    curves = [
+        curve_of(planned.regular_schedule, planned.regular_profile),
+        curve_of(planned.schedule, planned.profile),
+    ]
+    is_plain = not console.encoding.startswith("utf")
+    console.print(memory_plot(*curves, megabytes, is_plain=is_plain), markup=False)
+    if verbose:
+        console.print(stages_line(report), markup=False)
+        console.print(f"checkpoints: {', '.join(report['checkpoints'])}", markup=False)
     if save_plan is not None:
         write_plan(result.plan, save_plan, solver=report["solver"], model=report["model"])
         console.print(f"wrote {save_plan}", markup=False)

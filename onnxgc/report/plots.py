@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
+
+from onnxgc.planning.schedule import Compute, Release, Schedule
+from onnxgc.planning.simulate import MemoryProfile
 
 Labels: TypeAlias = tuple[str, str, str]
 """What stands at the least, the middle and the largest value of an axis."""
@@ -32,6 +35,71 @@ def scatter_plot(
     between = WIDTH - len(left) - len(right)
     lines += [f"{'':>{margin}} +{'-' * WIDTH}", f"{'':>{margin}}  {left}{middle:^{between}}{right}"]
     return "\n".join(line.rstrip() for line in lines)
+
+
+Curve: TypeAlias = tuple[Sequence[int], int]
+"""Bytes at each step of a schedule, and at which of them backward begins."""
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_ABOVE = "░"
+_CURVE_HEIGHT = 8
+
+
+def curve_of(schedule: Schedule, profile: MemoryProfile) -> Curve:
+    """The memory of a schedule, as `simulate` has it."""
+    steps = [step for step in schedule.steps if not isinstance(step, Release)]
+    backward = (at for at, step in enumerate(steps) if isinstance(step, Compute) and step.chunk is not None)
+    return profile.timeline, next(backward, len(steps))
+
+
+def memory_plot(
+    regular: Curve, planned: Curve, size: Callable[[float], str], *, is_plain: bool = False
+) -> str:
+    """Memory over one step: what the plan holds is filled, what storing everything holds above it is shaded.
+
+    Forward and backward have the same columns in both, each as many as its share of the steps that store
+    everything; a column shows the most of its steps. `size` writes bytes; `is_plain` keeps to ASCII.
+    """
+    steps, turn = len(regular[0]), regular[1]
+    forward = min(max(round(WIDTH * turn / steps), 1), WIDTH - 1)
+    before, after = (_binned(curve, forward) for curve in (regular, planned))
+    peaks = [max(curve[0]) for curve in (regular, planned)]
+    top = max(peaks) or 1
+    labels = {_row_of(peak, top): size(peak) for peak in peaks}
+    margin = max(map(len, labels.values()))
+    fill, shade = ("#", ".") if is_plain else (_EIGHTHS[-1], _ABOVE)
+    lines = [f"memory over one step: {fill} planned, {shade} storing everything"]
+    for row in reversed(range(_CURVE_HEIGHT)):
+        cells = [_cell(one, other, row, top, is_plain) for one, other in zip(before, after, strict=True)]
+        lines.append(f"{labels.get(row, ''):>{margin}} |{''.join(cells)}".rstrip())
+    lines.append(f"{'':>{margin}} +{'-' * forward}+{'-' * (WIDTH - forward - 1)}")
+    names = ("forward" if forward > len("forward") else "", "backward")
+    lines.append(f"{'':>{margin}}  {names[0]:<{forward}} {names[1]}".rstrip())
+    return "\n".join(lines)
+
+
+def _binned(curve: Curve, forward: int) -> list[int]:
+    """The most of each column: `forward` columns for forward, the others for backward."""
+    values, turn = curve
+    found = []
+    for part, columns in ((values[:turn], forward), (values[turn:], WIDTH - forward)):
+        for column in range(columns):
+            first = column * len(part) // columns
+            found.append(max(part[first : max((column + 1) * len(part) // columns, first + 1)], default=0))
+    return found
+
+
+def _row_of(size_bytes: int, top: int) -> int:
+    return max(-(-_CURVE_HEIGHT * size_bytes // top) - 1, 0)
+
+
+def _cell(regular: int, planned: int, row: int, top: int, is_plain: bool) -> str:
+    """One character: how much of the row the plan fills, or whether storing everything reaches it."""
+    filled, reached = (8 * _CURVE_HEIGHT * size / top - 8 * row for size in (planned, regular))
+    if is_plain:
+        return "#" if filled >= 4 else "." if reached >= 4 else " "
+    eighths = min(max(round(filled), 0), 8)
+    return _EIGHTHS[eighths] if eighths else _ABOVE if reached >= 4 else " "
 
 
 def _places(values: Sequence[float], count: int) -> list[int]:

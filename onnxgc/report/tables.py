@@ -52,6 +52,11 @@ def verdict(report: Mapping[str, Any]) -> str:
     )
 
 
+def stages_line(report: Mapping[str, Any]) -> str:
+    """Where the time went."""
+    return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in report["seconds"].items())
+
+
 def weights_table(weights: Sequence[Mapping[str, Any]]) -> Table:
     """Every weight, what it was taken for, and why."""
     table = Table(title="weights", title_justify="left")

@@ -66,3 +66,21 @@ def test_the_result_of_a_search_is_a_plan() -> None:
     assert again.report["solver"] == "plan"
     with pytest.raises(PlanError, match="a plan says what to do"):
         onnxgc.optimize(chain(), plan=found, solver="acg")
+
+
+def test_as_much_is_printed_as_is_wanted(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, model, "--dry-run") == 0
+    usual = capsys.readouterr().out
+    assert "memory over one step" in usual
+    assert "checkpoints: " not in usual
+    assert max(map(len, usual.splitlines())) <= 80
+    assert run(monkeypatch, model, "--dry-run", "-v") == 0
+    more = capsys.readouterr().out
+    assert "checkpoints: h" in more
+    assert "solve 0." in more
+    assert run(monkeypatch, model, "--dry-run", "-q", "--json", "-") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["model"] == model
+    assert not shown.err

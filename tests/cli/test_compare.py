@@ -1,0 +1,164 @@
+"""`onnxgc compare`: tables that fit, figures that go where they are asked for, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxgc.api.comparison import Comparison
+from onnxgc.cli import compare as command
+from onnxgc.cli import main as main_module
+from onnxgc.emission.plan_files import plan_of
+from tests.api.chains import chain
+from tests.api.test_comparison import renamed
+from tests.tracing.encoders import encoder
+
+Call = Callable[..., int]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The exit code of the command, which runs in this process and in a folder with some models."""
+    for name, model in (("chain", chain(5)), ("renamed", renamed(chain(5))), ("encoder", encoder(3))):
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def onnxgc(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main_module.main()
+        return int(caught.value.code or 0)
+
+    return onnxgc
+
+
+def fits(text: str) -> bool:
+    return all(len(line) <= 80 for line in text.splitlines()) and "\x1b" not in text
+
+
+def test_a_table_of_solvers(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "encoder.onnx", "--solvers", "acg,peak,per-block,layer-wise,revolve") == 0
+    shown = capsys.readouterr()
+    assert fits(shown.out)
+    assert shown.err == ""
+    first = [line.split() for line in shown.out.splitlines() if " peak " in line or " acg " in line]
+    assert first[1][:2] == ["*", "peak"]
+    assert "solver 'revolve' takes" not in shown.out
+    assert call("compare", "encoder.onnx", "--solvers", "revolve", "-v") == 0
+    assert "revolve: solver 'revolve' takes chains of equal states only" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
+
+
+def test_json_and_markdown(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "chain.onnx", "--solvers", "acg", "--json", "-", "--markdown") == 0
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert [row["name"] for row in report["rows"]] == ["acg", "store-all"]
+    assert "| plan | peak MB | of all |" in shown.err
+    assert "| * acg |" in shown.err
+    assert call("compare", "chain.onnx", "--solvers", "acg", "--json", "figures.json", "-q") == 0
+    assert capsys.readouterr().out == ""
+    written = json.loads(Path("figures.json").read_text(encoding="utf-8"))
+    assert [row["simulated_peak_bytes"] for row in written["rows"]] == [
+        row["simulated_peak_bytes"] for row in report["rows"]
+    ]
+
+
+def test_two_plans(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("acg", "chen-sqrt"):
+        made = ("--dry-run", "--no-check", "--solver", name, "--save-plan", f"{name}.json")
+        assert call("optimize", "chain.onnx", *made) == 0
+    capsys.readouterr()
+    plans = ("--plan", "acg.json", "--plan", "chen-sqrt.json")
+    assert call("compare", "chain.onnx", "--solvers", "store-all", *plans) == 0
+    shown = capsys.readouterr().out
+    assert fits(shown)
+    assert "by one plan only" in shown
+    assert "kept only here:" in shown
+
+
+def test_one_network_in_two_files(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "chain.onnx", "renamed.onnx", "--carry-over", "plans", "--json", "a.json") == 0
+    shown = capsys.readouterr().out
+    assert fits(shown)
+    assert "the same network" in shown
+    assert f"wrote {Path('plans', 'renamed-plan.json')}" in shown
+    carried = json.loads(Path("a.json").read_text(encoding="utf-8"))["pairs"][0]["carried_over"]
+    assert len(plan_of("plans/renamed-plan.json").checkpoints) == carried["checkpoints"]
+    assert call("compare", "renamed.onnx", "--solvers", "acg", "--plan", "plans/renamed-plan.json", "-q") == 0
+
+
+def test_each_of_several_by_two_processes(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.onnx").write_bytes(b"nothing")
+    arguments = (
+        "chain.onnx",
+        "encoder.onnx",
+        "broken.onnx",
+        "--solvers",
+        "acg,per-block",
+        "--json",
+        "a.json",
+    )
+    assert call("compare", *arguments) == 2
+    shown = capsys.readouterr()
+    assert fits(shown.out)
+    assert "1 of 3 models were not compared" in shown.err
+    assert "2 networks in" in shown.out
+    found = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
+    assert [one["model"] for one in found] == ["chain.onnx", "encoder.onnx", "broken.onnx"]
+    assert ["error" in one for one in found] == [False, False, True]
+
+
+def test_several_models_with_solvers_are_several_networks(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def noted(*models: str, each: bool, **options: object) -> Comparison:
+        asked.append(each)
+        return Comparison({"kind": "each", "comparisons": [], "seconds": 0.0}, {})
+
+    monkeypatch.setattr(command, "compare", noted)
+    two = ("chain.onnx", "encoder.onnx", "-q")
+    for more in (("--solvers", "all"), ("--each",), ()):
+        assert call("compare", *two, *more) == 0
+    assert asked == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("none.onnx",), "there is no file 'none.onnx'"),
+        (("chain.onnx", "--solvers", "chen-squirt"), "did you mean 'chen-sqrt'"),
+        (("chain.onnx", "--solvers", " ,"), "--solvers is empty"),
+        (("chain.onnx", "--plan", "none.json"), "cannot read the plan 'none.json'"),
+        (("chain.onnx", "--plan", "encoder.onnx"), "is a model without a plan"),
+        (("chain.onnx", "--json", "chain.onnx"), "is one of the files"),
+        (("chain.onnx", "--carry-over", "plans"), "give several files of one network"),
+        (("chain.onnx", "renamed.onnx", "--budget", "50%"), "say so (--each)"),
+        (("chain.onnx", "--device", "abacus"), "unknown device 'abacus'"),
+        (("chain.onnx", "renamed.onnx", "--carry-over", "chain.onnx"), "'chain.onnx' is no folder"),
+        (
+            ("chain.onnx", "a/renamed.onnx", "b/renamed.onnx", "--carry-over", "p"),
+            "of which two have one name",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: tuple[str, ...], words: str, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "renamed.onnx").write_bytes(Path("renamed.onnx").read_bytes())
+    assert call("compare", *arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
