@@ -1,5 +1,6 @@
 """What the command line and other programs call."""
 
+from onnxgc.api.comparison import Comparison, compare
 from onnxgc.api.inspection import Inspection, inspect
 from onnxgc.api.pipeline import (
     OptimizeResult,
@@ -14,10 +15,12 @@ from onnxgc.api.verification import Check, Verification, verify
 
 __all__ = [
     "Check",
+    "Comparison",
     "Inspection",
     "OptimizeResult",
     "PlannedStep",
     "Verification",
+    "compare",
     "emit",
     "inspect",
     "optimize",

@@ -305,17 +305,17 @@ def plan_step(
     """
     options = options or SolverOptions()
     chosen = solver_for(solver, options.objective)
-    traced = _traced(model, keep_outputs)
+    traced = trace_problem(model, keep_outputs)
     named = tuple(traced.vertex(str(name)) for name in options.checkpoints)
     solution = chosen.solve(traced.problem, replace(options, checkpoints=named))
-    planned = _scheduled(model, traced, solution)
+    planned = judged(model, traced, solution)
     if (
         chosen.name not in _TAKEN_AS_THEY_ARE
         and Objective.PEAK not in chosen.objectives
         and planned.raises_the_peak
     ):
         # The paper's objective does not see everything that the judge sees.
-        stored = _scheduled(model, traced, solver_for("store-all").solve(traced.problem, options))
+        stored = judged(model, traced, solver_for("store-all").solve(traced.problem, options))
         note = (
             f"the plan of '{chosen.name}' would raise the peak, so everything is stored: "
             f"{planned.profile.peak_bytes} bytes against {planned.regular_profile.peak_bytes}"
@@ -333,11 +333,17 @@ def plan_within(
         BudgetError: no plan fits.
         DurationError: there is no such device, or the calibration file is not one.
     """
-    traced = _traced(model, keep_outputs)
+    return plan_traced_within(model, trace_problem(model, keep_outputs), request, options)
+
+
+def plan_traced_within(
+    model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
+) -> PlannedStep:
+    """The same for a model that is traced already."""
     durations, timing, note = request.durations(traced.step)
     answer = answer_to(request, traced.problem, durations, options)
     solution = answer.solution
-    planned = _scheduled(model, traced, solution)
+    planned = judged(model, traced, solution)
     budget, regular = request.budget, planned.regular_profile.peak_bytes
     limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
     assert limit is None or planned.profile.peak_bytes <= limit, "a plan within a budget keeps to it"
@@ -360,7 +366,13 @@ def plan_step_again(
     Raises:
         PlanError: the plan names what is no tensor of the model.
     """
-    traced = _traced(model, keep_outputs)
+    return plan_traced_again(model, trace_problem(model, keep_outputs), plan)
+
+
+def plan_traced_again(
+    model: TrainableModel, traced: TracedProblem, plan: CheckpointPlan, like: PlannedStep | None = None
+) -> PlannedStep:
+    """The same for a model that is traced already; `like` as in `judged`."""
     if plan.sequence:
         kept = traced.problem.graph.in_order(plan.checkpoints)
         known = CheckpointPlan(kept, keeps_last_segment=False, sequence=plan.sequence)
@@ -370,33 +382,36 @@ def plan_step_again(
         raise PlanError("the plan's order does not have the model's tensors; make the plan again")
     options = SolverOptions(known.checkpoints, Objective.PEAK)
     solution = solver_for("manual").solve(traced.problem, options)
-    planned = _scheduled(model, traced, replace(solution, plan=plan))
+    planned = judged(model, traced, replace(solution, plan=plan), like)
     # The solver knows of the checkpoints alone.
     found = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)
     return replace(planned, solution=found)
 
 
-def _traced(model: TrainableModel, keep_outputs: bool) -> TracedProblem:
+def trace_problem(model: TrainableModel, keep_outputs: bool = False) -> TracedProblem:
+    """What a solver sees of a model's training step."""
     seed = fresh_name(LOSS_SCALE, set(model.types))
     return checkpoint_problem(trace(model, seed=seed, keep_outputs=keep_outputs))
 
 
-def _scheduled(model: TrainableModel, traced: TracedProblem, solution: Solution) -> PlannedStep:
+def judged(
+    model: TrainableModel, traced: TracedProblem, solution: Solution, like: PlannedStep | None = None
+) -> PlannedStep:
+    """A solution with its schedule and what the judge says of it, beside the step that stores everything.
+
+    `like` is another plan of the same traced step, whose view of storing everything is taken over.
+    """
     joint = traced.problem.joint()
     names = _copy_namer(traced.step)
     graph, schedule = joint.scheduled(solution.plan, names)
     step = traced.step_in_order(tuple(operator.name for operator in graph.forward))
-    regular_schedule = build_schedule(joint.step, frozenset(), names)
-    return PlannedStep(
-        model,
-        step,
-        traced,
-        solution,
-        schedule,
-        simulate(schedule, graph),
-        regular_schedule,
-        simulate(regular_schedule, joint.step),
-    )
+    profile = simulate(schedule, graph)
+    if like is not None:
+        regular_schedule, regular_profile = like.regular_schedule, like.regular_profile
+    else:
+        regular_schedule = build_schedule(joint.step, frozenset(), names)
+        regular_profile = simulate(regular_schedule, joint.step)
+    return PlannedStep(model, step, traced, solution, schedule, profile, regular_schedule, regular_profile)
 
 
 def store_all_schedule(planned: PlannedStep) -> Schedule:

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from onnxgc.cli.compare import compare_command
 from onnxgc.cli.inspect import inspect_command
 from onnxgc.cli.optimize import optimize_command
 from onnxgc.cli.solve import solve_command
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("optimize")(optimize_command)
 app.command("inspect")(inspect_command)
+app.command("compare")(compare_command)
 app.command("solve")(solve_command)
 app.command("verify")(verify_command)
 

@@ -236,12 +236,10 @@ def optimize_command(
         console.print(before_and_after(report))
         console.print(verdict(report), markup=False)
     planned = result.planned
-    curves = [
-        curve_of(planned.regular_schedule, planned.regular_profile),
-        curve_of(planned.schedule, planned.profile),
-    ]
+    regular = curve_of(planned.regular_schedule, planned.regular_profile)
+    chosen = curve_of(planned.schedule, planned.profile)
     is_plain = not console.encoding.startswith("utf")
-    console.print(memory_plot(*curves, megabytes, is_plain=is_plain), markup=False)
+    console.print(memory_plot(regular, chosen, megabytes, is_plain=is_plain), markup=False)
     if verbose:
         console.print(stages_line(report), markup=False)
         console.print(f"checkpoints: {', '.join(report['checkpoints'])}", markup=False)

@@ -35,8 +35,10 @@ class Cells:
         table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         for place, heading in enumerate(self.headings):
             is_text = place < self.text_columns
+            # Headings and names are folded, figures never.
+            width = 0 if is_text else max((len(row[place]) for row in self.rows), default=0)
             table.add_column(
-                heading, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+                heading, justify="left" if is_text else "right", overflow="fold", min_width=width or None
             )
         for row in self.rows:
             table.add_row(*row)
@@ -144,7 +146,8 @@ def difference_lines(difference: Report) -> list[str]:
         f"{side['name']}: peak {megabytes(side['simulated_peak_bytes'])} at '{side['peak_step']}', "
         f"step {side['peak_step_number']} of {side['steps']}; "
         f"kept only here: {_count(side['kept_here_only'])}; "
-        f"computed again only here: {_count(side['computed_again_here_only'])}"
+        f"computed again only here: {_count(side['computed_again_here_only'])}; "
+        f"held there are most of all {_named(side['largest_at_peak'][:3])}"
         for side in difference["plans"]
     ]
     one, other = (side["name"] for side in difference["plans"])
@@ -221,11 +224,16 @@ def overview_lines(report: Report, *, all_columns: bool = False) -> list[str]:
 # -- one network in several files -----------------------------------------------------------------
 
 
+def file_label(place: int) -> str:
+    """What a file is called behind the first table: A, B, ..."""
+    return chr(ord("A") + place) if place < 26 else f"file {place + 1}"
+
+
 def files_table(report: Report) -> Cells:
     """What each file costs by itself."""
     rows = [
         (
-            PurePath(file["model"]).name,
+            f"{file_label(place)}: {PurePath(file['model']).name}",
             str(file["operators"]),
             str(file["read_by_backward"]["count"]),
             figure(file["read_by_backward"]["bytes"]),
@@ -234,7 +242,7 @@ def files_table(report: Report) -> Cells:
             str(file["planned"]["checkpoints"]),
             figure(file["planned"]["checkpoint_bytes"]),
         )
-        for file in report["files"]
+        for place, file in enumerate(report["files"])
     ]
     headings = (
         "file",
@@ -249,9 +257,21 @@ def files_table(report: Report) -> Cells:
     return Cells("one network in several files", headings, rows)
 
 
-def checkpoints_table(pair: Report) -> Cells:
-    """What became of the checkpoints of two files' own plans in the other file."""
-    sides = [pair["checkpoints"][side] for side in ("a", "b")]
+def file_lines(report: Report) -> list[str]:
+    """Where each file's peak is, and what it is made of."""
+    return [
+        f"{file_label(place)}: storing everything peaks at '{file['regular']['peak_step']}', "
+        f"where most of all {_named(file['regular']['largest_at_peak'][:3])} are held; "
+        f"planned at '{file['planned']['peak_step']}' with "
+        f"{_named(file['planned']['largest_at_peak'][:3])}"
+        for place, file in enumerate(report["files"])
+    ]
+
+
+def checkpoints_table(report: Report, number: int) -> Cells:
+    """What became of the checkpoints of two files' own plans in the other file, for the pair of a number."""
+    sides = [report["pairs"][number]["checkpoints"][side] for side in ("a", "b")]
+    labels = (file_label(0), file_label(number + 1))
 
     def row(label: str, counts: Sequence[int]) -> tuple[str, ...]:
         return (label, *(_of(count, side["count"]) for count, side in zip(counts, sides, strict=True)))
@@ -264,17 +284,16 @@ def checkpoints_table(pair: Report) -> Cells:
         row("  on this side only", [len(side["one_side"]) for side in sides]),
         row("  where the networks differ", [len(side["parted"]) for side in sides]),
     ]
-    names = [PurePath(pair[side]).name for side in ("a", "b")]
-    return Cells(f"own plans of {names[0]} and {names[1]}", ("", *names), rows)
+    return Cells(f"{labels[0]} and {labels[1]}: own plans", ("", *labels), rows)
 
 
 def _of(count: int, total: int) -> str:
     return f"{count} ({count / total:.0%})" if total else str(count)
 
 
-def pair_lines(pair: Report) -> list[str]:
+def pair_lines(report: Report, number: int) -> list[str]:
     """Whether it is one network, what the plan of the first does in the other, and why one costs more."""
-    a, b = (PurePath(pair[side]).name for side in ("a", "b"))
+    pair, a, b = report["pairs"][number], file_label(0), file_label(number + 1)
     carried = pair["carried_over"]
     if pair["is_same_network"]:
         kind = "the same network"
@@ -314,4 +333,9 @@ def _parting(words: str, pairs: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _named(items: Sequence[Report]) -> str:
-    return ", ".join(f"'{item['tensor']}' {megabytes(item['bytes'])} ({item['detail']})" for item in items)
+    """Tensors with their sizes, and with a detail where there is one."""
+    named = []
+    for item in items:
+        detail = f" ({item['detail']})" if "detail" in item else ""
+        named.append(f"'{item['tensor']}' {megabytes(item['bytes'])}{detail}")
+    return ", ".join(named)

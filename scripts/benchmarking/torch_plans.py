@@ -46,8 +46,8 @@ SUBJECTS: Mapping[str, Subject] = {
     "resnet50": Subject(("Bottleneck",), 8),
     "densenet121": Subject(("_DenseLayer", "_Transition"), 8),
     "vit_b_16": Subject(("EncoderBlock",), 4),
-    "unet": Subject(("Sequential",), 4),
-    "gpt2": Subject(("GPT2Block",), 2),
+    "unet": Subject(("Sequential",), 2),
+    "gpt2": Subject(("GPT2Block",), 8),
 }
 
 
@@ -185,6 +185,10 @@ def _by_hand(module: Any, blocks: tuple[str, ...]) -> Any:
         for child in parent.children():
             if type(child).__name__ not in blocks:
                 wrap(child)
+                continue
+            if hasattr(child, "memory_efficient"):
+                # It is handed a list that grows, which a recomputation would find longer.
+                child.memory_efficient = True
                 continue
             child.forward = functools.partial(checkpoint, child.forward, use_reentrant=False)
 

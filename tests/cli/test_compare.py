@@ -71,6 +71,12 @@ def test_json_and_markdown(call: Call, capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+def test_a_page_of_one_model(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "chain.onnx", "--solvers", "acg", "--report", "a.html") == 0
+    assert "wrote a.html" in capsys.readouterr().out
+    assert Path("a.html").read_text(encoding="ascii").startswith("<!DOCTYPE html>")
+
+
 def test_two_plans(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("acg", "chen-sqrt"):
         made = ("--dry-run", "--no-check", "--solver", name, "--save-plan", f"{name}.json")
@@ -141,6 +147,8 @@ def test_several_models_with_solvers_are_several_networks(
         (("chain.onnx", "--plan", "none.json"), "cannot read the plan 'none.json'"),
         (("chain.onnx", "--plan", "encoder.onnx"), "is a model without a plan"),
         (("chain.onnx", "--json", "chain.onnx"), "is one of the files"),
+        (("chain.onnx", "--report", "chain.onnx"), "is one of the files"),
+        (("chain.onnx", "renamed.onnx", "--report", "a.html"), "shows the plans for one model"),
         (("chain.onnx", "--carry-over", "plans"), "give several files of one network"),
         (("chain.onnx", "renamed.onnx", "--budget", "50%"), "say so (--each)"),
         (("chain.onnx", "--device", "abacus"), "unknown device 'abacus'"),

@@ -77,14 +77,21 @@ def page(shown: Shown) -> str:
         ("assumed", "What was assumed", _assumed(shown)),
     ]  # fmt: skip
     title = f"{os.path.basename(report['model'])}: memory of one training step"
+    return document(title, _headline(report), sections, payload(courses, network))
+
+
+def document(
+    title: str, headline: Html, sections: Sequence[tuple[str, str, Sequence[Html]]], data: str
+) -> str:
+    """A page with the given sections (name, heading, parts), and the data that its script reads."""
     body = tag(
         "body",
         tag("a", "Skip to the content", href="#content", class_="skip"),
-        tag("header", tag("h1", title), _headline(report), _contents(sections)),
+        tag("header", tag("h1", title), headline, _contents(sections)),
         tag("main", *(_section(*section) for section in sections), id="content", tabindex=-1),
         tag("footer", tag("p", f"Written by onnxgc {__version__}. Sizes are MB of 10^6 bytes, simulated.")),
         _patterns(),
-        tag("script", Html(payload(courses, network)), type="application/octet-stream", id="data"),
+        tag("script", Html(data), type="application/octet-stream", id="data"),
         tag("script", Html(_file("script.js"))),
     )
     written = joined(Html("<!DOCTYPE html>"), tag("html", _head(title), body, lang="en"))

@@ -1,0 +1,243 @@
+"""`onnxgc compare`: solvers on one model, two plans, or one network from several frameworks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from onnxgc.api.budgeting import DEFAULT_DEVICE
+from onnxgc.api.comparison import RULES, compare
+from onnxgc.api.page import page_of_comparison
+from onnxgc.cli.arguments import (
+    check_json_target,
+    check_target,
+    console_for,
+    parse_shapes,
+    stages,
+    write_json,
+)
+from onnxgc.emission.plan_files import write_plan
+from onnxgc.emission.write import write_text
+from onnxgc.errors import ModelFileError, OutputFileError, PlanError
+from onnxgc.model.load import files_of
+from onnxgc.rematerialisation.search import Order
+from onnxgc.report.comparison import (
+    Cells,
+    checkpoints_table,
+    detail_lines,
+    difference_lines,
+    difference_table,
+    file_label,
+    file_lines,
+    files_table,
+    left_out_lines,
+    overview_lines,
+    overview_table,
+    pair_lines,
+    plans_lines,
+    plans_table,
+)
+from onnxgc.solvers.registry import SOLVERS
+from onnxgc.tracing.devices import DEVICES
+
+MOST_WORKERS = 2
+ALL = "all"
+_ROWS = (*(name for name in SOLVERS if name != "manual"), *RULES)
+
+
+def compare_command(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Forward ONNX models; several are one network.")
+    ],
+    each: Annotated[
+        bool, typer.Option("--each", help="Several models are different networks: compare plans for each.")
+    ] = False,
+    solvers: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all, which is the default; "
+            "with several models it implies --each."
+        ),
+    ] = None,
+    plans: Annotated[
+        list[str] | None,
+        typer.Option("--plan", help="A plan file or training file as a row; repeatable, two are compared."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="As in optimize: a row for the least extra time in so much memory.")
+    ] = None,
+    order: Annotated[Order, typer.Option(help="With a budget, as in optimize.")] = Order.FREE,
+    device: Annotated[
+        str | None,
+        typer.Option(help=f"Times of a card, {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}]."),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
+    trainable: Annotated[
+        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
+    ] = None,
+    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
+    freeze_bn: Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")] = False,
+    untie: Annotated[bool, typer.Option("--untie", help="As in optimize.")] = False,
+    input_shapes: Annotated[
+        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds for each solver [default: peak 60, budget 30].")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    carry_over: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Write the first file's plan for each of the others there."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
+    json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    page_target: Annotated[
+        str | None,
+        typer.Option("--report", help="A page, as HTML, with the memory curves of a model's plans."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="What each row is, and why others are missing.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
+    ] = False,
+) -> None:
+    """Solvers side by side on a model, two plans, or one network from several frameworks."""
+    shapes = parse_shapes(input_shapes or [])
+    wanted = None if solvers in (None, ALL) else _names(solvers or "")
+    is_each = each or (solvers is not None and len(models) > 1)
+    for model in models:
+        if not os.path.isfile(model):
+            raise ModelFileError(f"there is no file '{model}'; give the path of an ONNX model")
+    if carry_over is not None and (is_each or len(models) == 1):
+        raise PlanError(
+            "--carry-over takes a plan from one file to others; give several files of one network"
+        )
+    if page_target is not None and (is_each or len(models) > 1):
+        raise PlanError("--report shows the plans for one model; give one")
+    read = [file for model in models for file in files_of(model)]
+    check_json_target(json_target, *read, *(plans or []))
+    check_target("--report", page_target, *read, *(plans or []), json_target)
+    written = [] if carry_over is None else _carried_names(carry_over, models[1:])
+    for target in written:
+        check_target("--carry-over", target, *read, json_target)
+    with stages() as tell:
+        found = compare(
+            *models,
+            each=is_each,
+            solvers=wanted,
+            plans=tuple(plans or ()),
+            budget=budget,
+            order=order.value,
+            device=device,
+            loss=loss,
+            input_shapes=shapes,
+            trainable=tuple(trainable or ()),
+            freeze=tuple(freeze or ()),
+            freeze_bn=freeze_bn,
+            untie=untie,
+            time_limit=time_limit,
+            seed=seed,
+            workers=min(MOST_WORKERS, os.cpu_count() or 1),
+            progress=tell,
+        )
+    say = _writer(console_for(json_target, is_quiet=quiet), markdown=markdown)
+    show = {"plans": _show_plans, "each": _show_each, "networks": _show_networks}
+    show[found.report["kind"]](found.report, say, verbose)
+    for target, model in zip(written, models[1:], strict=False):
+        write_plan(found.plans[model], target, solver=f"carried over from {models[0]}", model=model)
+        say(f"wrote {target}")
+    if page_target is not None:
+        write_text(page_of_comparison(found), page_target)
+        say(f"wrote {page_target}")
+    write_json(found.report, json_target)
+    failed = [one for one in found.report.get("comparisons", ()) if "error" in one]
+    if failed:
+        raise ModelFileError(
+            f"{len(failed)} of {len(models)} models were not compared; the reasons stand above"
+        )
+
+
+Say = Callable[[str | Cells], None]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise PlanError("--solvers is empty; give names as a,b,c, or all")
+    return names
+
+
+def _carried_names(folder: str, models: list[str]) -> list[str]:
+    """A plan file for each model; the folder is made where it is not there."""
+    names = [f"{Path(model).stem}-plan.json" for model in models]
+    if len(set(names)) < len(names):
+        raise PlanError("--carry-over names plans by their models, of which two have one name; rename a file")
+    try:
+        Path(folder).mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputFileError(
+            f"--carry-over: '{folder}' is no folder and cannot be made: {error.strerror}"
+        ) from error
+    return [os.path.join(folder, name) for name in names]
+
+
+def _writer(console: Console, *, markdown: bool) -> Say:
+    """Prints lines, and tables in the form that was asked for."""
+
+    def say(what: str | Cells) -> None:
+        if isinstance(what, str):
+            console.print(f"- {what}" if markdown else what, markup=False, soft_wrap=markdown)
+        elif markdown:
+            console.print(f"{what.markdown()}\n", markup=False, soft_wrap=True)
+        else:
+            console.print(what.title, markup=False)
+            console.print(what.for_terminal())
+
+    return say
+
+
+def _show_plans(report: Mapping[str, Any], say: Say, verbose: bool) -> None:
+    say(plans_table(report))
+    for line in plans_lines(report):
+        say(line)
+    if verbose:
+        for line in detail_lines(report):
+            say(line)
+    for line in left_out_lines(report, every=verbose):
+        say(line)
+    if report["difference"]:
+        say(difference_table(report["difference"], **({"most": None} if verbose else {})))
+        for line in difference_lines(report["difference"]):
+            say(line)
+    for note in report["notes"]:
+        say(f"note: {note}")
+
+
+def _show_each(report: Mapping[str, Any], say: Say, verbose: bool) -> None:
+    if verbose:
+        for one in report["comparisons"]:
+            if "error" not in one:
+                _show_plans(one, say, verbose)
+    say(overview_table(report, all_columns=verbose))
+    for line in overview_lines(report, all_columns=verbose):
+        say(line)
+
+
+def _show_networks(report: Mapping[str, Any], say: Say, verbose: bool) -> None:
+    say(files_table(report))
+    for place, file in enumerate(report["files"]):
+        # Of the other notes, which files of one network mostly have alike, there are many.
+        for note in file["notes"] if verbose else file["notes"][: file["is_rebatched"]]:
+            say(f"{file_label(place)}: {note}")
+    for line in file_lines(report):
+        say(line)
+    for number in range(len(report["pairs"])):
+        say(checkpoints_table(report, number))
+        for line in pair_lines(report, number):
+            say(line)
