@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
+import logging
+import random
+import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import fx, nn
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_function
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.planning.budgets import Budget, parse_budget
@@ -30,11 +33,18 @@ from onnxgc.rematerialisation.search import (
     within_budget,
 )
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
+from onnxgc.torch.kinds import Call, Form, Read, attributes_read
 from onnxgc.torch.measuring import Measured
+from onnxgc.torch.outcomes import Left, Outcome, Watched
 from onnxgc.torch.partition import runnable, split
+from onnxgc.torch.recurrence import as_layers_run
 from onnxgc.tracing.devices import device as find_device
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
+_MOST_KINDS = 64
+"""Kinds of calls whose traces are kept, the latest; each holds two graphs."""
+_MOST_TRACES = 4
+"""Traces of one kind, by what forward has read."""
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -106,9 +116,11 @@ def planned_module(
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> Module:
     """A module like the given one that runs in the order that `decide` gives; examples have it at once."""
-    planned = copy.copy(module)
+    # Not a copy by `copy`, which modules may refuse: everything but `forward` is the same.
+    planned = module.__class__.__new__(module.__class__)
+    planned.__dict__.update(module.__dict__)
     forward = PlannedForward(module, planned, decide, costs)
-    planned.forward = forward
+    planned.__dict__["forward"] = forward
     if example_inputs is not None:
         forward.plan(*example_inputs, **(example_kwargs or {}))
     return planned
@@ -117,7 +129,7 @@ def planned_module(
 def plans_of(module: nn.Module) -> tuple[TorchPlan, ...]:
     """The plans that `checkpoint` has made for a module so far, in order."""
     forward = module.__dict__.get("forward")
-    return tuple(forward.plans.values()) if isinstance(forward, PlannedForward) else ()
+    return forward.plans if isinstance(forward, PlannedForward) else ()
 
 
 class Decide(Protocol):
@@ -133,7 +145,8 @@ class Search:
     budget: Budget
     options: SearchOptions
 
-    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
+    def __call__(self, step: JointStep, least_bytes: int = 0) -> tuple[tuple[int, ...], TorchPlan]:
+        """Within the budget; where that cannot be, within so many bytes if they are more."""
         problem = step.problem
         regular = judge(problem, range(len(problem))).peak
         floor = floor_of_problem(problem)
@@ -143,6 +156,8 @@ class Search:
         else:
             budget = self.budget.bytes_of(regular)
             found = within_budget(problem, budget, self.options)
+            if isinstance(found, NoSequence) and budget < least_bytes:
+                found = within_budget(problem, least_bytes, self.options)
             if isinstance(found, NoSequence):
                 node = step.nodes[found.operator]
                 at = "" if node is None else f" ('{node.name}')"
@@ -191,160 +206,165 @@ class _OnlyPlanned(BaseException):
     """Ends a trace once its plan is made."""
 
 
-class PlannedForward:
-    """The forward of a planned module: traced, planned and kept for each kind of call.
+class _Unplanned(nn.Module):
+    """Runs a module's own forward to be traced; hooks of the module itself run around that."""
 
-    Attributes:
-        plans: what was decided, by kind of call.
-    """
+    PREFIX = "planned."
+
+    def __init__(self, planned: nn.Module, own: Callable[..., Any] | None) -> None:
+        """`own` is the forward that the module has instead of that of its class."""
+        super().__init__()
+        self.planned = planned
+        self.own = own
+
+    def own_forward(self) -> Callable[..., Any]:
+        forward: Callable[..., Any] = self.own or types.MethodType(type(self.planned).forward, self.planned)
+        return forward
+
+    def forward(
+        self, arguments: Sequence[Any], settings: Mapping[str, Any]
+    ) -> tuple[Any, dict[Left, torch.Tensor], list[Read]]:
+        """What forward gives, the tensors that it leaves behind, and what it has read to do so."""
+        watched = Watched(self.planned)
+        try:
+            with attributes_read() as reads:
+                made = self.own_forward()(*arguments, **settings)
+            return made, watched.left(), reads
+        finally:
+            watched.put_back()
+
+
+class _Trace:
+    """A step that was traced, and where it is not yet, that is when it first runs."""
+
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    outcome: Outcome
+    reads: Sequence[Read] = ()
+    is_split = False
+
+    def holds(self) -> bool:
+        """Whether everything that forward has read is as it was."""
+        return all(read.holds() for read in self.reads)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        try:
+            if self.is_split:
+                made = self.function(*tensors)
+            else:
+                # Else a graph could not be walked twice, by `retain_graph`.
+                with functorch_config.patch(donated_buffer=False), _without_reports():
+                    made = self.function(*tensors)
+        except (_OnlyPlanned, OnnxgcError):
+            raise
+        except Exception as error:
+            if self.is_split:
+                raise
+            raise PlanError(f"the module cannot be traced: {_reason(error)}") from error
+        return self.outcome.filled(made)
+
+
+class PlannedForward:
+    """The forward of a planned module: traced, planned and kept for each kind of call."""
 
     def __init__(self, module: nn.Module, planned: nn.Module, decide: Decide, costs: Costs) -> None:
         self._planned = planned
         self._decide = decide
         self._costs = costs
-        # Hooks of the module itself run around its forward, not in it.
-        self._inner = copy.copy(module)
-        self._inner.__dict__.pop("forward", None)
-        for name, value in self._inner.__dict__.items():
-            if name.endswith("_hooks") and isinstance(value, dict):
-                self._inner.__dict__[name] = OrderedDict()
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        own: Any = module.__dict__.get("forward")
+        if isinstance(own, PlannedForward):
+            own = own._inner.own
+        elif getattr(own, "__self__", None) is module:
+            own = types.MethodType(own.__func__, planned)
+        self._inner: _Unplanned = _Unplanned(planned, own)
+        self._traces: OrderedDict[Hashable, list[_Trace]] = OrderedDict()
+        """By kind of call, one trace for each set of attributes that forward has read."""
         self._decided: dict[OperatorProblem, tuple[tuple[int, ...], TorchPlan]] = {}
         """Calls that differ only in what does not change the problem have one plan."""
-        self.plans: dict[Any, TorchPlan] = {}
         functools.update_wrapper(self, module.forward, updated=())
+        self.__wrapped__ = self._inner.own_forward()
         self.__signature__ = inspect.signature(module.forward)
 
+    @property
+    def __code__(self) -> Any:
+        """Of the module's own forward: exporters ask for the names of its arguments."""
+        return self.__wrapped__.__code__
+
+    @property
+    def plans(self) -> tuple[TorchPlan, ...]:
+        """What was decided so far, in order."""
+        return tuple(plan for _, plan in self._decided.values())
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": {}}
+        return {**self.__dict__, "_traces": OrderedDict()}
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         return _run_uncompiled(self, arguments, settings)
 
     def run(self, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-        call = _Call.of(self._planned, arguments, settings)
-        if not call.needs_gradients():
-            return self._inner_forward(*arguments, **settings)
-        call.check_whole()
+        call = Call.of(self._planned, arguments, settings)
+        if not call.needs_gradients() or call.is_inside_a_trace():
+            return self._inner.own_forward()(*arguments, **settings)
+        call.check()
         key = call.key()
-        if key not in self._compiled:
-            self._compiled[key] = self._traced(call, key)
-        return self._compiled[key](call.tensors())
+        traces = self._traces.setdefault(key, [])
+        self._traces.move_to_end(key)
+        known = next((trace for trace in traces if trace.holds()), None)
+        if known is not None:
+            return known.run(call.tensors)
+        trace = self._trace(call.form)
+        made = trace.run(call.tensors)
+        traces.append(trace)
+        if len(self._traces) > _MOST_KINDS:
+            self._traces.popitem(last=False)
+        del traces[:-_MOST_TRACES]
+        return made
 
-    def plan(self, *arguments: Any, **settings: Any) -> TorchPlan | None:
-        """The plan for one kind of call, made without a step; None where it needs no gradient."""
-        call = _Call.of(self._planned, arguments, settings)
-        if not call.needs_gradients():
-            return None
-        key = call.key()
-        if key not in self.plans:
+    def plan(self, *arguments: Any, **settings: Any) -> None:
+        """Decides on one kind of call without a step; nothing is done where it needs no gradient."""
+        call = Call.of(self._planned, arguments, settings)
+        if call.needs_gradients():
+            call.check()
             with contextlib.suppress(_OnlyPlanned):
-                self._traced(call, key, is_only_planned=True)(call.tensors())
-        return self.plans[key]
+                self._trace(call.form, is_only_planned=True).run(call.tensors)
 
-    def _inner_forward(self, *arguments: Any, **settings: Any) -> Any:
-        self._inner.training = self._planned.training
-        return self._inner.forward(*arguments, **settings)
+    def _decision(self, step: JointStep) -> tuple[int, ...]:
+        if step.problem not in self._decided:
+            # A smaller batch may need a larger share; what another takes is there.
+            most = max((plan.planned_peak_bytes for plan in self.plans), default=0)
+            search = self._decide
+            self._decided[step.problem] = search(step, most) if isinstance(search, Search) else search(step)
+        return self._decided[step.problem][0]
 
-    def _traced(self, call: _Call, key: Any, is_only_planned: bool = False) -> Callable[..., Any]:
-        results: list[Any] = []
+    def _trace(self, form: Form, is_only_planned: bool = False) -> _Trace:
+        trace = _Trace()
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            state, arguments, settings = call.rebuilt(tensors)
-            self._inner.training = self._planned.training
-            with _told_of_tracing(), fx.traceback.preserve_node_meta():
-                made = functional_call(self._inner, state, arguments, settings, tie_weights=True)
-            leaves, spec = pytree.tree_flatten(made)
-            is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-            results[:] = [
-                spec,
-                is_tensor,
-                [None if known else leaf for known, leaf in zip(is_tensor, leaves, strict=True)],
-            ]
-            return tuple(leaf for known, leaf in zip(is_tensor, leaves, strict=True) if known)
+            state, arguments, settings = form.rebuilt(tensors)
+            state = {f"{_Unplanned.PREFIX}{name}": value for name, value in state.items()}
+            with (
+                _told_of_tracing(),
+                fx.traceback.preserve_node_meta(),
+                _without_other_random_numbers(),
+                as_layers_run(),
+            ):
+                made, left, trace.reads = functional_call(
+                    self._inner, state, (arguments, settings), tie_weights=True
+                )
+            trace.outcome, flattened = Outcome.of(made, left)
+            return flattened
 
         def partition(
             joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
             step = joint_step(joint.graph, num_fwd_outputs, self._costs)
-            if step.problem not in self._decided:
-                self._decided[step.problem] = self._decide(step)
-            sequence, self.plans[key] = self._decided[step.problem]
+            sequence = self._decision(step)
             if is_only_planned:
                 raise _OnlyPlanned
+            trace.is_split = True
             return split(joint, step, sequence)
 
-        traced = aot_function(flat, runnable, runnable, partition_fn=partition)
-
-        def run(tensors: Sequence[torch.Tensor]) -> Any:
-            try:
-                found = iter(traced(*tensors))
-            except (_OnlyPlanned, OnnxgcError):
-                raise
-            except Exception as error:
-                if results and key in self.plans:
-                    raise
-                raise PlanError(f"the module cannot be traced: {_reason(error)}") from error
-            spec, is_tensor, others = results
-            leaves = [next(found) if known else other for known, other in zip(is_tensor, others, strict=True)]
-            return pytree.tree_unflatten(leaves, spec)
-
-        return run
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a module: its state by name, and its arguments as leaves of a tree."""
-
-    module: nn.Module
-    state: dict[str, torch.Tensor]
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-
-    @classmethod
-    def of(cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]) -> _Call:
-        leaves, spec = pytree.tree_flatten((tuple(arguments), dict(settings)))
-        return cls(module, {**dict(module.named_parameters()), **dict(module.named_buffers())}, leaves, spec)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [*self.state.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
-
-    def needs_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors())
-
-    def check_whole(self) -> None:
-        """Refuse parameters of which only a shard is there.
-
-        Raises:
-            PlanError: a submodule is sharded by itself.
-        """
-        for name, tensor in self.state.items():
-            if hasattr(tensor, "full_tensor"):
-                raise PlanError(
-                    f"'{name}' is only a shard when forward begins; plan the modules that are sharded one by "
-                    "one, as in fully_shard(checkpoint(block, ...))"
-                )
-
-    def rebuilt(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any, Any]:
-        """State, arguments and keywords with other tensors in the place of these."""
-        count = len(self.state)
-        given = iter(tensors[count:])
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        arguments, settings = pytree.tree_unflatten(leaves, self.spec)
-        return dict(zip(self.state, tensors[:count], strict=True)), arguments, settings
-
-    def key(self) -> Any:
-        """What a trace depends on."""
-        others = tuple(repr(leaf) for leaf in self.leaves if not isinstance(leaf, torch.Tensor))
-        kinds = tuple(
-            (tuple(one.shape), one.stride(), one.dtype, one.device, one.requires_grad, type(one))
-            for one in self.tensors()
-        )
-        modes = tuple(one.training for one in self.module.modules())
-        casts = tuple(
-            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-        )
-        return repr(self.spec), others, kinds, modes, casts
+        trace.function = aot_function(flat, runnable, runnable, partition_fn=partition)
+        return trace
 
 
 # Compilation would look into the forward that is planned, and find nothing to plan in it.
@@ -361,6 +381,34 @@ def _told_of_tracing() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def _without_other_random_numbers() -> Iterator[None]:
+    """Refuses those of Python and NumPy, which a trace would hold fast.
+
+    Raises:
+        PlanError: forward has drawn some.
+    """
+    before = random.getstate(), repr(np.random.get_state())
+    yield
+    if before != (random.getstate(), repr(np.random.get_state())):
+        raise PlanError(
+            "forward draws random numbers from Python or NumPy, which would be the same in each step; draw "
+            "them by torch, or pass them to forward"
+        )
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """PyTorch writes tracebacks of what fails in a trace, which is told in one line."""
+    reporting = logging.getLogger("torch._subclasses.fake_tensor")
+    before = reporting.disabled
+    reporting.disabled = True
+    try:
+        yield
+    finally:
+        reporting.disabled = before
 
 
 def _reason(error: Exception) -> str:

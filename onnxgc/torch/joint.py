@@ -185,10 +185,14 @@ class _Builder:
         return tuple(found)
 
     def _may_repeat(self, node: fx.Node) -> bool:
-        """Not where a rank would wait for others, nor where an input is another one after forward."""
-        if "c10d" in getattr(node.target, "namespace", ""):
+        """Not where a rank would wait for others, nor where an input is another one after forward.
+
+        A generator that the module has itself is such an input too.
+        """
+        if "c10d" in getattr(node.target, "namespace", "") or node.kwargs.get("generator") is not None:
             return False
-        return normalizes_a_batch(node) or not any(map(self._reads_overwritten, node.all_input_nodes))
+        read = node.args[:3] if normalizes_a_batch(node) else node.all_input_nodes
+        return not any(self._reads_overwritten(source) for source in read if isinstance(source, fx.Node))
 
     def _reads_overwritten(self, node: fx.Node) -> bool:
         if node in self._overwritten:

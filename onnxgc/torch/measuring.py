@@ -17,6 +17,8 @@ from torch import fx
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onnxgc.torch import recurrence
+
 # Else the profiler's library prints when it begins and ends.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 _RUNS = 3
@@ -47,7 +49,11 @@ class Measured:
 
 
 def _measured(node: fx.Node) -> Cost:
-    arguments, settings = fx.map_arg((node.args, node.kwargs), lambda source: _like(source.meta["val"]))
+    # A generator that belongs to the module would be another one afterwards.
+    given = {name: None if name == "generator" else value for name, value in node.kwargs.items()}
+    arguments, settings = fx.map_arg((node.args, given), lambda source: _like(source.meta["val"]))
+    if node.target is recurrence.LAYER_BACKWARD:
+        arguments = recurrence.backward_with_workspace(arguments)
     device = next((leaf.device for leaf in _tensors((arguments, settings))), torch.device("cpu"))
 
     def run() -> Any:

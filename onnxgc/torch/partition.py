@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from onnxgc.torch.joint import JointStep, is_random, is_tangent, normalizes_a_batch, tensors_of
+from onnxgc.torch.recurrence import LAYER, layer_with_workspace
 
 STATE_BYTES = 5056
 """Of the state of the CPU's generator; that of a CUDA device is smaller."""
@@ -161,7 +162,8 @@ class _Writer:
         return node
 
     def _call(self, node: fx.Node, arguments: Any, settings: Any) -> fx.Node:
-        made = self.graph.create_node(node.op, node.target, arguments, settings, name=node.name)
+        target = layer_with_workspace if node.target is LAYER else node.target
+        made = self.graph.create_node(node.op, target, arguments, settings, name=node.name)
         made.meta = dict(node.meta)
         return made
 
