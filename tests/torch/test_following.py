@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from torch import Tensor, fx  # noqa: E402
 
 import onnxgc  # noqa: E402
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import OnnxModule, from_onnx, plans_of  # noqa: E402
+from onnxgc.planning.plan import CheckpointPlan  # noqa: E402
+from onnxgc.torch import OnnxModule, following, from_onnx, plans_of  # noqa: E402
 from onnxgc.torch import module as onnx_module  # noqa: E402
+from onnxgc.torch.following import sequence_of_plan  # noqa: E402
+from onnxgc.torch.joint import JointStep  # noqa: E402
 
 BATCH = 4
 TEXT = """
@@ -172,3 +176,63 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "forward.onnx")
     with pytest.raises(PlanError, match="a model without a plan"):
         from_onnx(model(), tmp_path / "forward.onnx")
+
+
+def joint_step(monkeypatch: pytest.MonkeyPatch) -> JointStep:
+    """The joint graph of the model above."""
+    steps: list[JointStep] = []
+    describe = following.described
+
+    def noted(step: JointStep, *others: Any) -> Any:
+        steps.append(step)
+        return describe(step, *others)
+
+    monkeypatch.setattr(following, "described", noted)
+    from_onnx(model(), ["r1"])
+    return steps[0]
+
+
+def again(step: JointStep, plan: CheckpointPlan) -> list[str]:
+    """Names of the operators that run twice under a plan."""
+    sequence = sequence_of_plan(step, plan)
+    return [
+        step.problem.operations[index].name for index in sorted(set(sequence)) if sequence.count(index) > 1
+    ]
+
+
+def test_statistics_are_kept_and_what_is_returned_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = joint_step(monkeypatch)
+    # Backward of the normalisation reads its input and its statistics, and nothing else of it.
+    kept = CheckpointPlan(
+        ("c1", "r1", "c2", "s2", "e2", "p", "h", "t", "both", "g"), keeps_last_segment=False
+    )
+    assert not [name for name in again(step, kept) if "norm" in name]
+    # The products `image` and `scores` are returned.
+    everything = again(step, CheckpointPlan((), keeps_last_segment=False))
+    assert [name for name in everything if "norm" in name]
+    assert not {"mul", "mm_1"}.intersection(everything)
+
+
+def test_the_segment_that_backward_reads_first_is_kept_where_the_plan_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = joint_step(monkeypatch)
+    held, dropped = (
+        again(step, CheckpointPlan(("r1", "p"), keeps_last_segment=keeps)) for keeps in (True, False)
+    )
+    assert "tanh" in dropped
+    assert set(held) < set(dropped)
+    assert "tanh" not in held
+    # That of the convolutions is read later.
+    assert "sigmoid" in held
+
+
+def test_what_must_not_run_twice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = joint_step(monkeypatch)
+    plan = CheckpointPlan((), keeps_last_segment=False)
+    assert "tanh" in again(step, plan)
+    once = tuple(
+        replace(operation, may_repeat=operation.may_repeat and operation.name != "tanh")
+        for operation in step.problem.operations
+    )
+    assert "tanh" not in again(replace(step, problem=replace(step.problem, operations=once)), plan)
