@@ -358,3 +358,14 @@ def test_a_second_derivative_is_refused() -> None:
     (first,) = torch.autograd.grad(planned(data).square().sum(), data, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         first.sum().backward()
+
+
+def test_a_shard_of_a_parameter_is_refused() -> None:
+    class Sharded(nn.Parameter):
+        def full_tensor(self) -> Tensor:
+            return self.data
+
+    block = nn.Linear(4, 4)
+    block.weight = Sharded(torch.randn(4, 4))
+    with pytest.raises(PlanError, match=r"'1\.weight' is only a shard when forward begins"):
+        checkpoint(nn.Sequential(nn.Linear(4, 4), block), torch.randn(3, 4), **QUICK)
