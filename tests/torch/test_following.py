@@ -18,7 +18,7 @@ from torch import Tensor, fx  # noqa: E402
 import onnxgc  # noqa: E402
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
 from onnxgc.planning.plan import CheckpointPlan  # noqa: E402
-from onnxgc.torch import OnnxModule, following, from_onnx, plans_of  # noqa: E402
+from onnxgc.torch import OnnxModule, checkpointing, following, from_onnx, plans_of  # noqa: E402
 from onnxgc.torch import module as onnx_module  # noqa: E402
 from onnxgc.torch.following import sequence_of_plan  # noqa: E402
 from onnxgc.torch.joint import JointStep  # noqa: E402
@@ -181,7 +181,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
 def joint_step(monkeypatch: pytest.MonkeyPatch) -> JointStep:
     """The joint graph of the model above."""
     steps: list[JointStep] = []
-    describe = following.described
+    describe = checkpointing.described
 
     def noted(step: JointStep, *others: Any) -> Any:
         steps.append(step)
