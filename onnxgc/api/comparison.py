@@ -35,6 +35,7 @@ from onnxgc.planning.plan import CheckpointPlan, Objective
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.search import Order
 from onnxgc.rematerialisation.training_steps import problem_of
+from onnxgc.report.comparison import file_label
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.budget import floor_operator
 from onnxgc.solvers.registry import SOLVERS
@@ -42,9 +43,11 @@ from onnxgc.tracing.blocks import Blocks, repeated_blocks
 from onnxgc.tracing.computation import TracedProblem
 from onnxgc.tracing.transformer_layers import layerwise_checkpoints
 
-PER_BLOCK, LAYER_WISE = "per-block", "layer-wise"
-RULES = (PER_BLOCK, LAYER_WISE)
-"""What is done without a search: checkpoints by hand, and ONNX Runtime's own recomputation."""
+PER_BLOCK, LAYER_WISE, TORCH_BUDGET = "per-block", "layer-wise", "torch-budget"
+RULES = (PER_BLOCK, LAYER_WISE, TORCH_BUDGET)
+"""What others do: checkpoints by hand, ONNX Runtime's own recomputation, and PyTorch's memory budget."""
+TORCH_SHARE = 0.5
+"""The memory budget that PyTorch is given: this share of what it saves by default."""
 STORE_ALL = "store-all"
 DEFAULT_LIMITS_SECONDS = {"peak": 60.0}
 """Where no limit is given; the other solvers end by themselves."""
@@ -65,7 +68,7 @@ class Comparison:
     """What `compare` returns: the figures as `--json` has them, and the plans that they are of.
 
     Plans are named as the rows are; of several files, by the file that they are for. `each` gives none.
-    `rows` are those of one model, with their schedules, in the report's order.
+    `rows` are those of one model, with their schedules, in the report's order, or the files' own plans.
     """
 
     report: Mapping[str, Any]
@@ -121,9 +124,10 @@ def compare(
     """Plans for one model, or one network in several files.
 
     With one `source` there is a row for each of `solvers` (all that take the graph, if None), for `per-block`
-    checkpoints, for ONNX Runtime's `layer-wise` recomputation where there are transformer layers, and for
-    each of `plans`, in any form that `onnxgc.emission.plan_files.plan_of` reads. The model is traced once,
-    and all are judged alike. Of two plans the report says what differs. A `budget` adds the solver for it.
+    checkpoints, for ONNX Runtime's `layer-wise` recomputation where there are transformer layers, for what
+    PyTorch saves under its memory budget (`torch-budget`) where it is installed, and for each of `plans`, in
+    any form that `onnxgc.emission.plan_files.plan_of` reads. The model is traced once, and all are judged
+    alike. Of two plans the report says what differs. A `budget` adds the solver for it.
     With `others` the files hold one network from several frameworks: its tensors are matched, and the first
     file's plan is carried over to the others. With `each` they are different networks, each of which gets its
     rows, by as many `workers`, which are processes.
@@ -213,7 +217,7 @@ def _compare_plans(source: Any, asked: _Asked, tell: Progress) -> Comparison:
     model = read_again(given, asked.read, asked.input_shapes)
     traced = trace_problem(model)
     durations, timing, note = asked.request.durations(traced.step)
-    found = list(_rows(model, traced, asked, tell))
+    found = list(_rows(given, model, traced, asked, tell))
     rows = [row for row in found if isinstance(row, Row)]
     left = [item for item in found if isinstance(item, _Left)]
     regular_ns = sum(durations.values())
@@ -258,7 +262,7 @@ def _compare_plans(source: Any, asked: _Asked, tell: Progress) -> Comparison:
 
 
 def _rows(
-    model: TrainableModel, traced: TracedProblem, asked: _Asked, tell: Progress
+    source: Any, model: TrainableModel, traced: TracedProblem, asked: _Asked, tell: Progress
 ) -> Iterator[Row | _Left]:
     """A row for each plan that was asked for, or why there is none."""
     stored = judged(
@@ -273,6 +277,8 @@ def _rows(
             yield _per_block(model, traced, stored)
         elif name == LAYER_WISE:
             yield _layer_wise(model, traced, stored)
+        elif name == TORCH_BUDGET:
+            yield _torch_budget(source, model, traced, asked.read, stored)
         elif name != STORE_ALL:
             yield _of_solver(name, model, traced, asked.options_for(name, tell), stored)
     for name, plan in asked.plans.items():
@@ -330,6 +336,33 @@ def _layer_wise(model: TrainableModel, traced: TracedProblem, stored: PlannedSte
         )
     planned = plan_traced_again(model, traced, CheckpointPlan(checkpoints), stored)
     return Row(LAYER_WISE, "rule", planned, "ONNX Runtime's ORTMODULE_MEMORY_OPT_LEVEL=1, as modelled")
+
+
+def _torch_budget(
+    source: Any, model: TrainableModel, traced: TracedProblem, read: ReadOptions, stored: PlannedStep
+) -> Row | _Left:
+    try:
+        from onnxgc.torch.own_budget import tensors_saved
+
+        saved = tensors_saved(
+            source,
+            TORCH_SHARE,
+            input_shapes={name: model.types[name].shape for name in model.inputs},
+            trainable=read.trainable,
+            freeze=read.freeze,
+            freeze_bn=read.freeze_bn,
+        )
+    except OnnxgcError as error:
+        return _Left(TORCH_BUDGET, str(error))
+    wanted = {traced.vertex_of[name] for name in saved if name in traced.vertex_of}
+    kept = tuple(vertex for vertex in traced.problem.graph.vertices if vertex in wanted)
+    planned = plan_traced_again(model, traced, CheckpointPlan(kept), stored)
+    return Row(
+        TORCH_BUDGET,
+        "rule",
+        planned,
+        f"what PyTorch saves under activation_memory_budget={TORCH_SHARE}, as {len(kept)} tensors",
+    )
 
 
 def _bound_on_peak(
@@ -447,4 +480,8 @@ def _compare_networks(sources: Sequence[Any], asked: _Asked, tell: Progress) -> 
         networks.append(planned_network(name, given, asked.read, asked.input_shapes, options, first))
     tell("matching")
     report, plans = compared_networks(networks)
-    return Comparison({"kind": "networks", **report}, plans)
+    rows = tuple(
+        Row(f"{file_label(place)}: {os.path.basename(network.name)}", "file", network.planned)
+        for place, network in enumerate(networks)
+    )
+    return Comparison({"kind": "networks", **report}, plans, rows)

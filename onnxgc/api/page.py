@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 from onnxgc.api.comparison import Comparison
 from onnxgc.api.pipeline import OptimizeResult
-from onnxgc.errors import PlanError
-from onnxgc.report.html.comparison import ShownPlan, comparison_page
+from onnxgc.report.html.comparison import (
+    ShownPlan,
+    comparison_page,
+    networks_page,
+    overview_page,
+)
 from onnxgc.report.html.page import Shown, page
 
 
@@ -35,17 +39,19 @@ def page_of(result: OptimizeResult, settings: Sequence[tuple[str, str]] = ()) ->
 
 
 def page_of_comparison(found: Comparison) -> str:
-    """The same for plans of one model that were compared.
-
-    Raises:
-        PlanError: several models were compared.
-    """
-    if not found.rows:
-        raise PlanError("a page shows the plans for one model; compare one, without --each")
-    return comparison_page(
-        found.report,
-        [
-            ShownPlan(row.name, row.planned.step, row.planned.schedule, row.planned.solution.plan.checkpoints)
-            for row in found.rows
-        ],
-    )
+    """The same for plans that were compared: of one model, of one network in several files, or of each."""
+    if found.report["kind"] == "each":
+        return overview_page(found.report)
+    plans = [
+        ShownPlan(row.name, row.planned.step, row.planned.schedule, row.planned.solution.plan.checkpoints)
+        for row in found.rows
+    ]
+    if found.report["kind"] == "plans":
+        return comparison_page(found.report, plans)
+    regular = [
+        ShownPlan(
+            f"{row.name}, storing everything", row.planned.traced.step, row.planned.regular_schedule, ()
+        )
+        for row in found.rows
+    ]
+    return networks_page(found.report, [*plans, *regular])

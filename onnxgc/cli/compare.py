@@ -98,7 +98,7 @@ def compare_command(
     json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
     page_target: Annotated[
         str | None,
-        typer.Option("--report", help="A page, as HTML, with the memory curves of a model's plans."),
+        typer.Option("--report", help="A page, as HTML: tables, and memory curves of a model or network."),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="What each row is, and why others are missing.")
@@ -118,8 +118,6 @@ def compare_command(
         raise PlanError(
             "--carry-over takes a plan from one file to others; give several files of one network"
         )
-    if page_target is not None and (is_each or len(models) > 1):
-        raise PlanError("--report shows the plans for one model; give one")
     read = [file for model in models for file in files_of(model)]
     check_json_target(json_target, *read, *(plans or []))
     check_target("--report", page_target, *read, *(plans or []), json_target)
@@ -159,7 +157,7 @@ def compare_command(
     failed = [one for one in found.report.get("comparisons", ()) if "error" in one]
     if failed:
         raise ModelFileError(
-            f"{len(failed)} of {len(models)} models were not compared; the reasons stand above"
+            f"{len(failed)} of {len(models)} models were not compared, the first since {failed[0]['error']}"
         )
 
 

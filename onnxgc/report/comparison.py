@@ -18,7 +18,7 @@ BEST = "*"
 MOST_TENSORS = 10
 """Tensors that a table names where not all were asked for."""
 _TIME = "time"
-_ALWAYS_TOLD = ("per-block", "budget")
+_ALWAYS_TOLD = ("per-block", "torch-budget", "budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def files_table(report: Report) -> Cells:
     ]
     headings = (
         "file",
-        "opera-\ntors",
+        "nodes",
         "backward\nreads",
         "MB",
         "store-all\npeak MB",

@@ -11,6 +11,7 @@ from torch import fx
 
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.rematerialisation.problem import OperatorProblem
 from onnxgc.torch.checkpointing import TorchPlan, described
 from onnxgc.torch.joint import JointStep
 
@@ -51,11 +52,7 @@ def sequence_of_plan(step: JointStep, plan: CheckpointPlan) -> tuple[int, ...]:
 
 def _kept(step: JointStep, names: frozenset[str]) -> set[int]:
     problem = step.problem
-    last: dict[Any, fx.Node] = {}
-    """By ONNX node, what of it comes last: its result, where it is one of several operators."""
-    for node in step.storages:
-        if node.target is not operator.getitem and (origin := _origin(node)) is not None:
-            last[origin] = node
+    last = results_by_origin(step)
     known = {name for origin in last for name in origin.outputs}
     if names and not names & known:
         raise PlanError(
@@ -66,19 +63,45 @@ def _kept(step: JointStep, names: frozenset[str]) -> set[int]:
         made = step.nodes[index]
         assert made is not None, "the turn comes behind forward"
         writes = problem.operations[index].writes
-        origin = _origin(made)
+        origin = origin_of(made)
         if origin is None or not problem.operations[index].may_repeat:
             kept.update(writes)
             continue
-        largest = max((problem.sizes[storage] for storage in writes), default=0)
-        kept.update(storage for storage in writes if problem.sizes[storage] * _SMALL_SHARE <= largest)
+        kept.update(by_products(problem, index))
     for origin, result in last.items():
         if names.intersection(origin.outputs):
             kept.update(step.storages[result])
     return kept
 
 
-def _origin(node: fx.Node) -> Any:
+def by_products(problem: OperatorProblem, index: int) -> Iterator[int]:
+    """What an operation makes that is much smaller than its result, such as batch statistics."""
+    writes = problem.operations[index].writes
+    largest = max((problem.sizes[storage] for storage in writes), default=0)
+    return (storage for storage in writes if problem.sizes[storage] * _SMALL_SHARE <= largest)
+
+
+def results_by_origin(step: JointStep) -> dict[Any, fx.Node]:
+    """By ONNX node, what of it comes last: its result, where it is one of several operators.
+
+    What backward makes of tensors of forward alone, such as a transposed one, is none.
+    """
+    forward: set[fx.Node] = set()
+    waiting = [node for node in step.forward_outputs if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in forward:
+            forward.add(node)
+            waiting.extend(node.all_input_nodes)
+    last: dict[Any, fx.Node] = {}
+    for node in step.storages:
+        if node in forward and node.target is not operator.getitem and (origin := origin_of(node)) is not None:
+            last[origin] = node
+    return last
+
+
+def origin_of(node: fx.Node) -> Any:
+    """The ONNX node that a traced operator belongs to, or None."""
     carried: Mapping[str, Any] = node.meta.get(_CARRIED) or {}
     return carried.get(ORIGIN)
 

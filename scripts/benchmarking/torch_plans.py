@@ -94,6 +94,9 @@ def compare(name: str, options: Options, tell: Callable[[str], None]) -> dict[st
     from torch import nn
 
     from onnxgc.torch import checkpoint, plans_of
+    from onnxgc.torch.checkpointing import planned_module
+    from onnxgc.torch.measuring import Measured
+    from onnxgc.torch.own_budget import OwnBudget
     from scripts.exports.torch_models import TORCH_MODELS
 
     logging.getLogger("torch").setLevel(logging.ERROR)
@@ -110,7 +113,7 @@ def compare(name: str, options: Options, tell: Callable[[str], None]) -> dict[st
     contenders: dict[str, nn.Module] = {
         EAGER: plain,
         BY_HAND: _by_hand(copy.deepcopy(plain), subject.blocks),
-        OWN_BUDGET: _under_own_budget(copy.deepcopy(plain), inputs),
+        OWN_BUDGET: planned_module(copy.deepcopy(plain), OwnBudget(OWN_SHARE), Measured(), inputs),
     }
     peaks: dict[str, int] = {}
     for contender, made in contenders.items():
@@ -194,33 +197,6 @@ def _by_hand(module: Any, blocks: tuple[str, ...]) -> Any:
 
     wrap(module)
     return module
-
-
-def _under_own_budget(module: Any, inputs: Any) -> Any:
-    """Keeps what PyTorch's partitioner saves under a memory budget; traced and run as ours is."""
-    from torch import fx
-    from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    from onnxgc.torch.checkpointing import described, planned_module
-    from onnxgc.torch.following import computed_again
-    from onnxgc.torch.measuring import Measured
-
-    def decide(step: Any) -> Any:
-        graph = next(iter(step.storages)).graph
-        joint = fx.GraphModule(graph.owning_module, copy.deepcopy(graph))
-        results = len(step.forward_outputs)
-        with config.patch(activation_memory_budget=OWN_SHARE):
-            forward, _ = min_cut_rematerialization_partition(joint, (), num_fwd_outputs=results)
-        (output,) = (node for node in forward.graph.nodes if node.op == "output")
-        saved = {node.name for node in output.args[0][results:]}
-        kept = {storage for node in step.storages if node.name in saved for storage in step.storages[node]}
-        once = (operation for operation in step.problem.operations[: step.turn] if not operation.may_repeat)
-        kept.update(storage for operation in once for storage in operation.writes)
-        sequence = computed_again(step, kept)
-        return sequence, described(step, sequence)
-
-    return planned_module(module, decide, Measured(), inputs)
 
 
 def _step(module: Any, inputs: Any) -> None:

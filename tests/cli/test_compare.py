@@ -77,6 +77,15 @@ def test_a_page_of_one_model(call: Call, capsys: pytest.CaptureFixture[str]) -> 
     assert Path("a.html").read_text(encoding="ascii").startswith("<!DOCTYPE html>")
 
 
+def test_pages_of_several_models(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "chain.onnx", "renamed.onnx", "--report", "one.html", "-q") == 0
+    assert (
+        call("compare", "chain.onnx", "encoder.onnx", "--solvers", "acg", "--report", "each.html", "-q") == 0
+    )
+    assert "one network in several files" in Path("one.html").read_text(encoding="ascii")
+    assert "Plans for 2 networks" in Path("each.html").read_text(encoding="ascii")
+
+
 def test_two_plans(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("acg", "chen-sqrt"):
         made = ("--dry-run", "--no-check", "--solver", name, "--save-plan", f"{name}.json")
@@ -148,7 +157,6 @@ def test_several_models_with_solvers_are_several_networks(
         (("chain.onnx", "--plan", "encoder.onnx"), "is a model without a plan"),
         (("chain.onnx", "--json", "chain.onnx"), "is one of the files"),
         (("chain.onnx", "--report", "chain.onnx"), "is one of the files"),
-        (("chain.onnx", "renamed.onnx", "--report", "a.html"), "shows the plans for one model"),
         (("chain.onnx", "--carry-over", "plans"), "give several files of one network"),
         (("chain.onnx", "renamed.onnx", "--budget", "50%"), "say so (--each)"),
         (("chain.onnx", "--device", "abacus"), "unknown device 'abacus'"),

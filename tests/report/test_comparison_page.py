@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from onnxgc.api.comparison import compare
 from onnxgc.api.page import page_of_comparison
-from onnxgc.errors import PlanError
 from onnxgc.report.tables import megabytes
 from tests.api.chains import chain
+from tests.api.test_comparison import renamed
 from tests.report.test_html import HOSTILE, Reader, data_of, hostile_model
 
 
@@ -44,6 +42,31 @@ def test_names_stay_text_and_the_same_call_gives_the_same_page() -> None:
     assert "alert(1)</script>" not in pages[0]
 
 
-def test_there_is_none_of_several_models() -> None:
-    with pytest.raises(PlanError, match="compare one"):
-        page_of_comparison(compare(chain(2), chain(3), each=True, solvers=["acg"]))
+def test_several_files_have_their_tables_and_curves() -> None:
+    found = compare(chain(4), renamed(chain(4)))
+    text = page_of_comparison(found)
+    reader = Reader(text)
+    assert reader.open == []
+    courses = data_of(text)["courses"]
+    labels = ["A: g", "B: g"]
+    assert [course["label"] for course in courses] == [
+        *labels,
+        *(f"{one}, storing everything" for one in labels),
+    ]
+    shown = " ".join(text for texts in reader.inside.values() for text in texts)
+    (pair,) = found.report["pairs"]
+    assert f"the same network: {pair['matched_tensors']} tensors are matched" in shown
+    for file in found.report["files"]:
+        assert megabytes(file["planned"]["simulated_peak_bytes"]) in shown
+    assert "store-all peak MB" in shown
+
+
+def test_several_networks_have_tables_alone() -> None:
+    found = compare(chain(2), chain(3), each=True, solvers=["acg", "chen-sqrt"])
+    text = page_of_comparison(found)
+    reader = Reader(text)
+    assert reader.open == []
+    assert data_of(text)["courses"] == []
+    shown = " ".join(text for texts in reader.inside.values() for text in texts)
+    for one in found.report["comparisons"]:
+        assert megabytes(one["rows"][0]["simulated_peak_bytes"]) in shown

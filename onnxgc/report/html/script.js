@@ -469,8 +469,10 @@
     document.querySelectorAll("table.sortable").forEach(makeSortable);
     if (!window.DecompressionStream) return;
     const data = await read();
-    new Memory(document.getElementById("memory"), data);
-    new Network(document.getElementById("network"), data);
+    for (const [name, Figure] of [["memory", Memory], ["network", Network]]) {
+      const figure = document.getElementById(name);
+      if (figure) new Figure(figure, data);
+    }
     document.documentElement.dataset.ready = "yes";
   }
 
