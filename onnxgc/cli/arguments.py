@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.console import Console
 from onnxgc.emission.write import check_writable, write_text
 from onnxgc.errors import OutputFileError, ShapeError
 
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
+]
 LARGEST_DIMENSION = 2**31 - 1
 _SHAPE = re.compile(r"(?P<name>.+):(?P<shape>([0-9]+([,x][0-9]+)*)?)")
 

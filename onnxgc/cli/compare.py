@@ -14,6 +14,7 @@ from onnxgc.api.budgeting import DEFAULT_DEVICE
 from onnxgc.api.comparison import RULES, compare
 from onnxgc.api.page import page_of_comparison
 from onnxgc.cli.arguments import (
+    Quiet,
     check_json_target,
     check_target,
     console_for,
@@ -103,9 +104,7 @@ def compare_command(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="What each row is, and why others are missing.")
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Solvers side by side on a model, two plans, or one network from several frameworks."""
     shapes = parse_shapes(input_shapes or [])

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from onnxgc.api import inspect
-from onnxgc.cli.arguments import check_json_target, console_for, parse_shapes, stages, write_json
+from onnxgc.cli.arguments import (
+    Quiet,
+    check_json_target,
+    console_for,
+    parse_shapes,
+    stages,
+    write_json,
+)
 from onnxgc.model.load import files_of
 from onnxgc.model.parameters import NOT_FLOATING
 from onnxgc.report.tables import megabytes, operators_table, weights_table
@@ -28,11 +35,15 @@ def inspect_command(
     json_target: Annotated[
         str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")
     ] = None,
+    quiet: Quiet = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List weights that are no floating-point numbers as well.")
+    ] = False,
 ) -> None:
     """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
     shapes = parse_shapes(input_shapes or [])
     check_json_target(json_target, *files_of(model))
-    console = console_for(json_target)
+    console = console_for(json_target, is_quiet=quiet)
     with stages() as tell:
         tell("inspecting")
         found = inspect(
@@ -44,9 +55,9 @@ def inspect_command(
             freeze_bn=freeze_bn,
             untie=untie,
         ).as_json()
-    # Shapes, axes and indices are no decisions; JSON has them.
+    # Shapes, axes and indices are no decisions.
     shown = [weight for weight in found["weights"] if weight["reason"] != NOT_FLOATING]
-    console.print(weights_table(shown))
+    console.print(weights_table(found["weights"] if verbose else shown))
     if found["operators"]:
         console.print(operators_table(found["operators"]))
     for note in found["notes"]:

@@ -12,6 +12,7 @@ from onnxgc.api import optimize, verify
 from onnxgc.api.budgeting import DEFAULT_DEVICE
 from onnxgc.api.page import page_of
 from onnxgc.cli.arguments import (
+    Quiet,
     check_apart,
     check_json_target,
     check_target,
@@ -137,9 +138,7 @@ def optimize_command(
     page_target: Annotated[
         str | None, typer.Option("--report", help="A page, as HTML, that shows where the memory goes.")
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
-    ] = False,
+    quiet: Quiet = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Print the checkpoints and the time of each stage as well."),

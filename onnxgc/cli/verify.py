@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onnxgc.api import verify
-from onnxgc.cli.arguments import check_json_target, console_for, stages, write_json
+from onnxgc.cli.arguments import Quiet, check_json_target, console_for, stages, write_json
 from onnxgc.errors import VerificationError
 from onnxgc.model.load import files_of
 from onnxgc.report.tables import checks_table, measured_line
@@ -22,10 +22,11 @@ def verify_command(
     json_target: Annotated[
         str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Loss and gradients equal to the graph that stores everything; order and peak as promised."""
     check_json_target(json_target, *files_of(model), *files_of(training))
-    console = console_for(json_target)
+    console = console_for(json_target, is_quiet=quiet)
     with stages() as tell:
         found = verify(model, training, seed=seed, threads=threads, runs=runs, progress=tell)
     result = found.as_json()
@@ -33,4 +34,5 @@ def verify_command(
     console.print(measured_line(result), markup=False)
     write_json(result, json_target)
     if not found.holds:
-        raise VerificationError(f"'{training}' does not keep its promises; see the checks above")
+        failed = ", ".join(check.name for check in found.checks if not check.holds)
+        raise VerificationError(f"'{training}' does not keep its promises: {failed}")

@@ -17,6 +17,8 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # Metadata of the graph: a line for each parameter and buffer of the module, folded ones too.
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+# What its optimiser puts a normalisation into keeps its name without marks; the bias is named after it.
+_FUSED_BIAS = "_bias"
 _IN_SIGNATURE = re.compile(r"^\w+: (\w+) target='([^']*)'", re.MULTILINE)
 # How the older exporter calls what it computed itself; the path of a module begins with a slash.
 _COMPUTED = ("onnx::", "/")
@@ -28,7 +30,7 @@ def as_exported(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[s
     """The weights with what the exporter says that they are, where it says so.
 
     The newer exporter marks parameters and buffers, so that what it does not mark is a constant, unless
-    it was folded from one of them. The older one keeps its constants as Constant nodes. Where a tool has
+    it was folded from one of them, or has the name of one after a normalisation was put into it. The older one keeps its constants as Constant nodes. Where a tool has
     lost the marks of the newer one, nothing is said of what lies beside constants without a module's name.
     """
     if model.producer_name != _PRODUCER:
@@ -58,6 +60,10 @@ def folding_notes(model: onnx.ModelProto) -> tuple[str, ...]:
             if entry.key == _FOLDED_FROM and value.name in stored:
                 sources = (name for name in _names(entry.value) if name not in stored)
                 folded.update(dict.fromkeys(name for name in sources if _is_parameter(name, declared)))
+    marked = {value.name for value in model.graph.value_info if value.metadata_props}
+    if marked & stored:
+        unmarked = (tensor.name for tensor in model.graph.initializer if tensor.name not in marked)
+        folded.update(dict.fromkeys(name for name in unmarked if declared.get(name) == "PARAMETER"))
     if not folded:
         return ()
     names = ", ".join(f"'{name}'" for name in list(folded)[:3])
@@ -73,6 +79,8 @@ def _marked(name: str, told: Mapping[str, Mapping[str, str]], declared: Mapping[
     kind = found.get(_KIND, "")
     if kind:
         return ExportedAs.PARAMETER if kind == "PARAMETER" else ExportedAs.BUFFER
+    if not found and _is_fused(name, declared):
+        return ExportedAs.UNKNOWN
     sources = _names(found.get(_FOLDED_FROM, ""))
     known = {**{source: told[source].get(_KIND, "") for source in sources if source in told}, **declared}
     return ExportedAs.UNKNOWN if any(_is_parameter(s, known) for s in sources) else ExportedAs.CONSTANT
@@ -87,6 +95,10 @@ def _declared(graph: onnx.GraphProto) -> dict[str, str]:
 def _is_parameter(name: str, declared: Mapping[str, str]) -> bool:
     """Whether it is a parameter of the module; without its signature a dotted name is taken for one."""
     return declared[name] == "PARAMETER" if name in declared else "." in name
+
+
+def _is_fused(name: str, declared: Mapping[str, str]) -> bool:
+    return declared.get(name.removesuffix(_FUSED_BIAS), "") == "PARAMETER"
 
 
 def _names(listed: str) -> list[str]:

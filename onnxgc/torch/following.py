@@ -95,7 +95,8 @@ def results_by_origin(step: JointStep) -> dict[Any, fx.Node]:
             waiting.extend(node.all_input_nodes)
     last: dict[Any, fx.Node] = {}
     for node in step.storages:
-        if node in forward and node.target is not operator.getitem and (origin := origin_of(node)) is not None:
+        origin = origin_of(node) if node in forward else None
+        if origin is not None and node.target is not operator.getitem:
             last[origin] = node
     return last
 

@@ -80,6 +80,19 @@ x: USER_INPUT
     assert note.startswith("the exporter computed with 'table' and")
 
 
+def test_what_a_normalisation_was_put_into_trains_and_is_told() -> None:
+    """The optimiser keeps the weight's name, calls the bias after it, and marks neither."""
+    body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"
+    model = with_weights(text_model(body), w=normal(4, 4), w_bias=normal(4), v=normal(4, 4))
+    model.producer_name = "pytorch"
+    model.graph.value_info.add(name="v").metadata_props.add(key=KIND, value="PARAMETER")
+    signature = "p_w: PARAMETER target='w'\np_v: PARAMETER target='v'\nx: USER_INPUT"
+    model.graph.metadata_props.add(key=SIGNATURE, value=signature)
+    assert parameters(model) == ["w", "w_bias", "v"]
+    (note,) = (note for note in read_model(model, loss="mse").notes if "computed with" in note)
+    assert note.startswith("the exporter computed with 'w' and stored")
+
+
 def test_a_marked_parameter_trains_however_little_is_done_with_it() -> None:
     body = "(float[2,4] x) => (float[3,4] y) { z = MatMul(x, w)  y = Concat<axis=0>(z, c) }"
     model = with_weights(text_model(body), w=normal(4, 4), c=normal(1, 4))
