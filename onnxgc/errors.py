@@ -30,6 +30,14 @@ class LossError(OnnxgcError):
     """The requested loss does not fit the model's outputs."""
 
 
+class OptimizerError(OnnxgcError):
+    """The optimizer is unknown, or one of its settings does not fit."""
+
+
+class TrainingError(OnnxgcError):
+    """Training cannot go on: data, loss or state are not what the training file takes."""
+
+
 class NoParametersError(OnnxgcError):
     """No trainable parameter reaches the loss."""
 

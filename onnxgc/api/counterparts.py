@@ -21,6 +21,7 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Schedule, StepGraph
 from onnxgc.planning.simulate import MemoryProfile
 from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.refinement import refined
 from onnxgc.solvers.registry import solver_for
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -161,8 +162,11 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
         for side in (found.unmatched_a, found.unmatched_b)
     )
     reasons_a, reasons_b = reasons
-    plan, missing = carried_over(one, other, here)
-    carried = plan_traced_again(other.model, other.planned.traced, plan)
+    found_plan = carried_over(one, other, here.counterpart)
+    plan, as_it_is = (
+        plan_traced_again(other.model, other.planned.traced, version, other.planned)
+        for version in (found_plan.plan, found_plan.as_it_is)
+    )
     return {
         "a": one.name,
         "b": other.name,
@@ -189,15 +193,19 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
             "b": there.read_here_only(reasons_b),
         },
         "part_behind": [_names(pair) for pair in found.last_from_inputs],
+        "operators_behind": [[list(side) for side in both] for both in found.operators_behind],
         "meet_again_at": [_names(pair) for pair in found.last_from_outputs],
         "carried_over": {
-            "checkpoints": len(plan.checkpoints),
-            "lost": missing,
-            "simulated_peak_bytes": carried.profile.peak_bytes,
+            "checkpoints": len(found_plan.plan.checkpoints),
+            "lost": list(found_plan.lost),
+            "undecided": found_plan.undecided,
+            "overruled": found_plan.overruled,
+            "simulated_peak_bytes": plan.profile.peak_bytes,
+            "as_it_is_simulated_peak_bytes": as_it_is.profile.peak_bytes,
             "own_simulated_peak_bytes": other.planned.profile.peak_bytes,
             "regular_simulated_peak_bytes": other.planned.regular_profile.peak_bytes,
         },
-    }, plan
+    }, found_plan.plan
 
 
 def _names(pair: Pair) -> list[str]:
@@ -214,16 +222,7 @@ class _Side:
 
     @classmethod
     def of(cls, own: Network, other: Network, matched: Mapping[str, str]) -> _Side:
-        members = own.planned.traced.problem.joint().members
-        found: dict[str, str] = {}
-        for vertex, tensors in members.items():
-            # What the vertex is named by first: the others are its views, and what it was made from.
-            for tensor in (str(vertex), *tensors):
-                there = other.planned.traced.vertex_of.get(matched.get(tensor, ""))
-                if there is not None:
-                    found[str(vertex)] = there
-                    break
-        return cls(own, other, found)
+        return cls(own, other, counterparts_of(own, other, matched))
 
     def fate_of_checkpoints(self, reasons: Mapping[str, tuple[Reason, str]]) -> dict[str, Any]:
         """What became of this file's own checkpoints in the other file."""
@@ -275,24 +274,77 @@ def _read_by_backward(network: Network) -> dict[str, int]:
     }
 
 
-def carried_over(one: Network, other: Network, side: _Side) -> tuple[CheckpointPlan, list[str]]:
-    """The plan of one file with the tensors of the other, and checkpoints that have no counterpart there."""
-    plan, graph = one.planned.solution.plan, other.planned.traced.problem.graph
-    kept = [side.counterpart[str(v)] for v in plan.checkpoints if str(v) in side.counterpart]
-    missing = [str(vertex) for vertex in plan.checkpoints if str(vertex) not in side.counterpart]
-    carried = replace(CheckpointPlan.for_graph(graph, kept), keeps_last_segment=plan.keeps_last_segment)
+def counterparts_of(own: Network, other: Network, matched: Mapping[str, str]) -> dict[str, str]:
+    """The vertices of a file that hold the same as one of the other file, by the matched tensors."""
+    found: dict[str, str] = {}
+    for vertex, tensors in own.planned.traced.problem.joint().members.items():
+        # What the vertex is named by first: the others are its views, and what it was made from.
+        for tensor in (str(vertex), *tensors):
+            there = other.planned.traced.vertex_of.get(matched.get(tensor, ""))
+            if there is not None:
+                found[str(vertex)] = there
+                break
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedPlan:
+    """The plan of one file with the tensors of another.
+
+    `as_it_is` keeps what the source keeps, of what there is; `lost` are checkpoints that have no
+    counterpart. `plan` is made to fit: first what the source says nothing of is decided, which are
+    `undecided` tensors, those that the target has alone or that stand in for a lost checkpoint, then
+    all others, where the peak falls; `overruled` is in how many of these it is not the source's decision.
+    """
+
+    plan: CheckpointPlan
+    as_it_is: CheckpointPlan
+    lost: tuple[str, ...]
+    undecided: int
+    overruled: int
+
+
+def carried_over(one: Network, other: Network, counterpart: Mapping[str, str]) -> CarriedPlan:
+    """The plan of one file for the other, by the counterparts of its vertices there."""
+    plan, problem = one.planned.solution.plan, other.planned.traced.problem
+    graph, checkpoints = problem.graph, [str(vertex) for vertex in plan.checkpoints]
+    kept = [counterpart[vertex] for vertex in checkpoints if vertex in counterpart]
+    lost = tuple(vertex for vertex in checkpoints if vertex not in counterpart)
+    found = replace(CheckpointPlan.for_graph(graph, kept), keeps_last_segment=plan.keeps_last_segment)
     if plan.order:
-        carried = replace(carried, order=_order_like(plan.order, other, side))
-    return carried, missing
+        found = replace(found, order=_order_like(plan.order, other, counterpart))
+    stands_in = {counterpart[near] for vertex in lost for near in _nearest(vertex, one, counterpart)}
+    decided = set(counterpart.values()) - stands_in
+    undecided = [vertex for vertex in graph.vertices if vertex not in decided]
+    fitted = refined(problem, found, (undecided, graph.vertices))
+    changed = set(fitted.checkpoints) ^ set(found.checkpoints)
+    return CarriedPlan(fitted, found, lost, len(undecided), len(changed & decided))
 
 
-def _order_like(order: Sequence[Any], other: Network, side: _Side) -> tuple[Any, ...]:
+def _nearest(lost: str, one: Network, counterpart: Mapping[str, str]) -> set[str]:
+    """The tensors with a counterpart around one that has none."""
+    graph = one.planned.traced.problem.graph
+    found: set[str] = set()
+    for step in (graph.predecessors, graph.successors):
+        seen: set[Any] = set()
+        pending: list[Any] = [lost]
+        while pending:
+            for vertex in step(pending.pop()):
+                if str(vertex) in counterpart:
+                    found.add(str(vertex))
+                elif vertex not in seen:
+                    seen.add(vertex)
+                    pending.append(vertex)
+    return found
+
+
+def _order_like(order: Sequence[Any], other: Network, counterpart: Mapping[str, str]) -> tuple[Any, ...]:
     """The other file's vertices in an order of this one; what is there only comes as soon as it can."""
     graph = other.planned.traced.problem.graph
     rank: dict[Any, int] = {}
     for place, vertex in enumerate(order):
-        if str(vertex) in side.counterpart:
-            rank.setdefault(side.counterpart[str(vertex)], place)
+        if str(vertex) in counterpart:
+            rank.setdefault(counterpart[str(vertex)], place)
     for vertex in graph.vertices:
         before = max((rank[read] for read in graph.predecessors(vertex)), default=-1)
         rank[vertex] = max(rank.get(vertex, before), before)

@@ -23,7 +23,7 @@ from onnxgc.api.trial import trial_run
 from onnxgc.emission.plan_files import METADATA_KEY, plan_as_json, plan_of
 from onnxgc.emission.training import TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_model_writable, data_file, write_model
-from onnxgc.errors import ModelFileError, OutputFileError, PlanError
+from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
 from onnxgc.model.ir import Array, TrainableModel, dtype_name
 from onnxgc.model.load import source_of
@@ -31,12 +31,18 @@ from onnxgc.model.read import read_model
 from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, TimeCost, parse_objective
-from onnxgc.planning.schedule import Schedule, build_schedule
+from onnxgc.planning.schedule import Schedule, build_schedule, with_late_replacements
 from onnxgc.planning.simulate import MemoryProfile, simulate
 from onnxgc.rematerialisation.search import Order
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import solver_for
 from onnxgc.tracing.computation import TracedProblem, checkpoint_problem
+from onnxgc.tracing.optimizers import (
+    Optimizer,
+    optimizer_as_json,
+    optimizer_from_json,
+    optimizer_of,
+)
 from onnxgc.tracing.trace import TrainingStep, trace
 from onnxgc.tracing.types import type_of_array
 
@@ -49,7 +55,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a model was read; a training file carries it, so that it can be read so again."""
+    """How a model was read and its step made; a training file carries it, so that both can be done again."""
 
     loss: str = "auto"
     trainable: tuple[str, ...] = ()
@@ -57,9 +63,10 @@ class ReadOptions:
     keep_outputs: bool = False
     freeze_bn: bool = False
     untie: bool = False
+    optimizer: Optimizer | None = None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ReadOptions:
@@ -71,8 +78,10 @@ class ReadOptions:
         found = json.loads(text)
         trainable, freeze = (tuple(map(str, found[key])) for key in ("trainable", "freeze"))
         # Files of earlier versions do not state these.
-        later = (bool(found.get(key, False)) for key in ("freeze_bn", "untie"))
-        return cls(str(found["loss"]), trainable, freeze, bool(found["keep_outputs"]), *later)
+        later = {key: bool(found.get(key, False)) for key in ("freeze_bn", "untie")}
+        optimizer = optimizer_from_json(found.get("optimizer"))
+        loss, keep_outputs = str(found["loss"]), bool(found["keep_outputs"])
+        return cls(loss, trainable, freeze, keep_outputs, **later, optimizer=optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,11 @@ class PlannedStep:
     @property
     def raises_the_peak(self) -> bool:
         return self.profile.peak_bytes > self.regular_profile.peak_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What an optimizer keeps from step to step."""
+        return 0 if self.step.updates is None else self.step.updates.state_bytes
 
     @property
     def objective(self) -> PaperObjective:
@@ -148,6 +162,7 @@ def optimize(
     freeze_bn: bool = False,
     untie: bool = False,
     keep_outputs: bool = False,
+    optimizer: Optimizer | str | None = None,
     budget: str | float | None = None,
     extra_time: str | float | None = None,
     pareto: bool = False,
@@ -175,6 +190,7 @@ def optimize(
     the report. Times are those of `device` (a card by name), or measured on this machine and kept in
     the file `calibrate`; `order` (free or fixed) says whether operators may first run in another order
     than the model's. `step_limit` ends that search after so many rounds, so that a seed alone decides.
+    `optimizer` (sgd, adamw, or one with its settings) puts the parameters' updates into the graph.
     `plan` is one that was made before, in any form that `onnxgc.emission.plan_files.plan_of` reads, in the
     place of a search.
     `input_shapes` maps an input to its shape. `freeze_bn` and `untie` are those of `read_model`. With
@@ -194,6 +210,7 @@ def optimize(
             "a plan says what to do: leave out solver, objective, checkpoints, budget, extra time and pareto"
         )
     wanted = parse_objective(objective)
+    chosen = optimizer_of(optimizer)
     request = BudgetRequest.of(
         budget,
         extra_time=extra_time,
@@ -210,7 +227,7 @@ def optimize(
         check_model_writable(target)
         _check_apart(target, source if isinstance(source, str | os.PathLike) else None)
     tell("reading")
-    read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs, freeze_bn, untie)
+    read_options = ReadOptions(loss, tuple(trainable), tuple(freeze), keep_outputs, freeze_bn, untie, chosen)
     model = read_again(source, read_options, input_shapes)
     _check_values(model, values or {})
     if target is not None:
@@ -225,12 +242,13 @@ def optimize(
     options = SolverOptions(
         tuple(checkpoints), wanted, time_limit, seed, most_rounds=step_limit, order=request.order, tell=tell
     )
+    added: dict[str, Any] = {"keep_outputs": keep_outputs, "optimizer": chosen}
     if given is not None:
-        planned = plan_step_again(model, given, keep_outputs=keep_outputs)
+        planned = plan_step_again(model, given, **added)
     elif request.is_asked:
-        planned = plan_within(model, request, options, keep_outputs=keep_outputs)
+        planned = plan_within(model, request, options, **added)
     else:
-        planned = plan_step(model, "manual" if checkpoints else solver, options, keep_outputs=keep_outputs)
+        planned = plan_step(model, "manual" if checkpoints else solver, options, **added)
     planned_seconds = time.perf_counter() - started
     figures: dict[str, Any] = {}
     result = OptimizeResult(planned.solution.plan, figures, planned, read_options, dict(values or {}))
@@ -295,6 +313,7 @@ def plan_step(
     options: SolverOptions | None = None,
     *,
     keep_outputs: bool = False,
+    optimizer: Optimizer | None = None,
 ) -> PlannedStep:
     """Trace a model, solve for its checkpoints, and schedule and judge the result.
 
@@ -305,7 +324,7 @@ def plan_step(
     """
     options = options or SolverOptions()
     chosen = solver_for(solver, options.objective)
-    traced = trace_problem(model, keep_outputs)
+    traced = trace_problem(model, keep_outputs, optimizer)
     named = tuple(traced.vertex(str(name)) for name in options.checkpoints)
     solution = chosen.solve(traced.problem, replace(options, checkpoints=named))
     planned = judged(model, traced, solution)
@@ -325,7 +344,12 @@ def plan_step(
 
 
 def plan_within(
-    model: TrainableModel, request: BudgetRequest, options: SolverOptions, *, keep_outputs: bool = False
+    model: TrainableModel,
+    request: BudgetRequest,
+    options: SolverOptions,
+    *,
+    keep_outputs: bool = False,
+    optimizer: Optimizer | None = None,
 ) -> PlannedStep:
     """Trace a model, and schedule and judge the plan of least extra time within a budget.
 
@@ -333,7 +357,7 @@ def plan_within(
         BudgetError: no plan fits.
         DurationError: there is no such device, or the calibration file is not one.
     """
-    return plan_traced_within(model, trace_problem(model, keep_outputs), request, options)
+    return plan_traced_within(model, trace_problem(model, keep_outputs, optimizer), request, options)
 
 
 def plan_traced_within(
@@ -341,12 +365,20 @@ def plan_traced_within(
 ) -> PlannedStep:
     """The same for a model that is traced already."""
     durations, timing, note = request.durations(traced.step)
+    updates = traced.step.updates
+    if updates is not None and request.budget is not None:
+        request = replace(request, budget=replace(request.budget, held_bytes=updates.state_bytes))
     answer = answer_to(request, traced.problem, durations, options)
     solution = answer.solution
     planned = judged(model, traced, solution)
     budget, regular = request.budget, planned.regular_profile.peak_bytes
     limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
-    assert limit is None or planned.profile.peak_bytes <= limit, "a plan within a budget keeps to it"
+    if limit is not None and planned.profile.peak_bytes > limit:
+        assert updates is not None, "a plan within a budget keeps to it"
+        raise BudgetError(
+            f"no plan was found within {limit:,} bytes beside the optimizer's state: updates that wait for "
+            f"the last reader of a parameter take it to {planned.profile.peak_bytes:,}; give more memory"
+        )
     return replace(
         planned,
         notes=(*planned.notes, *filter(None, [note, _INTERRUPTED if solution.interrupted else ""])),
@@ -359,14 +391,18 @@ def plan_traced_within(
 
 
 def plan_step_again(
-    model: TrainableModel, plan: CheckpointPlan, *, keep_outputs: bool = False
+    model: TrainableModel,
+    plan: CheckpointPlan,
+    *,
+    keep_outputs: bool = False,
+    optimizer: Optimizer | None = None,
 ) -> PlannedStep:
     """Trace a model, and schedule and judge a plan that was made for it.
 
     Raises:
         PlanError: the plan names what is no tensor of the model.
     """
-    return plan_traced_again(model, trace_problem(model, keep_outputs), plan)
+    return plan_traced_again(model, trace_problem(model, keep_outputs, optimizer), plan)
 
 
 def plan_traced_again(
@@ -388,10 +424,12 @@ def plan_traced_again(
     return replace(planned, solution=found)
 
 
-def trace_problem(model: TrainableModel, keep_outputs: bool = False) -> TracedProblem:
+def trace_problem(
+    model: TrainableModel, keep_outputs: bool = False, optimizer: Optimizer | None = None
+) -> TracedProblem:
     """What a solver sees of a model's training step."""
     seed = fresh_name(LOSS_SCALE, set(model.types))
-    return checkpoint_problem(trace(model, seed=seed, keep_outputs=keep_outputs))
+    return checkpoint_problem(trace(model, seed=seed, keep_outputs=keep_outputs, optimizer=optimizer))
 
 
 def judged(
@@ -405,6 +443,7 @@ def judged(
     names = _copy_namer(traced.step)
     graph, schedule = joint.scheduled(solution.plan, names)
     step = traced.step_in_order(tuple(operator.name for operator in graph.forward))
+    schedule = with_late_replacements(schedule, graph)
     profile = simulate(schedule, graph)
     if like is not None:
         regular_schedule, regular_profile = like.regular_schedule, like.regular_profile
@@ -442,7 +481,11 @@ def emit(
 def report(
     planned: PlannedStep, name: str, output: str | None, seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The figures of one optimisation, as `--json` prints them; bytes and seconds are numbers."""
+    """The figures of one optimisation, as `--json` prints them; bytes and seconds are numbers.
+
+    An optimizer's state is part of every peak, and of bounds on it.
+    """
+    held = planned.state_bytes
     problem, solution, objective = planned.traced.problem, planned.solution, planned.objective
     types, model = planned.step.types, planned.model
     return {
@@ -460,26 +503,43 @@ def report(
         },
         "regular": {
             "activation_bytes": problem.total_bytes,
-            "simulated_peak_bytes": planned.regular_profile.peak_bytes,
+            "simulated_peak_bytes": planned.regular_profile.peak_bytes + held,
             "simulated_activation_peak_bytes": planned.regular_profile.activation_peak_bytes,
         },
         "planned": {
             "checkpoint_bytes": objective.checkpoint_bytes,
             "heaviest_segment_bytes": objective.heaviest_segment_bytes,
             "paper_objective_bytes": objective.total_bytes,
-            "simulated_peak_bytes": planned.profile.peak_bytes,
+            "simulated_peak_bytes": planned.profile.peak_bytes + held,
             "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
             "peak_step": planned.profile.peak_step,
             "extra_flops_ratio": planned.extra_flops_ratio,
         },
+        **_report_on_optimizer(planned),
         **_report_on_time(planned),
-        "lower_bound_bytes": solution.lower_bound_bytes,
-        "bound_operator": solution.bound_operator,
-        "gap": solution.gap,
+        **_bound(planned),
         "checkpoints": list(solution.plan.checkpoints),
         "notes": [*model.notes, *_notes_on_types(model), *planned.notes, *_notes_on_saving(planned)],
         "seconds": dict(seconds),
     }
+
+
+def _bound(planned: PlannedStep) -> dict[str, Any]:
+    solution = planned.solution
+    bound, gap = solution.lower_bound_bytes, solution.gap
+    if solution.objective in (Objective.PEAK, Objective.TIME):
+        bound += planned.state_bytes
+    if solution.objective is Objective.PEAK and planned.state_bytes:
+        peak = solution.objective_bytes + planned.state_bytes
+        gap = max(0, peak - bound) / peak
+    return {"lower_bound_bytes": bound, "bound_operator": solution.bound_operator, "gap": gap}
+
+
+def _report_on_optimizer(planned: PlannedStep) -> dict[str, Any]:
+    updates = planned.step.updates
+    if updates is None:
+        return {}
+    return {"optimizer": {"name": updates.optimizer.name, "state_bytes": updates.state_bytes}}
 
 
 def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
@@ -487,22 +547,25 @@ def _report_on_time(planned: PlannedStep) -> dict[str, Any]:
     cost = planned.solution.time
     if cost is None:
         return {}
+    held = planned.state_bytes
     budget = planned.request.budget
     allowed = None if budget is None else budget.most_extra
     return {
         "budget": {
-            "bytes": planned.budget_bytes,
+            "bytes": None if planned.budget_bytes is None else planned.budget_bytes + held,
             "most_extra_time_ratio": None if allowed is None else float(allowed),
             "timing": planned.timing,
             "order": planned.request.order.value,
-            "order_alone_peak_bytes": planned.order_alone_peak_bytes,
+            "order_alone_peak_bytes": None
+            if planned.order_alone_peak_bytes is None
+            else planned.order_alone_peak_bytes + held,
             "regular_seconds": cost.regular / 1e9,
             **_ratios(cost),
         },
         "frontier": [
             {
-                "budget_bytes": point.budget_bytes,
-                "simulated_peak_bytes": point.solution.objective_bytes,
+                "budget_bytes": point.budget_bytes + held,
+                "simulated_peak_bytes": point.solution.objective_bytes + held,
                 "status": point.solution.status.value,
                 **_ratios(point.solution.time),
             }

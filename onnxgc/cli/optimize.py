@@ -49,6 +49,14 @@ class ObjectiveName(StrEnum):
     PAPER = "paper"
 
 
+class OptimizerName(StrEnum):
+    """What updates the parameters."""
+
+    NONE = "none"
+    SGD = "sgd"
+    ADAMW = "adamw"
+
+
 def optimize_command(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
@@ -128,6 +136,10 @@ def optimize_command(
     save_plan: Annotated[
         str | None, typer.Option("--save-plan", help="Write the plan alone into this JSON file.")
     ] = None,
+    optimizer: Annotated[
+        OptimizerName,
+        typer.Option(help="Updates of the parameters in the file, with PyTorch's settings; else gradients."),
+    ] = OptimizerName.NONE,
     keep_outputs: Annotated[
         bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")
     ] = False,
@@ -205,6 +217,7 @@ def optimize_command(
             freeze_bn=freeze_bn,
             untie=untie,
             keep_outputs=keep_outputs,
+            optimizer=optimizer.value,
             external_data=save_external_data,
             dry_run=dry_run,
             check=not no_check,

@@ -31,11 +31,12 @@ class _Group:
 
     `held` are the tensors that cannot come early, `views` the barriers by the tensor that they show,
     `length` the zero that waits for the token. `opening` computes it: in front of all else, since
-    later it would keep the token alive.
+    later it would keep the token alive. What is `always_held` is so whatever its size, and weights too.
     """
 
     token: str
     made: frozenset[str]
+    always_held: frozenset[str] = frozenset()
     held: set[str] = field(init=False)
     views: dict[str, str] = field(default_factory=dict)
     opening: list[Node] = field(default_factory=list)
@@ -76,13 +77,18 @@ class BarrierWriter:
         add = Node("Add", (self._shape(shape), self.zero), (target,), name=target)
         return add, self._reshape(tensor, target, view), view
 
-    def group(self, nodes: Sequence[Node]) -> list[Node]:
-        """The group's nodes with the barriers that hold them; `token` becomes its last tensor."""
+    def group(self, nodes: Sequence[Node], always_held: frozenset[str] = frozenset()) -> list[Node]:
+        """The group's nodes with the barriers that hold them; `token` becomes its last tensor.
+
+        Nodes that read what is `always_held` wait whatever its size, and whether it is a weight or not.
+        """
         self._index += 1
-        group = _Group(self.token, frozenset(name for node in nodes for name in node.outputs))
+        group = _Group(self.token, frozenset(name for node in nodes for name in node.outputs), always_held)
         for node in nodes:
             held = node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
-            if not any(name in group.held for name in held.inputs) and self._is_worth_holding(held):
+            if not any(name in group.held for name in held.inputs) and (
+                any(name in always_held for name in held.inputs) or self._is_worth_holding(held)
+            ):
                 held = self._hold(held, group)
             if any(name in group.held for name in held.inputs):
                 group.held.update(held.outputs)
@@ -110,7 +116,9 @@ class BarrierWriter:
                 op=reshaped.op, inputs=reshaped.inputs, attributes={**reshaped.attributes, **again}
             )
         outside = [
-            name for name in node.inputs if name and name not in group.made and not self.is_fixed(name)
+            name
+            for name in node.inputs
+            if name and name not in group.made and (name in group.always_held or not self.is_fixed(name))
         ]
         if not outside:
             return node
@@ -123,28 +131,54 @@ class BarrierWriter:
         group.held.add(view)
         return node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
 
+    def wait(self, node: Node, token: str) -> tuple[list[Node], list[Node], Node]:
+        """Nodes behind a token's, nodes in front of a node, and that node, which now waits for the token."""
+        self._index += 1
+        length, opening = self._empty_length(token)
+        source = max((name for name in node.inputs if name), key=lambda name: self.type_of(name).size_bytes)
+        kind = self.type_of(source)
+        target = self.name(f"barrier{self._index}/shape")
+        view = self.name(f"{source}/held{self._index}")
+        shape = self._shape(kind.shape)
+        self.declare(target, self.type_of(shape))
+        self.types[view] = kind
+        held = [
+            Node("Add", (shape, length), (target,), name=target),
+            self._reshape(source, target, view),
+        ]
+        return (
+            opening,
+            held,
+            node.with_changes(inputs=tuple(view if name == source else name for name in node.inputs)),
+        )
+
     def _length(self, group: _Group) -> str:
         """The int64 vector [0], known only when the token is.
 
         Computed only if the group needs it: one that nobody reads would keep the token alive.
         """
-        if group.length is not None:
-            return group.length
-        token, shape = self.token, self.type_of(self.token).shape
+        if group.length is None:
+            group.length, opening = self._empty_length(self.token)
+            group.opening.extend(opening)
+        return group.length
+
+    def _empty_length(self, token: str) -> tuple[str, list[Node]]:
+        """The length of an empty slice of a tensor, and the nodes that compute it."""
+        shape = self.type_of(token).shape
         axes = self.constant(np.asarray([0], np.int64))
+        nodes: list[Node] = []
         if not shape:
             unsqueezed = self.name(f"barrier{self._index}/token")
             self.declare(unsqueezed, TensorType(self.type_of(token).dtype, (1,)))
-            group.opening.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
+            nodes.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
             token = unsqueezed
         empty, length = self.name(f"barrier{self._index}/empty"), self.name(f"barrier{self._index}/length")
-        group.opening.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
-        group.opening.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
+        nodes.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
+        nodes.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
         # Not one of `vectors`: with a 0 in place of a named first dimension its Shape would be folded away.
         self.types[empty] = TensorType(self.type_of(token).dtype, (0, *shape[1:]))
         self.declare(length, TensorType(onnx.TensorProto.INT64, (1,)))
-        group.length = length
-        return length
+        return length, nodes
 
     def _target(self, shape: str, group: _Group) -> str:
         """`shape` plus the zero that waits for the token."""

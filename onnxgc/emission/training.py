@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,11 +22,13 @@ from onnxgc.model.ir import Array, Node, TensorType
 from onnxgc.model.weights import ArrayWeight, write_weight
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.planning.simulate import simulate
+from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 from onnxgc.tracing.trace import TrainingStep
 from onnxgc.tracing.types import type_of_array
 
 _COPY_SUFFIX = re.compile(r"__recompute\d*$")
 SCHEMA_VERSION = 1
+UPDATE = "update"
 _POOLS = ("AveragePool", "MaxPool")
 
 
@@ -40,11 +43,29 @@ class TrainingGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Nodes that follow one another: forward, one segment's recomputation, one backward chunk."""
+    """Nodes that follow one another: forward, one segment's recomputation, one backward chunk, updates."""
 
     role: str
     nodes: tuple[Node, ...]
     segments: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A node of the file with its role and segment."""
+
+    node: Node
+    role: str
+    segment: int | None = None
+
+    def annotated(self) -> onnx.NodeProto:
+        proto = self.node.to_proto()
+        notes = {"onnxgc.role": self.role, "onnxgc.node": self.node.origin or self.node.name}
+        if self.segment is not None:
+            notes["onnxgc.segment"] = str(self.segment)
+        for key, value in notes.items():
+            proto.metadata_props.add(key=key, value=value)
+        return proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +114,11 @@ class _Emitter:
         self._taken.update(schedule.original_of)
         self._constants = ConstantPool(self._taken)
         self._zero = fresh_name(ZERO, self._taken)
+        self._updates = step.updates
+        # An update reads these after everybody else: whoever reads the old value must have done so.
+        self._waiting: frozenset[str] = frozenset()
+        if step.updates is not None:
+            self._waiting = frozenset((*step.updates.replaced.values(), *step.parameter_gradients.values()))
         self._peak_bytes = simulate(schedule, step.graph).peak_bytes
         # Hundredths of a percent of the peak: whether they come early does not matter.
         small_bytes = self._peak_bytes // 4096
@@ -117,18 +143,14 @@ class _Emitter:
         return self._step.types[self._schedule.original_of.get(name, name)]
 
     def emit(self) -> TrainingGraph:
-        nodes: list[onnx.NodeProto] = []
-        written: list[Node] = []
+        written: list[_Written] = []
         views: dict[str, str] = {}
         for name in self._step.model.inputs:
             add, view_node, view = self._barriers.opaque_view(name)
-            written.extend((add, view_node))
-            nodes.extend(_annotated(node, "forward", None) for node in (add, view_node))
+            written.extend((_Written(add, "forward"), _Written(view_node, "forward")))
             views[name] = view
         live = self._live_constants()
-        for node in live.nodes:
-            written.append(node)
-            nodes.append(_annotated(node, "forward", None))
+        written.extend(_Written(node, "forward") for node in live.nodes)
         is_first = True
         for group in self._groups():
             group_nodes = [
@@ -138,17 +160,65 @@ class _Emitter:
                 for node in group.nodes
             ]
             segment_of = dict(zip((node.name for node in group_nodes), group.segments, strict=True))
-            ordered = group_nodes if is_first else self._barriers.group(group_nodes)
+            waiting = self._waiting if group.role == UPDATE else frozenset()
+            ordered = group_nodes if is_first else self._barriers.group(group_nodes, waiting)
             if is_first and not any(self._step.model.loss in node.outputs for node in group_nodes):
                 # Something is computed again before the loss is there.
                 self._barriers.token = group_nodes[-1].outputs[0]
             is_first = False
-            for node in ordered:
-                written.append(node)
-                nodes.append(_annotated(node, group.role, segment_of.get(node.name)))
+            written.extend(_Written(node, group.role, segment_of.get(node.name)) for node in ordered)
+        written = self._with_waiting_updates(written)
         return TrainingGraph(
-            self._model(nodes, written), dict(self._step.parameter_gradients), self._schedule
+            self._model([one.annotated() for one in written], [one.node for one in written]),
+            dict(self._step.parameter_gradients),
+            self._schedule,
         )
+
+    def _with_waiting_updates(self, written: Sequence[_Written]) -> list[_Written]:
+        """The nodes, and barriers from readers of what is replaced to what replaces it, where none is there.
+
+        Groups wait for the end of the one before them, but not for all in it, and one that runs again may
+        have a reader that nothing else waits for.
+        """
+        if self._updates is None:
+            return list(written)
+        replaced = self._updates.replaced
+        shown = {old: old for old in replaced.values()}
+        readers: dict[str, list[int]] = {old: [] for old in replaced.values()}
+        known: list[int] = []
+        """The nodes that read what is replaced; bit i of a set of them is the i-th."""
+        before: dict[str, int] = {}
+        """By tensor, the set of such nodes that it waits for."""
+        behind: dict[int, list[_Written]] = {}
+        in_front: dict[int, list[_Written]] = {}
+        changed: dict[int, _Written] = {}
+        for index, one in enumerate(written):
+            node = one.node
+            waits = 0
+            for name in reads_of(node):
+                waits |= before.get(name, 0)
+            for name in node.outputs:
+                old = replaced.get(name)
+                missing = [bit for bit in readers.get(old or "", ()) if not waits >> bit & 1]
+                for bit in missing:
+                    reader = written[known[bit]].node
+                    token, held, node = self._barriers.wait(node, reader.outputs[0])
+                    behind.setdefault(known[bit], []).extend(_Written(made, one.role) for made in token)
+                    in_front.setdefault(index, []).extend(_Written(made, one.role) for made in held)
+                    waits |= 1 << bit
+                changed[index] = _Written(node, one.role, one.segment)
+            for old in {shown[name] for name in node.inputs if name in shown}:
+                waits |= 1 << len(known)
+                readers[old].append(len(known))
+                known.append(index)
+            if node.op in VIEW_OPERATORS and node.inputs[0] in shown:
+                shown[node.outputs[0]] = shown[node.inputs[0]]
+            before.update(dict.fromkeys(node.outputs, waits))
+        return [
+            made
+            for index, one in enumerate(written)
+            for made in (*in_front.get(index, ()), changed.get(index, one), *behind.get(index, ()))
+        ]
 
     def _live_constants(self) -> _LiveConstants:
         """Constants that make ONNX Runtime rewrite what must stay.
@@ -198,7 +268,7 @@ class _Emitter:
                         nodes.append(self._reader(name))
                         segments.append(None)
                 continue
-            this = _group_key(step)
+            this = self._group_key(step)
             if key is not None and this != key and nodes:
                 yield _Group(key[0], tuple(nodes), tuple(segments))
                 nodes, segments = [], []
@@ -208,6 +278,13 @@ class _Emitter:
             segments.extend([step.segment] * len(written))
         if key is not None and nodes:
             yield _Group(key[0], tuple(nodes), tuple(segments))
+
+    def _group_key(self, step: Compute | Recompute) -> tuple[str, int | None]:
+        if isinstance(step, Recompute):
+            return ("recompute", step.segment)
+        if self._updates is not None and step.operator.name in self._updates.nodes:
+            return (UPDATE, step.chunk)
+        return ("forward", None) if step.chunk is None else ("backward", step.chunk)
 
     def _with_kernels(self, node: Node) -> tuple[Node, ...]:
         """The node, or the two that a runtime without a kernel for it would put at the end of its order."""
@@ -263,7 +340,7 @@ class _Emitter:
         scale = TensorType(step.types[model.loss].dtype, ())
         seed = step.differentiated.seed
         inputs = [
-            *(_value_info(name, step.types[name]) for name in (*fed, *fed_weights)),
+            *(_value_info(name, step.types[name]) for name in (*fed, *fed_weights, *self._fed_to_updates())),
             _value_info(seed, scale),
             _value_info(self._zero, self._type_of(self._zero)),
         ]
@@ -291,6 +368,7 @@ class _Emitter:
             "barrier_zero": self._zero,
             "gradients": dict(step.parameter_gradients),
             "statistics": {statistic.name: statistic.updated for statistic in model.statistics},
+            **self._names_of_updates(),
         }
         domains = sorted({node.domain for node in written} - {""})
         proto = helper.make_model(
@@ -317,6 +395,26 @@ class _Emitter:
             },
         )
         return proto
+
+    def _fed_to_updates(self) -> tuple[str, ...]:
+        updates = self._updates
+        return () if updates is None else (*updates.scalars.values(), *updates.state_names)
+
+    def _names_of_updates(self) -> dict[str, Any]:
+        """What the metadata says of an optimizer's inputs and outputs; nothing without one."""
+        updates = self._updates
+        if updates is None:
+            return {}
+        new_of = updates.new_of
+        norm = {"gradient_norm": updates.norm} if updates.norm else {}
+        return {
+            "gradients": {},
+            "parameters": {name: new_of[name] for name in updates.states if name in new_of},
+            "states": {name: new_of[name] for name in updates.state_names},
+            "states_of": {name: list(states) for name, states in updates.states.items()},
+            **updates.scalars,
+            **norm,
+        }
 
     def _write_weight(self, name: str, target: onnx.TensorProto) -> None:
         value = self._values.get(name)
@@ -345,21 +443,5 @@ class _Emitter:
         return infos
 
 
-def _group_key(step: Compute | Recompute) -> tuple[str, int | None]:
-    if isinstance(step, Recompute):
-        return ("recompute", step.segment)
-    return ("forward", None) if step.chunk is None else ("backward", step.chunk)
-
-
 def _value_info(name: str, tensor_type: TensorType) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor_type.dtype, tensor_type.shape)
-
-
-def _annotated(node: Node, role: str, segment: int | None) -> onnx.NodeProto:
-    proto = node.to_proto()
-    notes = {"onnxgc.role": role, "onnxgc.node": node.origin or node.name}
-    if segment is not None:
-        notes["onnxgc.segment"] = str(segment)
-    for key, value in notes.items():
-        proto.metadata_props.add(key=key, value=value)
-    return proto

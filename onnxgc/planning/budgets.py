@@ -9,7 +9,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from onnxgc.errors import BudgetFormError
+from onnxgc.errors import BudgetError, BudgetFormError
 
 _UNITS = {
     "": 1,
@@ -33,23 +33,34 @@ class Budget:
     """A budget in bytes, as a share of the regular peak, or (neither) the least that can be had.
 
     The least may be asked for within a limit on extra time, a share of the time of every operator once.
-    Shares are exact: 57% of 100 is 57.
+    Shares are exact: 57% of 100 is 57. `held_bytes` are held besides all through, and the budget is for both.
     """
 
     size_bytes: int | None = None
     share: Fraction | None = None
     most_extra: Fraction | None = None
+    held_bytes: int = 0
 
     @property
     def is_least(self) -> bool:
         return self.size_bytes is None and self.share is None
 
     def bytes_of(self, regular_peak_bytes: int) -> int:
-        """The budget where storing everything takes `regular_peak_bytes`; not for the least."""
+        """What is left for a step of which storing everything takes `regular_peak_bytes`; not for the least.
+
+        Raises:
+            BudgetError: nothing is left.
+        """
         assert not self.is_least
-        if self.size_bytes is not None:
-            return self.size_bytes
-        return int((self.share or 0) * regular_peak_bytes)
+        whole = self.size_bytes
+        if whole is None:
+            whole = int((self.share or 0) * (regular_peak_bytes + self.held_bytes))
+        if whole <= self.held_bytes:
+            raise BudgetError(
+                f"no plan fits into {whole:,} bytes: the optimizer's state alone takes {self.held_bytes:,}; "
+                "give more memory, another optimizer, or freeze a part"
+            )
+        return whole - self.held_bytes
 
 
 def parse_budget(given: str | float) -> Budget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class StepGraph:
 
     `sources` names the forward operator that each chunk differentiates. `resident` tensors (fed
     values, parameters, constants) are there before and after and count nothing. `outputs` are kept to
-    the end, in the order in which they are returned. `parameter_gradients` is the part of them that
-    is reported apart.
+    the end, in the order in which they are returned. `parameter_gradients` are reported apart. `replaced`
+    maps an output of no bytes to the resident tensor whose memory it is written to: nothing may read that
+    afterwards.
     """
 
     forward: tuple[Operator, ...]
@@ -46,6 +47,7 @@ class StepGraph:
     resident: frozenset[str]
     outputs: tuple[str, ...]
     parameter_gradients: frozenset[str]
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,35 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
 def with_exact_lifetimes(steps: Sequence[Step], graph: StepGraph) -> tuple[Step, ...]:
     """Steps that compute, without outputs that nobody reads, and with the releases behind last readers."""
     return tuple(_with_releases(_without_idle_outputs(steps, graph), graph))
+
+
+def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
+    """The schedule with each operator that replaces a tensor behind the last that reads the old one.
+
+    A plan that runs operators again may do so behind the update of what they read.
+    """
+    steps = [step for step in schedule.steps if not isinstance(step, Release)]
+    last_reader: dict[str, int] = {}
+    shown = {old: old for old in graph.replaced.values()}
+    for index, step in enumerate(steps):
+        for name in step.operator.inputs:
+            if name in shown:
+                last_reader[shown[name]] = index
+        if step.operator.is_view and step.operator.inputs[0] in shown:
+            shown[step.operator.outputs[0]] = shown[step.operator.inputs[0]]
+    late: dict[int, list[Step]] = {}
+    rest: list[tuple[int, Step]] = []
+    for index, step in enumerate(steps):
+        old = next((graph.replaced[name] for name in step.operator.outputs if name in graph.replaced), None)
+        last = index if old is None else last_reader.get(old, index)
+        if last > index:
+            late.setdefault(last, []).append(step)
+        else:
+            rest.append((index, step))
+    if not late:
+        return schedule
+    ordered = [moved for index, step in rest for moved in (step, *late.get(index, ()))]
+    return replace(schedule, steps=with_exact_lifetimes(ordered, graph))
 
 
 def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset[str]:

@@ -43,4 +43,7 @@ def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
             peak, peak_step = held, step.operator.name
         activation_peak = max(activation_peak, held - gradients)
         live -= sum(storage.size_bytes for storage in step.freed)
+        gradients -= sum(
+            storage.size_bytes for storage in step.freed if storage.tensor in graph.parameter_gradients
+        )
     return MemoryProfile(peak, peak_step, activation_peak, gradients, tuple(timeline), tuple(held_before))

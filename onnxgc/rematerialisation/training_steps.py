@@ -59,12 +59,20 @@ class _Builder:
         self._sizes: list[int] = []
         self._kept: set[int] = set()
         self._operations: list[Operation] = []
+        self._shown = {old: old for old in step.replaced.values()}
+        """By view the resident tensor that it shows, where that is replaced."""
+        self._marks: dict[str, list[int]] = {}
+        """Storages of no bytes that say that a tensor has been read: what replaces it reads them."""
 
     def add_view(self, operator: Operator) -> None:
         self._storages_of[operator.outputs[0]] = self._reads(operator)
+        if operator.inputs[0] in self._shown:
+            self._shown[operator.outputs[0]] = self._shown[operator.inputs[0]]
 
     def add_operator(self, operator: Operator) -> None:
-        reads = self._reads(operator)
+        replaced = [self._step.replaced[name] for name in operator.outputs if name in self._step.replaced]
+        marks = [mark for old in replaced for mark in self._marks.get(old, ())]
+        reads = tuple(dict.fromkeys((*self._reads(operator), *marks)))
         writes = tuple(range(len(self._sizes), len(self._sizes) + len(operator.outputs)))
         in_place = self._in_place(operator)
         returned = [place for place, name in enumerate(operator.outputs, start=1) if name in self._outputs]
@@ -74,6 +82,11 @@ class _Builder:
             if name in self._outputs:
                 self._kept.add(storage)
         needed = len(writes) if operator.needs_all_outputs else min(1, len(writes))
+        for old in dict.fromkeys(self._shown[name] for name in operator.inputs if name in self._shown):
+            if old not in replaced:
+                self._marks.setdefault(old, []).append(len(self._sizes))
+                writes = (*writes, len(self._sizes))
+                self._sizes.append(0)
         self._operations.append(
             Operation(
                 operator.name,

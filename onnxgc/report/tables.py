@@ -30,6 +30,9 @@ def before_and_after(report: Mapping[str, Any]) -> Table:
     ):
         share = f"{planned[key] / regular[key]:.0%}" if regular[key] else ""
         table.add_row(label, megabytes(regular[key]), megabytes(planned[key]), share)
+        if key == "simulated_peak_bytes" and "optimizer" in report:
+            state = megabytes(report["optimizer"]["state_bytes"])
+            table.add_row("  optimizer's state", state, state)
     table.add_section()
     table.add_row("activations (all tensors)", megabytes(regular["activation_bytes"]), "", "")
     table.add_row("checkpoints", "", megabytes(planned["checkpoint_bytes"]), f"{len(report['checkpoints'])}")

@@ -16,6 +16,7 @@ from onnxgc.model.costs import node_flops
 from onnxgc.model.draft import captured_names, reads_of
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.planning.schedule import Operator, StepGraph
+from onnxgc.tracing.optimizers import Optimizer, Updates, with_updates
 from onnxgc.tracing.runtime_costs import (
     IN_PLACE_OPERATORS,
     VIEW_OPERATORS,
@@ -27,7 +28,10 @@ from onnxgc.tracing.types import infer_types, type_of_array
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One training step of a model, with every node, type and constant, and no decision taken."""
+    """One training step of a model, with every node, type and constant, and no decision taken.
+
+    `updates` is what an optimizer has added to it, or None.
+    """
 
     model: TrainableModel
     differentiated: Differentiated
@@ -37,30 +41,46 @@ class TrainingStep:
     nodes: Mapping[str, Node]
     parameter_gradients: Mapping[str, str]
     keeps_outputs: bool
+    updates: Updates | None = None
 
 
 def retrace(step: TrainingStep, order: Sequence[str]) -> TrainingStep:
     """The same step with its forward nodes in another order."""
     differentiated = differentiate(step.model, seed=step.differentiated.seed, order=order)
-    return _described(step.model, differentiated, step.keeps_outputs, step)
+    optimizer = None if step.updates is None else step.updates.optimizer
+    return _described(step.model, differentiated, step.keeps_outputs, optimizer, step)
 
 
 def trace(
-    model: TrainableModel, *, seed: str, order: Sequence[str] | None = None, keep_outputs: bool = False
+    model: TrainableModel,
+    *,
+    seed: str,
+    order: Sequence[str] | None = None,
+    keep_outputs: bool = False,
+    optimizer: Optimizer | None = None,
 ) -> TrainingStep:
     """Differentiate `model`, in the given order of forward nodes, and describe the whole step.
 
-    With `keep_outputs` the model's own outputs are outputs of the step too.
+    With `keep_outputs` the model's own outputs are outputs of the step too. With an `optimizer` the step
+    returns parameters and states as they are after it, and no gradients.
     """
-    return _described(model, differentiate(model, seed=seed, order=order), keep_outputs, None)
+    return _described(model, differentiate(model, seed=seed, order=order), keep_outputs, optimizer, None)
 
 
 def _described(
-    model: TrainableModel, differentiated: Differentiated, keep_outputs: bool, before: TrainingStep | None
+    model: TrainableModel,
+    differentiated: Differentiated,
+    keep_outputs: bool,
+    optimizer: Optimizer | None,
+    before: TrainingStep | None,
 ) -> TrainingStep:
     """The step, with what is known from the same step in the order `before`."""
     seed = differentiated.seed
     known = {**model.types, **differentiated.extra_types, seed: model.types[model.loss]}
+    updates = None
+    if optimizer is not None:
+        differentiated, updates = with_updates(model, differentiated, optimizer)
+        known |= updates.types
     backward = differentiated.backward
     nodes = {node.name: node for node in (*differentiated.forward, *backward)}
     operators = {} if before is None else _operators_of_equal_nodes(before, nodes, differentiated.constants)
@@ -86,20 +106,37 @@ def _described(
         for name in model.parameters
         if name in differentiated.gradient_of
     }
-    outputs = dict.fromkeys((model.loss, *gradients.values(), *(s.updated for s in model.statistics)))
+    returned = tuple(gradients.values()) if updates is None else updates.returned
+    measured = [] if updates is None else [name for name in (updates.norm,) if name]
+    outputs = dict.fromkeys((model.loss, *returned, *(s.updated for s in model.statistics), *measured))
     if keep_outputs:
         outputs.update(dict.fromkeys(name for name in model.outputs if name not in model.weights))
+    resident = {*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed}
+    sizes = {name: tensor_type.size_bytes for name, tensor_type in types.items()}
+    if updates is not None:
+        resident |= updates.types.keys()
+        # They are written where the old values are.
+        sizes |= dict.fromkeys(updates.replaced, 0)
     graph = StepGraph(
         forward,
         chunks,
         tuple(chunk.source for chunk in differentiated.chunks),
-        {name: tensor_type.size_bytes for name, tensor_type in types.items()},
-        frozenset((*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed)),
+        sizes,
+        frozenset(resident),
         tuple(outputs),
         frozenset(gradients.values()),
+        {} if updates is None else dict(updates.replaced),
     )
     return TrainingStep(
-        model, differentiated, types, differentiated.constants, graph, nodes, gradients, keep_outputs
+        model,
+        differentiated,
+        types,
+        differentiated.constants,
+        graph,
+        nodes,
+        gradients,
+        keep_outputs,
+        updates,
     )
 
 

@@ -1,0 +1,260 @@
+"""Updates in the training graph: PyTorch's numbers, in place, and behind every reader of the old value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.api.pipeline import ReadOptions, optimize
+from onnxgc.errors import BudgetError, OptimizerError
+from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.planning.schedule import Compute, Recompute
+from onnxgc.runtime.ort import make_session
+from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer, ParameterGroup, optimizer_of
+from tests.api.chains import chain
+from tests.tracing.encoders import encoder
+
+RATE = np.float32(1e-2)
+VIEWS = ("Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten")
+SETTINGS: Mapping[str, Optimizer] = {
+    "sgd": SGD(),
+    "momentum": SGD(momentum=0.9, weight_decay=0.01),
+    "nesterov": SGD(momentum=0.9, nesterov=True, groups=(ParameterGroup("w1", 0.1, 0.2),)),
+    "adamw": AdamW(),
+    "clipped": AdamW(clip_norm=0.05, groups=(ParameterGroup("v", 2.0, 0.0),)),
+}
+
+
+def tied() -> onnx.ModelProto:
+    """One matrix in three places, once through a view, and a normalisation in training."""
+    model = parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[64, 8] x) => (float[64, 8] y) <float[8] s, float[8] b, float[8] m, float[8] v, float[64] w> {
+            shape = Constant <value = int64[2] {8, 8}> ()
+            matrix = Reshape (w, shape)
+            a = MatMul (x, matrix)
+            r = Relu (a)
+            n = BatchNormalization (r, s, b, m, v)
+            c = MatMul (n, matrix)
+            t = Tanh (c)
+            y = MatMul (t, matrix)
+        }""")
+    draw = np.random.default_rng(1)
+    for name, size in (("s", 8), ("b", 8), ("m", 8), ("v", 8), ("w", 64)):
+        value = np.abs(draw.standard_normal(size)) / 3
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    return model
+
+
+class Run:
+    """A training file in a session with parameters and states bound in place."""
+
+    def __init__(self, model: onnx.ModelProto, session: onnxruntime.InferenceSession | None = None) -> None:
+        self.names = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
+        stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        shapes = {
+            value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
+            for value in model.graph.input
+        }
+        self.pairs = {**self.names["parameters"], **self.names["states"]}
+        self.values = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(
+                np.array(stored[name]) if name in stored else np.zeros(shapes[name], np.float32)
+            )
+            for name in self.pairs
+        }
+        self.session = session or make_session(model, threads=1)
+        self.taken = 0
+
+    def step(self, feeds: Mapping[str, Any]) -> float:
+        self.taken += 1
+        scalars = {"learning_rate": RATE, "step": np.int64(self.taken)}
+        binding = self.session.io_binding()
+        given = {**feeds, **{self.names[key]: value for key, value in scalars.items() if key in self.names}}
+        for name, value in given.items():
+            binding.bind_cpu_input(name, np.asarray(value))
+        for old, new in self.pairs.items():
+            binding.bind_ortvalue_input(old, self.values[old])
+            binding.bind_ortvalue_output(new, self.values[old])
+        binding.bind_output(self.names["loss"])
+        self.session.run_with_iobinding(binding)
+        return float(binding.get_outputs()[-1].numpy())
+
+    def arrays(self) -> dict[str, Any]:
+        return {name: np.array(self.values[name].numpy()) for name in self.pairs}
+
+
+def batch(seed: int, classes: int = 4, width: int = 16, size: int = 64) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((size, width)).astype(np.float32)
+    return {"x": x, "labels": draw.integers(0, classes, size)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_hundred_steps_are_those_of_pytorch(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    optimizer = SETTINGS[name]
+    assert isinstance(optimizer, SGD | AdamW)
+    source = chain(3, batch=64)
+    run = Run(optimize(source, optimizer=optimizer, check=False).training_graph.model)
+    graph = optimize(source, solver="store-all", check=False).training_graph
+    gradients = make_session(graph.model, threads=1)
+    values = {key: torch.nn.Parameter(torch.tensor(run.arrays()[key])) for key in graph.gradient_of}
+    groups = {group.pattern: group for group in optimizer.groups}
+    settings = [
+        {
+            "params": [value],
+            "lr": float(RATE) * (groups[key].lr_scale if key in groups else 1),
+            "weight_decay": groups[key].weight_decay if key in groups else optimizer.weight_decay,
+        }
+        for key, value in values.items()
+    ]
+    theirs = (
+        torch.optim.SGD(settings, momentum=optimizer.momentum, nesterov=optimizer.nesterov)
+        if isinstance(optimizer, SGD)
+        else torch.optim.AdamW(settings, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.eps)
+    )
+    places = {key: value.data_ptr() for key, value in run.values.items()}
+    for number in range(100):
+        feeds = batch(number)
+        now = {key: value.detach().numpy() for key, value in values.items()}
+        found = gradients.run(list(graph.gradient_of.values()), {**feeds, **now})
+        for value, gradient in zip(values.values(), found, strict=True):
+            value.grad = torch.tensor(gradient)
+        if optimizer.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(values.values()), optimizer.clip_norm)
+        theirs.step()
+        run.step(feeds)
+    assert {key: value.data_ptr() for key, value in run.values.items()} == places
+    for key, value in values.items():
+        wanted = value.detach().numpy()
+        assert np.linalg.norm(run.arrays()[key] - wanted) <= 1e-6 * np.linalg.norm(wanted), key
+
+
+def readers_that_may_come_late(model: onnx.ModelProto) -> list[str]:
+    """Nodes that read what another one replaces, or a view of it, and that it does not wait for."""
+    names = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
+    maker = {name: node for node in model.graph.node for name in node.output}
+    found = []
+    for old, new in {**names["parameters"], **names["states"]}.items():
+        before: set[str] = set()
+        waiting = [maker[new]]
+        while waiting:
+            node = waiting.pop()
+            if node.name not in before:
+                before.add(node.name)
+                waiting.extend(maker[name] for name in node.input if name in maker)
+        shown = {old}
+        for node in model.graph.node:
+            if shown.intersection(node.input):
+                if node.name not in before:
+                    found.append(node.name)
+                if node.op_type in VIEWS and node.input[0] in shown:
+                    shown.update(node.output)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, weight_decay=0.1), AdamW(), AdamW(clip_norm=1.0)])
+@pytest.mark.parametrize("plan", ["peak", "store-all", "budget"])
+@pytest.mark.parametrize("source", [chain(4, batch=64), tied(), encoder(2)], ids=["chain", "tied", "encoder"])
+def test_an_update_waits_for_all_readers(source: onnx.ModelProto, plan: str, optimizer: Optimizer) -> None:
+    how: dict[str, Any] = {"budget": "min", "step_limit": 1} if plan == "budget" else {"solver": plan}
+    model = optimize(source, optimizer=optimizer, check=False, **how).training_graph.model
+    onnx.checker.check_model(model, full_check=True)
+    assert readers_that_may_come_late(model) == []
+
+
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, weight_decay=0.1), AdamW()])
+def test_a_session_with_default_settings_trains_alike(optimizer: Optimizer) -> None:
+    model = optimize(tied(), optimizer=optimizer, check=False).training_graph.model
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    stock = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    runs = [Run(model), Run(model, stock)]
+    for number in range(5):
+        feeds = batch(number, classes=8, width=8)
+        one, other = (run.step(feeds) for run in runs)
+        assert one == pytest.approx(other, rel=1e-5)
+    for key, value in runs[0].arrays().items():
+        np.testing.assert_allclose(runs[1].arrays()[key], value, rtol=1e-3, atol=1e-6, err_msg=key)
+
+
+def test_gradients_are_freed_by_their_updates() -> None:
+    """With large weights, what storing everything takes is less with the updates in the graph."""
+    source = chain(6, batch=4, width=64)
+    plain = optimize(source, check=False).report["regular"]["simulated_peak_bytes"]
+    report = optimize(source, optimizer="sgd", check=False).report
+    assert report["optimizer"] == {"name": "sgd", "state_bytes": 0}
+    assert report["regular"]["simulated_peak_bytes"] < plain / 2
+
+
+def test_the_state_is_part_of_peaks_and_budgets() -> None:
+    source = chain(6)
+    without = optimize(source, optimizer="sgd", check=False).report
+    report = optimize(source, optimizer=SGD(momentum=0.9), budget=0.8, step_limit=1, check=False).report
+    state = 4 * (6 * 16 * 16 + 16 * 4)
+    assert report["optimizer"]["state_bytes"] == state
+    regular = report["regular"]["simulated_peak_bytes"]
+    assert regular >= without["regular"]["simulated_peak_bytes"] + state
+    assert report["planned"]["simulated_peak_bytes"] <= report["budget"]["bytes"] == int(0.8 * regular)
+    with pytest.raises(BudgetError, match="the optimizer's state alone takes"):
+        optimize(source, optimizer="adamw", budget=2 * state, check=False)
+
+
+def test_a_plan_that_reads_a_parameter_again_late_is_mended() -> None:
+    result = optimize(chain(2, batch=64), optimizer="sgd", solver="store-all", check=False)
+    made = [step for step in result.planned.schedule.steps if isinstance(step, Compute | Recompute)]
+    names = [step.operator.name for step in made if not step.operator.is_view]
+    # The first product runs again behind everything, and a reader of what it makes with it.
+    late = [name for name in names if name.startswith("Tanh_h0/grad")]
+    plan = CheckpointPlan((), sequence=(*names, names[0], *late))
+    again = optimize(chain(2, batch=64), optimizer="sgd", plan=plan, check=False)
+    assert readers_that_may_come_late(again.training_graph.model) == []
+    place = {
+        step.operator.name: number
+        for number, step in enumerate(again.planned.schedule.steps)
+        if isinstance(step, Compute | Recompute)
+    }
+    assert place["w0/update/w0_new"] > place[f"{names[0]}__recompute"]
+
+
+def test_what_it_was_made_with_is_in_the_file() -> None:
+    optimizer = AdamW(weight_decay=0.2, groups=(ParameterGroup("w*", 0.5),))
+    model = optimize(chain(2), optimizer=optimizer, check=False).training_graph.model
+    text = {entry.key: entry.value for entry in model.metadata_props}["onnxgc.options"]
+    assert ReadOptions.from_json(text).optimizer == optimizer
+    roles = {entry.value for node in model.graph.node for entry in node.metadata_props if "role" in entry.key}
+    assert roles == {"forward", "backward", "update", "recompute"}
+    outputs = [value.name for value in model.graph.output]
+    assert outputs == ["loss", *(f"{name}_new" for name in ("w0", "w1", "v")), *outputs[4:]]
+    assert outputs[4:6] == ["w0_exp_avg_new", "w0_exp_avg_sq_new"]
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("adam", "choose one of none, sgd, adamw"),
+        (SGD(nesterov=True), "needs a momentum"),
+        (SGD(momentum=-1.0), "momentum is -1.0"),
+        (AdamW(beta1=1.0), "beta1 is 1.0; it must be at least 0 and below 1"),
+        (AdamW(clip_norm=0.0), "clip_norm is 0.0"),
+        (SGD(weight_decay=float("nan")), "weight_decay is nan"),
+    ],
+)
+def test_settings_out_of_range_are_one_line(given: Any, words: str) -> None:
+    with pytest.raises(OptimizerError, match=words):
+        optimizer_of(given)
+
+
+def test_a_group_without_parameters_is_told() -> None:
+    with pytest.raises(OptimizerError, match="'head' matches none of the 3 parameters"):
+        optimize(chain(2), optimizer=SGD(groups=(ParameterGroup("head"),)), check=False)
