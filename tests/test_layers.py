@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "onnxgc"
 LAYERS = (
     "cli",
     "passes",
+    "training",
     "api",
     "report",
     "runtime",

@@ -148,7 +148,7 @@ def compare_command(
     show[found.report["kind"]](found.report, say, verbose)
     for target, model in zip(written, models[1:], strict=False):
         write_plan(found.plans[model], target, solver=f"carried over from {models[0]}", model=model)
-        say(f"wrote {target}")
+        say(f"wrote {target}{_needed_shapes(found.report, model)}")
     if page_target is not None:
         write_text(page_of_comparison(found), page_target)
         say(f"wrote {page_target}")
@@ -182,6 +182,19 @@ def _carried_names(folder: str, models: list[str]) -> list[str]:
             f"--carry-over: '{folder}' is no folder and cannot be made: {error.strerror}"
         ) from error
     return [os.path.join(folder, name) for name in names]
+
+
+def _needed_shapes(report: Mapping[str, Any], model: str) -> str:
+    """What `optimize` has to be told with a plan for a file that was read for another batch than its own."""
+    (file,) = (file for file in report["files"][1:] if file["model"] == model)
+    if not file["is_rebatched"]:
+        return ""
+    shapes = (
+        f"--input-shapes {name}:{','.join(map(str, shape))}"
+        for name, shape in file["inputs"].items()
+        if shape
+    )
+    return f"; give optimize {' '.join(shapes)} with it"
 
 
 def _writer(console: Console, *, markdown: bool) -> Say:

@@ -11,6 +11,7 @@ from onnxgc.cli.compare import compare_command
 from onnxgc.cli.inspect import inspect_command
 from onnxgc.cli.optimize import optimize_command
 from onnxgc.cli.solve import solve_command
+from onnxgc.cli.train import train_command
 from onnxgc.cli.verify import verify_command
 from onnxgc.errors import OnnxgcError
 
@@ -30,6 +31,7 @@ app.command("inspect")(inspect_command)
 app.command("compare")(compare_command)
 app.command("solve")(solve_command)
 app.command("verify")(verify_command)
+app.command("train")(train_command)
 
 _INTERRUPTED = 130
 

@@ -397,8 +397,8 @@ class _Emitter:
         return proto
 
     def _fed_to_updates(self) -> tuple[str, ...]:
-        updates = self._updates
-        return () if updates is None else (*updates.scalars.values(), *updates.state_names)
+        updates, draw = self._updates, filter(None, [self._step.model.draw])
+        return (*draw,) if updates is None else (*updates.scalars.values(), *draw, *updates.state_names)
 
     def _names_of_updates(self) -> dict[str, Any]:
         """What the metadata says of an optimizer's inputs and outputs; nothing without one."""

@@ -129,9 +129,21 @@ def write_text(text: str, path: str | os.PathLike[str]) -> None:
     Raises:
         OutputFileError: as `write_model`.
     """
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(contents: bytes, path: str | os.PathLike[str]) -> None:
+    """Write a file whole or not at all, on the disk when this returns.
+
+    Raises:
+        OutputFileError: as `write_model`.
+    """
     with _complete_only(path) as (folder, target):
         written = folder / target.name
-        written.write_text(text)
+        with open(written, "wb") as stream:
+            stream.write(contents)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(written, target)
 
 

@@ -24,7 +24,7 @@ from onnxgc.planning.budgets import parse_budget
 from onnxgc.rematerialisation.search import SearchOptions
 from onnxgc.torch.calls import DTYPES, Call, Value, calls_of, own_type, tensor_of
 from onnxgc.torch.checkpointing import DEFAULT_TIME_LIMIT_SECONDS, Decide, Search, planned_module
-from onnxgc.torch.deployment import Deployment
+from onnxgc.torch.deployment import deployment_of, filled
 from onnxgc.torch.following import Follow
 from onnxgc.torch.measuring import Measured
 from onnxgc.torch.operators.registry import OPERATORS
@@ -119,7 +119,7 @@ class OnnxModule(nn.Module):
         self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[own_type(model)]), persistent=False)
         self._keys = state_keys(read, self)
         held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
-        self._deployment = Deployment(model, held)
+        self._deployment = deployment_of(model, held)
         self._held = tuple(held)
         for name in read:
             self._register(self._keys[name], weights[name], model.roles.get(name, Role.CONSTANT))
@@ -171,7 +171,7 @@ class OnnxModule(nn.Module):
         """
         if path is not None:
             check_model_writable(path)
-        proto = self._deployment.filled({name: self._value(self._keys[name]) for name in self._held})
+        proto = filled(self._deployment, {name: self._value(self._keys[name]) for name in self._held})
         if path is not None:
             write_model(proto, path)
         return proto

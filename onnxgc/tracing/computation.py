@@ -71,12 +71,15 @@ def checkpoint_problem(step: TrainingStep) -> TracedProblem:
     builder = _GraphBuilder(step.graph)
     for name in step.model.inputs:
         builder.add_input(name)
+    drawn = {step.model.draw}
     with_subgraphs = {node.name for node in step.model.nodes if captured_names(node)}
     for operator in step.graph.forward:
-        if operator.name in with_subgraphs:
+        is_drawn = operator.once and not drawn.isdisjoint(operator.inputs)
+        if is_drawn or operator.name in with_subgraphs:
             # It runs once, so that what it makes is there as inputs are.
             for name in operator.outputs:
                 builder.add_input(name)
+            drawn.update(operator.outputs if is_drawn else ())
         elif not operator.once:
             builder.add_operator(operator)
     steps = {tuple(operator.name for operator in step.graph.forward): step}

@@ -6,7 +6,7 @@ Source: torch/optim/sgd.py and torch/optim/adamw.py (single tensors).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias
@@ -17,7 +17,7 @@ import onnx
 from onnxgc.errors import OptimizerError
 from onnxgc.gradients.engine import BackwardChunk, ConstantPool, Differentiated, fresh_name
 from onnxgc.model.draft import reads_of
-from onnxgc.model.ir import Node, TensorType, TrainableModel
+from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
 LEARNING_RATE, STEP, KEEP = "learning_rate", "step", "keep"
@@ -245,18 +245,17 @@ def _last_readers(differentiated: Differentiated, gradients: Mapping[str, str]) 
     return ready
 
 
-def update_graph(
-    optimizer: SGD | AdamW, parameters: Mapping[str, TensorType], taken: Iterable[str] = ()
-) -> tuple[tuple[Node, ...], Mapping[str, np.ndarray[Any, Any]], Mapping[str, str], Updates]:
-    """Nodes and constants that update parameters by gradients that are fed; names of these by parameter."""
-    names = {*parameters, *taken}
-    gradients = {name: fresh_name(f"{name}_accumulated", names) for name in parameters}
-    constants = ConstantPool(names)
-    writer = _Writer(optimizer, parameters, gradients, constants, names)
+def update_nodes(
+    optimizer: SGD | AdamW, parameters: Mapping[str, TensorType], gradients: Mapping[str, str]
+) -> tuple[tuple[Node, ...], Mapping[str, Array], Updates]:
+    """Nodes and constants that update parameters by gradients in float32 that are there, by parameter."""
+    taken = {*parameters, *gradients.values()}
+    constants = ConstantPool(taken)
+    writer = _Writer(optimizer, parameters, gradients, constants, taken, has_float_gradients=True)
     nodes = [*(writer.clipping() if optimizer.clip_norm is not None else ())]
     for name in parameters:
         nodes.extend(writer.update(name))
-    return tuple(nodes), constants.values, gradients, writer.updates()
+    return tuple(nodes), constants.values, writer.updates()
 
 
 class _Writer:
@@ -269,7 +268,10 @@ class _Writer:
         gradients: Mapping[str, str],
         constants: ConstantPool,
         taken: set[str],
+        *,
+        has_float_gradients: bool = False,
     ) -> None:
+        self._has_float_gradients = has_float_gradients
         self._optimizer = optimizer
         self._types = types
         self._gradients = gradients
@@ -303,7 +305,7 @@ class _Writer:
         self._scope = parameter
         states = tuple(self._state(parameter, kind) for kind in self._optimizer.states())
         self._states[parameter] = states
-        gradient = self._as_float(self._gradients[parameter], parameter)
+        gradient = self._gradient(parameter)
         if self._factor:
             gradient = self._emit("Mul", gradient, self._factor)
         _RULES[type(self._optimizer)](self, parameter, gradient, states)
@@ -314,8 +316,8 @@ class _Writer:
         assert not isinstance(self._optimizer, Accumulation)
         self._scope = "clip"
         squares = []
-        for parameter, gradient in self._gradients.items():
-            value = self._as_float(gradient, parameter)
+        for parameter in self._gradients:
+            value = self._gradient(parameter)
             square = self._emit("Mul", value, value)
             squares.append(self._emit("ReduceSum", square, keepdims=0))
         total = self._emit("Sum", *squares) if len(squares) > 1 else squares[0]
@@ -354,6 +356,10 @@ class _Writer:
         self._replaced[self._emit("Cast", self._emit(op, *inputs), out=f"{parameter}_new", to=dtype)] = (
             parameter
         )
+
+    def _gradient(self, parameter: str) -> str:
+        gradient = self._gradients[parameter]
+        return gradient if self._has_float_gradients else self._as_float(gradient, parameter)
 
     def _as_float(self, tensor: str, like: str) -> str:
         return tensor if self._types[like].dtype == _FLOAT else self._emit("Cast", tensor, to=_FLOAT)

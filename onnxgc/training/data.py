@@ -1,0 +1,217 @@
+"""Batches from arrays, `.npz` files and iterables, in an order that a resumed run repeats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from onnx import helper
+
+from onnxgc.errors import TrainingError
+from onnxgc.model.ir import Array, TensorType, dtype_name
+
+Batch = dict[str, Array]
+_TARGET_NAMES = ("labels", "label", "target", "targets", "y")
+_VALIDATION_ENDINGS = ("_validation", "_val", "_test")
+
+
+class Data(Protocol):
+    """Something that gives an epoch's batches."""
+
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch in their order, from the `first` on."""
+        ...
+
+    def updates(self, accumulate: int) -> int | None:
+        """How many updates an epoch has, where it is known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayData:
+    """Arrays whose first dimension counts samples, shuffled anew in each epoch.
+
+    Of several workers each takes every `workers`-th batch, from its `worker` on.
+    """
+
+    arrays: Mapping[str, Array]
+    batch: int
+    shuffle: bool = True
+    seed: int = 0
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def samples(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+        order = np.arange(self.samples)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, number]).permutation(self.samples)
+        if self.workers > 1:
+            # All have as many batches, of one size.
+            whole = self.samples // (self.batch * self.workers)
+            shared = order[: whole * self.batch * self.workers].reshape(whole, self.workers, self.batch)
+            order = shared[:, self.worker].reshape(-1)
+        for start in range(first * self.batch, len(order), self.batch):
+            chosen = order[start : start + self.batch]
+            yield {name: array[chosen] for name, array in self.arrays.items()}
+
+    def updates(self, accumulate: int) -> int:
+        batches = (
+            self.samples // (self.batch * self.workers)
+            if self.workers > 1
+            else -(-self.samples // self.batch)
+        )
+        return -(-batches // accumulate)
+
+
+@dataclass(frozen=True, slots=True)
+class IteratedData:
+    """Batches that something else makes, in its order; `make` begins an epoch."""
+
+    make: Callable[[], Iterable[Any]]
+    fed: Sequence[str]
+    worker: int = 0
+    workers: int = 1
+
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+        count = -1
+        for count, found in enumerate(self.make()):
+            if count % self.workers == self.worker and count // self.workers >= first:
+                yield named(found, self.fed)
+        if count < 0:
+            raise TrainingError(
+                f"epoch {number + 1} has no batches; give a list or a function that begins anew, since an "
+                "iterator runs once"
+            )
+
+    def updates(self, accumulate: int) -> int | None:
+        return None
+
+
+def named(batch: Any, fed: Sequence[str]) -> Batch:
+    """A batch as arrays by the names of inputs: from a mapping, or from a tuple in their order.
+
+    Raises:
+        TrainingError: it is neither, or an input is missing.
+    """
+    if isinstance(batch, Mapping):
+        given = {str(name): np.asarray(value) for name, value in batch.items()}
+        return _by_inputs(given, fed, "a batch")
+    if isinstance(batch, tuple | list):
+        if len(batch) != len(fed):
+            raise TrainingError(
+                f"a batch has {len(batch)} parts, and a step takes {len(fed)}: {', '.join(fed)}"
+            )
+        return {name: np.asarray(value) for name, value in zip(fed, batch, strict=True)}
+    raise TrainingError(
+        f"a batch is a {type(batch).__name__}; give a dictionary by input names, or a tuple in the order "
+        f"{', '.join(fed)}"
+    )
+
+
+def _by_inputs(given: Mapping[str, Array], fed: Sequence[str], what: str) -> Batch:
+    """The arrays that inputs take: by their names, else the only target and the only other one."""
+    if all(name in given for name in fed):
+        return {name: given[name] for name in fed}
+    targets = [
+        name for name in fed if name in ("labels", "target") or name.startswith(("labels_", "target_"))
+    ]
+    inputs = [name for name in fed if name not in targets]
+    their_targets = [name for name in given if name.lower() in _TARGET_NAMES]
+    theirs = [name for name in given if name not in their_targets]
+    if len(targets) == len(their_targets) <= 1 and len(inputs) == len(theirs) == 1:
+        return {
+            name: given[other]
+            for name, other in zip((*inputs, *targets), (*theirs, *their_targets), strict=True)
+        }
+    missing = [name for name in fed if name not in given]
+    raise TrainingError(
+        f"{what} has no '{missing[0]}'; it has {', '.join(map(repr, given)) or 'nothing'}, and a step takes "
+        f"{', '.join(fed)}"
+    )
+
+
+def read_arrays(source: str | os.PathLike[str]) -> dict[str, Array]:
+    """The arrays of an `.npz` file.
+
+    Raises:
+        TrainingError: it is none.
+    """
+    try:
+        with np.load(source, allow_pickle=False) as stored:
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise TrainingError(f"'{source}' holds one array; give an .npz file with arrays by names")
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise TrainingError(f"'{source}' cannot be read as an .npz file: {reason}") from error
+
+
+def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Arrays to train with, and those whose names end in _validation, _val or _test without the ending."""
+    validation: dict[str, Array] = {}
+    rest: dict[str, Array] = {}
+    for name, array in arrays.items():
+        ending = next((ending for ending in _VALIDATION_ENDINGS if name.endswith(ending)), None)
+        if ending is None:
+            rest[name.removesuffix("_train")] = array
+        else:
+            validation[name.removesuffix(ending)] = array
+    return rest, validation
+
+
+def arrays_for(given: Mapping[str, Any], types: Mapping[str, TensorType], fed: Sequence[str]) -> Batch:
+    """All samples as arrays of the types of inputs.
+
+    Raises:
+        TrainingError: an input is missing, or arrays do not fit the inputs or one another.
+    """
+    arrays = _by_inputs({name: np.asarray(value) for name, value in given.items()}, fed, "the data")
+    for name, array in arrays.items():
+        check_samples(name, array, types[name])
+        if len(array) != len(next(iter(arrays.values()))):
+            first = next(iter(arrays))
+            raise TrainingError(f"'{first}' has {len(arrays[first])} samples and '{name}' {len(array)}")
+        if not len(array):
+            raise TrainingError(f"'{name}' has no samples")
+    return {name: converted(name, array, types[name]) for name, array in arrays.items()}
+
+
+def check_samples(name: str, array: Array, kind: TensorType) -> None:
+    """Refuses an array whose samples have another shape than an input takes."""
+    if array.ndim != len(kind.shape) or array.shape[1:] != kind.shape[1:]:
+        told = ", ".join(["any", *map(str, kind.shape[1:])]) if kind.shape else ""
+        raise TrainingError(f"'{name}' has the shape {list(array.shape)}, and the model takes [{told}]")
+
+
+def converted(name: str, array: Array, kind: TensorType) -> Array:
+    """An array in the type of an input, where that is of the same kind of numbers.
+
+    Raises:
+        TrainingError: it is of another kind, or does not fit.
+    """
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(kind.dtype))
+    if array.dtype == wanted:
+        return array
+    is_float = [_is_floating(dtype) for dtype in (array.dtype, wanted)]
+    is_whole = [np.issubdtype(dtype, np.integer) for dtype in (array.dtype, wanted)]
+    if all(is_whole):
+        limits = np.iinfo(wanted)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise TrainingError(f"'{name}' has values that {wanted.name} does not hold")
+    elif not all(is_float):
+        raise TrainingError(
+            f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(kind.dtype)}; convert it first"
+        )
+    return array.astype(wanted)
+
+
+def _is_floating(dtype: np.dtype[Any]) -> bool:
+    # The short types of machine learning are no NumPy types.
+    return np.issubdtype(dtype, np.floating) or dtype.name in ("bfloat16", "float16")

@@ -1,0 +1,158 @@
+"""Training files apart from the values of what they train, so that a session holds these only once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
+from onnxgc.errors import ModelFileError
+from onnxgc.model.ir import Array, TensorType
+from onnxgc.model.load import load_proto
+from onnxgc.model.weights import StoredWeight
+from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP, Optimizer, optimizer_from_json
+
+DRAW = "draw"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFile:
+    """One step as a graph whose parameters, states and statistics are inputs without values.
+
+    `fed` are the inputs of a batch, in order; `target` is the one of them that the loss compares with, or "".
+    `replaced` maps each output that takes the place of an input to that input: parameters, states, and
+    statistics. `scalars` maps learning_rate, step, keep, draw and loss_scale to their names where they are
+    inputs. `initial` are the file's values of parameters, statistics and of what is too large for the graph;
+    states begin as zeros. `classes` is the number of classes that labels are of, or None.
+    """
+
+    graph: onnx.ModelProto
+    types: Mapping[str, TensorType]
+    fed: tuple[str, ...]
+    target: str
+    loss: str
+    loss_kind: str
+    parameters: Mapping[str, str]
+    states: Mapping[str, str]
+    states_of: Mapping[str, tuple[str, ...]]
+    statistics: Mapping[str, str]
+    scalars: Mapping[str, str]
+    initial: Mapping[str, Array]
+    optimizer: Optimizer | None
+    options: Mapping[str, Any]
+    plan: CheckpointPlan
+    simulated_peak_bytes: int
+    norm: str = ""
+    classes: int | None = None
+
+    @property
+    def batch(self) -> int:
+        """How many samples a step takes."""
+        shape = self.types[self.fed[0]].shape
+        return shape[0] if shape else 1
+
+    @classmethod
+    def of(cls, source: str | os.PathLike[str] | onnx.ModelProto) -> TrainingFile:
+        """What a file or model is that `optimize` wrote; a model that is given is changed.
+
+        Raises:
+            ModelFileError: it is none.
+        """
+        name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
+        proto, folder = (source, "") if isinstance(source, onnx.ModelProto) else load_proto(source)
+        properties = {entry.key: entry.value for entry in proto.metadata_props}
+        try:
+            names = json.loads(properties["onnxgc.names"])
+            options = json.loads(properties["onnxgc.options"])
+            plan = plan_from_json(json.loads(properties[METADATA_KEY]), f"'{name}'")
+            peak = int(properties["onnxgc.simulated_peak_bytes"])
+            loss_kind = properties["onnxgc.loss"]
+            optimizer = optimizer_from_json(options.get("optimizer"))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ModelFileError(
+                f"'{name}' is no training file: its metadata lacks or garbles {error}; make one with "
+                "`onnxgc optimize`"
+            ) from error
+        types = {value.name: _type(value) for value in (*proto.graph.input, *proto.graph.output)}
+        parameters, states = names.get("parameters", {}), names.get("states", {})
+        trained = {*parameters, *names["gradients"], *(p for p in names.get("states_of", {}))}
+        classes = _classes(proto)
+        initial = _without_values(proto, folder, {*trained, *names["statistics"]})
+        scalars = {key: names[key] for key in (LEARNING_RATE, STEP, KEEP, DRAW, "loss_scale") if key in names}
+        other = {*trained, *states, *names["statistics"], *scalars.values(), *initial}
+        stored = {tensor.name for tensor in proto.graph.initializer}
+        fed = tuple(
+            value.name for value in proto.graph.input if value.name not in other and value.name not in stored
+        )
+        return cls(
+            proto,
+            types,
+            fed,
+            names.get("labels", names.get("target", "")),
+            proto.graph.output[0].name,
+            loss_kind,
+            parameters,
+            states,
+            {key: tuple(value) for key, value in names.get("states_of", {}).items()},
+            names["statistics"],
+            scalars,
+            initial,
+            optimizer,
+            options,
+            plan,
+            peak,
+            names.get("gradient_norm", ""),
+            classes,
+        )
+
+
+def is_training_file(proto: onnx.ModelProto) -> bool:
+    """Whether `optimize` wrote a model."""
+    return any(entry.key == "onnxgc.names" for entry in proto.metadata_props) and any(
+        entry.key == METADATA_KEY for entry in proto.metadata_props
+    )
+
+
+def _type(value: onnx.ValueInfoProto) -> TensorType:
+    tensor = value.type.tensor_type
+    return TensorType(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
+
+
+def _classes(proto: onnx.ModelProto) -> int | None:
+    """The extent of the axis that the loss normalises, where it is cross-entropy."""
+    shapes = {value.name: _type(value).shape for value in proto.graph.value_info}
+    for node in proto.graph.node:
+        notes = {entry.key: entry.value for entry in node.metadata_props}
+        if node.op_type == "LogSoftmax" and notes.get("onnxgc.node") == "loss":
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
+            return shapes[node.output[0]][axis] if node.output[0] in shapes else None
+    return None
+
+
+def _without_values(proto: onnx.ModelProto, folder: str, names: set[str]) -> dict[str, Array]:
+    """Takes the values of these inputs, and of what lies in other files, out of a model."""
+    taken: dict[str, Array] = {}
+    kept = []
+    inputs = {value.name for value in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        weight = StoredWeight(tensor, folder)
+        if tensor.name in names or weight.is_external:
+            # A copy: it is trained where it lies.
+            taken[tensor.name] = np.array(weight.load())
+            if tensor.name not in inputs:
+                proto.graph.input.append(
+                    helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+                )
+        else:
+            kept.append(tensor)
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    return taken

@@ -1,0 +1,108 @@
+"""The state of a run in one safetensors file, which is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from onnxgc import __version__
+from onnxgc.emission.write import write_bytes
+from onnxgc.errors import OutputFileError, TrainingError
+from onnxgc.model.ir import Array
+
+SCHEMA = 1
+_KEY = "onnxgc.training"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is: updates and draws so far, and what is done of the current epoch.
+
+    `losses` is the sum of its samples' losses. `history` has the figures of earlier epochs.
+    """
+
+    updates: int = 0
+    draws: int = 0
+    epoch: int = 0
+    batches: int = 0
+    samples: int = 0
+    losses: float = 0.0
+    seed: int = 0
+    history: tuple[Mapping[str, Any], ...] = ()
+
+    def after(self, batches: int, samples: int, loss: float) -> Position:
+        """Behind an update by so many batches."""
+        return replace(
+            self,
+            batches=self.batches + batches,
+            samples=self.samples + samples,
+            losses=self.losses + loss * samples,
+        )
+
+    def at_epoch(self, epoch: int, history: tuple[Mapping[str, Any], ...]) -> Position:
+        return replace(self, epoch=epoch, batches=0, samples=0, losses=0.0, history=history)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Parameters, an optimizer's states and running statistics by name, and how far the run is."""
+
+    position: Position
+    arrays: Mapping[str, Array]
+    optimizer: Mapping[str, Any] | None = field(default=None)
+
+
+def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
+    """Write a state under its final name only when it is complete.
+
+    Raises:
+        OutputFileError: it cannot be written; an earlier file of that name is untouched.
+    """
+    about = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "optimizer": state.optimizer,
+        **asdict(state.position),
+    }
+    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+    try:
+        contents = save(arrays, {_KEY: json.dumps(about)})
+    except SafetensorError as error:
+        raise OutputFileError(f"cannot write '{os.fspath(path)}': {error}") from error
+    write_bytes(contents, path)
+
+
+def load_state(path: str | os.PathLike[str]) -> RunState:
+    """The state that `save_state` wrote.
+
+    Raises:
+        TrainingError: the file is missing, or is none.
+    """
+    name = os.fspath(path)
+    try:
+        with safe_open(name, framework="numpy") as stored:
+            about = json.loads((stored.metadata() or {})[_KEY])
+            arrays = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+        if about["schema"] != SCHEMA:
+            raise TrainingError(
+                f"'{name}' has schema {about['schema']} of a state, and this version reads {SCHEMA}; "
+                "update onnxgc"
+            )
+        history = tuple(about["history"])
+        whole = ("updates", "draws", "epoch", "batches", "samples", "seed")
+        counts = {key: int(about[key]) for key in whole}
+        position = Position(**counts, losses=float(about["losses"]), history=history)
+        return RunState(position, arrays, about["optimizer"])
+    except FileNotFoundError:
+        raise TrainingError(f"there is no state file '{name}'; leave out resuming to begin anew") from None
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise TrainingError(
+            f"'{name}' is no state of a run: {' '.join(str(error).split())}; give the file that a run wrote"
+        ) from error
