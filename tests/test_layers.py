@@ -51,6 +51,9 @@ HOMES = {
 }
 """Packages that are optional or heavy, and the one layer that imports each."""
 
+OFFERED = {"runtime/__init__.py": "onnxgc.training.Trainer"}
+"""What a file hands on from above when it is asked for, since people look for it there."""
+
 PRINTING_LAYER = "cli"
 
 
@@ -63,7 +66,8 @@ def violations(path: Path, package: Path) -> list[str]:
         return [f"{inner}: '{layer}' is no layer; add it to LAYERS or move the file"]
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     parent = ".".join(("onnxgc", *inner.parent.parts))
-    found = [(line, complaint(layer, module)) for module, line in imported(tree, parent)]
+    offered = OFFERED.get(inner.as_posix())
+    found = [(line, complaint(layer, module)) for module, line in imported(tree, parent) if module != offered]
     if layer != PRINTING_LAYER:
         found += [(line, "only cli prints") for line in prints(tree)]
     return [f"{inner}:{line}: {reason}" for line, reason in sorted(found) if reason]
@@ -144,6 +148,7 @@ def test_every_file_keeps_the_rules() -> None:
         ("__init__.py", "import torch"),
         ("report/a.py", "print('done')"),
         ("runtime/a.py", "sys.stdout.write('done')"),
+        ("runtime/a.py", "def f():\n    from onnxgc.training import Trainer"),
         ("helpers.py", ""),
     ],
 )

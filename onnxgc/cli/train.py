@@ -139,7 +139,9 @@ def train_command(
         check_model_writable(out)
     check_target("--state", target, *read, out, data_file(out) if out else None)
     check_json_target(json_target, *read, out, target)
-    console = console_for(json_target, is_quiet=quiet)
+    workers = _workers()
+    is_first = workers is None or workers.rank == 0
+    console = console_for(json_target, is_quiet=quiet or not is_first)
     samples, tests = split_arrays(read_arrays(data))
     if validation is not None:
         tests = read_arrays(validation)
@@ -164,6 +166,7 @@ def train_command(
             learning_rate=rate,
             batch=(batch or _DEFAULT_BATCH) if forward is None and not _is_planned(model) else batch,
             accumulate=accumulate,
+            workers=workers,
             provider=None if provider is None else provider.value,
             threads=threads,
             seed=seed,
@@ -172,10 +175,10 @@ def train_command(
         )
     total = epochs * (trainer.updates_of(samples) or 1)
     rate.schedule = _schedule(schedule, lr, warm_up, total)
-    for note in trainer.notes:
+    for note in trainer.report.get("notes", ()):
         console.print(f"note: {note}", markup=False)
     console.print(run_line(trainer.described()), markup=False)
-    with _bar(Console(file=sys.stderr, quiet=quiet), console) as shown:
+    with _bar(Console(file=sys.stderr, quiet=quiet or not is_first), console) as shown:
         history = trainer.fit(
             samples,
             epochs,
@@ -186,6 +189,10 @@ def train_command(
             callbacks=[shown],
         )
     console.print(epochs_table(history))
+    if workers is not None:
+        workers.close()
+    if not is_first:
+        return
     if out is not None:
         trainer.export(out)
         console.print(f"wrote {out}", markup=False)
@@ -203,6 +210,15 @@ class _Late:
 
     def __call__(self, updates: int) -> float:
         return self.schedule(updates)
+
+
+def _workers() -> Any:
+    """The other processes where torchrun has started several, or None."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    from onnxgc.torch.workers import from_environment
+
+    return from_environment()
 
 
 def _is_planned(model: str) -> bool:

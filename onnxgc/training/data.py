@@ -12,8 +12,10 @@ from onnx import helper
 
 from onnxgc.errors import TrainingError
 from onnxgc.model.ir import Array, TensorType, dtype_name
+from onnxgc.training.files import TrainingFile
 
 Batch = dict[str, Array]
+IGNORED_LABEL = -100
 _TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 _VALIDATION_ENDINGS = ("_validation", "_val", "_test")
 
@@ -181,6 +183,48 @@ def arrays_for(given: Mapping[str, Any], types: Mapping[str, TensorType], fed: S
         if not len(array):
             raise TrainingError(f"'{name}' has no samples")
     return {name: converted(name, array, types[name]) for name, array in arrays.items()}
+
+
+def checked(batch: Batch, file: TrainingFile) -> Batch:
+    """A batch in the types of a training file's inputs, for any number of samples.
+
+    Raises:
+        TrainingError: shapes, types or labels do not fit.
+    """
+    size = None
+    found: Batch = {}
+    for name in file.fed:
+        array, kind = np.asarray(batch[name]), file.types[name]
+        if kind.shape[:1] == (file.batch,):
+            check_samples(name, array, kind)
+            if size is not None and len(array) != size:
+                raise TrainingError(f"'{name}' has {len(array)} samples, and other inputs have {size}")
+            size = len(array)
+        elif array.shape != kind.shape:
+            raise TrainingError(
+                f"'{name}' has the shape {list(array.shape)}, and the model takes {list(kind.shape)}"
+            )
+        found[name] = converted(name, array, kind)
+    if size == 0:
+        raise TrainingError("a batch has no samples")
+    if file.classes is not None and file.target in found:
+        _check_labels(file.target, found[file.target], file.classes)
+    return found
+
+
+def samples_of(batch: Batch) -> int:
+    """How many samples a batch has."""
+    return len(next(iter(batch.values())))
+
+
+def _check_labels(name: str, labels: Array, classes: int) -> None:
+    wrong = (labels != IGNORED_LABEL) & ((labels < 0) | (labels >= classes))
+    if wrong.any():
+        place = np.argwhere(wrong)[0].tolist()
+        raise TrainingError(
+            f"'{name}' has {labels[tuple(place)]} at {place}, and the model has the classes 0 to "
+            f"{classes - 1}; {IGNORED_LABEL} leaves a sample out"
+        )
 
 
 def check_samples(name: str, array: Array, kind: TensorType) -> None:

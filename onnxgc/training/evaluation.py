@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import onnx
-from onnx import helper
 
 from onnxgc.api.pipeline import ReadOptions, read_again
 from onnxgc.model.export import to_proto
 from onnxgc.model.ir import Array, TensorType, TrainableModel
+from onnxgc.training.bound import BoundSession
 
 
 def evaluation_model(
@@ -31,22 +31,33 @@ def evaluation_model(
     return replace(model, nodes=nodes)
 
 
-def evaluation_graph(
-    model: TrainableModel, inputs: Iterable[str], values: Mapping[str, Array]
-) -> tuple[onnx.ModelProto, dict[str, TensorType]]:
-    """The graph whose weights are `inputs` where it reads them, and the types of its outputs.
+@dataclass(frozen=True, slots=True)
+class EvaluationGraph:
+    """A graph whose weights `held` are inputs, and the types of its outputs."""
 
-    `values` replaces the contents of other weights by name.
+    proto: onnx.ModelProto
+    held: tuple[str, ...]
+    outputs: Mapping[str, TensorType]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A model in inference mode: its session, its own outputs, and its loss."""
+
+    session: BoundSession
+    outputs: tuple[str, ...]
+    loss: str
+
+
+def evaluation_graph(
+    model: TrainableModel, weights: Iterable[str], values: Mapping[str, Array]
+) -> EvaluationGraph:
+    """The graph of a model that takes those of `weights` that it reads as inputs.
+
+    `values` replaces the contents of its other weights by name.
     """
     read = {name for node in model.nodes for name in node.inputs}
-    fed = [name for name in inputs if name in model.weights and name in read]
-    rest = {name: weight for name, weight in model.weights.items() if name not in fed}
-    proto = to_proto(replace(model, weights=rest), values)
-    proto.graph.input.extend(
-        helper.make_tensor_value_info(name, model.types[name].dtype, model.types[name].shape) for name in fed
-    )
-    listed = {*fed}
-    infos = [value for value in proto.graph.value_info if value.name not in listed]
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(infos)
-    return proto, {value.name: model.types[value.name] for value in proto.graph.output}
+    held = tuple(name for name in weights if name in model.weights and name in read)
+    rest = {name: weight for name, weight in model.weights.items() if name not in held}
+    proto = to_proto(replace(model, weights=rest, inputs=(*model.inputs, *held)), values)
+    return EvaluationGraph(proto, held, {value.name: model.types[value.name] for value in proto.graph.output})

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,9 +17,16 @@ from onnxgc.model.ir import Array, TensorType
 from onnxgc.model.load import load_proto
 from onnxgc.model.weights import StoredWeight
 from onnxgc.planning.plan import CheckpointPlan
-from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP, Optimizer, optimizer_from_json
+from onnxgc.tracing.optimizers import (
+    KEEP,
+    LEARNING_RATE,
+    STEP,
+    Accumulation,
+    Optimizer,
+    optimizer_from_json,
+)
 
-DRAW = "draw"
+DRAW, LOSS_SCALE = "draw", "loss_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,10 @@ class TrainingFile:
     """One step as a graph whose parameters, states and statistics are inputs without values.
 
     `fed` are the inputs of a batch, in order; `target` is the one of them that the loss compares with, or "".
-    `replaced` maps each output that takes the place of an input to that input: parameters, states, and
-    statistics. `scalars` maps learning_rate, step, keep, draw and loss_scale to their names where they are
-    inputs. `initial` are the file's values of parameters, statistics and of what is too large for the graph;
-    states begin as zeros. `classes` is the number of classes that labels are of, or None.
+    `parameters`, `states` and `statistics` map inputs to the outputs that take their place, and `scalars`
+    what a number is (learning_rate, step, keep, draw, loss_scale) to its input. `initial` are the file's
+    values of parameters, of statistics, and of what lies in other files; states begin as zeros. `options`
+    say, as JSON, how the model was read. `classes` is the number of classes that labels are of, or None.
     """
 
     graph: onnx.ModelProto
@@ -47,7 +53,7 @@ class TrainingFile:
     scalars: Mapping[str, str]
     initial: Mapping[str, Array]
     optimizer: Optimizer | None
-    options: Mapping[str, Any]
+    options: str
     plan: CheckpointPlan
     simulated_peak_bytes: int
     norm: str = ""
@@ -71,11 +77,11 @@ class TrainingFile:
         properties = {entry.key: entry.value for entry in proto.metadata_props}
         try:
             names = json.loads(properties["onnxgc.names"])
-            options = json.loads(properties["onnxgc.options"])
+            options = properties["onnxgc.options"]
             plan = plan_from_json(json.loads(properties[METADATA_KEY]), f"'{name}'")
             peak = int(properties["onnxgc.simulated_peak_bytes"])
             loss_kind = properties["onnxgc.loss"]
-            optimizer = optimizer_from_json(options.get("optimizer"))
+            optimizer = optimizer_from_json(json.loads(options).get("optimizer"))
         except (KeyError, ValueError, TypeError) as error:
             raise ModelFileError(
                 f"'{name}' is no training file: its metadata lacks or garbles {error}; make one with "
@@ -85,8 +91,11 @@ class TrainingFile:
         parameters, states = names.get("parameters", {}), names.get("states", {})
         trained = {*parameters, *names["gradients"], *(p for p in names.get("states_of", {}))}
         classes = _classes(proto)
-        initial = _without_values(proto, folder, {*trained, *names["statistics"]})
-        scalars = {key: names[key] for key in (LEARNING_RATE, STEP, KEEP, DRAW, "loss_scale") if key in names}
+        # The runtime binds no input that has a value, and sums are scaled anew in each run.
+        scaled = {names["loss_scale"]} if isinstance(optimizer, Accumulation) else set()
+        initial = _without_values(proto, folder, {*trained, *names["statistics"], *scaled})
+        initial = {key: value for key, value in initial.items() if key not in scaled}
+        scalars = {key: names[key] for key in (LEARNING_RATE, STEP, KEEP, DRAW, LOSS_SCALE) if key in names}
         other = {*trained, *states, *names["statistics"], *scalars.values(), *initial}
         stored = {tensor.name for tensor in proto.graph.initializer}
         fed = tuple(

@@ -10,9 +10,10 @@ from onnx import numpy_helper, parser
 
 
 def digits_network(batch: int | str = "N", dropout: float = 0.2, width: int = 16) -> onnx.ModelProto:
-    """Two convolutions with BatchNormalization, one with Dropout behind it, and a linear layer, over 8x8 images."""
+    """Two convolutions with BatchNormalization, Dropout, and a linear layer, over images of 8x8."""
     model = parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17], producer_name: "somebody", metadata_props: ["kind": "digits"]>
+        <ir_version: 9, opset_import: ["" : 17], producer_name: "somebody",
+         metadata_props: ["kind": "digits"]>
         digits (float[{batch}, 1, 8, 8] image) => (float[{batch}, 10] scores) {{
             c1 = Conv <pads = [1, 1, 1, 1]> (image, conv1_weight)
             n1 = BatchNormalization (c1, bn1_weight, bn1_bias, bn1_mean, bn1_variance)

@@ -1,0 +1,177 @@
+"""What is trained: a training file, and the forward model that it was made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxgc.api.pipeline import OptimizeResult, ReadOptions, optimize
+from onnxgc.errors import PlanError, TrainingError
+from onnxgc.model.deployment import Deployment
+from onnxgc.model.initialise import draw_weights
+from onnxgc.model.ir import Array
+from onnxgc.model.load import load_proto
+from onnxgc.model.parameters import Role
+from onnxgc.model.read import classified
+from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW
+from onnxgc.training.files import TrainingFile
+
+Model = str | os.PathLike[str] | onnx.ModelProto
+_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A training file with the forward model, as far as that is known.
+
+    `drawn` are the values of weights that the model's file does not store, `options` say how it is read, and
+    `report` is what `optimize` said of it, where it was asked.
+    """
+
+    file: TrainingFile
+    model: Model | None
+    optimizer: SGD | AdamW
+    options: ReadOptions
+    drawn: Mapping[str, Array] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_file(cls, training: Model, model: Model | None) -> Source:
+        """A training file that has its optimizer.
+
+        Raises:
+            TrainingError: it has none.
+        """
+        file = TrainingFile.of(training)
+        if not isinstance(file.optimizer, SGD | AdamW):
+            raise TrainingError(
+                "the training file has no optimizer; make it with `onnxgc optimize --optimizer adamw`, or "
+                "give the forward model"
+            )
+        options = ReadOptions.from_json(file.options)
+        return cls(file, model, file.optimizer, replace(options, optimizer=None))
+
+    @classmethod
+    def of_model(
+        cls,
+        model: Model,
+        optimizer: SGD | AdamW,
+        *,
+        accumulates: bool,
+        batch: int | None,
+        seed: int,
+        tell: Callable[[str], None],
+        options: Mapping[str, Any],
+    ) -> Source:
+        """A forward model, planned for batches of so many samples; `options` are those of `optimize`."""
+        settings = dict(options)
+        shapes = dict(settings.pop("input_shapes", None) or {})
+        if batch is not None:
+            shapes = {**_shapes_at(model, batch), **shapes}
+        result = optimize(
+            model,
+            optimizer=Accumulation() if accumulates else optimizer,
+            input_shapes=shapes,
+            progress=tell,
+            **settings,
+        )
+        drawn = draw_weights(result.planned.model, seed, only_constant_filled=True)
+        drawn = {**drawn, **result.values}
+        graph = replace(result, values=drawn).training_graph.model
+        options_read = replace(result.options, optimizer=None)
+        return cls(TrainingFile.of(graph), model, optimizer, options_read, drawn, result.report)
+
+    def shapes_of(self, samples: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the model's inputs for another number of samples."""
+        file = self.file
+        return {
+            name: (samples, *file.types[name].shape[1:])
+            if file.types[name].shape[:1] == (file.batch,)
+            else file.types[name].shape
+            for name in file.fed
+            if name != file.target
+        }
+
+    def file_of(self, samples: int) -> TrainingFile:
+        """The same step for another number of samples, under the same plan where it has the same operators.
+
+        Raises:
+            BudgetError: no plan for so many samples keeps to the peak of this one.
+        """
+
+        def planned(**how: Any) -> OptimizeResult:
+            assert self.model is not None, "sizes are checked before"
+            return optimize(
+                self.model,
+                optimizer=self.file.optimizer,
+                input_shapes=self.shapes_of(samples),
+                values=self.drawn,
+                check=False,
+                **how,
+                **{key: getattr(self.options, key) for key in _OF_READING},
+            )
+
+        try:
+            result = planned(plan=self.file.plan)
+        except PlanError:
+            # Gradients of another size may have other forms.
+            result = planned()
+        if result.planned.profile.peak_bytes > self.file.simulated_peak_bytes:
+            result = planned(budget=str(self.file.simulated_peak_bytes + result.planned.state_bytes))
+        return TrainingFile.of(result.training_graph.model)
+
+    def deployed(self, trained: Mapping[str, Array]) -> onnx.ModelProto:
+        """The model's own file with these weights; names, opset and metadata stay.
+
+        Raises:
+            TrainingError: the forward model was not given, or its file has no place for the weights.
+        """
+        if self.model is None:
+            raise TrainingError("to export, give the forward model beside the training file")
+        if self.options.untie:
+            raise TrainingError("parameters that were untied have no place of their own in the model's file")
+        proto, folder = load_proto(self.model)
+        draft, decisions = classified(
+            proto, folder, trainable=self.options.trainable, freeze=self.options.freeze
+        )
+        held = {
+            decision.name: draft.weights[decision.name].type.dtype
+            for decision in decisions
+            if decision.name in trained
+            or (decision.role is not Role.CONSTANT and decision.name in self.drawn)
+        }
+        deployment = Deployment(proto, folder, draft.nodes, draft.weights, held)
+
+        def value_of(name: str, dtype: int) -> Array:
+            found = trained[name] if name in trained else self.drawn[name]
+            return np.asarray(found, helper.tensor_dtype_to_np_dtype(dtype))
+
+        return deployment.filled(value_of)
+
+    @property
+    def has_external_data(self) -> bool:
+        """Whether the model's weights lie in another file than the model."""
+        if self.model is None or isinstance(self.model, onnx.ModelProto):
+            return False
+        stored = load_proto(self.model)[0].graph.initializer
+        return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in stored)
+
+
+def _shapes_at(source: Model, batch: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's inputs with another first dimension, where all others are numbers."""
+    if batch < 1:
+        raise TrainingError(f"a batch of {batch} samples is none; give at least 1")
+    graph = load_proto(source)[0].graph
+    stored = {tensor.name for tensor in graph.initializer}
+    shapes = {}
+    for value in graph.input:
+        sizes = value.type.tensor_type.shape.dim
+        if value.name not in stored and sizes and all(size.dim_value for size in sizes[1:]):
+            shapes[value.name] = (batch, *(size.dim_value for size in sizes[1:]))
+    return shapes

@@ -1,0 +1,34 @@
+"""One of two workers: trains, and writes its parameters; started by the tests of workers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from onnxgc.torch.workers import TorchWorkers
+from onnxgc.training import SGD, Trainer
+from tests.api.chains import chain
+from tests.training.samples import samples
+
+
+def main(folder: str) -> None:
+    workers = TorchWorkers("gloo")
+    trainer = Trainer(
+        chain(3),
+        optimizer=SGD(momentum=0.9),
+        learning_rate=0.05,
+        batch=32,
+        workers=workers,
+        threads=1,
+        check=False,
+    )
+    history = trainer.fit(samples(0, 192), 1, shuffle=False, state=f"{folder}/run.safetensors")
+    figures: dict[str, Any] = {"loss": history[-1]["loss"], **trainer.parameters()}
+    np.savez(f"{folder}/{workers.rank}.npz", **figures)
+    workers.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,386 @@
+"""A network learns with it, in the promised memory, and nothing of a run is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+from onnxgc.api.pipeline import optimize
+from onnxgc.errors import OnnxgcError, OutputFileError, TrainingError
+from onnxgc.training import SGD, AdamW, Event, StopTraining, Trainer, cosine, step, with_warm_up
+from tests.api.chains import chain
+from tests.training.networks import digits, digits_network
+from tests.training.samples import samples
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return digits()
+
+
+def few(data: Any, samples: int) -> dict[str, Any]:
+    return {name: array[:samples] for name, array in data[0].items()}
+
+
+def losses_of(trainer: Trainer, data: Any, epochs: int = 1, **how: Any) -> list[float]:
+    found: list[float] = []
+    trainer.fit(
+        data, epochs, callbacks=[lambda e: found.append(e.loss) if e.kind == "update" else None], **how
+    )
+    return found
+
+
+def test_digits_are_learnt_and_the_planned_run_is_the_regular_one(data: Any) -> None:
+    curves = []
+    for how in ({"budget": 0.9, "step_limit": 1}, {"solver": "store-all"}):
+        trainer = Trainer(
+            digits_network(), learning_rate=cosine(3e-3, 6 * 23), batch=64, threads=1, check=False, **how
+        )
+        curves.append(losses_of(trainer, data[0], 6))
+    # The rest of an epoch, 30 samples, is a step as well.
+    assert len(curves[0]) == 6 * 23
+    assert curves[0] == curves[1]
+    planned = trainer.report["planned"]["simulated_peak_bytes"]
+    assert planned == trainer.report["regular"]["simulated_peak_bytes"] == trainer.simulated_peak_bytes
+    assert trainer.evaluate(data[1])["accuracy"] >= 0.98
+
+
+def test_what_is_trained_stays_where_it_is(data: Any) -> None:
+    trainer = Trainer(digits_network(), optimizer=SGD(momentum=0.9), batch=32, threads=1, check=False)
+    before = trainer.addresses()
+    assert {"conv1.weight", "head.bias", "conv1.weight_momentum_buffer"} <= before.keys()
+    losses_of(trainer, few(data, 200), 2)
+    assert trainer.addresses() == before
+    assert not np.array_equal(trainer.array("bn1.mean"), np.zeros(16))
+
+
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), AdamW(clip_norm=0.5)])
+def test_accumulated_batches_are_one_larger_batch(optimizer: Any) -> None:
+    found = []
+    for batch, accumulate in ((64, 1), (16, 4)):
+        trainer = Trainer(
+            chain(3),
+            optimizer=optimizer,
+            learning_rate=0.05,
+            batch=batch,
+            accumulate=accumulate,
+            threads=1,
+            check=False,
+        )
+        losses = [losses_of(trainer, samples(seed), shuffle=False) for seed in range(3)]
+        assert trainer.updates == 3
+        found.append((losses, trainer.parameters()))
+    (losses, one), (other_losses, other) = found
+    np.testing.assert_allclose(np.ravel(losses), np.ravel(other_losses), rtol=1e-5)
+    for name, value in one.items():
+        assert np.linalg.norm(other[name] - value) <= 1e-5 * np.linalg.norm(value)
+
+
+def test_the_rest_of_an_update_counts_by_its_samples() -> None:
+    """Of 72 samples in batches of 16, four to an update, the second update has 8 samples."""
+    found = []
+    for batch, accumulate in ((64, 1), (16, 4)):
+        trainer = Trainer(
+            chain(2), optimizer="sgd", batch=batch, accumulate=accumulate, threads=1, check=False
+        )
+        losses_of(trainer, samples(0, 72), shuffle=False)
+        assert trainer.updates == 2
+        found.append(trainer.parameters())
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-7)
+
+
+SCRIPT = """
+import sys
+from tests.training.networks import digits, digits_network
+from onnxgc.training import Trainer
+trainer = Trainer(digits_network(), learning_rate=3e-3, batch=64, threads=1, check=False, seed=5)
+path = sys.argv[1]
+def tell(event):
+    print(event.updates, flush=True)
+trainer.fit(digits()[0], 4, state=path, save_every=7, resume=True, callbacks=[tell])
+"""
+
+
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path: Path, data: Any) -> None:
+    whole = tmp_path / "whole.safetensors"
+    reference = Trainer(digits_network(), learning_rate=3e-3, batch=64, threads=1, check=False, seed=5)
+    history = reference.fit(data[0], 4, state=whole)
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "killed.safetensors")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        stop_at = int(np.random.default_rng().integers(8, 80))
+        for line in process.stdout:
+            if int(line) >= stop_at:
+                process.send_signal(signal.SIGKILL)
+                break
+    assert process.returncode == -signal.SIGKILL
+    resumed = Trainer(digits_network(), learning_rate=3e-3, batch=64, threads=1, check=False, seed=5)
+    again = resumed.fit(data[0], 4, state=tmp_path / "killed.safetensors", resume=True)
+    for name, value in reference.parameters().items():
+        np.testing.assert_array_equal(resumed.array(name), value, err_msg=f"{name}, killed at {stop_at}")
+    for name in ("bn2.mean", "bn2.variance", "head.weight_exp_avg_sq"):
+        np.testing.assert_array_equal(resumed.array(name), reference.array(name))
+    assert [entry["loss"] for entry in again] == [entry["loss"] for entry in history]
+    # What was written at the end is the run, whole.
+    last = Trainer(digits_network(), batch=64, threads=1, check=False)
+    last.load(whole)
+    np.testing.assert_array_equal(last.array("head.weight"), reference.array("head.weight"))
+
+
+def test_a_full_disk_loses_neither_the_old_state_nor_the_run(
+    tmp_path: Path, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.safetensors"
+    trainer = Trainer(digits_network(), batch=32, threads=1, check=False)
+    trainer.fit(few(data, 64), 1, state=path)
+    old = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    events: list[Event] = []
+    trainer.fit(few(data, 64), 2, state=path, callbacks=[events.append])
+    assert trainer.updates == 6
+    assert ["No space left" in event.message for event in events if event.kind == "unsaved"] == [True] * 2
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OutputFileError, match="No space left"):
+        trainer.save(path)
+
+
+def test_the_way_back_is_the_models_own_file(tmp_path: Path, data: Any) -> None:
+    source = digits_network(batch=1)
+    trainer = Trainer(source, batch=32, threads=1, check=False)
+    trainer.fit(few(data, 320), 1)
+    trainer.export(tmp_path / "trained.onnx")
+    deployed = onnx.load(tmp_path / "trained.onnx")
+    assert [node.name for node in deployed.graph.node] == [node.name for node in source.graph.node]
+    assert [t.name for t in deployed.graph.initializer] == [t.name for t in source.graph.initializer]
+    assert deployed.opset_import == source.opset_import
+    assert deployed.metadata_props == source.metadata_props
+    assert deployed.producer_name == "somebody"
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    scores = np.concatenate(
+        [session.run(None, {"image": image[None]})[0] for image in data[1]["image"][:100]]
+    )
+    found = trainer.evaluate(few((data[1],), 100))
+    assert found["accuracy"] == (scores.argmax(1) == data[1]["labels"][:100]).mean()
+    shifted = scores - scores.max(1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    mean = -logs[np.arange(100), data[1]["labels"][:100]].mean()
+    assert found["loss"] == pytest.approx(float(mean), rel=1e-4)
+
+
+def test_a_model_without_weights_begins_with_drawn_ones(tmp_path: Path) -> None:
+    source = chain(2)
+    width = {"w0": (16, 16), "w1": (16, 16), "v": (16, 4)}
+    del source.graph.initializer[:]
+    for number, (name, shape) in enumerate(width.items()):
+        source.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"shape{number}"))
+        fill = onnx.helper.make_node("ConstantOfShape", [f"shape{number}"], [name])
+        source.graph.node.insert(0, fill)
+    one, again, other = (Trainer(source, batch=64, seed=seed, threads=1, check=False) for seed in (1, 1, 2))
+    assert 0.2 < one.array("w0").std() < 0.5
+    np.testing.assert_array_equal(one.array("w0"), again.array("w0"))
+    assert not np.array_equal(one.array("w0"), other.array("w0"))
+    one.fit(samples(0), 1)
+    deployed = one.export()
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in deployed.graph.initializer}
+    np.testing.assert_array_equal(held["w0"], one.array("w0"))
+
+
+def test_a_training_file_and_its_model(tmp_path: Path, data: Any) -> None:
+    onnx.save(digits_network(), tmp_path / "model.onnx")
+    optimize(
+        tmp_path / "model.onnx",
+        tmp_path / "training.onnx",
+        optimizer=SGD(momentum=0.9),
+        input_shapes={"image": (32, 1, 8, 8)},
+        check=False,
+    )
+    alone = Trainer(tmp_path / "training.onnx", learning_rate=0.01, threads=1)
+    # 70 samples: the last 6 fit no step of the file's.
+    assert len(losses_of(alone, few(data, 70))) == 2
+    for ask in (lambda: alone.evaluate(data[1]), alone.export, lambda: alone.step(few(data, 6))):
+        with pytest.raises(TrainingError, match=r"give (its|the) forward model"):
+            ask()
+    both = Trainer(tmp_path / "training.onnx", model=tmp_path / "model.onnx", learning_rate=0.01, threads=1)
+    assert len(losses_of(both, few(data, 70))) == 3
+    whole = Trainer(
+        tmp_path / "model.onnx",
+        optimizer=SGD(momentum=0.9),
+        learning_rate=0.01,
+        batch=32,
+        threads=1,
+        check=False,
+    )
+    losses_of(whole, few(data, 70))
+    np.testing.assert_array_equal(whole.array("head.weight"), both.array("head.weight"))
+    assert both.evaluate(data[1]) == whole.evaluate(data[1])
+
+
+def test_data_in_every_form_give_the_same_run(tmp_path: Path) -> None:
+    arrays = samples(0, 160)
+    np.savez(tmp_path / "data.npz", x=arrays["x"].astype(np.float64), y=arrays["labels"].astype(np.int32))
+    batches = [{name: array[start : start + 64] for name, array in arrays.items()} for start in (0, 64, 128)]
+    forms: list[Any] = [
+        tmp_path / "data.npz",
+        arrays,
+        {"inputs": arrays["x"], "target": arrays["labels"]},
+        (arrays["x"], arrays["labels"]),
+        batches,
+        [(batch["x"], batch["labels"]) for batch in batches],
+        lambda: iter(batches),
+    ]
+    curves = []
+    for form in forms:
+        trainer = Trainer(chain(2), batch=64, threads=1, check=False)
+        curves.append(losses_of(trainer, form, 2, shuffle=False))
+    assert len(curves[0]) == 6
+    assert all(curve == curves[0] for curve in curves)
+
+
+def test_samples_are_shuffled_by_the_seed() -> None:
+    curves = [
+        losses_of(Trainer(chain(2), batch=64, threads=1, check=False, seed=seed), samples(0, 256))
+        for seed in (1, 1, 2)
+    ]
+    assert curves[0] == curves[1] != curves[2]
+
+
+def test_a_callback_may_end_a_run() -> None:
+    def stop(event: Event) -> None:
+        if event.updates == 2:
+            raise StopTraining
+
+    trainer = Trainer(chain(2), batch=32, threads=1, check=False)
+    trainer.fit(samples(0, 256), 5, callbacks=[stop])
+    assert trainer.updates == 2
+
+
+def test_learning_rates() -> None:
+    assert [step(1.0, 2, 0.5)(done) for done in range(5)] == [1, 1, 0.5, 0.5, 0.25]
+    rates = [cosine(1.0, 4, 0.2)(done) for done in range(6)]
+    np.testing.assert_allclose(
+        rates, [1, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2, 0.2]
+    )
+    warm = with_warm_up(lambda _: 1.0, 4)
+    assert [warm(done) for done in range(5)] == [0.25, 0.5, 0.75, 1, 1]
+    seen: list[int] = []
+
+    def rate(done: int) -> float:
+        seen.append(done)
+        return 0.0
+
+    trainer = Trainer(chain(2), optimizer="sgd", learning_rate=rate, batch=32, check=False)
+    before = trainer.parameters()
+    trainer.fit(samples(0, 128), 1)
+    assert sorted(set(seen)) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(trainer.array("w0"), before["w0"])
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"labels": np.array([0, 4] * 32)}, r"'labels' has 4 at \[1\], and the model has the classes 0 to 3"),
+        ({"labels": np.array([0, -1] * 32)}, "'labels' has -1 at"),
+        (
+            {"x": np.zeros((64, 15), np.float32)},
+            r"'x' has the shape \[64, 15\], and the model takes \[any, 16\]",
+        ),
+        ({"x": np.zeros((64, 16), np.int64)}, "'x' is int64, and the model takes float32; convert it first"),
+        ({"labels": np.zeros(63, np.int64)}, "'labels' has 63 samples, and other inputs have 64"),
+        (
+            {"x": np.full((64, 16), np.nan, np.float32)},
+            "the loss is nan in update 1, and the parameters are spoilt",
+        ),
+        ({"labels": None}, "a batch has no 'labels'; it has 'x', and a step takes x, labels"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(change: dict[str, Any], words: str) -> None:
+    trainer = Trainer(chain(2), batch=64, threads=1, check=False)
+    batch = {name: value for name, value in (samples(0) | change).items() if value is not None}
+    with pytest.raises(TrainingError, match=words) as caught:
+        trainer.step(batch)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_is_none_spares_parameters_where_gradients_are_added_up() -> None:
+    trainer = Trainer(chain(2), batch=64, accumulate=2, threads=1, check=False)
+    before = trainer.parameters()
+    spoilt = {"x": np.full((64, 16), np.nan, np.float32), "labels": np.zeros(64, np.int64)}
+    with pytest.raises(TrainingError, match="the parameters are as they were"):
+        trainer.step([samples(0), spoilt])
+    np.testing.assert_array_equal(trainer.array("w0"), before["w0"])
+
+
+def test_states_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    trainer = Trainer(chain(2), batch=64, threads=1, check=False)
+    path = tmp_path / "run.safetensors"
+    trainer.save(path)
+    for other, words in (
+        (Trainer(chain(3), batch=64, check=False), "lacks 'w2'"),
+        (Trainer(chain(2), optimizer="sgd", batch=64, check=False), "which this run has not"),
+        (Trainer(chain(2, width=8), batch=64, check=False), "in this run"),
+    ):
+        with pytest.raises(TrainingError, match=words):
+            other.load(path)
+    for contents, words in ((b"nothing", "is no state of a run"), (None, "there is no state file")):
+        path.unlink()
+        if contents is not None:
+            path.write_bytes(contents)
+        with pytest.raises(TrainingError, match=words) as caught:
+            trainer.load(path)
+        assert "\n" not in str(caught.value)
+        if contents is None:
+            break
+        path.touch()
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ({"optimizer": "none"}, "training needs an optimizer"),
+        ({"optimizer": "lion"}, "there is no optimizer 'lion'"),
+        ({"accumulate": 0}, "give at least 1"),
+        ({"learning_rate": -1.0}, "the learning rate is -1.0"),
+        ({"provider": "abacus"}, "choose cpu or cuda"),
+        ({"batch": 0}, "a batch of 0 samples"),
+        ({"model": chain(2)}, "two forward models are given"),
+    ],
+)
+def test_mistakes_of_a_call_are_one_line(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(OnnxgcError, match=words):
+        Trainer(chain(2), check=False, **how)
+
+
+def test_an_iterator_runs_once() -> None:
+    trainer = Trainer(chain(2), batch=64, threads=1, check=False)
+    once = iter([samples(0)])
+    with pytest.raises(TrainingError, match="an iterator runs once"):
+        trainer.fit(once, 2)
+
+
+def test_a_run_takes_time_that_it_tells() -> None:
+    started = time.perf_counter()
+    trainer = Trainer(chain(2), batch=64, threads=1, check=False)
+    history = trainer.fit(samples(0, 256), 2)
+    assert [entry["updates"] for entry in history] == [4, 8]
+    assert 0 < sum(entry["seconds"] for entry in history) < time.perf_counter() - started
