@@ -168,6 +168,11 @@ class Trainer:
         return self._file.batch
 
     @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """What a step takes, in order: the model's inputs and the target, with their shapes."""
+        return {name: self._file.types[name].shape for name in self._file.fed}
+
+    @property
     def updates(self) -> int:
         """How many updates were made."""
         return self._position.updates

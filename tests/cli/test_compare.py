@@ -110,6 +110,15 @@ def test_one_network_in_two_files(call: Call, capsys: pytest.CaptureFixture[str]
     assert call("compare", "renamed.onnx", "--solvers", "acg", "--plan", "plans/renamed-plan.json", "-q") == 0
 
 
+def test_a_plan_for_another_batch_says_what_it_needs(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(renamed(chain(5, batch=64)), "small.onnx")
+    assert call("compare", "chain.onnx", "small.onnx", "--carry-over", "plans") == 0
+    assert "with it optimize needs --input-shapes other_x:2048,16" in capsys.readouterr().out
+    given = ("--plan", "plans/small-plan.json", "--input-shapes", "other_x:2048,16")
+    assert call("optimize", "small.onnx", "training.onnx", *given) == 0
+    assert call("verify", "small.onnx", "training.onnx") == 0
+
+
 def test_each_of_several_by_two_processes(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.onnx").write_bytes(b"nothing")
     arguments = (

@@ -135,11 +135,12 @@ def test_a_file_without_an_optimizer_is_told(call: Call, capsys: pytest.CaptureF
 def test_a_run_that_cannot_be_saved_goes_on(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: Any) -> None:
+    def gone(*_: Any) -> dict[str, float]:
         shutil.rmtree("states", ignore_errors=True)
+        return {}
 
     Path("states").mkdir()
-    monkeypatch.setattr("onnxgc.training.trainer.Trainer.evaluate", lambda *_: gone() or {})
+    monkeypatch.setattr("onnxgc.training.trainer.Trainer.evaluate", gone)
     code = call(
         "train", "model.onnx", "--data", "digits.npz", "--state", "states/a.safetensors", "--out", "a.onnx"
     )

@@ -1,0 +1,160 @@
+"""`onnxgc bench`: tables that fit, figures that go where they are asked for, and errors of one line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxgc.api.benchmarking import Benchmark, Contender, bench
+from onnxgc.cli import bench as command
+from onnxgc.cli import main as main_module
+from tests.api.chains import chain
+
+Call = Callable[..., int]
+REGULAR = Contender(5519 * 10**6, 5417 * 10**6, 5519 * 10**6, 5600 * 10**6, 5417 * 10**6, (0.202, 0.21, 0.25))
+PLANNED = Contender(1592 * 10**6, 1490 * 10**6, 1592 * 10**6, 1600 * 10**6, 1490 * 10**6, (0.22, 0.207, 0.26))
+FOUND = Benchmark(
+    model="models/resnet50.onnx",
+    inputs={"x": (64, 3, 224, 224)},
+    provider="CPUExecutionProvider",
+    device="a machine",
+    threads=2,
+    runs=3,
+    warm_up=1,
+    seed=0,
+    solver="peak",
+    status="feasible",
+    budget_bytes=None,
+    predicted_extra_ratio=0.031,
+    timing="data sheet of one core of a CPU",
+    regular=REGULAR,
+    planned=PLANNED,
+    versions={"onnxgc": "1", "onnxruntime": "2"},
+    notes=("loss: [4, 1000]",),
+)
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The exit code of the command, which runs in this process and in a folder with a model."""
+    onnx.save(chain(3, batch=64), tmp_path / "chain.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def onnxgc(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main_module.main()
+        return int(caught.value.code or 0)
+
+    return onnxgc
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, found: Benchmark) -> dict[str, Any]:
+    """Answers without a run; what it was asked is in the result."""
+    asked: dict[str, Any] = {}
+
+    def instead(*arguments: Any, **options: Any) -> Benchmark:
+        asked.update(inspect.signature(bench).bind(*arguments, **options).arguments)
+        return found
+
+    monkeypatch.setattr(command, "bench", instead)
+    return asked
+
+
+def cells(shown: str) -> list[list[str]]:
+    return [line.split() for line in shown.splitlines()]
+
+
+def test_tables(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answered(monkeypatch, FOUND)
+    assert call("bench", "chain.onnx") == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+    assert "\x1b" not in shown.out
+    rows = cells(shown.out)
+    assert ["resnet50,", "64", "5,417.0", "1,490.0", "72.5%", "202", "ms", "207", "ms", "2.48%"] in rows
+    assert ["peak,", "simulated", "5,519", "MB", "1,592", "MB", "28.8%"] in rows
+    assert ["samples", "a", "second", "317", "309"] in rows
+    assert ["predicted", "3.10%"] in rows
+    assert "threads: 2" in shown.out
+    assert "note: loss: [4, 1000]" in shown.out
+
+
+def test_what_was_not_measured_is_a_dash(
+    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Contender(5519, 5417, failure="the graph that stores everything does not run: no memory")
+    unknown = Contender(1592, 1490, step_seconds=(0.2,))
+    answered(
+        monkeypatch, replace(FOUND, regular=failed, planned=unknown, threads=None, budget_bytes=2 * 10**6)
+    )
+    assert call("bench", "chain.onnx") == 0
+    shown = capsys.readouterr().out
+    assert ["resnet50,", "64", "-", "-", "-", "-", "200", "ms", "-"] in cells(shown)
+    text = " ".join(shown.split())
+    assert "storing everything was not measured: the graph that stores everything does not run" in text
+    assert "no peak was measured: the profile has none of the arena of CPUExecutionProvider" in text
+    assert "plan: peak in 2.0 MB, feasible" in text
+
+
+def test_json_markdown_and_quiet(
+    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered(monkeypatch, FOUND)
+    assert call("bench", "chain.onnx", "--json", "-", "--markdown") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == FOUND.as_json()
+    assert "| resnet50, 64 | 5,417.0 | 1,490.0 | 72.5% | 202 ms | 207 ms | 2.48% |" in shown.err
+    assert "\n- plan: peak, feasible" in shown.err
+    assert call("bench", "chain.onnx", "--json", "figures.json", "-q") == 0
+    assert capsys.readouterr() == ("", "")
+    assert json.loads(Path("figures.json").read_text(encoding="utf-8")) == FOUND.as_json()
+
+
+def test_options_are_handed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answered(monkeypatch, FOUND)
+    options = "--budget 60% --loss mse --freeze a --freeze b --trainable c --input-shapes x:8,16 --threads 1"
+    more = "--provider cpu --runs 9 --warm-up 0 --plan p.json --solver acg --device h100 --no-check --untie"
+    assert call("bench", "chain.onnx", *options.split(), *more.split()) == 0
+    assert {key: asked[key] for key in ("model", "budget", "loss", "freeze", "trainable", "threads")} == {
+        "model": "chain.onnx",
+        "budget": "60%",
+        "loss": "mse",
+        "freeze": ("a", "b"),
+        "trainable": ("c",),
+        "threads": 1,
+    }
+    assert asked["input_shapes"] == {"x": (8, 16)}
+    assert (asked["provider"], asked["runs"], asked["warm_up"]) == ("cpu", 9, 0)
+    assert (asked["plan"], asked["solver"], asked["device"]) == ("p.json", "acg", "h100")
+    assert (asked["check"], asked["untie"], asked["freeze_bn"]) == (False, True, False)
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["none.onnx"], "there is no file 'none.onnx'"),
+        (["bad.onnx"], "'bad.onnx' is not an ONNX file"),
+        (["chain.onnx", "--provider", "tpu"], "unknown provider 'tpu'"),
+        (["chain.onnx", "--solver", "manual"], "give --plan"),
+        (["chain.onnx", "--runs", "0"], "--runs"),
+        (["chain.onnx", "--json", "chain.onnx"], "one of the files that are read or written"),
+    ],
+)
+def test_mistakes_are_one_line(
+    call: Call, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    Path("bad.onnx").write_text("nothing of the kind")
+    assert call("bench", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
