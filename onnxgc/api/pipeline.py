@@ -281,6 +281,8 @@ def read_again(
         freeze=options.freeze,
         freeze_bn=options.freeze_bn,
         untie=options.untie,
+        # Who trains by an optimizer in the graph resumes runs, and must then draw what would have been drawn.
+        counted_draws=options.optimizer is not None,
     )
 
 

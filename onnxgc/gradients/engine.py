@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnxgc.errors import NoParametersError, UnsupportedOperatorError
 from onnxgc.model.draft import reads_of
@@ -102,14 +102,20 @@ class GradientContext:
     constants: ConstantPool
     taken: set[str]
     opset: int
+    casts_of_bools: Mapping[str, Node]
     chunks: list[tuple[int, str, list[Node]]] = field(default_factory=list)
     _pending: list[Node] = field(default_factory=list)
 
     # -- what a rule may ask ------------------------------------------------------------------
 
     def x(self, index: int) -> str:
-        """Forward input `index`, as a tensor that backward reads."""
-        return self.node.inputs[index]
+        """Forward input `index`, as a tensor that backward reads.
+
+        A mask that forward has cast is cast again: the one of bools takes less memory until then.
+        """
+        name = self.node.inputs[index]
+        cast = self.casts_of_bools.get(name)
+        return name if cast is None else self.emit("Cast", cast.inputs[0], **cast.attributes)
 
     def y(self, index: int = 0) -> str:
         """Forward output `index`, as a tensor that backward reads."""
@@ -265,6 +271,11 @@ def differentiate(
     final_names = {name: fresh_name(f"{name}_grad", taken) for name in active if name != model.loss}
     constants = ConstantPool(taken)
     types = {**model.types, **extra_types}
+    casts_of_bools = {
+        node.outputs[0]: node
+        for node in forward
+        if node.op == "Cast" and not node.domain and types[node.inputs[0]].dtype == TensorProto.BOOL
+    }
     gradient_of: dict[str, str] = {model.loss: seed}
     chunks: list[BackwardChunk] = []
     given_in: dict[str, int] = {}
@@ -278,7 +289,15 @@ def differentiate(
             continue
         wanted = frozenset(index for index, name in enumerate(node.inputs) if name in active)
         context = GradientContext(
-            node, types, model.constant, wanted, incoming, constants, taken, model.opset
+            node,
+            types,
+            model.constant,
+            wanted,
+            incoming,
+            constants,
+            taken,
+            model.opset,
+            casts_of_bools,
         )
         rules[node.rule](context)
         _check_given(context)

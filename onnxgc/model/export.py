@@ -18,7 +18,7 @@ def to_proto(model: TrainableModel, values: Mapping[str, Array] | None = None) -
     """
     given = values or {}
     outputs = dict.fromkeys((model.loss, *model.outputs, *(item.updated for item in model.statistics)))
-    inputs = (*model.inputs, *model.targets)
+    inputs = (*model.inputs, *model.targets, *filter(None, [model.draw]))
     initializers = [
         numpy_helper.from_array(given[name] if name in given else weight.load(), name)
         for name, weight in model.weights.items()

@@ -30,8 +30,9 @@ def as_exported(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[s
     """The weights with what the exporter says that they are, where it says so.
 
     The newer exporter marks parameters and buffers, so that what it does not mark is a constant, unless
-    it was folded from one of them, or has the name of one after a normalisation was put into it. The older one keeps its constants as Constant nodes. Where a tool has
-    lost the marks of the newer one, nothing is said of what lies beside constants without a module's name.
+    it was folded from one of them, or has the name of one after a normalisation was put into it. The older
+    one keeps its constants as Constant nodes. Where a tool has lost the marks of the newer one, nothing is
+    said of what lies beside constants without a module's name.
     """
     if model.producer_name != _PRODUCER:
         return dict(weights)

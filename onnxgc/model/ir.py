@@ -124,7 +124,8 @@ class TrainableModel:
     `target`), each in `types`. `outputs` are the source model's outputs (or what is left of
     them once a trailing Softmax went into the loss). `loss` names the scalar to minimise.
     `notes` are the things that a user should hear about what reading changed or assumed. `domains` are
-    the versions of operator sets other than ONNX's own.
+    the versions of operator sets other than ONNX's own. `draw` is one more input, the number of the run,
+    an int64 scalar on which random numbers depend; empty where nothing is drawn by it.
     """
 
     name: str
@@ -143,6 +144,7 @@ class TrainableModel:
     notes: tuple[str, ...] = ()
     domains: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     metadata: Mapping[str, str] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+    draw: str = ""
 
     def constant(self, name: str) -> Array | None:
         """Value of a constant, or None for a tensor that is computed, fed or trained."""

@@ -10,6 +10,7 @@ import onnx
 
 from onnxgc.errors import NoParametersError, ShapeError
 from onnxgc.model.control_flow import as_one_graph
+from onnxgc.model.counted import with_counted_draws
 from onnxgc.model.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.fused import with_layer_normalization
 from onnxgc.model.ir import Node, TensorType, TrainableModel
@@ -43,14 +44,16 @@ def read_model(
     freeze: Sequence[str] = (),
     freeze_bn: bool = False,
     untie: bool = False,
+    counted_draws: bool = False,
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
     `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, `cross-entropy`, `mse`,
     `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
     that overrule what is found by use. With `freeze_bn` BatchNormalization keeps the running statistics
-    of the file; with `untie` nodes that share a parameter in the same role get one each. Of weights'
-    contents no more is read than tells equal ones.
+    of the file; with `untie` nodes that share a parameter in the same role get one each; with
+    `counted_draws` random numbers depend on the number of the run, which is fed. Of weights' contents no
+    more is read than tells equal ones.
 
     Raises:
         ModelFileError: the file is missing, is not ONNX, or is not valid.
@@ -73,6 +76,7 @@ def read_model(
     draft = resolved(at_target_opset(draft))
     draft = resolved(with_unrolled_recurrence(with_layer_normalization(draft)))
     draft = without_identities(with_dropout_on(draft))
+    draft, draw = with_counted_draws(draft) if counted_draws else (draft, "")
     draft = with_masked_softmax(with_seeded_random(draft))
     draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
@@ -82,13 +86,14 @@ def read_model(
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
     parameters = _parameters(draft, decisions, roles["loss"])
     types = _types(draft)
+    drawn = {"draw": draw} if draw else {}
     return TrainableModel(
         name=draft.name,
         opset=draft.opset,
         ir_version=draft.ir_version,
         nodes=draft.nodes,
         types=types,
-        inputs=tuple(name for name in draft.inputs if name not in roles.values()),
+        inputs=tuple(name for name in draft.inputs if name not in {*roles.values(), draw}),
         targets=tuple(name for role, name in roles.items() if role != "loss"),
         outputs=tuple(name for name in draft.outputs if name in types),
         weights=draft.weights,
@@ -101,7 +106,8 @@ def read_model(
             *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT),
         ),
         domains=draft.other_domains,
-        metadata={**draft.metadata, "onnxgc.names": json.dumps(roles, sort_keys=True)},
+        metadata={**draft.metadata, "onnxgc.names": json.dumps(roles | drawn, sort_keys=True)},
+        draw=draw,
     )
 
 

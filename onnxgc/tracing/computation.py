@@ -40,7 +40,7 @@ class _Group:
     """A vertex while it is put together.
 
     `ends` are the outputs of its last operator: what others may read. `merged_into` is the vertex
-    that it has become part of.
+    that it has become part of. What `is_drawn` becomes part of the first that reads it.
     """
 
     label: str
@@ -48,6 +48,7 @@ class _Group:
     ends: tuple[str, ...]
     size_bytes: int
     flops: int
+    is_drawn: bool = False
     merged_into: _Group | None = None
 
     def find(self) -> _Group:
@@ -63,7 +64,8 @@ def checkpoint_problem(step: TrainingStep) -> TracedProblem:
     A ReLU, an Add or a scaling is one vertex with what it was made from, where that is made for it
     alone, has its size and is not read by backward: such tensors are never held for long. Batch
     statistics and whatever does not depend on the model's inputs (masks of the labels, counts) are
-    no vertices: they are small and always kept.
+    no vertices: they are small and always kept. Random numbers by the number of the run are part of the
+    vertex that first reads them, as a Dropout's mask is.
 
     Raises:
         PlanError: the loss does not depend on any input of the model.
@@ -72,16 +74,17 @@ def checkpoint_problem(step: TrainingStep) -> TracedProblem:
     for name in step.model.inputs:
         builder.add_input(name)
     drawn = {step.model.draw}
+    fixed = {*step.model.weights, *step.constants}.difference(step.model.parameters)
     with_subgraphs = {node.name for node in step.model.nodes if captured_names(node)}
     for operator in step.graph.forward:
-        is_drawn = operator.once and not drawn.isdisjoint(operator.inputs)
-        if is_drawn or operator.name in with_subgraphs:
+        is_drawn = not drawn.isdisjoint(operator.inputs) and drawn.union(fixed).issuperset(operator.inputs)
+        drawn.update(operator.outputs if is_drawn else ())
+        if operator.name in with_subgraphs:
             # It runs once, so that what it makes is there as inputs are.
             for name in operator.outputs:
                 builder.add_input(name)
-            drawn.update(operator.outputs if is_drawn else ())
         elif not operator.once:
-            builder.add_operator(operator)
+            builder.add_operator(operator, is_drawn=is_drawn)
     steps = {tuple(operator.name for operator in step.graph.forward): step}
 
     def step_in_order(names: tuple[str, ...]) -> TrainingStep:
@@ -108,25 +111,27 @@ class _GraphBuilder:
     def add_input(self, name: str) -> None:
         self._new_group(name, [name], (name,), self._graph.sizes[name], 0)
 
-    def add_operator(self, operator: Operator) -> None:
+    def add_operator(self, operator: Operator, *, is_drawn: bool = False) -> None:
         sources = [name for name in dict.fromkeys(operator.inputs) if name in self._group_of]
-        if not sources:
+        if not sources and not is_drawn:
             return
         output = operator.outputs[0]
-        if operator.is_view:
+        if operator.is_view and sources:
             group = self._group_of[sources[0]].find()
             group.tensors.append(output)
             self._group_of[output] = group
             return
-        extra = [name for name in operator.outputs[1:] if name in self._read_by_backward]
-        size = self._graph.sizes[output] + sum(self._graph.sizes[name] for name in extra)
+        held = [name for name in operator.outputs if name in self._read_by_backward]
+        counted = held if is_drawn else dict.fromkeys((output, *held))
+        size = sum(self._graph.sizes[name] for name in counted)
         group = self._new_group(output, list(operator.outputs), operator.outputs, size, operator.flops)
+        group.is_drawn = is_drawn
         for source in sources:
             before = self._group_of[source].find()
-            if self._is_passing(source, before, output):
+            if before.is_drawn or self._is_passing(source, before, output):
                 group.tensors[:0] = before.tensors
                 group.flops += before.flops
-                group.size_bytes += before.size_bytes - self._graph.sizes[source]
+                group.size_bytes += before.size_bytes - (0 if before.is_drawn else self._graph.sizes[source])
                 before.merged_into = group
             else:
                 self._edges.append((before, group))

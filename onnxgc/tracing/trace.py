@@ -111,7 +111,8 @@ def _described(
     outputs = dict.fromkeys((model.loss, *returned, *(s.updated for s in model.statistics), *measured))
     if keep_outputs:
         outputs.update(dict.fromkeys(name for name in model.outputs if name not in model.weights))
-    resident = {*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed, model.draw}
+    resident = {*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed}
+    resident |= {*filter(None, [model.draw])}
     sizes = {name: tensor_type.size_bytes for name, tensor_type in types.items()}
     if updates is not None:
         resident |= updates.types.keys()

@@ -75,7 +75,7 @@ class Run:
 
     def step(self, feeds: Mapping[str, Any]) -> float:
         self.taken += 1
-        scalars = {"learning_rate": RATE, "step": np.int64(self.taken)}
+        scalars = {"learning_rate": RATE, "step": np.int64(self.taken), "draw": np.int64(self.taken)}
         binding = self.session.io_binding()
         given = {**feeds, **{self.names[key]: value for key, value in scalars.items() if key in self.names}}
         for name, value in given.items():
