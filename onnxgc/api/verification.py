@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxgc.api.feeds import feeds_of
 from onnxgc.api.pipeline import (
     PlannedStep,
     ReadOptions,
@@ -25,13 +26,13 @@ from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError, RuntimeFailedError
 from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array, dtype_name
+from onnxgc.model.ir import Array
 from onnxgc.model.lift import draft_of
 from onnxgc.model.load import load_proto, source_of
 from onnxgc.model.weights import StoredWeight
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution import check_execution
-from onnxgc.runtime.measure import Measurement, measure, random_feeds
+from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
 
 # A gradient this much smaller than the largest proves nothing when it is compared.
@@ -229,29 +230,13 @@ def _feeds(
     planned: PlannedStep, promised: _Promise, drawn: Mapping[str, Array], seed: int
 ) -> dict[str, Array]:
     """Inputs, labels and targets by seed; weights where they are drawn anew."""
-    model = planned.model
     fed = {value.name for value in promised.proto.graph.input}
-
-    def described(names: tuple[str, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        kinds = {name: planned.step.types[name] for name in names}
-        return {name: (dtype_name(kind.dtype), kind.shape) for name, kind in kinds.items()}
-
-    # Integer inputs are masks and indices of tables, of which every one has two rows.
-    feeds = random_feeds(described(model.inputs), seed, 2)
-    feeds |= random_feeds(described(model.targets), seed + 1, _classes(planned))
+    feeds = feeds_of(planned, seed)
     constant = {
         name for name, value in promised.values.items() if value.size > 1 and np.all(value == value.flat[0])
     }
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
     return feeds
-
-
-def _classes(planned: PlannedStep) -> int:
-    """How many classes the labels are of: the extent of the axis that the loss normalises."""
-    for node in planned.model.nodes:
-        if node.origin == "loss" and node.op == "LogSoftmax":
-            return planned.model.types[node.inputs[0]].shape[int(node.attribute("axis", -1))]
-    return 2
 
 
 def _loss_check(loss: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> Check:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from onnxgc.emission.write import check_writable, write_text
 from onnxgc.errors import OutputFileError, ShapeError
+from onnxgc.report.comparison import Cells
 
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
@@ -61,6 +62,24 @@ def console_for(json_target: str | None, *, is_quiet: bool = False) -> Console:
         markup=False,
         quiet=is_quiet,
     )
+
+
+Say = Callable[[str | Cells], None]
+
+
+def writer(console: Console, *, markdown: bool) -> Say:
+    """Prints lines, and tables in the form that was asked for."""
+
+    def say(what: str | Cells) -> None:
+        if isinstance(what, str):
+            console.print(f"- {what}" if markdown else what, markup=False, soft_wrap=markdown)
+        elif markdown:
+            console.print(f"{what.markdown()}\n", markup=False, soft_wrap=True)
+        else:
+            console.print(what.title, markup=False)
+            console.print(what.for_terminal())
+
+    return say
 
 
 def check_json_target(target: str | None, *others: str | None) -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from onnxgc.api.budgeting import DEFAULT_DEVICE
 from onnxgc.api.comparison import RULES, compare
 from onnxgc.api.page import page_of_comparison
 from onnxgc.cli.arguments import (
     Quiet,
+    Say,
     check_json_target,
     check_target,
     console_for,
     parse_shapes,
     stages,
     write_json,
+    writer,
 )
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.emission.write import write_text
@@ -28,7 +29,6 @@ from onnxgc.errors import ModelFileError, OutputFileError, PlanError
 from onnxgc.model.load import files_of
 from onnxgc.rematerialisation.search import Order
 from onnxgc.report.comparison import (
-    Cells,
     checkpoints_table,
     detail_lines,
     difference_lines,
@@ -143,12 +143,14 @@ def compare_command(
             workers=min(MOST_WORKERS, os.cpu_count() or 1),
             progress=tell,
         )
-    say = _writer(console_for(json_target, is_quiet=quiet), markdown=markdown)
+    say = writer(console_for(json_target, is_quiet=quiet), markdown=markdown)
     show = {"plans": _show_plans, "each": _show_each, "networks": _show_networks}
     show[found.report["kind"]](found.report, say, verbose)
     for target, model in zip(written, models[1:], strict=False):
         write_plan(found.plans[model], target, solver=f"carried over from {models[0]}", model=model)
-        say(f"wrote {target}{_needed_shapes(found.report, model)}")
+        say(f"wrote {target}")
+        for line in _needed_shapes(found.report, model):
+            say(line)
     if page_target is not None:
         write_text(page_of_comparison(found), page_target)
         say(f"wrote {page_target}")
@@ -158,9 +160,6 @@ def compare_command(
         raise ModelFileError(
             f"{len(failed)} of {len(models)} models were not compared, the first since {failed[0]['error']}"
         )
-
-
-Say = Callable[[str | Cells], None]
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -184,32 +183,13 @@ def _carried_names(folder: str, models: list[str]) -> list[str]:
     return [os.path.join(folder, name) for name in names]
 
 
-def _needed_shapes(report: Mapping[str, Any], model: str) -> str:
+def _needed_shapes(report: Mapping[str, Any], model: str) -> list[str]:
     """What `optimize` has to be told with a plan for a file that was read for another batch than its own."""
     (file,) = (file for file in report["files"][1:] if file["model"] == model)
     if not file["is_rebatched"]:
-        return ""
-    shapes = (
-        f"--input-shapes {name}:{','.join(map(str, shape))}"
-        for name, shape in file["inputs"].items()
-        if shape
-    )
-    return f"; give optimize {' '.join(shapes)} with it"
-
-
-def _writer(console: Console, *, markdown: bool) -> Say:
-    """Prints lines, and tables in the form that was asked for."""
-
-    def say(what: str | Cells) -> None:
-        if isinstance(what, str):
-            console.print(f"- {what}" if markdown else what, markup=False, soft_wrap=markdown)
-        elif markdown:
-            console.print(f"{what.markdown()}\n", markup=False, soft_wrap=True)
-        else:
-            console.print(what.title, markup=False)
-            console.print(what.for_terminal())
-
-    return say
+        return []
+    shapes = [f"--input-shapes {name}:{','.join(map(str, size))}" for name, size in file["inputs"].items()]
+    return [f"with it optimize needs {' '.join(shapes)}"]
 
 
 def _show_plans(report: Mapping[str, Any], say: Say, verbose: bool) -> None:

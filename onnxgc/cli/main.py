@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from onnxgc.cli.bench import bench_command
 from onnxgc.cli.compare import compare_command
 from onnxgc.cli.inspect import inspect_command
 from onnxgc.cli.optimize import optimize_command
@@ -31,6 +32,7 @@ app.command("inspect")(inspect_command)
 app.command("compare")(compare_command)
 app.command("solve")(solve_command)
 app.command("verify")(verify_command)
+app.command("bench")(bench_command)
 app.command("train")(train_command)
 
 _INTERRUPTED = 130

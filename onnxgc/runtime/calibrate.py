@@ -85,7 +85,7 @@ def calibrate(
     return Calibration(
         step.model.name,
         settings.providers[0],
-        _device_name(settings.providers[0]),
+        device_name(settings.providers[0]),
         threads,
         str(load_onnxruntime().__version__),
         runs,
@@ -114,7 +114,8 @@ def _feeds(step: TrainingStep) -> dict[str, Array]:
 
     # Integer inputs are masks and indices of tables, labels the first class, which every model has.
     inputs = random_feeds(described(step.model.inputs), _SEED, 2)
-    return inputs | random_feeds(described(step.model.targets), _SEED + 1, 1)
+    draw = described(tuple(filter(None, [step.model.draw])))
+    return inputs | random_feeds(described(step.model.targets) | draw, _SEED + 1, 1)
 
 
 def _medians(measured: Measurement) -> dict[str, int]:
@@ -126,7 +127,7 @@ def _medians(measured: Measurement) -> dict[str, int]:
     return {name: round(statistics.median(found)) for name, found in times.items()}
 
 
-def _device_name(provider: str) -> str:
+def device_name(provider: str) -> str:
     """What the machine calls the device that a provider runs on, as far as it tells."""
     if provider == "CUDAExecutionProvider":
         return _first_line_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "CUDA"

@@ -8,18 +8,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from onnxgc.errors import RuntimeFailedError
 from onnxgc.model.ir import Array
-from onnxgc.runtime.ort import SessionSettings, make_session
+from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 from onnxgc.runtime.profile import RunProfile, read_profile
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+# Where the providers that are not in this table keep their tensors.
+_HOST = "cpu"
+_MEMORY_OF = {"CUDAExecutionProvider": "cuda"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,10 @@ class Measurement:
     def in_use_peak_bytes(self) -> int:
         """As `requested_peak_bytes`, with the arena's slack."""
         return max(run.in_use_peak_bytes for run in self.runs)
+
+    def requested_peak_without(self, kept_bytes: Mapping[str, int]) -> int:
+        """As `requested_peak_bytes`, less what these nodes made for good."""
+        return max(run.requested_peak_without(kept_bytes) for run in self.runs)
 
 
 def random_feeds(
@@ -85,15 +96,8 @@ def measure(
         RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
     """
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "feeds.npz", *feeds.values())
-        request = {
-            "model": os.path.abspath(path),
-            "names": list(feeds),
-            "settings": asdict(settings),
-            "runs": runs,
-            "keep_outputs": keep_outputs is True or list(keep_outputs or ()),
-        }
-        (Path(folder) / "request.json").write_text(json.dumps(request))
+        kept = keep_outputs is True or list(keep_outputs or ())
+        write_request(Path(folder), path, feeds, settings, runs=runs, keep_outputs=kept)
         result = subprocess.run(
             [sys.executable, "-m", "onnxgc.runtime.measure", folder],
             capture_output=True,
@@ -101,7 +105,7 @@ def measure(
             env={**os.environ, **(environment or {})},
         )
         if result.returncode:
-            raise RuntimeFailedError(_failure(path, result.returncode, result.stderr))
+            raise RuntimeFailedError(failure_of(path, result.returncode, result.stderr))
         answer = json.loads((Path(folder) / "answer.json").read_text())
         with np.load(Path(folder) / "outputs.npz") as stored:
             outputs = {name: stored[f"arr_{index}"] for index, name in enumerate(answer["outputs"])}
@@ -117,7 +121,8 @@ def _profile_from(run: Mapping[str, Any]) -> RunProfile:
     return RunProfile(**fields)
 
 
-def _failure(path: str | os.PathLike[str], returncode: int, stderr: str) -> str:
+def failure_of(path: str | os.PathLike[str], returncode: int, stderr: str) -> str:
+    """One line on why a process that ran a file ended."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     reason = lines[-1] if lines else f"the process ended with status {returncode}"
     if returncode < 0:
@@ -135,23 +140,80 @@ def executed_order(
         return read_profile(session.end_profiling())[0]
 
 
-def _answer(folder: Path) -> None:
+def write_request(
+    folder: Path,
+    path: str | os.PathLike[str],
+    feeds: Mapping[str, Array],
+    settings: SessionSettings,
+    **more: Any,
+) -> None:
+    """What a process needs to run a file, into a folder of its own; `read_request` is the other end."""
+    np.savez(folder / "feeds.npz", *feeds.values())
+    request = {"model": os.path.abspath(path), "names": list(feeds), "settings": asdict(settings), **more}
+    (folder / "request.json").write_text(json.dumps(request))
+
+
+def read_request(folder: Path) -> tuple[dict[str, Any], SessionSettings, dict[str, Array]]:
+    """A request as `write_request` wrote it, with its settings and feeds."""
     request = json.loads((folder / "request.json").read_text())
     chosen = request["settings"]
     settings = SessionSettings(chosen["file_order"], chosen["threads"], tuple(chosen["providers"]))
     with np.load(folder / "feeds.npz") as stored:
         feeds = {name: stored[f"arr_{index}"] for index, name in enumerate(request["names"])}
-    session = make_session(request["model"], settings=settings, profile_prefix=str(folder / "profile"))
-    seconds = []
-    outputs: list[Array] = []
-    for _ in range(request["runs"]):
-        outputs.clear()  # A run must not share the arena with the last one's results.
+    return request, settings, feeds
+
+
+def session_of(
+    request: Mapping[str, Any], settings: SessionSettings, profile_prefix: str | None = None
+) -> onnxruntime.InferenceSession:
+    """The session of a request; this process ends with a message if its provider does not start."""
+    session = make_session(request["model"], settings=settings, profile_prefix=profile_prefix)
+    wanted = settings.providers[0]
+    if session.get_providers()[0] != wanted:
+        sys.exit(
+            f"{wanted} does not start: it finds no device, or not all of its libraries "
+            "(pip install 'onnxruntime-gpu[cuda,cudnn]' brings them); the CPU would do"
+        )
+    return session
+
+
+def bound_step(
+    session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], settings: SessionSettings
+) -> tuple[Callable[[], float], onnxruntime.IOBinding]:
+    """A function that runs one step and returns its seconds, and the binding that has its results.
+
+    Inputs and outputs stay in the provider's memory, as a training loop has them.
+    """
+    memory = _MEMORY_OF.get(settings.providers[0], _HOST)
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, load_onnxruntime().OrtValue.ortvalue_from_numpy(value, memory, 0))
+    names = [output.name for output in session.get_outputs()]
+
+    def step() -> float:
+        binding.clear_binding_outputs()  # A run must not share the arena with the last one's results.
+        for name in names:
+            binding.bind_output(name, memory, 0)
         started = time.perf_counter()
-        outputs.extend(session.run(None, feeds))
-        seconds.append(time.perf_counter() - started)
-    runs = read_profile(session.end_profiling())
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return time.perf_counter() - started
+
+    return step, binding
+
+
+def _answer(folder: Path) -> None:
+    request, settings, feeds = read_request(folder)
+    session = session_of(request, settings, str(folder / "profile"))
+    step, binding = bound_step(session, feeds, settings)
+    seconds = [step() for _ in range(request["runs"])]
+    runs = read_profile(session.end_profiling(), settings.providers[0])
     names, keep = [output.name for output in session.get_outputs()], request["keep_outputs"]
-    kept = {name: value for name, value in zip(names, outputs, strict=True) if keep is True or name in keep}
+    kept = {
+        name: value.numpy()
+        for name, value in zip(names, binding.get_outputs(), strict=True)
+        if keep is True or name in keep
+    }
     np.savez(folder / "outputs.npz", *kept.values())
     answer = {"runs": [asdict(run) for run in runs], "wall_seconds": seconds, "outputs": list(kept)}
     (folder / "answer.json").write_text(json.dumps(answer))

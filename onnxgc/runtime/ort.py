@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import functools
 import importlib
 import importlib.metadata
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
+}
+"""What a session is made with, first the one that runs whatever it can."""
 _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
 # The CPU arena of `make_session`. Source: onnxruntime/core/framework/bfc_arena.h, whose defaults these are
@@ -77,8 +84,28 @@ def default_providers() -> tuple[str, ...]:
     """CUDA where this machine has a driver and the installed build has it, then the CPU."""
     available = load_onnxruntime().get_available_providers()
     if "CUDAExecutionProvider" in available and ctypes.util.find_library("cuda"):
-        return ("CUDAExecutionProvider", "CPUExecutionProvider")
-    return ("CPUExecutionProvider",)
+        return PROVIDERS["cuda"]
+    return PROVIDERS["cpu"]
+
+
+def providers_named(name: str | None) -> tuple[str, ...]:
+    """The providers of a session by a short name, cpu or cuda; without one as in `default_providers`.
+
+    Raises:
+        RuntimeUnavailableError: there is no such provider, or not here.
+    """
+    if name is None:
+        return default_providers()
+    if name not in PROVIDERS:
+        raise RuntimeUnavailableError(f"unknown provider '{name}' (known: {', '.join(PROVIDERS)})")
+    wanted = PROVIDERS[name]
+    if wanted[0] not in load_onnxruntime().get_available_providers():
+        raise RuntimeUnavailableError(
+            f"the installed ONNX Runtime has no {wanted[0]}; install onnxgc[{name}], or take the provider cpu"
+        )
+    if name != "cpu" and default_providers() != wanted:
+        raise RuntimeUnavailableError("this machine has no CUDA driver; take the provider cpu")
+    return wanted
 
 
 def make_session(
@@ -107,6 +134,8 @@ def make_session(
     chosen = settings or SessionSettings(
         threads=threads, providers=tuple(providers) if providers else default_providers()
     )
+    if "CUDAExecutionProvider" in chosen.providers:
+        _load_cuda_libraries(ort)
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_ONLY if is_silent else _ERRORS_ONLY
     if chosen.threads is not None:
@@ -139,6 +168,13 @@ def _register_tight_arena(ort: ModuleType) -> None:
     ort.create_and_register_allocator(
         memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": ARENA.most_dead_bytes})
     )
+
+
+@functools.cache
+def _load_cuda_libraries(ort: ModuleType) -> None:
+    """Load CUDA's libraries where they are Python packages, among which the runtime does not look."""
+    with contextlib.redirect_stdout(io.StringIO()):  # It prints what it does not find.
+        getattr(ort, "preload_dlls", lambda: None)()
 
 
 # Convolutions choose an algorithm that takes little workspace, which the promised peak does not hold.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _KERNEL = "_kernel_time"
@@ -41,9 +41,21 @@ class RunProfile:
         """The most that was lent at once: with the arena's slack."""
         return max(map(sum, zip(self.in_use_bytes, self.workspace_bytes, strict=True)))
 
+    def requested_peak_without(self, kept_bytes: Mapping[str, int]) -> int:
+        """The most that was asked for at once, less what these nodes made until then for good."""
+        peak = kept = 0
+        for name, held, workspace in zip(self.order, self.held_bytes, self.workspace_bytes, strict=True):
+            kept += kept_bytes.get(name, 0)
+            peak = max(peak, held + workspace - kept)
+        return peak
 
-def read_profile(path: str | Path) -> list[RunProfile]:
-    """All runs recorded in an ONNX Runtime profile, in order."""
+
+def read_profile(path: str | Path, provider: str | None = None) -> list[RunProfile]:
+    """All runs recorded in an ONNX Runtime profile, in order.
+
+    Each provider has an arena of its own, of which its nodes tell: with `provider`, memory is that
+    provider's alone, and nodes that others run leave it as it was.
+    """
     events = json.loads(Path(path).read_text())
     runs: list[list[_Node]] = [[]]
     for event in events:
@@ -51,6 +63,8 @@ def read_profile(path: str | Path) -> list[RunProfile]:
             runs[-1].append(_Node.of(event))
         elif event.get("name") == "model_run":
             runs.append([])
+    if provider is not None:
+        runs = [_in_arena_of(provider, nodes) for nodes in runs]
     if not runs[0]:
         return []
     first = runs[0][0]
@@ -91,6 +105,22 @@ class _Node:
         figures = [int(arguments.get(f"mem_{key}", 0)) for key in keys]
         name = str(event["name"]).removesuffix(_KERNEL)
         return cls(name, str(arguments.get("provider", "")), float(str(event["dur"])), *figures)
+
+
+def _in_arena_of(provider: str, nodes: Sequence[_Node]) -> list[_Node]:
+    """The nodes of a run, of which those of other providers have the figures of the own one before them."""
+    held = in_use = highest = 0
+    own = (node for node in nodes if node.provider == provider and node.highest)
+    if (first := next(own, None)) is not None:
+        held, in_use, highest = first.held - first.held_more, first.in_use - first.in_use_more, first.highest
+    found = []
+    for node in nodes:
+        if node.provider == provider and node.highest:
+            held, in_use, highest = node.held, node.in_use, node.highest
+            found.append(node)
+        else:
+            found.append(replace(node, held=held, held_more=0, in_use=in_use, in_use_more=0, highest=highest))
+    return found
 
 
 def _profile(nodes: Sequence[_Node], session: tuple[int, int], arena_peak: int) -> RunProfile:

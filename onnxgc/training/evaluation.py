@@ -11,7 +11,7 @@ import onnx
 from onnxgc.api.pipeline import ReadOptions, read_again
 from onnxgc.model.export import to_proto
 from onnxgc.model.ir import Array, TensorType, TrainableModel
-from onnxgc.training.bound import BoundSession
+from onnxgc.runtime.bound import BoundSession
 
 
 def evaluation_model(

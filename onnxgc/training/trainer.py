@@ -15,6 +15,7 @@ from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import OutputFileError, TrainingError
 from onnxgc.model.ir import Array
 from onnxgc.model.load import load_proto, source_of
+from onnxgc.runtime.bound import DeviceArrays
 from onnxgc.runtime.ort import default_providers
 from onnxgc.tracing.optimizers import (
     KEEP,
@@ -25,7 +26,6 @@ from onnxgc.tracing.optimizers import (
     optimizer_as_json,
     optimizer_of,
 )
-from onnxgc.training.bound import DeviceArrays
 from onnxgc.training.data import (
     IGNORED_LABEL,
     ArrayData,

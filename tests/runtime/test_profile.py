@@ -48,3 +48,44 @@ def test_a_workspace_shows_where_it_raises_the_maximum(tmp_path: Path) -> None:
 
 def test_a_profile_without_nodes_has_no_runs(tmp_path: Path) -> None:
     assert profile_of([], tmp_path) == []
+
+
+def test_each_provider_has_an_arena_of_its_own(tmp_path: Path) -> None:
+    """Nodes of another provider tell of that one's arena, which is no part of the peak."""
+    nodes = [
+        ("CPU", "shape", 7000, 50, 9000),
+        ("GPU", "a", 110, 10, 150),
+        ("CPU", "shape2", 8000, 1000, 9000),
+        ("GPU", "b", 130, 20, 150),
+    ]
+    events = [
+        {
+            "cat": "Node",
+            "name": f"{name}_kernel_time",
+            "dur": 2,
+            "args": {
+                "provider": provider,
+                "mem_bytes_requested_in_use": held,
+                "mem_requested_in_use_delta": more,
+                "mem_bytes_in_use": held,
+                "mem_in_use_delta": more,
+                "mem_in_use_peak": highest,
+            },
+        }
+        for provider, name, held, more, highest in nodes
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(events))
+    (run,) = read_profile(path, "GPU")
+    assert run.order == ("shape", "a", "shape2", "b")
+    assert run.held_bytes == (0, 10, 10, 30)
+    assert run.workspace_bytes == (0, 0, 0, 0)
+    (nothing,) = read_profile(path, "TPU")
+    assert nothing.requested_peak_bytes == 0
+
+
+def test_what_nodes_made_for_good_can_be_left_out() -> None:
+    run = RunProfile(("a", "b", "c"), (1, 1, 1), (10, 30, 25), (10, 30, 25), (0, 5, 0), 1.0, {})
+    assert run.requested_peak_bytes == 35
+    assert run.requested_peak_without({"b": 20}) == 15
+    assert run.requested_peak_without({"a": 10, "c": 1}) == 25

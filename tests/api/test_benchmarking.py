@@ -1,0 +1,182 @@
+"""`bench`: what is measured is what was simulated, and what cannot be measured is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.api import benchmarking
+from onnxgc.api.benchmarking import Benchmark, bench
+from onnxgc.api.pipeline import optimize
+from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
+from onnxgc.runtime import turns
+from onnxgc.runtime.measure import Measurement
+from onnxgc.runtime.profile import RunProfile
+from tests.api.chains import chain
+
+# Wide, so that the parameters' gradients are a good part of the peak.
+MODEL = chain(layers=6, batch=256, width=128)
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Benchmark]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "_PAUSE_SECONDS", 0.0)
+        yield bench(MODEL, provider="cpu", threads=1, runs=2, warm_up=1, check=False)
+
+
+def test_measured_peaks_are_the_simulated_ones(found: Benchmark) -> None:
+    for side in (found.regular, found.planned):
+        assert side.requested_peak_bytes == pytest.approx(side.simulated_peak_bytes, rel=0.01)
+        assert side.activation_peak_bytes == pytest.approx(side.simulated_activation_peak_bytes, rel=0.01)
+        assert side.in_use_peak_bytes is not None
+        assert side.in_use_peak_bytes >= (side.requested_peak_bytes or 0)
+        assert len(side.step_seconds) == 2
+        assert min(side.step_seconds) > 0
+    assert found.planned.simulated_peak_bytes < found.regular.simulated_peak_bytes
+    # Otherwise leaving the gradients out would not show.
+    assert found.planned.simulated_activation_peak_bytes < 0.95 * found.planned.simulated_peak_bytes
+
+
+def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
+    report = found.as_json()
+    regular, planned = report["regular"], report["planned"]
+    turns_taken = zip(planned["step_seconds"], regular["step_seconds"], strict=True)
+    assert report["time_ratio"] == pytest.approx(np.median([one / other for one, other in turns_taken]))
+    assert report["extra_time_ratio"] == report["time_ratio"] - 1
+    assert planned["samples_per_second"] == 256 / min(planned["step_seconds"])
+    assert planned["median_seconds"] == pytest.approx(sum(planned["step_seconds"]) / 2)
+    assert 0 < report["predicted_extra_time_ratio"] < 1
+    assert report["timing"] == "data sheet of one core of a CPU"
+    assert (report["provider"], report["threads"], report["runs"]) == ("CPUExecutionProvider", 1, 2)
+    assert report["versions"].keys() == {"onnxgc", "onnxruntime", "onnx", "python"}
+
+
+class Runtime:
+    """In place of the runtime: keeps the graphs it is given, and fails where it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails_at: int = -1, peak: int = 100) -> None:
+        self.graphs: list[onnx.GraphProto] = []
+        self.timed: list[list[str]] = []
+        self._fails_at, self._peak = fails_at, peak
+        self.most_at_once = 2
+        monkeypatch.setattr(benchmarking, "measure", self.measure)
+        monkeypatch.setattr(benchmarking, "seconds_in_turns", self.seconds_in_turns)
+
+    def measure(self, path: Path, feeds: object, **options: Any) -> Measurement:
+        self.graphs.append(onnx.load(path).graph)
+        if len(self.graphs) - 1 == self._fails_at:
+            raise RuntimeFailedError(f"'{path}' does not run on ONNX Runtime: no memory")
+        run = RunProfile(("a",), (1,), (self._peak,), (self._peak,), (0,), 1.0, {})
+        return Measurement((run,), (1.0,), None)
+
+    def seconds_in_turns(
+        self, files: Mapping[str, os.PathLike[str]], feeds: object, **options: Any
+    ) -> dict[str, tuple[float, ...]]:
+        self.timed.append(list(files))
+        if len(files) > self.most_at_once:
+            raise RuntimeFailedError("no memory")
+        return dict.fromkeys(files, (0.5,))
+
+
+def tried(model: onnx.ModelProto = MODEL, **options: Any) -> Benchmark:
+    return bench(model, provider="cpu", check=False, **options)
+
+
+def test_what_stores_everything_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planned file runs first; then the other one has no memory."""
+    runtime = Runtime(monkeypatch, fails_at=1)
+    found = tried()
+    assert found.regular.failure == (
+        "the graph that stores everything does not run on ONNX Runtime: no memory"
+    )
+    assert found.regular.requested_peak_bytes is None
+    assert found.planned.step_seconds == (0.5,)
+    assert found.time_ratio is None
+    assert runtime.timed == [["the planned graph"]]
+    report = found.as_json()
+    assert report["extra_time_ratio"] is None
+    assert report["regular"]["best_seconds"] is None
+    assert report["regular"]["samples_per_second"] is None
+
+
+def test_a_planned_file_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    Runtime(monkeypatch, fails_at=0)
+    with pytest.raises(RuntimeFailedError, match=r"^the planned graph does not run on ONNX Runtime: no mem"):
+        tried()
+
+
+def test_files_too_large_side_by_side_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(monkeypatch)
+    runtime.most_at_once = 1
+    found = tried()
+    assert [len(files) for files in runtime.timed] == [2, 1, 1]
+    assert found.time_ratio == 1
+    assert any("one was timed after the other" in note for note in found.notes)
+
+
+def test_an_arena_that_a_profile_does_not_know_is_no_peak_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    Runtime(monkeypatch, peak=0)
+    found = tried()
+    assert (found.planned.requested_peak_bytes, found.planned.activation_peak_bytes) == (None, None)
+    assert found.planned.simulated_peak_bytes > 0
+
+
+def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = chain(layers=2, batch=8)
+    weight = model.graph.initializer.pop(0)
+    shape = numpy_helper.from_array(np.asarray(weight.dims, np.int64), "shape")
+    model.graph.initializer.append(shape)
+    value = numpy_helper.from_array(np.asarray([0.02], np.float32))
+    fill = onnx.helper.make_node("ConstantOfShape", ["shape"], [weight.name], value=value)
+    model.graph.node.insert(0, fill)
+    runtime = Runtime(monkeypatch)
+    tried(model)
+    drawn = []
+    for graph in runtime.graphs:
+        (stored,) = (tensor for tensor in graph.initializer if tensor.name == weight.name)
+        drawn.append(numpy_helper.to_array(stored))
+    assert np.std(drawn[0]) > 0.1
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
+def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]> g (float[64,16] x) => (float[64,16] y)
+        { a = MatMul(x, v)  b = Tanh(a)  c = MatMul(x, w)  d = Tanh(c)  y = Add(b, d) }"""
+    )
+    for name in ("v", "w"):
+        model.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32), name))
+    found = optimize(model, check=False, loss="mse")
+    assert found.plan.order[:3] == ("x", "b", "d")
+    plan = replace(found.plan, order=("x", "d", "b", *found.plan.order[3:]))
+    runtime = Runtime(monkeypatch)
+    benchmark = tried(model, plan=plan, loss="mse")
+    for graph in runtime.graphs:
+        made = [output for node in graph.node for output in node.output]
+        assert made.index("d") < made.index("b")
+    assert benchmark.solver == "plan"
+
+
+def test_a_budget_has_its_bytes_and_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    Runtime(monkeypatch)
+    found = tried(chain(batch=256), budget="60%", step_limit=2, device="h100")
+    assert found.budget_bytes is not None
+    assert found.planned.simulated_peak_bytes <= found.budget_bytes
+    assert found.predicted_extra_ratio > 0
+    assert found.timing == "data sheet of NVIDIA H100 SXM"
+
+
+def test_mistakes_are_told_before_anything_is_read() -> None:
+    with pytest.raises(RuntimeUnavailableError, match=r"unknown provider 'tpu' \(known: cpu, cuda\)"):
+        bench("none.onnx", provider="tpu")
+    with pytest.raises(RuntimeFailedError, match="give at least one run"):
+        bench("none.onnx", runs=0)
