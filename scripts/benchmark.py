@@ -9,9 +9,10 @@
     python scripts/benchmark.py step        seconds of a step of exported models beside torch eager
     python scripts/benchmark.py torch       whole PyTorch modules beside checkpoints by hand and its budget
     python scripts/benchmark.py gradients   exports of whole models beside torch float64 of their modules
+    python scripts/benchmark.py twins F     one network in files of several frameworks, which folder F has
     python scripts/benchmark.py exactness   solvers beside exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg
-    python scripts/benchmark.py render      README.md and the pictures from the recorded figures
+    python scripts/benchmark.py render      README.md, docs/ and the pictures from the recorded figures
 
 Each but the last records a JSON file in benchmarks/ (or in the folder given by --record) and
 prints a table; progress goes to stderr. Every figure is measured or simulated by the very run
@@ -50,6 +51,7 @@ from scripts.benchmarking import (
     step,
     table1,
     torch_plans,
+    twins,
 )
 from scripts.benchmarking.records import BENCHMARKS, Progress, write_record
 
@@ -106,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--time-limit", type=float, default=30.0, help="seconds of each search")
     command.add_argument("--small", action="store_true", help="small models, for a trial")
 
+    command = _command(commands, "twins", _twins)
+    command.add_argument(
+        "folder", type=Path, help="what build_models.py --exports ORIGIN FOLDER --twins wrote"
+    )
+    command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
+    command.add_argument("--time-limit", type=float, default=10.0, help="seconds of each search")
+
     command = _command(commands, "peaks", _peaks)
     command.add_argument("--threads", type=int, default=1)
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
@@ -136,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--batch", type=int, default=16)
     command.add_argument("--pixels", type=int, default=224)
 
-    command = commands.add_parser("render", help="README.md and docs/*.svg from the recorded figures")
+    command = commands.add_parser(
+        "render", help="README.md, docs/ and its pictures from the recorded figures"
+    )
     command.set_defaults(run=_render)
     command.add_argument("--check", action="store_true", help="write nothing; exit with 1 if one is stale")
     return parser
@@ -265,6 +276,18 @@ def _torch(options: argparse.Namespace) -> int:
         table.add_row(row["model"], *torch_plans.cells(row))
     Console().print(table)
     return 1 if any("error" in row for row in figures["rows"]) else 0
+
+
+def _twins(options: argparse.Namespace) -> int:
+    chosen = twins.Options(options.folder, tuple(options.only), time_limit=options.time_limit)
+    figures = twins.run_twins(chosen, Progress())
+    _say(write_record("twins", figures, threads=1, folder=options.record))
+    table = _table("one network from several frameworks", *twins.HEADINGS[1:])
+    for row in twins.table_rows(figures):
+        table.add_row(*row)
+    Console(width=200).print(table)
+    print(*twins.reasons(figures), sep="\n")
+    return 0 if twins.holds(figures) else 1
 
 
 def _peaks(options: argparse.Namespace) -> int:
@@ -419,7 +442,7 @@ def _picture(options: argparse.Namespace) -> int:
 
 
 def _render(options: argparse.Namespace) -> int:
-    wanted = {readme.README: readme.render_readme(readme.README.read_text(encoding="utf-8"))}
+    wanted = {path: readme.render(path, path.read_text(encoding="utf-8")) for path in readme.BLOCKS}
     wanted |= readme.render_pictures()
     stale = [
         path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +32,7 @@ from scripts.benchmarking import (
 )
 from scripts.benchmarking.layered import layered_graph
 from scripts.benchmarking.records import MODELS, Progress
+from tests.comparison.networks import Network, renamed
 from tests.graph.random_graphs import chain
 
 
@@ -56,7 +58,7 @@ def test_all_figures_of_one_network(tmp_path: Path) -> None:
     assert found["accuracy"]["parameters"] == 62
     assert found["accuracy"]["ratio_max"] < 2
     assert all(found["step_seconds"][name]["minimum"] > 0 for name in ("regular", "planned", "torch"))
-    assert "62 of 62 gradients" in readme.BLOCKS["results"](tmp_path)
+    assert "62 of 62 gradients" in readme.results(tmp_path)
 
 
 def test_light_networks_are_verified(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_light_networks_are_verified(tmp_path: Path) -> None:
     assert [row["network"] for row in rows] == ["light_squeezenet", "models/resnet18"]
     assert rows[1]["inputs"] == {"x": [2, 3, 64, 64]}
     assert all(row["planned_peak_bytes"] <= row["regular_peak_bytes"] for row in rows)
-    assert readme.BLOCKS["results"](tmp_path).count("all hold") == 2
+    assert readme.results(tmp_path).count("all hold") == 2
 
 
 def test_peaks_are_simulated_as_they_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +86,7 @@ def test_peaks_are_simulated_as_they_are_measured(tmp_path: Path, capsys: pytest
         assert abs(row["worst"]["bytes"]) < 256
     assert all(row["simulated_bytes"] < rows[0]["simulated_bytes"] for row in rows[1:])
     assert "mobilenet_v2, regular: " in capsys.readouterr().out
-    assert "| mobilenet_v2, 2x3x64x64 |" in readme.BLOCKS["results"](tmp_path)
+    assert "| mobilenet_v2, 2x3x64x64 |" in readme.results(tmp_path)
 
 
 def test_the_node_whose_allocations_differ_is_named() -> None:
@@ -157,7 +159,7 @@ def test_paper_table_is_taken_at_its_batch_and_input(tmp_path: Path) -> None:
         assert 0 < row["extra_flops_ratio"] < plans["peak, activations"]["extra_of_forward"] <= 1
         for solution in (*row["sums"].values(), *row["peaks"].values()):
             assert solution["lower_bound_bytes"] <= solution["objective_bytes"]
-    assert "for 2 of 2 networks" in readme.BLOCKS["results"](tmp_path)
+    assert "for 2 of 2 networks" in readme.results(tmp_path)
 
 
 def test_what_does_not_hold_is_recorded_and_told_by_the_exit_code(
@@ -195,7 +197,7 @@ def test_solve_times_are_taken_by_family(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(row["vertices"] <= 80 for row in found["graphs"])
     root = ElementTree.fromstring(growth_picture.draw(found["graphs"]))
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 6
-    assert "docs/growth.svg" in readme.BLOCKS["results"](tmp_path)
+    assert "(growth.svg)" in readme.results(tmp_path)
 
 
 def test_what_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def test_solvers_are_compared_with_exhaustive_searches(tmp_path: Path) -> None:
             assert row["equal"] == row["instances"] or row["solver"] == "general"
         assert 1 <= row["mean_ratio"] <= row["worst_ratio"]
     assert sum(row["instances"] for row in rows if "peak" in row["solver"]) == 32
-    assert "none is wrong" in readme.BLOCKS["results"](tmp_path)
+    assert "none is wrong" in readme.results(tmp_path)
 
 
 def test_a_wrong_claim_is_counted() -> None:
@@ -263,3 +265,28 @@ def test_picture_is_well_formed_and_reaches_both_peaks(tmp_path: Path) -> None:
     for line in root.iter("{http://www.w3.org/2000/svg}polyline"):
         points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
         assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+
+
+def test_twins_are_matched_and_their_plans_carried_over(tmp_path: Path) -> None:
+    folder = tmp_path / "twins"
+    folder.mkdir()
+    net, x = Network(), "x"
+    for _ in range(3):
+        y = net.node("Conv", x, net.weight(3, 3, 3, 3), net.weight(3), pads=[1] * 4)
+        x = net.node("Add", x, net.node("Sigmoid", y))
+    pooled = net.node("ReduceMean", x, net.ints(2, 3), keepdims=0)
+    model = net.model(net.node("Gemm", pooled, net.weight(3, 4), net.weight(4)), (2, 3, 64, 64), (2, 4))
+    onnx.save(model, folder / "resnet50-one.onnx")
+    onnx.save(renamed(model, random.Random(0))[0], folder / "resnet50-other.onnx")
+    arguments = ["twins", str(folder), "--time-limit", "1", "--record", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    found = figures(tmp_path, "twins")["networks"]["resnet50"]
+    counts = found["counts"]
+    assert (counts["pairs"], counts["same"], counts["wrong"]) == (2, 2, 0)
+    assert counts["checkpoints_matched"] == counts["checkpoints"] > 0
+    assert found["variants"]["renamed"] == {**found["variants"]["renamed"], "wrong": 0, "ambiguous": 0}
+    assert 0 < found["variants"]["doubled"]["matched"] < found["variants"]["doubled"]["tensors"]
+    assert found["variants"]["doubled"]["wrong"] == 0
+    assert [sorted(group["pairs"]) for group in found["plans"]] == [[[0, 1], [1, 0]]] * 2
+    assert {group["fitted"] for group in found["plans"]} == {1.0}
+    assert "| resnet50, 2 | 2 |" in readme.results(tmp_path)

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from xml.etree import ElementTree
 
 import pytest
 import typer.main
 
-from onnxgc.cli.main import app
+from onnxgc.cli.main import app, main
 from onnxgc.gradients.registry import RULES
-from scripts.benchmarking import readme
+from onnxgc.solvers.registry import SOLVERS
+from scripts.benchmarking import chain_picture, readme, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-GUIDES = (README, ROOT / "docs" / "user-guide.md", ROOT / "docs" / "training-file.md")
+DOCS = ROOT / "docs"
+RECIPES = DOCS / "exporting.md"
+# Each is read, and run, on its own. What needs PyTorch alone is run by tests/torch/test_guide.py.
+GUIDES = (
+    README,
+    *(
+        DOCS / f"{name}.md"
+        for name in (
+            "user-guide",
+            "models",
+            "planning",
+            "comparing",
+            "training",
+            "training-file",
+            "extending",
+        )
+    ),
+)
 DOCUMENTS = (
-    *GUIDES,
-    ROOT / "docs" / "pytorch.md",
-    ROOT / "docs" / "rematerialisation.md",
+    README,
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "decisions").glob("*.md")),
 )
 RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 
@@ -39,6 +59,8 @@ FORBIDDEN = re.compile(
     r"/(?:work|tmp|home|root|opt|mnt|Users)/|[A-Z]:\\|\b(?:workplace|localhost|facts|design\.md|style\.md)\b|#\d+\b"
 )
 FOREIGN_HOSTS = re.compile(r"https?://(?!keepachangelog\.com/|semver\.org/|www\.w3\.org/)[^\s)\"]+")
+OPTIONS_OF_OTHERS = {"--nproc-per-node"}
+"""torchrun's."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
@@ -48,41 +70,85 @@ def relative(path: Path) -> str:
 
 def code_blocks(path: Path) -> Iterator[tuple[str, str]]:
     """Language and text of each fenced block, in order."""
+    return blocks_of(path.read_text(encoding="utf-8"))
+
+
+def blocks_of(text: str) -> Iterator[tuple[str, str]]:
     fenced = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    for match in fenced.finditer(path.read_text(encoding="utf-8")):
+    for match in fenced.finditer(text):
         yield match.group(1), match.group(2)
 
 
-def commands(text: str) -> list[list[str]]:
-    """The commands of a shell block, one a line; `scripts/run` is this interpreter's onnxgc."""
-    found = []
+def sections(path: Path) -> dict[str, str]:
+    """The text below each heading of the second level."""
+    _, *parts = re.split(r"^## (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The commands of a shell block, one a line."""
     for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["scripts/run"]:
-            words = [sys.executable, "-m", "onnxgc", *words[1:]]
-        if words:
-            found.append(words)
-    return found
+        if words := shlex.split(line, comments=True):
+            yield words
 
 
-def run(words: list[str], folder: Path) -> None:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, f"{' '.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=relative)
-def test_every_block_runs(path: Path, tmp_path: Path) -> None:
-    """All blocks of a document, one after the other, as a reader would in one folder."""
-    shutil.copytree(ROOT / "models", tmp_path / "models")
-    for language, text in code_blocks(path):
+def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of a text, one after the other, as a reader would in one session."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for language, block in blocks_of(text):
         if language == "python":
-            run([sys.executable, "-W", "error", "-c", text], tmp_path)
+            exec(compile(block, "<document>", "exec"), namespace)
         elif language == "sh":
-            for words in commands(text):
-                if words[0] not in NOT_RUN:
-                    run(words, tmp_path)
+            for command, *arguments in commands(block):
+                if command in NOT_RUN:
+                    continue
+                assert command == "scripts/run"
+                monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
+                with pytest.raises(SystemExit) as ended:
+                    main()
+                assert not ended.value.code, " ".join(arguments)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder with the models, to be in; what a document patches lasts as long."""
+    shutil.copytree(ROOT / "models", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    # Figures are measured in processes of their own.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    yield tmp_path
+    patch.stopall()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("path", GUIDES, ids=relative)
+def test_every_block_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path.stem == "extending":
+        pytest.importorskip("torch")
+    run(path.read_text(encoding="utf-8"), monkeypatch)
+
+
+# What the recipes of each section need beside onnxgc.
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "PyTorch": ("torch", "onnxscript"),
+    "Keras": ("keras", "tensorflow", "tf2onnx"),
+    "PaddlePaddle": ("paddle", "paddle2onnx"),
+    "JAX": ("flax", "jax2onnx"),
+}
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.filterwarnings("ignore")  # of the frameworks
+@pytest.mark.parametrize("section", NEEDED)
+def test_recipes_run_where_their_framework_is(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = [name for name in NEEDED[section] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    run(sections(RECIPES)[section], monkeypatch)
+
+
+def test_every_recipe_has_a_test() -> None:
+    assert {name for name, text in sections(RECIPES).items() if list(blocks_of(text))} == set(NEEDED)
 
 
 def test_the_two_commands_come_first() -> None:
@@ -92,64 +158,120 @@ def test_the_two_commands_come_first() -> None:
         assert os.access(ROOT / command.split()[0], os.X_OK)
 
 
-def test_readme_shows_the_recorded_figures_and_the_registered_rules() -> None:
+def test_readme_is_one_screen_a_picture_and_a_table() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text == readme.render_readme(text), "run `python scripts/benchmark.py render`"
-    assert all(f"`{name}`" in text for name in RULES if "." not in name)
+    assert len(text.splitlines()) <= 100
+    assert text.count("![") == 1
+    assert list(readme.BLOCKS[README]) == ["summary"]
+
+
+@pytest.mark.parametrize("path", readme.BLOCKS, ids=relative)
+def test_generated_parts_are_the_recorded_figures_and_what_the_code_has(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == readme.render(path, text), "run `python scripts/benchmark.py render`"
+
+
+def test_the_reference_has_every_rule_solver_and_option() -> None:
+    text = readme.REFERENCE.read_text(encoding="utf-8")
+    assert [name for name in RULES if "." not in name and f"`{name}`" not in text] == []
+    assert [name for name in SOLVERS if f"| `{name}` |" not in text] == []
+    assert [name for name in options() if f"`{name}`" not in text] == []
 
 
 def test_pictures_show_the_recorded_figures() -> None:
     drawn = readme.render_pictures()
-    assert set(drawn) == {readme.PICTURE, readme.GROWTH_PICTURE}
+    assert set(drawn) == {readme.PICTURE, readme.GROWTH_PICTURE, readme.CHAIN_PICTURE}
     for path, picture in drawn.items():
         assert path.read_text(encoding="utf-8") == picture, "run `python scripts/benchmark.py render`"
 
 
 @pytest.mark.parametrize(
-    "name, place",
+    "name, place, path",
     [
-        ("table1", (0, "regular", "activation_peak_bytes")),
-        ("peaks", ("rows", 0, "requested_bytes")),
+        ("table1", (0, "regular", "activation_peak_bytes"), readme.RESULTS),
+        ("peaks", ("rows", 0, "requested_bytes"), readme.RESULTS),
+        ("peaks", ("rows", -1, "simulated_bytes"), readme.RESULTS),
+        ("resnet50", ("step_seconds", "planned", "minimum"), README),
+        ("gradients", ("rows", 0, "holds"), README),
     ],
 )
-def test_a_changed_record_makes_the_readme_stale(
-    name: str, place: tuple[str | int, ...], tmp_path: Path
+def test_a_changed_record_makes_a_document_stale(
+    name: str, place: tuple[str | int, ...], path: Path, tmp_path: Path
 ) -> None:
     record = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
     *inner, last = place
     figures = functools.reduce(lambda found, key: found[key], inner, record["figures"])
-    figures[last] *= 2
-    for path in RECORDS:
-        shutil.copy(path, tmp_path)
+    figures[last] = not figures[last] if isinstance(figures[last], bool) else 2 * figures[last]
+    for recorded in RECORDS:
+        shutil.copy(recorded, tmp_path)
     shutil.copytree(ROOT / "benchmarks" / "gpu", tmp_path / "gpu")
-    text = README.read_text(encoding="utf-8")
-    assert readme.render_readme(text, tmp_path) == text
+    text = path.read_text(encoding="utf-8")
+    assert readme.render(path, text, tmp_path) == text
     (tmp_path / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
-    assert readme.render_readme(text, tmp_path) != text
+    assert readme.render(path, text, tmp_path) != text
+
+
+def test_the_table_of_the_readme_has_the_networks_that_are_named(tmp_path: Path) -> None:
+    rows = [line for line in summary.summary(ROOT / "benchmarks").splitlines() if line.startswith("| ")][2:]
+    assert [row.split()[1].rstrip(",") for row in rows] == list(summary.NETWORKS)
+    assert summary.summary(tmp_path) == "", "without records there is nothing to say"
 
 
 def test_a_lost_marker_is_noticed() -> None:
-    with pytest.raises(ValueError, match="solvers: begin"):
-        readme.render_readme("<!-- results: begin -->\n<!-- results: end -->")
+    with pytest.raises(ValueError, match=r"reference\.md has no block '<!-- solvers: begin"):
+        readme.render(readme.REFERENCE, "<!-- commands: begin -->\n<!-- commands: end -->")
+
+
+def test_the_chain_of_the_guide_is_that_of_the_text() -> None:
+    stored, planned = chain_picture.panels()
+    assert (stored.peak, planned.peak) == (9, 5)
+    assert not any(cell.again for cell in stored.cells)
+    assert {cell.tensor for cell in planned.cells if cell.again} == {1, 2, 4, 5}
+    held = {cell.tensor for cell in planned.cells if cell.step == planned.forward}
+    assert held == {0, 3, 6, 7}, "the checkpoints, and what backward reads first"
+    assert ElementTree.fromstring(chain_picture.draw()).tag.endswith("svg")
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link may point to in a document, as GitHub names headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
 def test_links_resolve(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
-    local = [target for target in targets if not target.startswith(("http://", "https://"))]
-    assert [target for target in local if not (path.parent / target).exists()] == []
+    links = re.findall(r"\]\(([^)\s]+)", path.read_text(encoding="utf-8"))
+    dead = []
+    for link in links:
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=relative)
+def test_every_page_is_linked_from_the_guide() -> None:
+    text = (DOCS / "user-guide.md").read_text(encoding="utf-8")
+    pages = {path.name for path in DOCS.glob("*.md")} - {"user-guide.md"}
+    assert {name for name in pages if f"({name}" not in text} == set()
+
+
+def options() -> set[str]:
+    """Every option of every command."""
+    group: Any = typer.main.get_command(app)
+    parameters = [parameter for command in group.commands.values() for parameter in command.params]
+    return {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
+
+
+@pytest.mark.parametrize("path", sorted({*GUIDES, *DOCS.glob("*.md")}), ids=relative)
 def test_no_option_is_promised_that_does_not_exist(path: Path) -> None:
-    command = typer.main.get_command(app)
-    options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
-    for sub in command.commands.values():  # type: ignore[attr-defined]
-        options.update(option for parameter in sub.params for option in parameter.opts)
-    assert set(OPTION.findall(path.read_text(encoding="utf-8"))) - options == set()
+    promised = set(OPTION.findall(path.read_text(encoding="utf-8")))
+    assert promised - options() - {"--help", "--version"} - OPTIONS_OF_OTHERS == set()
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, readme.PICTURE, readme.GROWTH_PICTURE, *RECORDS], ids=relative)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *readme.render_pictures(), *RECORDS], ids=relative)
 def test_documents_speak_of_the_project_alone(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert [match.group() for match in FORBIDDEN.finditer(text)] == []

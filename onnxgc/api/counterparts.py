@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -313,29 +313,33 @@ def carried_over(one: Network, other: Network, counterpart: Mapping[str, str]) -
     found = replace(CheckpointPlan.for_graph(graph, kept), keeps_last_segment=plan.keeps_last_segment)
     if plan.order:
         found = replace(found, order=_order_like(plan.order, other, counterpart))
-    stands_in = {counterpart[near] for vertex in lost for near in _nearest(vertex, one, counterpart)}
-    decided = set(counterpart.values()) - stands_in
+    source = one.planned.traced.problem.graph
+    stand_ins = [
+        {counterpart[near] for vertex in lost for near in _nearest(vertex, onward, counterpart)}
+        for onward in (source.successors, source.predecessors)
+    ]
+    decided = set(counterpart.values()).difference(*stand_ins)
     undecided = [vertex for vertex in graph.vertices if vertex not in decided]
-    fitted = refined(problem, found, (undecided, graph.vertices))
+    starts = [replace(found, checkpoints=graph.in_order({*found.checkpoints, *some})) for some in stand_ins]
+    fitted = refined(problem, list(dict.fromkeys((found, *starts))), (undecided, graph.vertices))
     changed = set(fitted.checkpoints) ^ set(found.checkpoints)
     return CarriedPlan(fitted, found, lost, len(undecided), len(changed & decided))
 
 
-def _nearest(lost: str, one: Network, counterpart: Mapping[str, str]) -> set[str]:
-    """The tensors with a counterpart around one that has none."""
-    graph = one.planned.traced.problem.graph
-    found: set[str] = set()
-    for step in (graph.predecessors, graph.successors):
-        seen: set[Any] = set()
-        pending: list[Any] = [lost]
-        while pending:
-            for vertex in step(pending.pop()):
-                if str(vertex) in counterpart:
-                    found.add(str(vertex))
-                elif vertex not in seen:
-                    seen.add(vertex)
-                    pending.append(vertex)
-    return found
+def _nearest(
+    lost: str, onward: Callable[[Any], Iterable[Any]], counterpart: Mapping[str, str]
+) -> Iterator[str]:
+    """The next tensors with a counterpart, in one direction from one that has none."""
+    seen, pending = {lost}, [lost]
+    while pending:
+        for vertex in map(str, onward(pending.pop())):
+            if vertex in seen:
+                continue
+            seen.add(vertex)
+            if vertex in counterpart:
+                yield vertex
+            else:
+                pending.append(vertex)
 
 
 def _order_like(order: Sequence[Any], other: Network, counterpart: Mapping[str, str]) -> tuple[Any, ...]:

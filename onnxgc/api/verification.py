@@ -34,7 +34,10 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution import check_execution
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP
 
+_STATE_SCALE = 1e-3
+"""How large states and the learning rate are in a check."""
 # A gradient this much smaller than the largest proves nothing when it is compared.
 SMALLEST_GRADIENT_SHARE = 1e-6
 # How far the loss of a session with default settings may be off.
@@ -120,22 +123,42 @@ def verify(
     settings = SessionSettings(threads=threads)
     values = draw_weights(planned.model, seed, only_constant_filled=True)
     feeds = _feeds(planned, promised, values, seed)
+    updates = planned.step.updates
+    in_place = {} if updates is None else dict(updates.replaced)
+    # A file with an optimizer returns no gradients: their sizes are those of one without.
+    sized = planned if updates is None else _without_optimizer(planned, promised)
+    sized_feeds = {
+        name: value for name, value in feeds.items() if updates is None or name in sized.step.graph.resident
+    }
     with tempfile.TemporaryDirectory() as folder:
         tell("emitting the graph that stores everything")
         regular_file = Path(folder) / "regular.onnx"
+        sized_file = regular_file if updates is None else Path(folder) / "gradients.onnx"
         # Not held any longer: it has all weights in it.
         write_model(
             emit(planned, schedule=store_all_schedule(planned), values=promised.values).model, regular_file
         )
         tell("running the graph that stores everything")
         try:
-            regular = measure(regular_file, feeds, settings=settings, runs=runs, keep_outputs=True)
+            regular = measure(
+                regular_file, feeds, settings=settings, runs=runs, keep_outputs=True, in_place=in_place
+            )
+            gradients = regular.outputs
+            if updates is not None:
+                write_model(
+                    emit(sized, schedule=store_all_schedule(sized), values=promised.values).model, sized_file
+                )
+                gradients = measure(
+                    sized_file, sized_feeds, settings=settings, runs=1, keep_outputs=True
+                ).outputs
         except RuntimeFailedError as error:
             # Its file is gone when the error is read.
             text = str(error).replace(f"'{regular_file}'", "the graph that stores everything")
             raise RuntimeFailedError(text) from error
         tell("running the training file")
-        measured = measure(training, feeds, settings=settings, runs=runs, keep_outputs=True)
+        measured = measure(
+            training, feeds, settings=settings, runs=runs, keep_outputs=True, in_place=in_place
+        )
         tell("running the training file in a session with default settings")
         stock: Measurement | RuntimeFailedError
         try:
@@ -145,23 +168,27 @@ def verify(
                 settings=SessionSettings(file_order=False, threads=threads),
                 runs=runs,
                 keep_outputs=[promised.loss],
+                in_place=in_place,
             )
         except RuntimeFailedError as error:
             stock = error
-        without_effect = _smallest(planned, regular.outputs)
+        without_effect = _smallest(sized, gradients)
         loss_change, distance = 0.0, 0.0
         if without_effect:
             tell("moving the parameters whose gradients vanish")
             moves = _moves(without_effect, promised, feeds, seed)
-            moved_feeds = {**feeds, **{name: moved for name, (_, moved) in moves.items()}}
-            moved = measure(training, moved_feeds, settings=settings, runs=1, keep_outputs=[promised.loss])
-            loss_change = float(moved.outputs[promised.loss]) - float(regular.outputs[promised.loss])
+            moved_feeds = {**sized_feeds, **{name: moved for name, (_, moved) in moves.items()}}
+            with_gradients = training if updates is None else sized_file
+            moved = measure(
+                with_gradients, moved_feeds, settings=settings, runs=1, keep_outputs=[promised.loss]
+            )
+            loss_change = float(moved.outputs[promised.loss]) - float(gradients[promised.loss])
             distance = float(np.sqrt(sum(np.sum((new - old) ** 2) for old, new in moves.values())))
     expected, actual = regular.outputs, measured.outputs
     checks = (
         _loss_check(promised.loss, expected, actual),
         _gradient_check(planned, expected, actual),
-        _size_check(planned, expected, without_effect, loss_change, distance),
+        _size_check(sized, gradients, without_effect, loss_change, distance),
         _order_check(promised, measured),
         _peak_check(promised, measured),
         _stock_check(promised, expected, stock),
@@ -209,7 +236,12 @@ def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _P
     shapes = {value.name: _shape(value) for value in promised.proto.graph.input}
     given = draft_of(*load_proto(model)).inputs
     read = read_again(model, promised.options, {name: shapes[name] for name in given if name in shapes})
-    planned = plan_step_again(read, promised.plan, keep_outputs=promised.options.keep_outputs)
+    planned = plan_step_again(
+        read,
+        promised.plan,
+        keep_outputs=promised.options.keep_outputs,
+        optimizer=promised.options.optimizer,
+    )
     outputs = [value.name for value in promised.proto.graph.output]
     different = set(planned.step.graph.outputs) ^ set(outputs)
     missing = [name for name in read.inputs if name not in shapes]
@@ -220,6 +252,12 @@ def _planned_again(model: str | os.PathLike[str] | onnx.ModelProto, promised: _P
             "give the model that it was made from"
         )
     return planned
+
+
+def _without_optimizer(planned: PlannedStep, promised: _Promise) -> PlannedStep:
+    """The same step with gradients in the place of updates, under a plan that stores everything."""
+    everything = CheckpointPlan(planned.traced.problem.graph.vertices, keeps_last_segment=False)
+    return plan_step_again(planned.model, everything, keep_outputs=promised.options.keep_outputs)
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
@@ -236,6 +274,19 @@ def _feeds(
         name for name, value in promised.values.items() if value.size > 1 and np.all(value == value.flat[0])
     }
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
+    if planned.model.draw:
+        feeds[planned.model.draw] = np.asarray(1, np.int64)
+    updates = planned.step.updates
+    if updates is not None:
+        # What is written in place must be fed; states are as after some steps.
+        draw = np.random.default_rng(seed + 2)
+        for name in updates.states:
+            feeds.setdefault(name, promised.values[name])
+        for name in updates.state_names:
+            state = np.abs(draw.standard_normal(updates.types[name].shape))
+            feeds[name] = (_STATE_SCALE * state).astype(np.float32)
+        numbers = {LEARNING_RATE: np.float32(_STATE_SCALE), STEP: np.int64(3), KEEP: np.float32(1)}
+        feeds |= {updates.scalars[key]: np.asarray(numbers[key]) for key in updates.scalars}
     return feeds
 
 
@@ -254,7 +305,8 @@ def _gradient_check(
     different = [name for name in names if not _identical(expected[name], actual[name])]
     if not different:
         count = len(planned.step.parameter_gradients)
-        return Check("gradients", True, f"{count} gradients and all statistics are bit-identical")
+        kind = "gradients" if planned.step.updates is None else "new parameters, all states"
+        return Check("gradients", True, f"{count} {kind} and all statistics are bit-identical")
     worst = max(different, key=lambda name: _distance(expected[name], actual[name]))
     return Check(
         "gradients",

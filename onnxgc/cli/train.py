@@ -66,8 +66,8 @@ def train_command(
     data: Annotated[
         str,
         typer.Option(
-            help="An .npz file: an array for each input, and labels or target. Arrays whose names end in _test "
-            "or _validation are evaluated on."
+            help="An .npz file: an array for each input, and labels or target. Arrays whose names end in "
+            "_test or _validation are evaluated on."
         ),
     ],
     out: Annotated[

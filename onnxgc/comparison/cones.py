@@ -76,6 +76,20 @@ def _reads(entities: Sequence[Entity], value: int) -> Iterable[tuple[str, int]]:
             yield from ((f"{path}|axis", owner) for owner in _values_in(entities[leaf.axis]))
 
 
+def grounds(structure: Structure, cones: Cones, value: int) -> set[int]:
+    """What reaches the outputs of the values that one is made of which does not: the nearest on each way."""
+    found: set[int] = set()
+    pending, seen = [value], {value}
+    while pending:
+        for _, operand in _reads(structure.entities, pending.pop()):
+            if operand in cones.backward:
+                found.add(operand)
+            elif operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    return found
+
+
 def _reaching(entities: Sequence[Entity], outputs: Sequence[int]) -> set[int]:
     live, pending = set(outputs), list(outputs)
     while pending:

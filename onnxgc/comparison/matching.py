@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from onnxgc.comparison.cones import Cones, cones_of, digest, refined
+from onnxgc.comparison.cones import Cones, cones_of, digest, grounds, refined
+from onnxgc.comparison.functions import spelled_apart
 from onnxgc.comparison.operators import structure_of
 from onnxgc.comparison.structure import Structure, View
 from onnxgc.errors import ShapeError
@@ -21,6 +22,8 @@ from onnxgc.model.ir import Node, TrainableModel
 
 # How far a tie is followed: from a query's projection to the softmax that its keys are divided by.
 _FURTHEST_NEIGHBOUR = 6
+# So many operators name a spelling.
+_MOST_OPERATORS = 8
 
 
 class Reason(StrEnum):
@@ -74,7 +77,8 @@ class Matching:
     `of_a` and `of_b` give each matched tensor its counterpart. The same network has not `has_same_biases`
     where a layer has a bias or a normalisation in one model only, maybe because it was zero and left out.
     Where the models are not `is_same_network`, `last_from_inputs` are the last pairs that are the same
-    function of the inputs, and `last_from_outputs` the first ones from where both go on alike.
+    function of the inputs, `operators_behind` those that follow there on each side, up to the next layer,
+    and `last_from_outputs` the first pairs from where both go on alike.
     """
 
     pairs: tuple[Pair, ...]
@@ -85,6 +89,7 @@ class Matching:
     is_same_network: bool
     has_same_biases: bool
     last_from_inputs: tuple[Pair, ...]
+    operators_behind: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     last_from_outputs: tuple[Pair, ...]
     extras: tuple[Extra, ...]
 
@@ -99,8 +104,13 @@ class _Side:
     producers: Mapping[str, Node]
 
     @classmethod
-    def of(cls, model: TrainableModel, are_biases_seen: bool = True) -> _Side:
-        structure = structure_of(model)
+    def of(
+        cls,
+        model: TrainableModel,
+        are_biases_seen: bool = True,
+        functions: Mapping[str, tuple[str, int]] | None = None,
+    ) -> _Side:
+        structure = structure_of(model, functions)
         outputs = [
             structure.views[name].value for name in (model.loss, *model.outputs) if name in structure.views
         ]
@@ -161,13 +171,7 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
         ShapeError: the models were read for different batches.
     """
     _check_batches(a, b)
-    first, second = _Side.of(a), _Side.of(b)
-    has_same_biases = True
-    if first.outputs_digests() != second.outputs_digests():
-        # Exporters leave out biases of zeros: the same network, if nothing else differs.
-        others = _Side.of(a, are_biases_seen=False), _Side.of(b, are_biases_seen=False)
-        if others[0].outputs_digests() == others[1].outputs_digests():
-            first, second, has_same_biases = *others, False
+    first, second, has_same_biases = _best_view(a, b)
     found = _matched_values(first, second)
     labels = {other: value for value, other in found.pairs.items()}
     tensors = _Tensors(first, second, {value: value for value in found.pairs}, labels)
@@ -181,7 +185,8 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
         pairs += chosen
         of_a.update({pair.a: pair.b for pair in reversed(chosen)})
         of_b.update({pair.b: pair.a for pair in reversed(chosen)})
-    is_same = first.outputs_digests() == second.outputs_digests()
+    is_same = _are_same(first, second)
+    ends = () if is_same else _frontier(first, second, pairs, found.alike(found.by_forward), is_forward=True)
     return Matching(
         tuple(pairs),
         of_a,
@@ -190,10 +195,40 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
         tuple(_unmatched(second, of_b, set(found.pairs.values()), found.ambiguous_b, is_same)),
         is_same,
         has_same_biases,
-        () if is_same else _frontier(first, second, pairs, found.alike(found.by_forward), is_forward=True),
+        ends,
+        tuple((_behind(first, pair.a, of_a), _behind(second, pair.b, of_b)) for pair in ends),
         () if is_same else _frontier(first, second, pairs, found.alike(found.by_backward), is_forward=False),
         _extras(first, second),
     )
+
+
+def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[_Side, _Side, bool]:
+    """Both models so that they are one network, where they can be; and whether biases are seen then.
+
+    Exporters leave out biases of zeros, and spell activations in ways of their own.
+    """
+    first, second = plain = _Side.of(a), _Side.of(b)
+    if _are_same(*plain):
+        return *plain, True
+    without_biases = _Side.of(a, are_biases_seen=False), _Side.of(b, are_biases_seen=False)
+    if _are_same(*without_biases):
+        return *without_biases, False
+    functions = spelled_apart((a, first.structure), (b, second.structure))
+    if not functions[0]:
+        return *plain, True
+    for are_biases_seen in (True, False):
+        by_values = [
+            _Side.of(model, are_biases_seen, known) for model, known in zip((a, b), functions, strict=True)
+        ]
+        if _are_same(*by_values):
+            return by_values[0], by_values[1], are_biases_seen
+    by_values = [_Side.of(model, True, known) for model, known in zip((a, b), functions, strict=True)]
+    counts = [len(_matched_values(*sides).pairs) for sides in (plain, by_values)]
+    return (*plain, True) if counts[0] >= counts[1] else (by_values[0], by_values[1], True)
+
+
+def _are_same(a: _Side, b: _Side) -> bool:
+    return a.outputs_digests() == b.outputs_digests()
 
 
 def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
@@ -249,6 +284,12 @@ def _matched_values(a: _Side, b: _Side) -> _MatchedValues:
         is_only = len(others) == 1 and len(of_b[other]) == 1
         if is_only and not any(check.holds(one, other) for check in checks):
             agreed[one] = other
+    for one, other in list(agreed.items()):
+        if one not in a.cones.backward and other not in b.cones.backward:
+            # Nothing says where it leads: that it is not of another layer like its own, only this does.
+            ends = grounds(a.structure, a.cones, one), grounds(b.structure, b.cones, other)
+            if {agreed.get(ground) for ground in ends[0]} != ends[1]:
+                del agreed[one]
     doubts_a = {one: len(others) for one, others in of_a.items() if one not in agreed}
     doubts_b = {one: len(others) for one, others in of_b.items() if one not in agreed.values()}
     _add_ties(doubts_a, a, b, agreed.keys())
@@ -448,6 +489,21 @@ def _frontier(
         if alike.get(value) == other and (value in ends[0] or other in ends[1]):
             found.setdefault(value, pair)
     return tuple(found[value] for value in sorted(found))
+
+
+def _behind(side: _Side, tensor: str, matched: Mapping[str, str]) -> tuple[str, ...]:
+    """The operators without counterpart that follow a tensor, up to the next that reads a parameter."""
+    model, value = side.model, side.structure.views[tensor].value
+    made = set(side.holders[value])
+    operators: list[str] = []
+    for node in model.nodes:
+        if made.isdisjoint(node.inputs) or not matched.keys().isdisjoint(node.outputs):
+            continue
+        if len(operators) == _MOST_OPERATORS or not set(model.parameters).isdisjoint(node.inputs):
+            break
+        operators.append(node.op)
+        made.update(node.outputs)
+    return tuple(operators)
 
 
 _COPIES = frozenset({"Transpose"})

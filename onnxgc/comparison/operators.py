@@ -80,9 +80,12 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def structure_of(model: TrainableModel) -> Structure:
-    """The structure of a model's forward graph with its loss; batch statistics are no part of it."""
-    translation = Translation(model, RULES)
+def structure_of(model: TrainableModel, functions: Mapping[str, tuple[str, int]] | None = None) -> Structure:
+    """The structure of a model's forward graph with its loss; batch statistics are no part of it.
+
+    `functions` as in `Translation`.
+    """
+    translation = Translation(model, RULES, functions)
     for name in (*model.inputs, *model.targets):
         translation.add_input(name)
     for node in model.nodes:

@@ -49,7 +49,7 @@ def set_in_terms(*dims: Dim) -> Unordered:
     return unordered(*in_terms(as_set(*dims)))
 
 
-def rendered(term: Any, known: Sequence[str] | None = None) -> Any:
+def rendered(term: Any, known: Sequence[str] | Mapping[int, str] | None = None) -> Any:
     """A term as plain data: what it refers to by digests, or by nothing where none are known."""
     match term:
         case OfValue(value):

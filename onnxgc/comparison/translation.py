@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,22 @@ _LARGEST_READ = 4096
 
 
 class Translation:
-    """A structure while it is built. A rule gives views of its node's outputs, or None where it has none."""
+    """A structure while it is built. A rule gives views of its node's outputs, or None where it has none.
 
-    def __init__(self, model: TrainableModel, rules: Mapping[str, Rule]) -> None:
+    `functions` are tensors that are known as a function of another one, by a number for the function.
+    """
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        rules: Mapping[str, Rule],
+        functions: Mapping[str, tuple[str, int]] | None = None,
+    ) -> None:
         self.structure = Structure()
         self.terms = Terms(self.structure)
         self._model = model
         self._rules = rules
+        self._functions = functions or {}
         self._fixed: dict[str, Fixed] = {}
         self._apart = frozenset(model.parameters) | {statistic.name for statistic in model.statistics}
         self._skipped = {name for node in model.nodes if node.once for name in node.outputs}
@@ -53,6 +63,12 @@ class Translation:
             for name in filter(None, node.outputs):
                 self._fixed[name] = Fixed(name, self.shape(name))
             return
+        of, kind = self._functions.get(node.outputs[0], ("", 0))
+        x = self.structure.views.get(of)
+        if x is not None:
+            value = self.structure.value("function", kind, OfValue(x.value), x.scale)
+            self.structure.views[node.outputs[0]] = replace(x, value=value, scale=1.0)
+            return
         rule = None if node.domain else self._rules.get(node.op)
         result = rule(self, node) if rule is not None else None
         for name, view in zip(node.outputs, result or (), strict=False):
@@ -70,7 +86,7 @@ class Translation:
         if name in self._skipped:
             return None
         if name not in self._fixed:
-            self._fixed[name] = Fixed(name, self.shape(name), self._number(name))
+            self._fixed[name] = Fixed(name, self.shape(name), number_of(self._model, name))
         return self._fixed[name]
 
     def refs(self, node: Node) -> list[Ref | None]:
@@ -113,19 +129,6 @@ class Translation:
             return None if found is None else [int(item) for item in np.asarray(found).reshape(-1)]
         return None
 
-    def _number(self, name: str) -> float | None:
-        weight = self._model.weights.get(name)
-        if weight is None or name in self._apart:
-            return None
-        if isinstance(weight, FilledWeight):
-            return float(weight.value)
-        if weight.type.element_count > _LARGEST_READ or is_external(weight):
-            return None
-        values = np.asarray(weight.load()).reshape(-1)
-        if values.size == 0 or values.dtype.kind not in "fiub" or (values != values[0]).any():
-            return None
-        return float(values[0])
-
     def _fits(self, name: str, view: View) -> bool:
         return self.shape(name) == tuple(extent(dim) for dim in view.dims)
 
@@ -158,6 +161,21 @@ class Translation:
         is_setting = values is not None and values.dtype.kind in "iub"
         content = tuple(np.asarray(values).reshape(-1).tolist()) if is_setting else ref.number
         return (ref.shape, content)
+
+
+def number_of(model: TrainableModel, name: str) -> float | None:
+    """The one number that a constant holds; None for other constants and for what is learned or computed."""
+    weight = model.weights.get(name)
+    if weight is None or name in model.parameters or any(name == item.name for item in model.statistics):
+        return None
+    if isinstance(weight, FilledWeight):
+        return float(weight.value)
+    if weight.type.element_count > _LARGEST_READ or is_external(weight):
+        return None
+    values = np.asarray(weight.load()).reshape(-1)
+    if values.size == 0 or values.dtype.kind not in "fiub" or (values != values[0]).any():
+        return None
+    return float(values[0])
 
 
 def _kept(views: Sequence[View], place: int, shape: tuple[int, ...]) -> Dim:

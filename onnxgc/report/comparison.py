@@ -306,10 +306,14 @@ def pair_lines(report: Report, number: int) -> list[str]:
         lines[0] += f", {pair['rearranged_tensors']} of them in another layout"
     if not pair["is_same_network"]:
         lines += _parting("alike up to", pair["part_behind"])
+        lines += _operators_behind(pair, a, b)
         lines += _parting("alike again from", pair["meet_again_at"])
+    fitted = ""
+    if carried["simulated_peak_bytes"] != carried["as_it_is_simulated_peak_bytes"]:
+        fitted = f" made to fit, {megabytes(carried['as_it_is_simulated_peak_bytes'])} as it is"
     lost = f", {len(carried['lost'])} checkpoints lost" if carried["lost"] else ""
     lines.append(
-        f"the plan of {a} in {b}: peak {megabytes(carried['simulated_peak_bytes'])}{lost}; "
+        f"the plan of {a} in {b}: peak {megabytes(carried['simulated_peak_bytes'])}{fitted}{lost}; "
         f"its own plan {megabytes(carried['own_simulated_peak_bytes'])}, "
         f"storing everything {megabytes(carried['regular_simulated_peak_bytes'])}"
     )
@@ -330,6 +334,14 @@ def _parting(words: str, pairs: Sequence[Sequence[str]]) -> list[str]:
         return []
     more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
     return [f"{words} {', '.join(f'{a!r} = {b!r}' for a, b in pairs[:3])}{more}"]
+
+
+def _operators_behind(pair: Report, a: str, b: str) -> list[str]:
+    """By which operators the files part, where both have some: perhaps two spellings of one function."""
+    for (one, _), (here, there) in zip(pair["part_behind"], pair["operators_behind"], strict=True):
+        if here and there:
+            return [f"behind {one!r} {a} goes on with {', '.join(here)}, and {b} with {', '.join(there)}"]
+    return []
 
 
 def _named(items: Sequence[Report]) -> str:

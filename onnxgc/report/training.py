@@ -13,8 +13,8 @@ from onnxgc.report.tables import megabytes
 def run_line(described: Mapping[str, Any]) -> str:
     """What will be trained, how, and in how much memory."""
     return (
-        f"{described['parameters']:,} parameters in {described['tensors']} tensors, {described['optimizer']}, "
-        f"batches of {described['batch']}"
+        f"{described['parameters']:,} parameters in {described['tensors']} tensors, "
+        f"{described['optimizer']}, batches of {described['batch']}"
         + (f", {described['accumulate']} to an update" if described["accumulate"] > 1 else "")
         + f"; a step holds {megabytes(described['simulated_peak_bytes'])}, of it "
         f"{megabytes(described['state_bytes'])} the optimizer's"

@@ -85,19 +85,22 @@ def measure(
     settings: SessionSettings,
     runs: int = 3,
     keep_outputs: bool | Sequence[str] = False,
+    in_place: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Measurement:
     """Run a training file `runs` times in a fresh process and read its profile.
 
-    `keep_outputs` are the names of outputs to keep, or True for all. `environment` is added to that
-    process's variables.
+    `keep_outputs` are the names of outputs to keep, or True for all. `in_place` maps outputs to fed inputs
+    whose memory they are written to: the next run reads them. `environment` is added to that process's
+    variables.
 
     Raises:
         RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
     """
     with tempfile.TemporaryDirectory() as folder:
         kept = keep_outputs is True or list(keep_outputs or ())
-        write_request(Path(folder), path, feeds, settings, runs=runs, keep_outputs=kept)
+        more = {"runs": runs, "keep_outputs": kept, "in_place": dict(in_place or {})}
+        write_request(Path(folder), path, feeds, settings, **more)
         result = subprocess.run(
             [sys.executable, "-m", "onnxgc.runtime.measure", folder],
             capture_output=True,
@@ -178,22 +181,31 @@ def session_of(
 
 
 def bound_step(
-    session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], settings: SessionSettings
+    session: onnxruntime.InferenceSession,
+    feeds: Mapping[str, Array],
+    settings: SessionSettings,
+    in_place: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[], float], onnxruntime.IOBinding]:
     """A function that runs one step and returns its seconds, and the binding that has its results.
 
-    Inputs and outputs stay in the provider's memory, as a training loop has them.
+    Inputs and outputs stay in the provider's memory, as a training loop has them; `in_place` as in `measure`.
     """
     memory = _MEMORY_OF.get(settings.providers[0], _HOST)
+    from_numpy = load_onnxruntime().OrtValue.ortvalue_from_numpy
     binding = session.io_binding()
-    for name, value in feeds.items():
-        binding.bind_ortvalue_input(name, load_onnxruntime().OrtValue.ortvalue_from_numpy(value, memory, 0))
+    values = {name: from_numpy(value, memory, 0) for name, value in feeds.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
     names = [output.name for output in session.get_outputs()]
+    shared = {output: values[name] for output, name in (in_place or {}).items()}
 
     def step() -> float:
         binding.clear_binding_outputs()  # A run must not share the arena with the last one's results.
         for name in names:
-            binding.bind_output(name, memory, 0)
+            if name in shared:
+                binding.bind_ortvalue_output(name, shared[name])
+            else:
+                binding.bind_output(name, memory, 0)
         started = time.perf_counter()
         session.run_with_iobinding(binding)
         binding.synchronize_outputs()
@@ -205,7 +217,7 @@ def bound_step(
 def _answer(folder: Path) -> None:
     request, settings, feeds = read_request(folder)
     session = session_of(request, settings, str(folder / "profile"))
-    step, binding = bound_step(session, feeds, settings)
+    step, binding = bound_step(session, feeds, settings, request["in_place"])
     seconds = [step() for _ in range(request["runs"])]
     runs = read_profile(session.end_profiling(), settings.providers[0])
     names, keep = [output.name for output in session.get_outputs()], request["keep_outputs"]

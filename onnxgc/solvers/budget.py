@@ -25,6 +25,8 @@ PEAK_SECONDS = 10.0
 """What the solver `peak` may take for a plan to begin with."""
 _SHARE_OF_PEAK = 0.3
 """The same as a share of the time limit."""
+_LEAST_PEAK_SECONDS = 3.0
+"""The same where nothing else was found, however short the limit is: else there is no plan in the end."""
 MOST_NAMED = 4
 """Tensors that a refusal names."""
 
@@ -46,7 +48,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     floor = floor_of_problem(posed.problem)
     if isinstance(found, NoSequence) and not found.impossible:
         options.tell("planning: the least peak with one more forward")
-        known = plans_of_least_peak(problem, posed, options)
+        known = plans_of_least_peak(problem, posed, options, _LEAST_PEAK_SECONDS)
         found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
     if isinstance(found, NoSequence):
         raise BudgetError(why_none(posed, step, options.budget_bytes, floor))
@@ -61,12 +63,16 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
 
 
 def plans_of_least_peak(
-    problem: CheckpointProblem, posed: StepProblem, options: SolverOptions
+    problem: CheckpointProblem, posed: StepProblem, options: SolverOptions, least_seconds: float = 0.0
 ) -> list[list[int]]:
-    """The plan of the solver `peak` as a sequence, where its order of operators can be told by name."""
+    """The plan of the solver `peak` as a sequence, where its order of operators can be told by name.
+
+    It takes a share of the time limit, but `least_seconds` where it needs them.
+    """
     joint = problem.joint()
     limit = options.time_limit_seconds
-    seconds = PEAK_SECONDS if limit is None else min(PEAK_SECONDS, _SHARE_OF_PEAK * limit)
+    share = PEAK_SECONDS if limit is None else max(least_seconds, _SHARE_OF_PEAK * limit)
+    seconds = min(PEAK_SECONDS, share)
     plan = PEAK.solve(problem, SolverOptions(time_limit_seconds=seconds)).plan
     _, schedule = joint.scheduled(plan)
     sequence = posed.sequence_of(schedule)

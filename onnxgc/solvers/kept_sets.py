@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from onnxgc.solvers.step_model import StepModel, allocated
 
@@ -98,24 +98,30 @@ def _first_forward(model: StepModel, needed: list[bool]) -> int:
 
 
 def improved(
-    model: StepModel, kept: Iterable[int], most_events: int, deadline: float
+    model: StepModel,
+    kept: Iterable[int],
+    most_events: int,
+    deadline: float,
+    changeable: Sequence[int] | None = None,
 ) -> tuple[int, list[int]]:
     """A set no worse than `kept`: vertices are kept or given up one by one while the peak falls.
 
-    It looks at `most_events` operators and slots, or as many as time allows.
+    It looks at `most_events` operators and slots, or as many as time allows. Only what is `changeable`
+    is decided anew, which is all where nothing is said.
     """
+    places = range(model.places) if changeable is None else changeable
     best = set(kept)
     peak = peak_of_kept(model, best)
     cost = len(model.operators) + len(model.slots)
     tries = most_events // cost
     since_improved = 0
-    place = 0
-    while since_improved < model.places and tries > 0 and time.perf_counter() < deadline:
+    number = 0
+    while since_improved < len(places) and tries > 0 and time.perf_counter() < deadline:
         tries -= 1
-        candidate = best ^ {place}
+        candidate = best ^ {places[number]}
         value = peak_of_kept(model, candidate)
         since_improved += 1
         if value < peak:
             best, peak, since_improved = candidate, value, 0
-        place = (place + 1) % model.places
+        number = (number + 1) % len(places)
     return peak, sorted(best)

@@ -1,4 +1,4 @@
-"""The parts of README.md that are written from recorded figures and from the code."""
+"""The parts of README.md and docs/ that are written from recorded figures and from the code."""
 
 from __future__ import annotations
 
@@ -7,37 +7,45 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxgc.gradients.registry import RULES, STOPS
-from onnxgc.model.opset import EXPANDED_ALWAYS
-from onnxgc.model.spelling import SPELLINGS
-from onnxgc.solvers.registry import SOLVERS
-from onnxgc.solvers.reversal import ReversalObjective
-from scripts.benchmarking import budgets, growth_picture, peaks, picture, torch_plans
+from scripts.benchmarking import (
+    budgets,
+    chain_picture,
+    growth_picture,
+    peaks,
+    picture,
+    reference,
+    summary,
+    torch_plans,
+    twins,
+)
 from scripts.benchmarking.records import BENCHMARKS, ROOT, read_record
+from scripts.benchmarking.tables import MEGABYTE, markdown_table, megabytes, where
 
 README = ROOT / "README.md"
+RESULTS = ROOT / "docs" / "results.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 PICTURE = ROOT / "docs" / "memory.svg"
 GROWTH_PICTURE = ROOT / "docs" / "growth.svg"
-MEGABYTE = 10**6
+CHAIN_PICTURE = ROOT / "docs" / "chain.svg"
 MEBIBYTE = 2**20
 
 
-def render_readme(text: str, folder: Path = BENCHMARKS) -> str:
-    """`text` with every generated block as it should be now."""
-    for name, block in BLOCKS.items():
+def render(path: Path, text: str, folder: Path = BENCHMARKS) -> str:
+    """The document's `text` with every generated block as it should be now."""
+    for name, block in BLOCKS[path].items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"README.md has no block '{begin}' ... '{end}'")
+            raise ValueError(f"{path.name} has no block '{begin}' ... '{end}'")
         text = f"{before}{begin}\n{block(folder)}\n{end}{after}"
     return text
 
 
 def render_pictures(folder: Path = BENCHMARKS) -> dict[Path, str]:
-    """The SVGs of what is recorded, by their places."""
+    """The SVGs, by their places: of a small chain, and of what is recorded."""
     memory, growth = read_record("memory", folder), read_record("growth", folder)
-    drawn = {}
+    drawn = {CHAIN_PICTURE: chain_picture.draw()}
     if memory is not None:
         drawn[PICTURE] = picture.draw(memory["figures"])
     if growth is not None:
@@ -45,17 +53,7 @@ def render_pictures(folder: Path = BENCHMARKS) -> dict[Path, str]:
     return drawn
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are figures."""
-    lines = [headings, ["---", *("---:" for _ in headings[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _mb(size_bytes: float) -> str:
-    return f"{size_bytes / MEGABYTE:,.0f}"
-
-
-def _results(folder: Path) -> str:
+def results(folder: Path) -> str:
     blocks = (
         _resnet50,
         _peaks,
@@ -64,6 +62,7 @@ def _results(folder: Path) -> str:
         _gradients,
         _step,
         _torch,
+        twins.block,
         _light,
         _table1,
         _growth,
@@ -73,16 +72,6 @@ def _results(folder: Path) -> str:
     return (
         "\n\n".join(parts)
         or "No figures are recorded yet; `python scripts/benchmark.py resnet50` records them."
-    )
-
-
-def _where(record: Mapping[str, Any]) -> str:
-    found = record["environment"]
-    versions = found["versions"]
-    runtime = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")
-    return (
-        f"{found['cpu']}, {found['threads']} threads of {found['cores']} cores, ONNX Runtime {runtime} "
-        f"(CPU provider), {found['date']}"
     )
 
 
@@ -115,7 +104,7 @@ def _resnet50(folder: Path) -> str:
     sentences = [
         f"**{figures['network']}, batch {figures['batch']}, {figures['input']}**, one training step "
         f"(peaks in MB of 10^6 bytes, the highest of {figures['memory_runs']} runs, parameters' gradients of "
-        f"{_mb(figures['parameter_gradient_bytes'])} MB included):",
+        f"{megabytes(figures['parameter_gradient_bytes'])} MB included):",
         markdown_table(["", "storing everything", "planned", "planned / storing everything"], rows),
         f"Planned against storing everything: the loss is {'' if same['loss'] else 'NOT '}"
         f"bit-identical, and so are {same['gradients']} of {same['gradients_of']} gradients. Distance of the "
@@ -125,13 +114,13 @@ def _resnet50(folder: Path) -> str:
         "same graph by torch's operators and autograd, storing everything): "
         f"{times['regular']['minimum'] / times['torch']['minimum']:.2f} (storing everything) and "
         f"{times['planned']['minimum'] / times['torch']['minimum']:.2f} (planned), by minima. "
-        f"{_where(record)}.",
+        f"{where(record)}.",
     ]
     return "\n\n".join(sentences)
 
 
 def _peak_row(label: str, regular: int, planned: int) -> list[str]:
-    return [label, _mb(regular), _mb(planned), f"{planned / regular:.2f}"]
+    return [label, megabytes(regular), megabytes(planned), f"{planned / regular:.2f}"]
 
 
 def _peaks(folder: Path) -> str:
@@ -146,7 +135,7 @@ def _peaks(folder: Path) -> str:
         f"{record['figures']['steps']} steps, and simulated bytes are at most {judge:.2%} off. Bytes in use "
         "are more, since chunks have slack; a model of the runtime's arena, no constant of it fitted, says "
         f"how many, and is at most {arena:.2%} off. A star stands where no plan keeps to {peaks.BUDGET} of "
-        f"the peak, beside the least one ({_where(record)}).\n\n"
+        f"the peak, beside the least one ({where(record)}).\n\n"
     )
     return text + markdown_table(peaks.HEADINGS, peaks.table_rows(rows))
 
@@ -160,7 +149,7 @@ def _budgets(folder: Path) -> str:
     text = (
         f"**Budgets.** Least extra time under a memory budget, as a share of the step without recomputation "
         f"({timing}); no plan within the budget takes less than the bound. The last two columns are fewer "
-        f"images in a budget as much smaller, simulated and measured ({_where(record)}).\n\n"
+        f"images in a budget as much smaller, simulated and measured ({where(record)}).\n\n"
     )
     headings = (
         "network, batch, budget", "storing all, MB", "planned, MB", "extra time, %", "bound, %", "search, s",
@@ -194,7 +183,7 @@ def _card(record: Mapping[str, Any]) -> str:
             [
                 f"{network}, {row['shape'][0]}",
                 *(
-                    _mb(figures[f"{kind}_peak_bytes"])
+                    megabytes(figures[f"{kind}_peak_bytes"])
                     for figures in (regular, planned)
                     for kind in ("simulated", "measured")
                 ),
@@ -256,7 +245,7 @@ def _gradients(folder: Path) -> str:
             ),
             rows,
         )
-        + f"\n\n{_where(record)}."
+        + f"\n\n{where(record)}."
     )
 
 
@@ -270,7 +259,7 @@ def _step(folder: Path) -> str:
             f"{min(row['seconds']['torch eager']):.2f}",
             f"{row['store_all_of_torch']:.2f}",
             f"{row['planned_of_torch']:.2f}",
-            *(_mb(row["peak_bytes"][kind]) for kind in ("store-all", "planned")),
+            *(megabytes(row["peak_bytes"][kind]) for kind in ("store-all", "planned")),
         ]
         for row in record["figures"]["rows"]
         if "error" not in row
@@ -282,7 +271,7 @@ def _step(folder: Path) -> str:
     return (
         "**Time of a step**, forward and backward, of models exported from PyTorch, beside PyTorch itself in "
         f"the same process, best of {record['figures']['rounds']}:\n\n"
-        f"{markdown_table(headings, rows)}\n\n{_where(record)}."
+        f"{markdown_table(headings, rows)}\n\n{where(record)}."
     )
 
 
@@ -310,7 +299,7 @@ def _torch(folder: Path) -> str:
         f"simulated peaks are at most {off:.2%} off"
         + ("; all gradients are bit-identical to eager's" if equal else "")
         + f":\n\n{markdown_table(headings, [[_inputs(row), *torch_plans.cells(row)] for row in rows])}\n\n"
-        f"{_where(record)}."
+        f"{where(record)}."
     )
 
 
@@ -331,14 +320,14 @@ def _light(folder: Path) -> str:
         shapes = ", ".join("x".join(map(str, shape)) for shape in figures["inputs"].values())
         rows.append(
             [
-                figures["network"], shapes, str(figures["vertices"]), _mb(regular), _mb(planned),
+                figures["network"], shapes, str(figures["vertices"]), megabytes(regular), megabytes(planned),
                 f"{planned / regular:.2f}",
                 "all hold" if figures["verification"]["holds"] else _failed(figures["verification"]),
             ]
         )  # fmt: skip
     headings = ["network", "input", "tensors", "storing everything", "planned", "ratio", "checks of `verify`"]
     title = "**Light networks**: simulated peak in MB, parameters' gradients included, and whether the file "
-    return f"{title}keeps its promises when it runs.\n\n{markdown_table(headings, rows)}\n\n{_where(record)}."
+    return f"{title}keeps its promises when it runs.\n\n{markdown_table(headings, rows)}\n\n{where(record)}."
 
 
 def _failed(verification: Mapping[str, Any]) -> str:
@@ -379,10 +368,10 @@ def _table1_row(row: Mapping[str, Any]) -> list[str]:
     columns = [_mib(row["total_bytes"]), _mib(row["sums"]["acg"]["objective_bytes"])]
     columns.append("" if general is None else _mib_with_bound(general))
     columns += [
-        _mb(row["regular"]["activation_peak_bytes"]),
-        _mb(row["plans"]["acg"]["activation_peak_bytes"]),
-        _mb(peak["activation_peak_bytes"]),
-        _mb(solution["lower_bound_bytes"]),
+        megabytes(row["regular"]["activation_peak_bytes"]),
+        megabytes(row["plans"]["acg"]["activation_peak_bytes"]),
+        megabytes(peak["activation_peak_bytes"]),
+        megabytes(solution["lower_bound_bytes"]),
     ]
     if paper:
         ratio = peak["activation_peak_bytes"] / MEGABYTE / paper["optimal_mb"]
@@ -441,7 +430,7 @@ def _growth(folder: Path) -> str:
     )
     return (
         f"**Solve times.** `acg`, its division tree included, takes {_acg_range(graphs)} on the paper's "
-        f"graphs.{ratios}\n\n![Seconds of a search over the number of vertices](docs/growth.svg)"
+        f"graphs.{ratios}\n\n![Seconds of a search over the number of vertices](growth.svg)"
     )
 
 
@@ -472,44 +461,12 @@ def _exactness(folder: Path) -> str:
     )
 
 
-def _solvers(folder: Path) -> str:
-    """Which solver takes what, and what its plan is optimal for."""
-    del folder
-    rows = []
-    for solver in SOLVERS.values():
-        optimal = "no"
-        if isinstance(solver.exact_for, ReversalObjective):
-            optimal = "as a nested schedule"
-        elif solver.exact_for is not None:
-            optimal = "always" if solver.exact_on is solver.family else f"on {solver.exact_on.value}"
-        accepts = solver.family.value
-        if solver.max_vertices is not None:
-            accepts = f"graphs of up to {solver.max_vertices} tensors"
-        objectives = ", ".join(objective.value for objective in solver.objectives)
-        summary = solver.summary
-        rows.append(
-            [f"`{solver.name}`", summary, accepts, objectives, optimal, "yes" if solver.takes_budget else ""]
-        )
-    headings = ["solver", "how it chooses", "takes", "objective", "optimal", "takes a budget"]
-    return markdown_table(headings, rows).replace("---:", "---")
-
-
-def _operators(folder: Path) -> str:
-    del folder
-    rules = ", ".join(f"`{name}`" for name in sorted(RULES) if "." not in name)
-    stops = ", ".join(f"`{name}`" for name in sorted(STOPS))
-    written = sorted({*SPELLINGS, *EXPANDED_ALWAYS, "GRU", "If", "LSTM", "Loop", "RNN", "Scan"})
-    others = ", ".join(f"`{name}`" for name in written)
-    return (
-        f"Gradient rules: {rules}.\n\nWritten in other operators while reading: {others}, sequences, and "
-        "what ONNX defines by other operators and opset 18 lacks (`Attention`, `Gelu`, `RMSNormalization`, "
-        f"`RotaryEmbedding`, `Swish`, ...).\n\nNo gradient flows through {stops}, nor through integers and "
-        "Booleans."
-    )
-
-
-BLOCKS: Mapping[str, Callable[[Path], str]] = {
-    "results": _results,
-    "solvers": _solvers,
-    "operators": _operators,
+BLOCKS: Mapping[Path, Mapping[str, Callable[[Path], str]]] = {
+    README: {"summary": summary.summary},
+    RESULTS: {"results": results},
+    REFERENCE: {
+        "commands": reference.commands,
+        "solvers": reference.solvers,
+        "operators": reference.operators,
+    },
 }

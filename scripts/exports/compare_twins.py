@@ -3,7 +3,8 @@
     python -m scripts.exports.compare_twins FOLDER
 
 FOLDER holds what `build_models.py --exports ORIGIN FOLDER --twins` wrote. Networks are compared with the
-running statistics of their files and, where no normalisation is folded, in training.
+running statistics of their files and, where no normalisation is folded, in training; dropout is off while
+values are compared. `python scripts/benchmark.py twins FOLDER` records this, and plans carried over.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from onnxgc.model.export import to_proto
 from onnxgc.model.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import load_onnxruntime
+from onnxgc.solvers.base import SolverOptions
 from scripts.exports.twins import BATCH, CLASSES, ENCODER, PIXELS
 
 # Their exporters put normalisations into convolutions, or write new running statistics.
 _FOLDED = ("torch-script", "torch-dynamo-optimized", "keras-keras", "keras-tf2onnx")
 _OF_TRAINING = ("torch-script-train", "keras-tf2onnx-train")
 _TOLERANCE = 2e-3
+_MOST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +51,34 @@ class Compared:
     read_by_backward: tuple[int, int]
 
 
+def input_shapes(model: onnx.ModelProto, batch: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's inputs at a batch."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return {
+        value.name: (batch, *(size.dim_value for size in value.type.tensor_type.shape.dim[1:]))
+        for value in model.graph.input
+        if value.name not in weights
+    }
+
+
 @cache
 def _read(path: Path, freeze_bn: bool) -> TrainableModel:
-    graph = onnx.load(path).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in weights]
-    shapes = {
-        value.name: (BATCH, *(size.dim_value for size in value.type.tensor_type.shape.dim[1:]))
-        for value in inputs
-    }
+    shapes = input_shapes(onnx.load(path, load_external_data=False), BATCH)
     return read_model(path, freeze_bn=freeze_bn, input_shapes=shapes)
 
 
 @cache
 def _values(path: Path, freeze_bn: bool) -> dict[str, Array]:
+    return values_of(_read(path, freeze_bn))
+
+
+def values_of(model: TrainableModel) -> dict[str, Array]:
     """What every tensor of the forward graph holds, for the same inputs in all files."""
-    model = _read(path, freeze_bn)
     proto = to_proto(model)
+    for node in proto.graph.node:
+        if node.op_type == "Dropout":
+            # Two files draw two masks, or leave it out: without its third input it does nothing.
+            del node.input[2:]
     names = [name for node in model.nodes if not node.once for name in node.outputs if name]
     known = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
@@ -87,13 +101,13 @@ def _values(path: Path, freeze_bn: bool) -> dict[str, Array]:
 @cache
 def _plan(path: Path, freeze_bn: bool) -> tuple[frozenset[str], frozenset[str]]:
     """The checkpoints of a plan, and what backward reads where everything is stored."""
-    planned = plan_step(_read(path, freeze_bn))
+    planned = plan_step(_read(path, freeze_bn), options=SolverOptions(time_limit_seconds=_MOST_SECONDS))
     chunks = planned.traced.step.graph.chunks
     read = frozenset(name for chunk in chunks for operator in chunk for name in operator.inputs)
     return frozenset(map(str, planned.solution.plan.checkpoints)), read
 
 
-def _hold_the_same(one: Array, other: Array, factor: float) -> bool:
+def hold_the_same(one: Array, other: Array, factor: float) -> bool:
     """Whether there is an order of dimensions, or at least of elements, in which they are equal."""
     if one.size != other.size:
         return False
@@ -105,11 +119,11 @@ def _hold_the_same(one: Array, other: Array, factor: float) -> bool:
     return bool(np.abs(np.sort(here, axis=None) - np.sort(there, axis=None)).max() < limit)
 
 
-def _compared(paths: tuple[Path, Path], freeze_bn: bool) -> Compared:
+def compared(paths: tuple[Path, Path], freeze_bn: bool) -> Compared:
     found = match(*(_read(path, freeze_bn) for path in paths))
     values = [_values(path, freeze_bn) for path in paths]
     wrong = sum(
-        not _hold_the_same(values[0][pair.a], values[1][pair.b], pair.factor)
+        not hold_the_same(values[0][pair.a], values[1][pair.b], pair.factor)
         for pair in found.pairs
         if pair.is_same_function and pair.a in values[0] and pair.b in values[1]
     )
@@ -141,10 +155,16 @@ def comparisons(folder: Path) -> Iterator[tuple[bool, tuple[Path, Path]]]:
             yield freeze_bn, pair
 
 
+def forget() -> None:
+    """Give back the memory of the files that were compared."""
+    for kept in (_read, _values, _plan):
+        kept.cache_clear()
+
+
 def main(folder: Path) -> None:
     pairs = wrong = 0
     for freeze_bn, paths in comparisons(folder):
-        result = _compared(paths, freeze_bn)
+        result = compared(paths, freeze_bn)
         pairs += len(result.matching.pairs)
         wrong += result.wrong
         print(

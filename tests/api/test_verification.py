@@ -14,6 +14,7 @@ from onnxgc.api import optimize, verify
 from onnxgc.errors import RuntimeFailedError
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
+from tests.training.networks import digits_network
 
 
 def saved(folder: Path, text: str, **weights: np.ndarray) -> Path:
@@ -121,3 +122,14 @@ def test_a_type_without_kernels_is_told_without_names_of_passing_files(tmp_path:
         verify(model, training)
     assert "regular.onnx" not in str(caught.value)
     assert "MatMul" in str(caught.value)
+
+
+def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path) -> None:
+    """With Dropout, whose masks both files draw by the number of the step."""
+    onnx.save(digits_network(batch=8), tmp_path / "model.onnx")
+    optimize(tmp_path / "model.onnx", tmp_path / "training.onnx", optimizer="adamw")
+    found = verify(tmp_path / "model.onnx", tmp_path / "training.onnx", runs=2)
+    assert found.holds, [check for check in found.checks if not check.holds]
+    details = {check.name: check.detail for check in found.checks}
+    assert details["gradients"] == "8 new parameters, all states and all statistics are bit-identical"
+    assert "head.bias" in details["gradient sizes"]

@@ -32,6 +32,11 @@ class Network:
         self.weights.append(numpy_helper.from_array(values, name))
         return name
 
+    def ones(self, *shape: int) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+        return name
+
     def constant(self, value: float) -> str:
         name = f"c{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
@@ -66,6 +71,13 @@ def _normalized(net: Network, x: str) -> str:
 
 def _residual(net: Network, x: str) -> str:
     return net.node("Add", x, _convolution(net, _convolution(net, x)))
+
+
+def _composed(net: Network, x: str) -> str:
+    """With an activation of two operators, the first of which only exists in this spelling."""
+    y = net.node("Relu", net.node("Conv", x, net.weight(CHANNELS, CHANNELS, 1, 1)))
+    limited = net.node("Min", y, net.constant(6))
+    return net.node("Add", x, net.node("Conv", limited, net.weight(CHANNELS, CHANNELS, 3, 3), pads=[1] * 4))
 
 
 def _twins(net: Network, x: str) -> str:
@@ -110,6 +122,7 @@ IMAGE_BLOCKS: Mapping[str, Block] = {
     "convolution": _convolution,
     "normalized": _normalized,
     "residual": _residual,
+    "composed": _composed,
     "twins": _twins,
     "ordered twins": _ordered_twins,
     "concatenated": _concatenated,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx
 import pytest
 
@@ -91,11 +93,54 @@ def test_networks_part_at_the_operator_that_differs() -> None:
     )
     assert not found.is_same_network
     assert [(p.a, p.b) for p in found.last_from_inputs] == [(ends[0][0], ends[1][0])]
+    assert found.operators_behind == ((("Relu",), ("Elu",)),)
     assert [(p.a, p.b) for p in found.last_from_outputs] == [(ends[0][1], ends[1][1])]
     of_function = {pair.a: pair.is_same_function for pair in found.pairs}
     assert of_function[ends[0][0]]
     assert not of_function[ends[0][1]]
     assert {item.reason for item in found.unmatched_a} == {Reason.PARTED}
+
+
+def _blocks(activation: Callable[[Network, str], str], count: int) -> tuple[onnx.ModelProto, list[str]]:
+    """Residual blocks of two convolutions with an activation between, and what all of them end in."""
+    net, x, ends = Network(), "x", []
+    for _ in range(count):
+        y = net.node("Conv", x, net.weight(CHANNELS, CHANNELS, 1, 1))
+        active = activation(net, y)
+        x = net.node("Add", x, net.node("Conv", active, net.weight(CHANNELS, CHANNELS, 3, 3), pads=[1] * 4))
+        ends += [y, active, x]
+    return _ended(net, x), ends
+
+
+def _tanh(net: Network, x: str) -> str:
+    return net.node("Tanh", x)
+
+
+def _tanh_of_sigmoid(net: Network, x: str) -> str:
+    gate = net.node("Sigmoid", net.node("Mul", x, net.constant(2)))
+    return net.node("Sub", net.node("Mul", gate, net.constant(2)), net.constant(1))
+
+
+def test_another_spelling_in_each_block_is_known_by_its_values() -> None:
+    first, ends = _blocks(_tanh, 4)
+    second, others = _blocks(_tanh_of_sigmoid, 4)
+    found = _compared(first, second)
+    assert found.is_same_network
+    assert [found.of_a.get(tensor) for tensor in ends] == others
+    assert all(pair.is_same_function for pair in found.pairs)
+    longer, _ = _blocks(_tanh_of_sigmoid, 5)
+    doubts = _compared(first, longer)
+    assert not doubts.is_same_network
+    assert doubts.of_a.keys().isdisjoint(ends[2:-1])
+
+
+def test_what_is_another_function_in_each_block_is_named_and_not_matched() -> None:
+    first, ends = _blocks(_tanh, 4)
+    second, _ = _blocks(lambda net, x: net.node("Mul", x, net.node("Sigmoid", x)), 4)
+    found = _compared(first, second)
+    assert not found.is_same_network
+    assert (("Tanh",), ("Sigmoid", "Mul")) in found.operators_behind
+    assert found.of_a.keys().isdisjoint(ends[1:-2])
 
 
 def test_multiples_are_matched_with_their_factor() -> None:

@@ -64,6 +64,15 @@ def test_a_block_that_is_there_twice_is_not_taken_for_the_other(
     assert end in doubts
 
 
+def test_what_only_one_spelling_has_is_of_the_layer_before_it() -> None:
+    """The first operator of an activation reaches no output in the normal form: its layer tells."""
+    model, ends = network(["composed"] * 3)
+    found = _matched(model, with_block_twice(model, *ends[0]), random.Random(0))
+    inside = [node.output[0] for node in model.graph.node if node.op_type in ("Relu", "Min")]
+    assert found.of_a.keys().isdisjoint(inside[2:4])
+    assert {item.tensor for item in found.unmatched_a if item.reason is Reason.AMBIGUOUS} >= set(inside[2:4])
+
+
 @settings(deadline=None, max_examples=25)
 @given(_BLOCKS.filter(lambda blocks: not {"linear", "attention"}.issuperset(blocks)), _SEEDS)
 def test_another_activation_parts_the_networks_there(blocks: list[str], draw: random.Random) -> None:

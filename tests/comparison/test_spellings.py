@@ -93,6 +93,40 @@ def _relu6_by_two(net: Network, x: str) -> str:
     return net.node("Min", net.node("Relu", x), net.constant(6))
 
 
+def _times_eight(part: Part) -> Part:
+    """Of what reaches up to 8, so that limits matter."""
+    return lambda net, x: part(net, net.node("Mul", x, net.constant(8)))
+
+
+def _relu(net: Network, x: str) -> str:
+    return net.node("Relu", x)
+
+
+def _tanh(net: Network, x: str) -> str:
+    return net.node("Tanh", x)
+
+
+def _tanh_of_sigmoid(net: Network, x: str) -> str:
+    gate = net.node("Sigmoid", net.node("Mul", x, net.constant(2)))
+    return net.node("Sub", net.node("Mul", gate, net.constant(2)), net.constant(1))
+
+
+def _swish_by_tanh(net: Network, x: str) -> str:
+    half = net.node("Mul", x, net.constant(0.5))
+    return net.node("Add", half, net.node("Mul", half, net.node("Tanh", half)))
+
+
+def _mish(net: Network, x: str) -> str:
+    return net.node("Mul", x, net.node("Tanh", net.node("Softplus", x)))
+
+
+def _mish_as_quotient(net: Network, x: str) -> str:
+    """x (e (e + 2)) / (e (e + 2) + 2), with e the exponential."""
+    e = net.node("Exp", x)
+    n = net.node("Mul", e, net.node("Add", e, net.constant(2)))
+    return net.node("Mul", x, net.node("Div", n, net.node("Add", n, net.constant(2))))
+
+
 # -- normalisations and softmax --------------------------------------------------------------------
 
 
@@ -242,6 +276,9 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "gelu by tanh, of a product": (_gelu_by_tanh, _gelu_by_tanh_of_product),
     "hard swish": (lambda net, x: net.node("HardSwish", x), _hard_swish_written_out),
     "relu6": (_relu6, _relu6_by_two),
+    "tanh, by its values": (_tanh, _tanh_of_sigmoid),
+    "swish, by its values": (_swish(1.0), _swish_by_tanh),
+    "mish, by its values": (_mish, _mish_as_quotient),
     "layer normalisation, written out": (_layer_norm(2), _layer_norm_written_out),
     "layer normalisation, by squares": (_layer_norm(2), _layer_norm_by_squares),
     "layer normalisation, as affine": (_layer_norm(2), _layer_norm_as_affine),
@@ -254,7 +291,8 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
 _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "gelu and its approximation": (_gelu, _gelu_by_tanh),
     "swish of another factor": (_swish(1.0), _swish(1.702)),
-    "relu and relu6": (lambda net, x: net.node("Relu", x), _relu6),
+    "relu and relu6": (_times_eight(_relu), _times_eight(_relu6)),
+    "swish and gelu": (_swish(1.702), _gelu),
     "another epsilon": (_layer_norm(2), _layer_norm(2, 1e-3)),
     "normalised along more axes": (_layer_norm(2), _layer_norm(1)),
     "softmax along another axis": (_softmax(2), _softmax(1)),

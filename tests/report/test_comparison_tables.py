@@ -139,7 +139,8 @@ def test_two_plans_differ_by_tensor() -> None:
 
 PAIR: dict[str, Any] = {
     "a": "keras/a.onnx", "b": "torch/b.onnx", "is_same_network": True, "has_same_biases": False,
-    "matched_tensors": 7, "rearranged_tensors": 2, "part_behind": [["p", "q"]], "meet_again_at": [],
+    "matched_tensors": 7, "rearranged_tensors": 2, "part_behind": [["p", "q"]],
+    "operators_behind": [[["Relu"], ["Elu", "Neg"]]], "meet_again_at": [],
     "checkpoints": {
         "a": {"count": 4, "same_tensor": 3, "kept_by_both": 2, "ambiguous": ["k"], "one_side": [],
               "parted": []},
@@ -151,7 +152,8 @@ PAIR: dict[str, Any] = {
         "a": [], "b": [{"tensor": "t", "bytes": 2_000_000, "detail": "a copy"}]
     },
     "carried_over": {
-        "checkpoints": 3, "lost": ["k"], "simulated_peak_bytes": 30_000_000,
+        "checkpoints": 3, "lost": ["k"], "undecided": 2, "overruled": 1,
+        "simulated_peak_bytes": 30_000_000, "as_it_is_simulated_peak_bytes": 31_000_000,
         "own_simulated_peak_bytes": 25_000_000, "regular_simulated_peak_bytes": 50_000_000,
     },
 }  # fmt: skip
@@ -175,11 +177,12 @@ def test_a_pair_of_files_is_told_in_words() -> None:
     assert told == [
         "the same network, but for biases or normalisations that one of them has alone: 7 tensors are "
         "matched, 2 of them in another layout",
-        "the plan of A in C: peak 30.0 MB, 1 checkpoints lost; its own plan 25.0 MB, storing "
-        "everything 50.0 MB",
+        "the plan of A in C: peak 30.0 MB made to fit, 31.0 MB as it is, 1 checkpoints lost; its own plan "
+        "25.0 MB, storing everything 50.0 MB",
         "transposed copies: 0 (0.000 MB) in A, 2 (3.0 MB) in C",
         "backward reads in C only: 1 (2.0 MB), such as 't' 2.0 MB (a copy)",
     ]
     parted = pair_lines({"pairs": [{**PAIR, "is_same_network": False}]}, 0)
     assert parted[0].startswith("not the same network: 7 tensors")
     assert parted[1] == "alike up to 'p' = 'q'"
+    assert parted[2] == "behind 'p' A goes on with Relu, and B with Elu, Neg"

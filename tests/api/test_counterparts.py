@@ -1,0 +1,63 @@
+"""Plans carried over to a file that stores other tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxgc import compare, optimize
+from onnxgc.api.verification import verify
+from tests.comparison.networks import Network
+
+_BATCH, _CHANNELS, _EXTENT = 8, 4, 16
+
+
+def _network(is_folded: bool, blocks: int = 6) -> onnx.ModelProto:
+    """Convolutions with a normalisation behind each, or in its weights, and a Swish in two spellings."""
+    net, x = Network(), "x"
+    for _ in range(blocks):
+        weight = net.weight(_CHANNELS, _CHANNELS, 3, 3)
+        if is_folded:
+            y = net.node("Conv", x, weight, net.weight(_CHANNELS), pads=[1] * 4)
+            active = net.node("Mul", y, net.node("Sigmoid", y))
+        else:
+            y = net.node("Conv", x, weight, pads=[1] * 4)
+            y = net.node("BatchNormalization", y, *(net.ones(_CHANNELS) for _ in range(4)))
+            half = net.node("Mul", y, net.constant(0.5))
+            active = net.node("Add", half, net.node("Mul", half, net.node("Tanh", half)))
+        x = net.node("Add", x, active)
+    pooled = net.node("ReduceMean", x, net.ints(2, 3), keepdims=0)
+    shape = (_BATCH, _CHANNELS, _EXTENT, _EXTENT)
+    return net.model(net.node("MatMul", pooled, net.weight(_CHANNELS, 3)), shape, (_BATCH, 3))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["to written out", "to folded"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("pair")
+    for is_folded in (True, False):
+        onnx.save(_network(is_folded), folder / f"{is_folded}.onnx")
+    source, target = folder / f"{request.param}.onnx", folder / f"{not request.param}.onnx"
+    return target, compare(source, target, freeze_bn=True)
+
+
+def test_a_plan_is_made_to_fit_where_the_other_file_stores_other_tensors(found: tuple[Path, Any]) -> None:
+    _, done = found
+    (pair,) = done.report["pairs"]
+    assert pair["is_same_network"]
+    carried = pair["carried_over"]
+    assert carried["undecided"] > 0
+    assert carried["simulated_peak_bytes"] < carried["as_it_is_simulated_peak_bytes"]
+    assert carried["simulated_peak_bytes"] < carried["regular_simulated_peak_bytes"]
+
+
+def test_a_carried_plan_trains_the_other_file(found: tuple[Path, Any], tmp_path: Path) -> None:
+    target, done = found
+    training = tmp_path / "training.onnx"
+    plan = done.plans[str(target)]
+    report = optimize(target, training, plan=plan, freeze_bn=True).report
+    carried = done.report["pairs"][0]["carried_over"]
+    assert report["planned"]["simulated_peak_bytes"] == carried["simulated_peak_bytes"]
+    assert verify(target, training).holds

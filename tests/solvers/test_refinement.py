@@ -1,0 +1,36 @@
+"""A plan that was made for something else, made to fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxgc.api.pipeline import trace_problem
+from onnxgc.model.read import read_model
+from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.solvers.refinement import refined
+from tests.api.chains import chain
+
+
+@pytest.fixture(scope="module")
+def problem() -> CheckpointProblem:
+    return trace_problem(read_model(chain(12))).problem
+
+
+def _plan(problem: CheckpointProblem, *kept: str) -> CheckpointPlan:
+    return CheckpointPlan.for_graph(problem.graph, kept)
+
+
+def test_only_what_may_change_is_decided_anew(problem: CheckpointProblem) -> None:
+    plan, vertices = _plan(problem, "h1"), problem.graph.vertices
+    joint = problem.joint()
+    some = refined(problem, [plan], [("h5", "h8")])
+    assert set(some.checkpoints) ^ set(plan.checkpoints) <= {"h5", "h8"}
+    every = refined(problem, [plan], [("h5", "h8"), vertices])
+    peaks = [joint.profile(found).peak_bytes for found in (plan, some, every)]
+    assert peaks[0] > peaks[1] > peaks[2]
+
+
+def test_nothing_is_changed_for_the_worse(problem: CheckpointProblem) -> None:
+    good = refined(problem, [_plan(problem, "h3", "h6", "h9")], [problem.graph.vertices])
+    assert refined(problem, [good, _plan(problem, "h1")], []) == good
