@@ -10,6 +10,7 @@
     python scripts/benchmark.py torch       whole PyTorch modules beside checkpoints by hand and its budget
     python scripts/benchmark.py gradients   exports of whole models beside torch float64 of their modules
     python scripts/benchmark.py twins F     one network in files of several frameworks, which folder F has
+    python scripts/benchmark.py training    memory, time and accuracy of training on ONNX Runtime
     python scripts/benchmark.py exactness   solvers beside exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, drawn to docs/memory.svg
     python scripts/benchmark.py render      README.md, docs/ and the pictures from the recorded figures
@@ -51,6 +52,7 @@ from scripts.benchmarking import (
     step,
     table1,
     torch_plans,
+    training,
     twins,
 )
 from scripts.benchmarking.records import BENCHMARKS, Progress, write_record
@@ -114,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--only", action="append", default=[], help="a network by name; repeatable")
     command.add_argument("--time-limit", type=float, default=10.0, help="seconds of each search")
+
+    command = _command(commands, "training", _training)
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument("--rounds", type=int, default=7, help="steps of each file that are timed")
+    command.add_argument("--small", action="store_true", help="small networks, for a trial")
 
     command = _command(commands, "peaks", _peaks)
     command.add_argument("--threads", type=int, default=1)
@@ -276,6 +283,17 @@ def _torch(options: argparse.Namespace) -> int:
         table.add_row(row["model"], *torch_plans.cells(row))
     Console().print(table)
     return 1 if any("error" in row for row in figures["rows"]) else 0
+
+
+def _training(options: argparse.Namespace) -> int:
+    chosen = training.Options(options.rounds, options.threads, options.small)
+    figures = training.run_training(chosen, Progress())
+    _say(write_record("training", figures, threads=options.threads, folder=options.record))
+    table = _table("a step of the planned file", *training.HEADINGS[1:])
+    for row in training.table_rows(figures):
+        table.add_row(*row)
+    Console().print(table)
+    return 0 if training.holds(figures) else 1
 
 
 def _twins(options: argparse.Namespace) -> int:

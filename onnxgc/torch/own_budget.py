@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ class OwnBudget:
 def saved_storages(step: JointStep, share: float) -> set[int]:
     """The memory of forward that PyTorch's partitioner hands to backward."""
     graph = next(iter(step.storages)).graph
-    joint = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
     results = len(step.forward_outputs)
-    with config.patch(activation_memory_budget=share):
+    with config.patch(activation_memory_budget=share), warnings.catch_warnings():
+        # Of PyTorch's own calls of what it has deprecated.
+        warnings.simplefilter("ignore")
+        joint = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
         forward, _ = min_cut_rematerialization_partition(joint, (), num_fwd_outputs=results)
     (output,) = (node for node in forward.graph.nodes if node.op == "output")
     saved = {node.name for node in output.args[0][results:] if isinstance(node, fx.Node)}

@@ -16,6 +16,7 @@ from scripts.benchmarking import (
     reference,
     summary,
     torch_plans,
+    training,
     twins,
 )
 from scripts.benchmarking.records import BENCHMARKS, ROOT, read_record
@@ -62,6 +63,7 @@ def results(folder: Path) -> str:
         _gradients,
         _step,
         _torch,
+        training.block,
         twins.block,
         _light,
         _table1,

@@ -1,0 +1,138 @@
+"""Runs training files unchanged on onnxruntime-training 1.19.2, and compares the results with today's runtime.
+
+    python scripts/check_ort_training.py INTERPRETER [MODEL ...]
+
+INTERPRETER is a Python 3.8 to 3.11 in whose environment onnxruntime-training 1.19.2 and numpy are installed.
+MODELs are forward models (some of models/ if none is named). Each is planned, with gradients and with AdamW.
+The file runs here and there, in sessions with all-default settings, on the same inputs. Each output must be
+no further from today's than a few times what today's own settings differ by, and each recomputed node
+must have run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from onnxgc.api import optimize  # noqa: E402
+from onnxgc.api.feeds import feeds_of  # noqa: E402
+from onnxgc.model.initialise import draw_weights  # noqa: E402
+from onnxgc.model.read import read_model  # noqa: E402
+from onnxgc.runtime.ort import load_onnxruntime, make_session  # noqa: E402
+
+TOLERANCE = 1e-3
+"""Relative distance that is rounding; more is allowed where this runtime's own settings differ by more."""
+MOST_TIMES = 10
+MODELS = {
+    "resnet18": {"x": (2, 3, 64, 64)},
+    "mobilenet_v2": {"x": (2, 3, 64, 64)},
+    "densenet121": {"x": (2, 3, 64, 64)},
+}
+# What the other interpreter does: it knows nothing of this project.
+RUNNER = """
+import json, sys
+import numpy, onnxruntime
+folder = sys.argv[1]
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 3
+options.enable_profiling = True
+options.profile_file_prefix = folder + "/profile"
+session = onnxruntime.InferenceSession(folder + "/training.onnx", options, providers=["CPUExecutionProvider"])
+feeds = dict(numpy.load(folder + "/feeds.npz"))
+names = [output.name for output in session.get_outputs()]
+results = session.run(names, feeds)
+numpy.savez(folder + "/results.npz", *results)
+events = json.load(open(session.end_profiling()))
+ran = [event["name"][:-12] for event in events if event.get("name", "").endswith("_kernel_time")]
+json.dump({"version": onnxruntime.__version__, "ran": ran}, open(folder + "/ran.json", "w"))
+"""
+
+
+def main() -> int:
+    """The exit code is 1 where a file does not run, or gives something else."""
+    interpreter, *given = sys.argv[1:]
+    models: dict[Path, Mapping[str, tuple[int, ...]]] = {
+        ROOT / "models" / f"{name}.onnx": shapes for name, shapes in MODELS.items()
+    }
+    failed = 0
+    if given:
+        models = {Path(name): {} for name in given}
+    for path, shapes in models.items():
+        for optimizer in (None, "adamw"):
+            told = checked(interpreter, path, shapes, optimizer)
+            failed += told.startswith("FAILS")
+            print(f"{path.name}, {optimizer or 'gradients'}: {told}", flush=True)
+    return 1 if failed else 0
+
+
+def checked(
+    interpreter: str, path: Path, shapes: Mapping[str, tuple[int, ...]], optimizer: str | None
+) -> str:
+    """One line on a file of a model."""
+    weights = draw_weights(read_model(path, input_shapes=shapes), 0, only_constant_filled=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "training.onnx"
+        result = optimize(path, file, input_shapes=shapes, optimizer=optimizer, values=weights, check=False)
+        feeds = feeds_of(result.planned, 0)
+        if result.planned.model.draw:
+            feeds[result.planned.model.draw] = np.asarray(1, np.int64)
+        updates = result.planned.step.updates
+        if updates is not None:
+            types = updates.types
+            feeds |= {name: np.zeros(types[name].shape, np.float32) for name in updates.state_names}
+            numbers: dict[str, Any] = {
+                "learning_rate": np.asarray(1e-3, np.float32),
+                "step": np.asarray(1, np.int64),
+            }
+            feeds |= {name: numbers[key] for key, name in updates.scalars.items()}
+        np.savez(Path(folder) / "feeds.npz", **feeds)  # type: ignore[arg-type]
+        (Path(folder) / "runner.py").write_text(RUNNER, encoding="utf-8")
+        ran = subprocess.run(
+            [interpreter, f"{folder}/runner.py", folder], capture_output=True, text=True, cwd=folder
+        )
+        if ran.returncode:
+            return f"FAILS: {(ran.stderr.strip().splitlines() or ['it ended'])[-1]}"
+        answer = json.loads((Path(folder) / "ran.json").read_text(encoding="utf-8"))
+        with np.load(Path(folder) / "results.npz") as stored:
+            theirs = [stored[name] for name in stored.files]
+        options = load_onnxruntime().SessionOptions()
+        options.log_severity_level = 3
+        session = load_onnxruntime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        ours = session.run(None, feeds)
+        plain = make_session(file).run(None, feeds)
+        distances = list(map(_distance, ours, theirs))
+        allowed = [max(TOLERANCE, MOST_TIMES * noise) for noise in map(_distance, ours, plain)]
+        far = sum(distance > limit for distance, limit in zip(distances, allowed, strict=True))
+        recomputed = [node.name for node in onnx.load(file).graph.node if _is_recomputed(node)]
+        lost = set(recomputed) - set(answer["ran"])
+    told = (
+        f"onnxruntime-training {answer['version']}, {len(ours) - far} of {len(ours)} outputs agree (median "
+        f"distance {np.median(distances):.1e}), {len(recomputed) - len(lost)} of {len(recomputed)} "
+        f"recomputed nodes ran{', not ' + min(lost) if lost else ''}"
+    )
+    return f"FAILS: {told}" if far or lost else told
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    scale = float(np.linalg.norm(one.astype(np.float64)))
+    difference = float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
+    return difference / scale if scale else difference
+
+
+def _is_recomputed(node: onnx.NodeProto) -> bool:
+    return any(entry.key == "onnxgc.role" and entry.value == "recompute" for entry in node.metadata_props)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
