@@ -1,12 +1,12 @@
-"""Runs training files unchanged on onnxruntime-training 1.19.2, and compares the results with today's runtime.
+"""Runs training files unchanged on onnxruntime-training 1.19.2, and compares the results with today's.
 
     python scripts/check_ort_training.py INTERPRETER [MODEL ...]
 
 INTERPRETER is a Python 3.8 to 3.11 in whose environment onnxruntime-training 1.19.2 and numpy are installed.
-MODELs are forward models (some of models/ if none is named). Each is planned, with gradients and with AdamW.
-The file runs here and there, in sessions with all-default settings, on the same inputs. Each output must be
-no further from today's than a few times what today's own settings differ by, and each recomputed node
-must have run.
+MODELs are forward models (some of models/ if none is named). Each is planned, with gradients and with SGD.
+The file runs here and there on the same inputs, in sessions with default settings but for the level of
+optimisation: above the basic one nodes get other names. Each output must be as today's to rounding, beside
+the largest where it is nothing, and each recomputed node must have run.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from onnxgc.api import optimize  # noqa: E402
 from onnxgc.api.feeds import feeds_of  # noqa: E402
 from onnxgc.model.initialise import draw_weights  # noqa: E402
 from onnxgc.model.read import read_model  # noqa: E402
-from onnxgc.runtime.ort import load_onnxruntime, make_session  # noqa: E402
+from onnxgc.runtime.ort import load_onnxruntime  # noqa: E402
+from onnxgc.tracing.optimizers import SGD  # noqa: E402
 
-TOLERANCE = 1e-3
-"""Relative distance that is rounding; more is allowed where this runtime's own settings differ by more."""
-MOST_TIMES = 10
+TOLERANCE, MEDIAN_TOLERANCE = 5e-2, 1e-3
+"""Relative distances: where rounding moves a value across the bend of an activation, one gradient changes."""
+_NOTHING = 1e-4
 MODELS = {
     "resnet18": {"x": (2, 3, 64, 64)},
-    "mobilenet_v2": {"x": (2, 3, 64, 64)},
-    "densenet121": {"x": (2, 3, 64, 64)},
+    "mobilenet_v2": {"x": (4, 3, 96, 96)},
+    "densenet121": {"x": (4, 3, 128, 128)},
 }
 # What the other interpreter does: it knows nothing of this project.
 RUNNER = """
@@ -46,6 +47,7 @@ import numpy, onnxruntime
 folder = sys.argv[1]
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 options.enable_profiling = True
 options.profile_file_prefix = folder + "/profile"
 session = onnxruntime.InferenceSession(folder + "/training.onnx", options, providers=["CPUExecutionProvider"])
@@ -69,15 +71,15 @@ def main() -> int:
     if given:
         models = {Path(name): {} for name in given}
     for path, shapes in models.items():
-        for optimizer in (None, "adamw"):
+        for optimizer in (None, SGD(momentum=0.9)):
             told = checked(interpreter, path, shapes, optimizer)
             failed += told.startswith("FAILS")
-            print(f"{path.name}, {optimizer or 'gradients'}: {told}", flush=True)
+            print(f"{path.name}, {'gradients' if optimizer is None else optimizer.name}: {told}", flush=True)
     return 1 if failed else 0
 
 
 def checked(
-    interpreter: str, path: Path, shapes: Mapping[str, tuple[int, ...]], optimizer: str | None
+    interpreter: str, path: Path, shapes: Mapping[str, tuple[int, ...]], optimizer: SGD | None
 ) -> str:
     """One line on a file of a model."""
     weights = draw_weights(read_model(path, input_shapes=shapes), 0, only_constant_filled=True)
@@ -110,10 +112,11 @@ def checked(
         options.log_severity_level = 3
         session = load_onnxruntime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         ours = session.run(None, feeds)
-        plain = make_session(file).run(None, feeds)
-        distances = list(map(_distance, ours, theirs))
-        allowed = [max(TOLERANCE, MOST_TIMES * noise) for noise in map(_distance, ours, plain)]
-        far = sum(distance > limit for distance, limit in zip(distances, allowed, strict=True))
+        least = _NOTHING * max(map(_norm, ours))
+        distances = [
+            _norm(one - other) / max(_norm(one), least) for one, other in zip(ours, theirs, strict=True)
+        ]
+        far = sum(distance > TOLERANCE for distance in distances)
         recomputed = [node.name for node in onnx.load(file).graph.node if _is_recomputed(node)]
         lost = set(recomputed) - set(answer["ran"])
     told = (
@@ -121,17 +124,18 @@ def checked(
         f"distance {np.median(distances):.1e}), {len(recomputed) - len(lost)} of {len(recomputed)} "
         f"recomputed nodes ran{', not ' + min(lost) if lost else ''}"
     )
-    return f"FAILS: {told}" if far or lost else told
+    is_wrong = far or lost or np.median(distances) > MEDIAN_TOLERANCE
+    return f"FAILS: {told}" if is_wrong else told
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    scale = float(np.linalg.norm(one.astype(np.float64)))
-    difference = float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
-    return difference / scale if scale else difference
+def _norm(values: Any) -> float:
+    return float(np.linalg.norm(np.asarray(values, np.float64)))
 
 
 def _is_recomputed(node: onnx.NodeProto) -> bool:
-    return any(entry.key == "onnxgc.role" and entry.value == "recompute" for entry in node.metadata_props)
+    """Whether it is a copy of a node of the model; equal barriers may be merged."""
+    notes = {entry.key: entry.value for entry in node.metadata_props}
+    return bool(notes["onnxgc.role"] == "recompute" and notes["onnxgc.node"] != node.name)
 
 
 if __name__ == "__main__":
