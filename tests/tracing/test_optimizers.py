@@ -163,8 +163,10 @@ def readers_that_may_come_late(model: onnx.ModelProto) -> list[str]:
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, weight_decay=0.1), AdamW(), AdamW(clip_norm=1.0)])
 @pytest.mark.parametrize("plan", ["peak", "store-all", "budget"])
-@pytest.mark.parametrize("source", [chain(4, batch=64), tied(), encoder(2)], ids=["chain", "tied", "encoder"])
+@pytest.mark.parametrize("source", [chain(4, batch=64), tied(), encoder(1)], ids=["chain", "tied", "encoder"])
 def test_an_update_waits_for_all_readers(source: onnx.ModelProto, plan: str, optimizer: Optimizer) -> None:
+    if plan == "budget" and (source.graph.name == "encoder") != (optimizer == AdamW(clip_norm=1.0)):
+        pytest.skip("takes long, and shows nothing that others do not")
     how: dict[str, Any] = {"budget": "min", "step_limit": 1} if plan == "budget" else {"solver": plan}
     model = optimize(source, optimizer=optimizer, check=False, **how).training_graph.model
     onnx.checker.check_model(model, full_check=True)
