@@ -18,13 +18,14 @@ from onnxgc.api.pipeline import (
     PlannedStep,
     ReadOptions,
     emit,
+    optimize,
     plan_step_again,
     read_again,
     store_all_schedule,
 )
-from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
+from onnxgc.emission.plan_files import METADATA_KEY, is_plan_file, plan_from_json
 from onnxgc.emission.write import write_model
-from onnxgc.errors import ModelFileError, RuntimeFailedError
+from onnxgc.errors import ModelFileError, PlanError, RuntimeFailedError
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Array
 from onnxgc.model.lift import draft_of
@@ -104,12 +105,16 @@ def verify(
     seed: int = 0,
     threads: int | None = None,
     runs: int = 1,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    loss: str = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> Verification:
     """Run a training file beside the graph that stores everything, on ONNX Runtime's CPU provider.
 
     Both get the same weights (those of the file; drawn anew by `seed` where the file holds one
-    repeated value), the same seeded inputs and the same session settings.
+    repeated value), the same seeded inputs and the same session settings. In the place of a training file a
+    plan file is taken as well: what `optimize` writes by it is verified, with these `input_shapes` and
+    `loss`.
 
     Raises:
         ModelFileError: `training` was not written by onnxgc, or does not belong to `model`.
@@ -117,6 +122,15 @@ def verify(
     """
     model = source_of(model)
     tell = progress or (lambda stage: None)
+    if is_plan_file(training):
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "training.onnx"
+            optimize(
+                model, made, plan=training, input_shapes=input_shapes, loss=loss, check=False, progress=tell
+            )
+            return verify(model, made, seed=seed, threads=threads, runs=runs, progress=progress)
+    if input_shapes or loss != "auto":
+        raise PlanError("shapes and loss are those of the training file; give them with a plan file alone")
     tell("reading")
     promised = _Promise.of(training)
     planned = _planned_again(model, promised)

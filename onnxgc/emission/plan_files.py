@@ -16,6 +16,7 @@ from onnxgc.planning.plan import CheckpointPlan
 
 PLAN_SCHEMA = 1
 METADATA_KEY = "onnxgc.plan"
+_HEAD_BYTES = 64
 _AGAIN = "make it again with `onnxgc optimize`"
 
 
@@ -55,6 +56,18 @@ def plan_from_json(found: Any, where: str) -> CheckpointPlan:
         return CheckpointPlan(names[0], names[1], bool(found["keeps_last_segment"]), names[2])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PlanError(f"{where} is no plan: it lacks or garbles {error}; {_AGAIN}") from error
+
+
+def is_plan_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a plan alone, and no model."""
+    try:
+        with open(path, "rb") as file:
+            if not file.read(_HEAD_BYTES).lstrip().startswith(b"{"):
+                return False
+            file.seek(0)
+            return bool(json.load(file).get("kind") == METADATA_KEY)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def plan_of(source: Any) -> CheckpointPlan:

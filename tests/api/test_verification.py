@@ -11,7 +11,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgc.api import optimize, verify
-from onnxgc.errors import RuntimeFailedError
+from onnxgc.emission.plan_files import write_plan
+from onnxgc.errors import PlanError, RuntimeFailedError
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
 from tests.training.networks import digits_network
@@ -133,3 +134,18 @@ def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path) -> None:
     details = {check.name: check.detail for check in found.checks}
     assert details["gradients"] == "8 new parameters, all states and all statistics are bit-identical"
     assert "head.bias" in details["gradient sizes"]
+
+
+def test_a_plan_file_is_verified_by_what_is_written_by_it(tmp_path: Path) -> None:
+    onnx.save(digits_network(), tmp_path / "model.onnx")
+    shapes = {"image": (4, 1, 8, 8)}
+    made = optimize(tmp_path / "model.onnx", input_shapes=shapes, check=False)
+    write_plan(made.plan, tmp_path / "plan.json", solver="peak")
+    found = verify(tmp_path / "model.onnx", tmp_path / "plan.json", input_shapes=shapes)
+    assert found.holds, [check for check in found.checks if not check.holds]
+    (tmp_path / "other.json").write_text('{"kind": "onnxgc.plan", "schema": 9}', encoding="utf-8")
+    with pytest.raises(PlanError, match="has schema 9"):
+        verify(tmp_path / "model.onnx", tmp_path / "other.json")
+    optimize(tmp_path / "model.onnx", tmp_path / "training.onnx", input_shapes=shapes, check=False)
+    with pytest.raises(PlanError, match="with a plan file alone"):
+        verify(tmp_path / "model.onnx", tmp_path / "training.onnx", input_shapes=shapes)
