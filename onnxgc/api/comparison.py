@@ -130,7 +130,7 @@ def compare(
     alike. Of two plans the report says what differs. A `budget` adds the solver for it.
     With `others` the files hold one network from several frameworks: its tensors are matched, and the first
     file's plan is carried over to the others. With `each` they are different networks, each of which gets its
-    rows, by as many `workers`, which are processes.
+    rows (`torch-budget` only where it is named), by as many `workers`, which are processes.
     `time_limit` is one for each solver; the other arguments are those of `optimize`.
 
     Raises:
@@ -165,6 +165,9 @@ def compare(
             )
         found = _compare_networks([source, *others], asked, tell)
     elif each:
+        if solvers is None:
+            # It takes as long as all others together.
+            asked = replace(asked, solvers=tuple(name for name in asked.solvers if name != TORCH_BUDGET))
         found = _compare_each([source, *others], asked, workers, tell)
     else:
         found = _compare_plans(source, asked, tell)

@@ -419,7 +419,12 @@ def plan_traced_again(
     if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
         raise PlanError("the plan's order does not have the model's tensors; make the plan again")
     options = SolverOptions(known.checkpoints, Objective.PEAK)
-    solution = solver_for("manual").solve(traced.problem, options)
+    try:
+        solution = solver_for("manual").solve(traced.problem, options)
+    except PlanError as error:
+        raise PlanError(
+            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes)"
+        ) from error
     planned = judged(model, traced, replace(solution, plan=plan), like)
     # The solver knows of the checkpoints alone.
     found = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)

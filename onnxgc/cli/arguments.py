@@ -72,9 +72,11 @@ def writer(console: Console, *, markdown: bool) -> Say:
 
     def say(what: str | Cells) -> None:
         if isinstance(what, str):
-            console.print(f"- {what}" if markdown else what, markup=False, soft_wrap=markdown)
+            # A star at the start of a line would begin a list of its own.
+            told = f"- \\{what}" if what.startswith("*") else f"- {what}"
+            console.print(told if markdown else what, markup=False, soft_wrap=markdown)
         elif markdown:
-            console.print(f"{what.markdown()}\n", markup=False, soft_wrap=True)
+            console.print(f"\n{what.markdown()}\n", markup=False, soft_wrap=True)
         else:
             console.print(what.title, markup=False)
             console.print(what.for_terminal())

@@ -108,7 +108,8 @@ def compare_command(
 ) -> None:
     """Solvers side by side on a model, two plans, or one network from several frameworks."""
     shapes = parse_shapes(input_shapes or [])
-    wanted = None if solvers in (None, ALL) else _names(solvers or "")
+    named = () if solvers is None else _names(solvers)
+    wanted = None if solvers is None or ALL in named else named
     is_each = each or (solvers is not None and len(models) > 1)
     for model in models:
         if not os.path.isfile(model):

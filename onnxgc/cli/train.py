@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from onnxgc.cli.arguments import (
     check_target,
     console_for,
     parse_shapes,
+    settings_of,
     stages,
     write_json,
 )
@@ -60,6 +62,7 @@ class ProviderName(StrEnum):
 
 
 def train_command(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A forward ONNX model, or a training file with an optimizer in it.")
     ],
@@ -138,6 +141,12 @@ def train_command(
         check_apart("--out", out, *read)
         check_model_writable(out)
     check_target("--state", target, *read, out, data_file(out) if out else None)
+    if out is not None:
+        check_apart("--out", data_file(out), *read)
+    if os.path.exists(target) and not resume:
+        raise TrainingError(
+            f"there is a state '{target}' already; go on from it by --resume, or give --state another name"
+        )
     check_json_target(json_target, *read, out, target)
     workers = _workers()
     is_first = workers is None or workers.rank == 0
@@ -145,7 +154,11 @@ def train_command(
     samples, tests = split_arrays(read_arrays(data))
     if validation is not None:
         tests = read_arrays(validation)
-    chosen = _optimizer(optimizer, momentum, nesterov, weight_decay, clip_norm)
+    is_planned = _is_planned(model)
+    chosen = None if is_planned else _optimizer(optimizer, momentum, nesterov, weight_decay, clip_norm)
+    given_options = dict(settings_of(context))
+    if is_planned and (fixed := [option for option in _OF_PLANNING if option in given_options]):
+        raise TrainingError(f"a training file is planned already; leave out {', '.join(fixed)}")
     given = {
         "loss": None if loss == "auto" else loss,
         "budget": budget,
@@ -164,7 +177,7 @@ def train_command(
             model=forward,
             optimizer=chosen,
             learning_rate=rate,
-            batch=(batch or _DEFAULT_BATCH) if forward is None and not _is_planned(model) else batch,
+            batch=batch if is_planned or forward is not None else batch or _DEFAULT_BATCH,
             accumulate=accumulate,
             workers=workers,
             provider=None if provider is None else provider.value,
@@ -175,6 +188,8 @@ def train_command(
         )
     total = epochs * (trainer.updates_of(samples) or 1)
     rate.schedule = _schedule(schedule, lr, warm_up, total)
+    if not math.isfinite(lr):
+        raise TrainingError(f"the learning rate is {lr}; it must be a number from 0 on")
     for note in trainer.report.get("notes", ()):
         console.print(f"note: {note}", markup=False)
     console.print(run_line(trainer.described()), markup=False)
@@ -201,6 +216,10 @@ def train_command(
 
 
 _DEFAULT_BATCH = 32
+_OF_PLANNING = (
+    "--optimizer", "--momentum", "--nesterov", "--weight-decay", "--clip-norm", "--loss", "--budget",
+    "--time-limit", "--plan", "--trainable", "--freeze", "--freeze-bn", "--input-shapes",
+)  # fmt: skip
 
 
 class _Late:

@@ -207,7 +207,7 @@ class _Emitter:
                     in_front.setdefault(index, []).extend(_Written(made, one.role) for made in held)
                     waits |= 1 << bit
                 changed[index] = _Written(node, one.role, one.segment)
-            for old in {shown[name] for name in node.inputs if name in shown}:
+            for old in dict.fromkeys(shown[name] for name in reads_of(node) if name in shown):
                 waits |= 1 << len(known)
                 readers[old].append(len(known))
                 known.append(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import onnx
@@ -16,13 +16,17 @@ _OPSET, _IR = 18, 9
 
 
 def update_model(
-    optimizer: SGD | AdamW, parameters: Mapping[str, TensorType], gradients: Mapping[str, str]
+    optimizer: SGD | AdamW,
+    parameters: Mapping[str, TensorType],
+    gradients: Mapping[str, str],
+    taken: Iterable[str] = (),
 ) -> tuple[onnx.ModelProto, Updates]:
     """The graph from parameters, `gradients` by parameter, and states to new parameters and states.
 
-    All are inputs; an output may be written where the input lies that it replaces.
+    All are inputs; an output may be written where the input lies that it replaces. No state has a name
+    that is `taken`.
     """
-    nodes, constants, updates = update_nodes(optimizer, parameters, gradients)
+    nodes, constants, updates = update_nodes(optimizer, parameters, gradients, taken)
     types = {
         **parameters,
         **{

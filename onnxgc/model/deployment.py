@@ -34,6 +34,8 @@ class Deployment:
         other weights, and then they have names of their own.
         """
         self._held = dict(held)
+        stored = {tensor.name for tensor in proto.graph.initializer}
+        self._fed = frozenset(value.name for value in proto.graph.input if value.name not in stored)
         self._file = _without(proto, folder, nodes, frozenset(weights), held)
 
     def filled(self, value_of: ValueOf) -> onnx.ModelProto:
@@ -56,11 +58,20 @@ class Deployment:
                 f"weight '{lost[0]}' lies inside of control flow, where it cannot be written back; "
                 "export the model without it"
             )
-        kept = [node for node in graph.node if not (node.op_type in _CONSTANTS and node.output[0] in missing)]
+        makes_missing = [node.op_type in _CONSTANTS and node.output[0] in missing for node in graph.node]
+        kept = [node for node, goes in zip(graph.node, makes_missing, strict=True) if not goes]
         if missing:
+            made = [node for node, goes in zip(graph.node, makes_missing, strict=True) if goes]
+            removed = {name for node in made for name in node.input}
             del graph.node[:]
             graph.node.extend(kept)
-            graph.initializer.extend(missing.values())
+            idle = removed.difference(name for node in kept for name in node.input)
+            stored = [tensor for tensor in graph.initializer if tensor.name not in idle]
+            inputs = [value for value in graph.input if value.name not in idle.difference(self._fed)]
+            del graph.input[:]
+            graph.input.extend(inputs)
+            del graph.initializer[:]
+            graph.initializer.extend([*stored, *missing.values()])
             proto.ir_version = max(proto.ir_version, _INITIALIZERS_ALONE)
         return proto
 

@@ -72,6 +72,11 @@ class Draft:
             return self.weights[name].type
         return self.types.get(name)
 
+    def without_stale_types(self) -> Draft:
+        """The draft without types of tensors that are gone: their names are free for others."""
+        there = set(self.tensor_names())
+        return self.with_changes(types={name: kind for name, kind in self.types.items() if name in there})
+
     def tensor_names(self) -> Iterator[str]:
         """Every tensor name that is taken, subgraphs included."""
         yield from self.inputs

@@ -64,6 +64,7 @@ def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> 
 
 def with_loss(draft: Draft, choice: LossChoice) -> tuple[Draft, dict[str, str]]:
     """The draft with its loss appended, and the names of `loss` and of `labels` or `target`."""
+    draft = draft.without_stale_types()
     head = _Head(
         draft, choice, NameSource(draft.tensor_names()), NameSource(node.name for node in draft.nodes)
     )

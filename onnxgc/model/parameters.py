@@ -455,18 +455,24 @@ def _decide(name: str, weight: Weight, found: Sequence[_Use] | None) -> Paramete
     for role in (Role.PARAMETER, Role.STATISTIC, Role.CONSTANT):
         of_role = [use for use in found if use.role is role]
         if of_role:
-            used_by = tuple(dict.fromkeys(use.node.name for use in of_role))
+            used_by = _reading(of_role)
             return ParameterDecision(
                 name, weight.type, role, of_role[0].reason, used_by, _doubt(name, of_role)
             )
     raise AssertionError(name)
 
 
+def _reading(uses: Sequence[_Use]) -> tuple[str, ...]:
+    """The nodes that read a weight's values, where there are some: a shape is none."""
+    names = dict.fromkeys(use.node.name for use in uses if use.node.op not in ("Shape", "Size"))
+    return tuple(names or dict.fromkeys(use.node.name for use in uses))
+
+
 def _as_the_exporter_says(name: str, weight: Weight, uses: Sequence[_Use]) -> ParameterDecision | None:
     exported = weight.exported_as if isinstance(weight, StoredWeight) else ExportedAs.UNKNOWN
     if exported not in _ROLES_OF_EXPORTED or any(use.role is Role.STATISTIC for use in uses):
         return None
-    used_by = tuple(dict.fromkeys(use.node.name for use in uses))
+    used_by = _reading(uses)
     reason = f"a {exported}, as the exporter says"
     return ParameterDecision(name, weight.type, _ROLES_OF_EXPORTED[exported], reason, used_by)
 

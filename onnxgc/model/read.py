@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
-from onnxgc.errors import NoParametersError, ShapeError
+from onnxgc.errors import ModelFileError, NoParametersError, ShapeError
 from onnxgc.model.control_flow import as_one_graph
 from onnxgc.model.counted import with_counted_draws
 from onnxgc.model.draft import Draft, reads_of, without_dead_nodes
@@ -61,7 +61,9 @@ def read_model(
         LossError: the loss does not fit the model's outputs.
         NoParametersError: a glob matches nothing, or no parameter reaches the loss.
     """
-    draft, decisions = classified(*load_proto(source), trainable=trainable, freeze=freeze, untie=untie)
+    proto, folder = load_proto(source)
+    check_is_forward(proto)
+    draft, decisions = classified(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
     draft = draft.with_notes(*twin_notes(draft, decisions))
     draft, file = with_input_shapes(draft, input_shapes)
     draft = in_current_form(resolved(draft, file))
@@ -109,6 +111,19 @@ def read_model(
         metadata={**draft.metadata, "onnxgc.names": json.dumps(roles | drawn, sort_keys=True)},
         draw=draw,
     )
+
+
+def check_is_forward(proto: onnx.ModelProto) -> None:
+    """Refuses what `optimize` has written.
+
+    Raises:
+        ModelFileError: it is a training file.
+    """
+    if any(entry.key == "onnxgc.schema" for entry in proto.metadata_props):
+        raise ModelFileError(
+            f"the model '{proto.graph.name}' is a training file already; give the forward model that it was "
+            "made of"
+        )
 
 
 def classified(

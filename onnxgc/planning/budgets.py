@@ -55,7 +55,7 @@ class Budget:
         whole = self.size_bytes
         if whole is None:
             whole = int((self.share or 0) * (regular_peak_bytes + self.held_bytes))
-        if whole <= self.held_bytes:
+        if self.held_bytes and whole <= self.held_bytes:
             raise BudgetError(
                 f"no plan fits into {whole:,} bytes: the optimizer's state alone takes {self.held_bytes:,}; "
                 "give more memory, another optimizer, or freeze a part"

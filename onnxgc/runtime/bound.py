@@ -44,7 +44,7 @@ class DeviceArrays:
         if name in self._arrays:
             np.copyto(self._arrays[name], array)
         elif name in self._values:
-            self._values[name].update_inplace(np.ascontiguousarray(array))
+            self._values[name].update_inplace(np.asarray(array, order="C"))
         else:
             held = np.array(array, order="C")
             self._values[name] = load_onnxruntime().OrtValue.ortvalue_from_numpy(held, self.device, 0)
@@ -99,7 +99,7 @@ class BoundSession:
         """
         for name, value in feeds.items():
             if self._fed.device == "cpu":
-                self._alive[name] = np.ascontiguousarray(value)
+                self._alive[name] = np.asarray(value, order="C")
                 self._binding.bind_cpu_input(name, self._alive[name])
             else:
                 known = name in self._fed

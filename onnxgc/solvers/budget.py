@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.planning.plan import CheckpointPlan, Objective, TimeCost
@@ -42,6 +44,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         raise PlanError("the solver 'budget' needs --budget, such as 8GiB or 60%")
     step = problem.joint().step
     posed = problem_of(step, options.durations or step_flops(step))
+    started = time.perf_counter()
     number = {name: index for index, name in enumerate(posed.names)}
     known = [[number[name] for name in names] for names in options.sequences]
     found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
@@ -49,9 +52,13 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     if isinstance(found, NoSequence) and not found.impossible:
         options.tell("planning: the least peak with one more forward")
         known = plans_of_least_peak(problem, posed, options, _LEAST_PEAK_SECONDS)
-        found = within_budget(posed.problem, options.budget_bytes, search_options(options), known)
+        limit = options.time_limit_seconds
+        if limit is not None:
+            left = limit - (time.perf_counter() - started)
+            options = replace(options, time_limit_seconds=max(_SHARE_OF_PEAK * limit, left))
+        found = within_budget(posed.problem, options.budget_bytes or 0, search_options(options), known)
     if isinstance(found, NoSequence):
-        raise BudgetError(why_none(posed, step, options.budget_bytes, floor))
+        raise BudgetError(why_none(posed, step, options.budget_bytes or 0, floor))
     return Finding(
         plan_of(problem, step, posed, found.sequence),
         found.status,

@@ -6,7 +6,7 @@ Source: torch/optim/sgd.py and torch/optim/adamw.py (single tensors).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias
@@ -246,10 +246,16 @@ def _last_readers(differentiated: Differentiated, gradients: Mapping[str, str]) 
 
 
 def update_nodes(
-    optimizer: SGD | AdamW, parameters: Mapping[str, TensorType], gradients: Mapping[str, str]
+    optimizer: SGD | AdamW,
+    parameters: Mapping[str, TensorType],
+    gradients: Mapping[str, str],
+    taken: Iterable[str] = (),
 ) -> tuple[tuple[Node, ...], Mapping[str, Array], Updates]:
-    """Nodes and constants that update parameters by gradients in float32 that are there, by parameter."""
-    taken = {*parameters, *gradients.values()}
+    """Nodes and constants that update parameters by gradients in float32 that are there, by parameter.
+
+    No new tensor has a name that is `taken`.
+    """
+    taken = {*parameters, *gradients.values(), *taken}
     constants = ConstantPool(taken)
     writer = _Writer(optimizer, parameters, gradients, constants, taken, has_float_gradients=True)
     nodes = [*(writer.clipping() if optimizer.clip_norm is not None else ())]

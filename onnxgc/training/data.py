@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +36,7 @@ class Data(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrayData:
-    """Arrays whose first dimension counts samples, shuffled anew in each epoch.
+    """Arrays whose first dimension counts samples, shuffled anew in each epoch; `fixed` are in every batch.
 
     Of several workers each takes every `workers`-th batch, from its `worker` on.
     """
@@ -45,6 +47,7 @@ class ArrayData:
     seed: int = 0
     worker: int = 0
     workers: int = 1
+    fixed: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -61,7 +64,7 @@ class ArrayData:
             order = shared[:, self.worker].reshape(-1)
         for start in range(first * self.batch, len(order), self.batch):
             chosen = order[start : start + self.batch]
-            yield {name: array[chosen] for name, array in self.arrays.items()}
+            yield {**{name: array[chosen] for name, array in self.arrays.items()}, **self.fixed}
 
     def updates(self, accumulate: int) -> int:
         batches = (
@@ -83,9 +86,13 @@ class IteratedData:
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         count = -1
+        own: Any = None
         for count, found in enumerate(self.make()):
-            if count % self.workers == self.worker and count // self.workers >= first:
-                yield named(found, self.fed)
+            if count % self.workers == self.worker:
+                own = found
+            # Once there is one for each: nobody waits for a step that others do not take.
+            if count % self.workers == self.workers - 1 and count // self.workers >= first:
+                yield named(own, self.fed)
         if count < 0:
             raise TrainingError(
                 f"epoch {number + 1} has no batches; give a list or a function that begins anew, since an "
@@ -103,18 +110,32 @@ def named(batch: Any, fed: Sequence[str]) -> Batch:
         TrainingError: it is neither, or an input is missing.
     """
     if isinstance(batch, Mapping):
-        given = {str(name): np.asarray(value) for name, value in batch.items()}
+        given = {str(name): as_array(str(name), value) for name, value in batch.items()}
         return _by_inputs(given, fed, "a batch")
     if isinstance(batch, tuple | list):
         if len(batch) != len(fed):
             raise TrainingError(
                 f"a batch has {len(batch)} parts, and a step takes {len(fed)}: {', '.join(fed)}"
             )
-        return {name: np.asarray(value) for name, value in zip(fed, batch, strict=True)}
+        return {name: as_array(name, value) for name, value in zip(fed, batch, strict=True)}
     raise TrainingError(
         f"a batch is a {type(batch).__name__}; give a dictionary by input names, or a tuple in the order "
         f"{', '.join(fed)}"
     )
+
+
+def as_array(name: str, value: Any) -> Array:
+    """A value as an array, a PyTorch tensor on the CPU included.
+
+    Raises:
+        TrainingError: it cannot be one.
+    """
+    try:
+        detached = value.detach() if hasattr(value, "detach") else value
+        return np.asarray(detached)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TrainingError(f"'{name}' cannot be read as an array: {reason}") from error
 
 
 def _by_inputs(given: Mapping[str, Array], fed: Sequence[str], what: str) -> Batch:
@@ -146,12 +167,16 @@ def read_arrays(source: str | os.PathLike[str]) -> dict[str, Array]:
         TrainingError: it is none.
     """
     try:
+        if not os.path.exists(source):
+            raise TrainingError(f"'{source}' cannot be read: there is no such file")
+        if not zipfile.is_zipfile(source):
+            raise TrainingError(
+                f"'{source}' cannot be read as an .npz file; write one by numpy.savez, with arrays by names"
+            )
         with np.load(source, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise TrainingError(f"'{source}' holds one array; give an .npz file with arrays by names")
             return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "it is cut off")
         raise TrainingError(f"'{source}' cannot be read as an .npz file: {reason}") from error
 
 
@@ -168,21 +193,30 @@ def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[st
     return rest, validation
 
 
-def arrays_for(given: Mapping[str, Any], types: Mapping[str, TensorType], fed: Sequence[str]) -> Batch:
-    """All samples as arrays of the types of inputs.
+def arrays_for(given: Mapping[str, Any], file: TrainingFile) -> tuple[Batch, Batch]:
+    """All samples as arrays of the types of inputs, and the inputs that are the same for all.
 
     Raises:
         TrainingError: an input is missing, or arrays do not fit the inputs or one another.
     """
-    arrays = _by_inputs({name: np.asarray(value) for name, value in given.items()}, fed, "the data")
-    for name, array in arrays.items():
-        check_samples(name, array, types[name])
-        if len(array) != len(next(iter(arrays.values()))):
-            first = next(iter(arrays))
-            raise TrainingError(f"'{first}' has {len(arrays[first])} samples and '{name}' {len(array)}")
+    arrays = _by_inputs({name: as_array(name, value) for name, value in given.items()}, file.fed, "the data")
+    counted = {name: array for name, array in arrays.items() if file.counts_samples(name)}
+    for name, array in counted.items():
+        check_samples(name, array, file.types[name])
+        if len(array) != len(next(iter(counted.values()))):
+            first = next(iter(counted))
+            raise TrainingError(f"'{first}' has {len(counted[first])} samples and '{name}' {len(array)}")
         if not len(array):
             raise TrainingError(f"'{name}' has no samples")
-    return {name: converted(name, array, types[name]) for name, array in arrays.items()}
+    if file.classes is not None and file.target in counted:
+        _check_labels(
+            file.target, converted(file.target, counted[file.target], file.types[file.target]), file.classes
+        )
+    fitting = {name: converted(name, array, file.types[name]) for name, array in arrays.items()}
+    return (
+        {name: array for name, array in fitting.items() if name in counted},
+        {name: array for name, array in fitting.items() if name not in counted},
+    )
 
 
 def checked(batch: Batch, file: TrainingFile) -> Batch:
@@ -195,7 +229,7 @@ def checked(batch: Batch, file: TrainingFile) -> Batch:
     found: Batch = {}
     for name in file.fed:
         array, kind = np.asarray(batch[name]), file.types[name]
-        if kind.shape[:1] == (file.batch,):
+        if file.counts_samples(name):
             check_samples(name, array, kind)
             if size is not None and len(array) != size:
                 raise TrainingError(f"'{name}' has {len(array)} samples, and other inputs have {size}")
@@ -212,9 +246,10 @@ def checked(batch: Batch, file: TrainingFile) -> Batch:
     return found
 
 
-def samples_of(batch: Batch) -> int:
+def samples_of(batch: Batch, file: TrainingFile) -> int:
     """How many samples a batch has."""
-    return len(next(iter(batch.values())))
+    counted = batch[file.counted]
+    return len(counted) if counted.ndim else 1
 
 
 def _check_labels(name: str, labels: Array, classes: int) -> None:
@@ -253,7 +288,8 @@ def converted(name: str, array: Array, kind: TensorType) -> Array:
         raise TrainingError(
             f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(kind.dtype)}; convert it first"
         )
-    return array.astype(wanted)
+    with np.errstate(over="ignore"):
+        return array.astype(wanted)
 
 
 def _is_floating(dtype: np.dtype[Any]) -> bool:

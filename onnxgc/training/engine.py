@@ -26,8 +26,9 @@ class Engine:
         self._providers = tuple(providers)
         self._threads = threads
         file = source.file
-        for name, value in file.initial.items():
-            self.arrays.put(name, value)
+        for name in tuple(file.initial):
+            # Held from here on in one place alone.
+            self.arrays.put(name, file.initial.pop(name))
         for name in file.states:
             self.arrays.put_zeros(name, file.types[name])
         self.parameters = tuple(file.states_of)
@@ -118,7 +119,7 @@ class Engine:
         return BoundSession(
             file.graph,
             self.arrays,
-            held=[*file.initial, *file.states],
+            held=file.held,
             replaced=replaced,
             fetched={name: file.types[name] for name in fetched},
             providers=self._providers,
@@ -128,7 +129,7 @@ class Engine:
     def _updating(self, file: TrainingFile) -> BoundSession:
         types = {name: file.types[name] for name in self.parameters}
         sums = {name: states[0] for name, states in file.states_of.items()}
-        proto, updates = update_model(self.source.optimizer, types, sums)
+        proto, updates = update_model(self.source.optimizer, types, sums, file.types)
         for name in updates.state_names:
             self.arrays.put_zeros(name, updates.types[name])
         self.states = updates.state_names

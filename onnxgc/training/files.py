@@ -37,7 +37,9 @@ class TrainingFile:
     `parameters`, `states` and `statistics` map inputs to the outputs that take their place, and `scalars`
     what a number is (learning_rate, step, keep, draw, loss_scale) to its input. `initial` are the file's
     values of parameters, of statistics, and of what lies in other files; states begin as zeros. `options`
-    say, as JSON, how the model was read. `classes` is the number of classes that labels are of, or None.
+    say, as JSON, how the model was read. `held` are the names of what a step reads beside a batch and
+    numbers. `classes` is the number of classes that labels are of, along the axis `class_axis` of scores; or
+    None.
     """
 
     graph: onnx.ModelProto
@@ -51,23 +53,40 @@ class TrainingFile:
     states_of: Mapping[str, tuple[str, ...]]
     statistics: Mapping[str, str]
     scalars: Mapping[str, str]
-    initial: Mapping[str, Array]
+    initial: dict[str, Array]
     optimizer: Optimizer | None
     options: str
     plan: CheckpointPlan
     simulated_peak_bytes: int
+    held: tuple[str, ...] = ()
     norm: str = ""
     classes: int | None = None
+    class_axis: int = 1
+
+    @property
+    def counted(self) -> str:
+        """The input whose first dimension counts samples: the target, or the first that has one."""
+        first = self.fed[0]
+        candidates = (*filter(None, [self.target]), *self.fed)
+        return next((name for name in candidates if self.types[name].shape), first)
 
     @property
     def batch(self) -> int:
         """How many samples a step takes."""
-        shape = self.types[self.fed[0]].shape
+        shape = self.types[self.counted].shape
         return shape[0] if shape else 1
 
+    def counts_samples(self, name: str) -> bool:
+        """Whether an input has a part for each sample."""
+        return self.types[name].shape[:1] == (self.batch,)
+
     @classmethod
-    def of(cls, source: str | os.PathLike[str] | onnx.ModelProto) -> TrainingFile:
+    def of(
+        cls, source: str | os.PathLike[str] | onnx.ModelProto, *, with_values: bool = True
+    ) -> TrainingFile:
         """What a file or model is that `optimize` wrote; a model that is given is changed.
+
+        Without values `initial` is empty: they are held elsewhere.
 
         Raises:
             ModelFileError: it is none.
@@ -90,19 +109,23 @@ class TrainingFile:
         types = {value.name: _type(value) for value in (*proto.graph.input, *proto.graph.output)}
         parameters, states = names.get("parameters", {}), names.get("states", {})
         trained = {*parameters, *names["gradients"], *(p for p in names.get("states_of", {}))}
-        classes = _classes(proto)
+        class_axis, classes = _classes(proto)
         # The runtime binds no input that has a value, and sums are scaled anew in each run.
         scaled = {names["loss_scale"]} if isinstance(optimizer, Accumulation) else set()
         initial = _without_values(proto, folder, {*trained, *names["statistics"], *scaled})
-        initial = {key: value for key, value in initial.items() if key not in scaled}
+        held = (*(key for key in initial if key not in scaled), *states)
+        initial = {key: value for key, value in initial.items() if key not in scaled and with_values}
+        # A new one: the old one's memory would keep the values.
+        graph = onnx.ModelProto()
+        graph.CopyFrom(proto)
         scalars = {key: names[key] for key in (LEARNING_RATE, STEP, KEEP, DRAW, LOSS_SCALE) if key in names}
-        other = {*trained, *states, *names["statistics"], *scalars.values(), *initial}
+        other = {*trained, *states, *names["statistics"], *scalars.values(), *held}
         stored = {tensor.name for tensor in proto.graph.initializer}
         fed = tuple(
             value.name for value in proto.graph.input if value.name not in other and value.name not in stored
         )
         return cls(
-            proto,
+            graph,
             types,
             fed,
             names.get("labels", names.get("target", "")),
@@ -118,8 +141,10 @@ class TrainingFile:
             options,
             plan,
             peak,
+            held,
             names.get("gradient_norm", ""),
             classes,
+            class_axis,
         )
 
 
@@ -135,15 +160,16 @@ def _type(value: onnx.ValueInfoProto) -> TensorType:
     return TensorType(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
 
 
-def _classes(proto: onnx.ModelProto) -> int | None:
-    """The extent of the axis that the loss normalises, where it is cross-entropy."""
+def _classes(proto: onnx.ModelProto) -> tuple[int, int | None]:
+    """The axis that the loss normalises and its extent, where it is cross-entropy."""
     shapes = {value.name: _type(value).shape for value in proto.graph.value_info}
     for node in proto.graph.node:
         notes = {entry.key: entry.value for entry in node.metadata_props}
         if node.op_type == "LogSoftmax" and notes.get("onnxgc.node") == "loss":
             axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
-            return shapes[node.output[0]][axis] if node.output[0] in shapes else None
-    return None
+            shape = shapes.get(node.output[0])
+            return (1, None) if shape is None else (axis % len(shape), shape[axis])
+    return 1, None
 
 
 def _without_values(proto: onnx.ModelProto, folder: str, names: set[str]) -> dict[str, Array]:

@@ -12,11 +12,12 @@ import onnx
 from onnx import helper
 
 from onnxgc.api.pipeline import OptimizeResult, ReadOptions, optimize
-from onnxgc.errors import PlanError, TrainingError
+from onnxgc.emission.write import data_file
+from onnxgc.errors import OutputFileError, PlanError, TrainingError
 from onnxgc.model.deployment import Deployment
 from onnxgc.model.initialise import draw_weights
 from onnxgc.model.ir import Array
-from onnxgc.model.load import load_proto
+from onnxgc.model.load import files_of, load_proto
 from onnxgc.model.parameters import Role
 from onnxgc.model.read import classified
 from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW
@@ -92,7 +93,7 @@ class Source:
         file = self.file
         return {
             name: (samples, *file.types[name].shape[1:])
-            if file.types[name].shape[:1] == (file.batch,)
+            if file.counts_samples(name)
             else file.types[name].shape
             for name in file.fed
             if name != file.target
@@ -124,7 +125,7 @@ class Source:
             result = planned()
         if result.planned.profile.peak_bytes > self.file.simulated_peak_bytes:
             result = planned(budget=str(self.file.simulated_peak_bytes + result.planned.state_bytes))
-        return TrainingFile.of(result.training_graph.model)
+        return TrainingFile.of(result.training_graph.model, with_values=False)
 
     def deployed(self, trained: Mapping[str, Array]) -> onnx.ModelProto:
         """The model's own file with these weights; names, opset and metadata stay.
@@ -146,6 +147,12 @@ class Source:
             if decision.name in trained
             or (decision.role is not Role.CONSTANT and decision.name in self.drawn)
         }
+        lost = [name for name in trained if name not in held]
+        if lost:
+            raise TrainingError(
+                f"the model has no weight '{lost[0]}', which was trained; give the model that the training "
+                "file was made of"
+            )
         deployment = Deployment(proto, folder, draft.nodes, draft.weights, held)
 
         def value_of(name: str, dtype: int) -> Array:
@@ -153,6 +160,21 @@ class Source:
             return np.asarray(found, helper.tensor_dtype_to_np_dtype(dtype))
 
         return deployment.filled(value_of)
+
+    def check_apart(self, path: str | os.PathLike[str]) -> None:
+        """Refuse to write over the model, or over a file that has its weights.
+
+        Raises:
+            OutputFileError: the path, or the file for large weights beside it, is one of these.
+        """
+        if self.model is None or isinstance(self.model, onnx.ModelProto):
+            return
+        read = [file for file in files_of(self.model) if os.path.exists(file)]
+        for written in (path, data_file(path)):
+            if os.path.exists(written) and any(os.path.samefile(written, file) for file in read):
+                raise OutputFileError(
+                    f"'{written}' belongs to the model that was read; give the trained model another name"
+                )
 
     @property
     def has_external_data(self) -> bool:

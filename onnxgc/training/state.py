@@ -25,7 +25,8 @@ _KEY = "onnxgc.training"
 class Position:
     """How far a run is: updates and draws so far, and what is done of the current epoch.
 
-    `losses` is the sum of its samples' losses. `history` has the figures of earlier epochs.
+    `losses` is the sum of its samples' losses, `batch` the samples of its steps. `history` has the figures
+    of earlier epochs.
     """
 
     updates: int = 0
@@ -35,6 +36,7 @@ class Position:
     samples: int = 0
     losses: float = 0.0
     seed: int = 0
+    batch: int = 0
     history: tuple[Mapping[str, Any], ...] = ()
 
     def after(self, batches: int, samples: int, loss: float) -> Position:
@@ -71,7 +73,7 @@ def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
         "optimizer": state.optimizer,
         **asdict(state.position),
     }
-    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in state.arrays.items()}
     try:
         contents = save(arrays, {_KEY: json.dumps(about)})
     except SafetensorError as error:
@@ -96,7 +98,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
                 "update onnxgc"
             )
         history = tuple(about["history"])
-        whole = ("updates", "draws", "epoch", "batches", "samples", "seed")
+        whole = ("updates", "draws", "epoch", "batches", "samples", "seed", "batch")
         counts = {key: int(about[key]) for key in whole}
         position = Position(**counts, losses=float(about["losses"]), history=history)
         return RunState(position, arrays, about["optimizer"])

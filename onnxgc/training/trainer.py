@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ from onnxgc.training.learning_rates import Schedule, constant
 from onnxgc.training.source import Source
 from onnxgc.training.state import Position, RunState, load_state, save_state
 
-_DEVICES = {"cpu": "cpu", "cuda": "cuda"}
+_PROVIDERS = ("cpu", "cuda")
 
 
 class StopTraining(Exception):  # noqa: N818
@@ -92,7 +93,8 @@ class Trainer:
     """Trains a model by its training file, with parameters and the optimizer's state in place.
 
     `source` is a forward model in any form that `optimize` takes, or a training file with an optimizer in it
-    (then `model` is the forward model, which is asked for to evaluate and to export). For a forward model
+    (then `model` is the forward model, which is asked for to evaluate and to export). `optimizer` is
+    sgd, adamw (the default), or either with its settings. For a forward model
     `batch` is the number of samples of a step, and `options` are those of `optimize`, such as `budget`,
     `loss` or `freeze`. `learning_rate` is a number, or a function of the number of updates made before.
     Weights that the file does not store are drawn from `seed`. With `accumulate` each update takes the mean
@@ -107,7 +109,7 @@ class Trainer:
         source: Any,
         *,
         model: Any = None,
-        optimizer: SGD | AdamW | str = "adamw",
+        optimizer: SGD | AdamW | str | None = None,
         learning_rate: float | Schedule = 1e-3,
         batch: int | None = None,
         accumulate: int = 1,
@@ -129,9 +131,10 @@ class Trainer:
         accumulates = accumulate > 1 or workers is not None
         given = source_of(source)
         if is_training_file(given if isinstance(given, onnx.ModelProto) else load_proto(given)[0]):
-            if options or batch is not None or accumulates:
+            if options or batch is not None or accumulates or optimizer is not None:
                 left = [
                     *options,
+                    *(["optimizer"] if optimizer is not None else []),
                     *(["batch"] if batch is not None else []),
                     *(["accumulate"] if accumulate > 1 else []),
                     *(["workers"] if workers is not None else []),
@@ -144,7 +147,7 @@ class Trainer:
         elif model is not None:
             raise TrainingError("two forward models are given; give one, or a training file and its model")
         else:
-            chosen = optimizer_of(optimizer)
+            chosen = optimizer_of("adamw" if optimizer is None else optimizer)
             if not isinstance(chosen, SGD | AdamW):
                 raise TrainingError("training needs an optimizer: sgd or adamw")
             tell("planning")
@@ -232,13 +235,15 @@ class Trainer:
             TrainingError: the batch does not fit, or the loss is no number.
         """
         parts = batch if isinstance(batch, list) and self._accumulate > 1 else [batch]
+        if not 1 <= len(parts) <= self._accumulate:
+            raise TrainingError(f"{len(parts)} batches are given, and an update takes {self._accumulate}")
         return self._step([self._checked(named(part, self._file.fed)) for part in parts])
 
     def _step(self, parts: Sequence[Batch]) -> float:
-        sizes = [samples_of(part) for part in parts]
+        sizes = [samples_of(part, self._file) for part in parts]
         total = self._over_all(float(sum(sizes)))
         scalars: dict[str, Array] = {
-            LEARNING_RATE: np.asarray(self._schedule(self._position.updates), np.float32),
+            LEARNING_RATE: np.asarray(self._rate(), np.float32),
             STEP: np.asarray(self._position.updates + 1, np.int64),
         }
         mean = 0.0
@@ -257,6 +262,16 @@ class Trainer:
         self._position = replace(self._position, updates=self._position.updates + 1)
         return mean
 
+    def _rate(self) -> float:
+        """The learning rate of the next update."""
+        found = self._schedule(self._position.updates)
+        try:
+            return _rate(float(found))
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"the learning rate of update {self._position.updates + 1} is {found!r}, which is no number"
+            ) from error
+
     def _over_all(self, value: float) -> float:
         return value if self._workers is None else self._workers.total(value)
 
@@ -269,8 +284,11 @@ class Trainer:
     def _check_loss(self, loss: float) -> None:
         if np.isfinite(loss):
             return
-        is_whole = self._engine.accumulates
-        told = "the parameters are as they were before it" if is_whole else "the parameters are spoilt"
+        told = "the parameters are spoilt"
+        if self._engine.accumulates:
+            self._engine.forget_sums()
+            told = "the parameters are as they were before it"
+            told += ", but not the running statistics" if self._file.statistics else ""
         raise TrainingError(
             f"the loss is {loss} in update {self._position.updates + 1}, and {told}; go back to a saved "
             "state, and lower the learning rate, warm it up, or clip gradients"
@@ -283,7 +301,7 @@ class Trainer:
             TrainingError: shapes, types or labels do not fit.
         """
         found = checked(batch, self._file)
-        size = samples_of(found)
+        size = samples_of(found, self._file)
         if size != self.batch and self._source.model is None:
             raise TrainingError(
                 f"the batch has {size} samples, and the training file takes {self.batch}; give its forward "
@@ -319,13 +337,16 @@ class Trainer:
         if resume and state is not None and os.path.exists(state):
             self.load(state)
             batches = self._data(data, shuffle)
+        elif self._position.batches:
+            # What an error or a callback has ended is not gone on with.
+            self._position = self._position.at_epoch(self._position.epoch, self._position.history)
         tell = _Told(callbacks)
         until = epochs if resume else self._position.epoch + epochs
         try:
             while self._position.epoch < until:
                 self._epoch(batches, validation, state, save_every, tell)
         except StopTraining:
-            pass
+            self._save_or_tell(state, self._event("update", 0.0, 0.0, None), tell)
         return [dict(entry) for entry in self._position.history]
 
     def _epoch(
@@ -337,18 +358,15 @@ class Trainer:
         tell: _Told,
     ) -> None:
         epoch = self._position.epoch
-        started, rate = time.perf_counter(), 0.0
+        started = time.perf_counter()
+        rate = float(self._schedule(max(0, self._position.updates - 1)))
         of_updates = batches.updates(self._accumulate)
         for parts in self._grouped(batches.epoch(epoch, self._position.batches)):
-            rate = float(self._schedule(self._position.updates))
+            rate = self._rate()
             loss = self._step(parts)
-            size = sum(map(samples_of, parts))
+            size = sum(samples_of(part, self._file) for part in parts)
             self._position = self._position.after(len(parts), size, loss)
-            samples = self._position.samples
-            seconds = time.perf_counter() - started
-            event = Event(
-                "update", epoch + 1, self._position.updates, of_updates, loss, rate, seconds, samples
-            )
+            event = self._event("update", loss, rate, of_updates, time.perf_counter() - started)
             if save_every and self._position.updates % save_every == 0:
                 self._save_or_tell(state, event, tell)
             tell(event)
@@ -373,18 +391,19 @@ class Trainer:
         history = (*self._position.history, entry)
         self._position = self._position.at_epoch(epoch + 1, history)
         event = Event(
-            "epoch",
-            epoch + 1,
-            self._position.updates,
-            of_updates,
-            mean,
-            rate,
-            seconds,
-            samples,
-            metrics,
+            "epoch", epoch + 1, self._position.updates, of_updates, mean, rate, seconds, samples, metrics
         )
         self._save_or_tell(state, event, tell)
         tell(event)
+
+    def _event(
+        self, kind: str, loss: float, rate: float, of_updates: int | None, seconds: float = 0.0
+    ) -> Event:
+        """An event in the middle of an epoch."""
+        position = self._position
+        return Event(
+            kind, position.epoch + 1, position.updates, of_updates, loss, rate, seconds, position.samples
+        )
 
     def _save_or_tell(self, state: str | os.PathLike[str] | None, event: Event, tell: _Told) -> None:
         if state is None or (self._workers is not None and self._workers.rank):
@@ -398,7 +417,7 @@ class Trainer:
         """As many batches as an update takes; of those of another size only what can be run."""
         parts: list[Batch] = []
         for batch in batches:
-            if self._source.model is None and samples_of(batch) < self.batch:
+            if self._source.model is None and samples_of(batch, self._file) < self.batch:
                 # The rest of an epoch, where nothing is known but the file.
                 continue
             parts.append(self._checked(batch))
@@ -419,8 +438,8 @@ class Trainer:
         if isinstance(given, tuple) and all(hasattr(part, "shape") for part in given):
             given = named(given, file.fed)
         if isinstance(given, Mapping):
-            arrays = arrays_for(given, file.types, file.fed)
-            return ArrayData(arrays, file.batch, shuffle, self._position.seed, rank, count)
+            arrays, fixed = arrays_for(given, file)
+            return ArrayData(arrays, file.batch, shuffle, self._position.seed, rank, count, fixed)
         if callable(given):
             return IteratedData(given, file.fed, rank, count)
         if isinstance(given, Iterable):
@@ -442,7 +461,7 @@ class Trainer:
         right = counted = 0
         for batch in self._data(data, shuffle=False, is_shared=False).epoch(0):
             found = checked(batch, file)
-            size = samples_of(found)
+            size = samples_of(found, file)
             evaluation = self._engine.evaluation(size)
             session = evaluation.session
             session.run(found)
@@ -452,7 +471,8 @@ class Trainer:
                 kept = labels != IGNORED_LABEL
                 weight = int(kept.sum())
                 scores = session.result(evaluation.outputs[0])
-                axis = 1 if scores.ndim == labels.ndim + 1 else -1
+                # Where the loss has dropped dimensions of 1, classes are the second.
+                axis = file.class_axis if scores.ndim == labels.ndim + 1 else 1
                 chosen = scores.argmax(axis).reshape(labels.shape)
                 right += int((chosen == labels)[kept].sum())
                 counted += weight
@@ -471,9 +491,21 @@ class Trainer:
 
         Raises:
             OutputFileError: it cannot be written; an earlier file of that name is untouched.
+            TrainingError: a parameter is not finite.
         """
+        self._check_finite("saved")
         arrays = {name: self._engine.arrays.array(name) for name in self._engine.kept}
-        save_state(RunState(self._position, arrays, optimizer_as_json(self._source.optimizer)), path)
+        position = replace(self._position, batch=self.batch)
+        save_state(RunState(position, arrays, optimizer_as_json(self._source.optimizer)), path)
+
+    def _check_finite(self, what: str) -> None:
+        """Refuses to have spoilt parameters take the place of good ones in a file."""
+        for name in self._engine.parameters:
+            if not np.isfinite(self._engine.arrays.array(name)).all():
+                raise TrainingError(
+                    f"parameter '{name}' is not finite after {self._position.updates} updates, and is not "
+                    f"{what}; go back to an earlier state, and lower the learning rate or clip gradients"
+                )
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a state that was saved.
@@ -490,6 +522,17 @@ class Trainer:
             what = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}', which this run has not"
             raise TrainingError(
                 f"the state '{name}' {what}; give the state of a run of this model and optimizer"
+            )
+        given = optimizer_as_json(self._source.optimizer)
+        if json.loads(json.dumps(given)) != state.optimizer:
+            raise TrainingError(
+                f"the state '{name}' was made with the optimizer {_told(state.optimizer)}, and this run has "
+                f"{_told(given)}; give the same settings, or begin from exported weights"
+            )
+        if state.position.batches and state.position.batch != self.batch:
+            raise TrainingError(
+                f"the state '{name}' is in the middle of an epoch of batches of {state.position.batch}, and "
+                f"this run has {self.batch}; go on with the same"
             )
         for key in kept:
             array, here = state.arrays[key], arrays.array(key)
@@ -514,6 +557,8 @@ class Trainer:
         """
         if path is not None:
             check_model_writable(path)
+            self._source.check_apart(path)
+        self._check_finite("exported")
         names = (*self._engine.parameters, *self._file.statistics)
         deployed = self._source.deployed({name: self._engine.arrays.array(name) for name in names})
         if path is not None:
@@ -533,9 +578,16 @@ class _Told:
 
 
 def _rate(value: float) -> float:
-    if not 0 <= value < np.inf:
-        raise TrainingError(f"the learning rate is {value}; it must be at least 0")
+    if not 0 <= value < np.finfo(np.float32).max:
+        raise TrainingError(f"the learning rate is {value}; it must be a number from 0 on")
     return float(value)
+
+
+def _told(optimizer: Mapping[str, Any] | None) -> str:
+    """An optimizer and its settings on one line."""
+    settings = dict(optimizer or {"name": "none"})
+    name = settings.pop("name")
+    return f"{name} ({', '.join(f'{key} {value}' for key, value in settings.items() if value)})"
 
 
 def _providers_of(provider: str | None) -> tuple[tuple[str, ...], str]:
@@ -543,7 +595,7 @@ def _providers_of(provider: str | None) -> tuple[tuple[str, ...], str]:
     if provider is None:
         providers = default_providers()
         return providers, "cuda" if "CUDAExecutionProvider" in providers else "cpu"
-    if provider not in _DEVICES:
+    if provider not in _PROVIDERS:
         raise TrainingError(f"there is no provider '{provider}'; choose cpu or cuda")
     if provider == "cpu":
         return ("CPUExecutionProvider",), "cpu"

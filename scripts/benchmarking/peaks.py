@@ -175,7 +175,7 @@ HEADINGS = (
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """One row a network; a star where no plan keeps to the budget and the least peak stands instead."""
+    """One row a network; with a star the least peak, where no plan was found within the budget."""
     networks: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         networks.setdefault(f"{row['network']}, {'x'.join(map(str, row['input']))}", []).append(row)

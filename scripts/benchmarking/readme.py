@@ -136,8 +136,8 @@ def _peaks(folder: Path) -> str:
         "*Requested* is what ONNX Runtime's allocator was asked for at once in "
         f"{record['figures']['steps']} steps, and simulated bytes are at most {judge:.2%} off. Bytes in use "
         "are more, since chunks have slack; a model of the runtime's arena, no constant of it fitted, says "
-        f"how many, and is at most {arena:.2%} off. A star stands where no plan keeps to {peaks.BUDGET} of "
-        f"the peak, beside the least one ({where(record)}).\n\n"
+        f"how many, and is at most {arena:.2%} off. A star stands where no plan was found within "
+        f"{peaks.BUDGET} of the peak, beside the least one ({where(record)}).\n\n"
     )
     return text + markdown_table(peaks.HEADINGS, peaks.table_rows(rows))
 

@@ -384,3 +384,143 @@ def test_a_run_takes_time_that_it_tells() -> None:
     history = trainer.fit(samples(0, 256), 2)
     assert [entry["updates"] for entry in history] == [4, 8]
     assert 0 < sum(entry["seconds"] for entry in history) < time.perf_counter() - started
+
+
+def sequences(classes: int = 4, steps: int = 4) -> onnx.ModelProto:
+    """Scores [N, T, C] of sequences, with a scalar parameter."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[8, {steps}, 6] x) => (float[8, {steps}, {classes}] y) <float temperature> {{
+            a = MatMul (x, w)
+            y = Mul (a, temperature)
+        }}""")
+    value = np.random.default_rng(0).standard_normal((6, classes)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1.5, np.float32), "temperature"))
+    return model
+
+
+def test_accuracy_is_along_the_classes_of_the_loss_and_scalars_are_saved(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    data = {"x": draw.standard_normal((16, 4, 6)).astype(np.float32), "labels": draw.integers(0, 4, (16, 4))}
+    how: dict[str, Any] = {"loss": "cross-entropy", "trainable": ("w", "temperature"), "threads": 1}
+    trainer = Trainer(sequences(), learning_rate=0.1, check=False, **how)
+    trainer.fit(data, 2, state=tmp_path / "a.safetensors")
+    scores = data["x"] @ trainer.array("w") * trainer.array("temperature")
+    assert trainer.evaluate(data)["accuracy"] == (scores.argmax(2) == data["labels"]).mean()
+    again = Trainer(sequences(), learning_rate=0.1, check=False, **how)
+    again.load(tmp_path / "a.safetensors")
+    assert again.array("temperature").shape == ()
+    assert again.evaluate(data) == trainer.evaluate(data)
+
+
+def test_sums_are_forgotten_with_a_loss_that_is_none() -> None:
+    trainer = Trainer(chain(2), batch=64, accumulate=2, threads=1, check=False)
+    spoilt = {"x": np.full((64, 16), np.nan, np.float32), "labels": np.zeros(64, np.int64)}
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        trainer.step([samples(0), spoilt])
+    trainer.step([samples(1), samples(2)])
+    assert all(np.isfinite(value).all() for value in trainer.parameters().values())
+
+
+def test_spoilt_parameters_take_the_place_of_nothing(tmp_path: Path) -> None:
+    trainer = Trainer(chain(2), optimizer="sgd", batch=64, threads=1, check=False)
+    path = tmp_path / "run.safetensors"
+    trainer.fit(samples(0), 1, state=path)
+    good = path.read_bytes()
+    trainer._engine.arrays.put("w1", np.full((16, 16), np.inf, np.float32))
+    for ask in (lambda: trainer.save(path), lambda: trainer.export(tmp_path / "trained.onnx")):
+        with pytest.raises(TrainingError, match="parameter 'w1' is not finite after 1 updates"):
+            ask()
+    assert path.read_bytes() == good
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_state_is_of_the_same_settings(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    trainer = Trainer(chain(2), batch=32, threads=1, check=False)
+
+    def stop(event: Event) -> None:
+        if event.updates == 1:
+            raise StopTraining
+
+    trainer.fit(samples(0, 128), 1, state=path, callbacks=[stop])
+    with pytest.raises(TrainingError, match=r"with the optimizer adamw .* weight_decay 0.01.* has adamw"):
+        Trainer(chain(2), optimizer=AdamW(weight_decay=0.1), batch=32, check=False).load(path)
+    with pytest.raises(
+        TrainingError, match="in the middle of an epoch of batches of 32, and this run has 64"
+    ):
+        Trainer(chain(2), batch=64, check=False).load(path)
+    again = Trainer(chain(2), batch=32, threads=1, check=False)
+    assert again.fit(samples(0, 128), 1, state=path, resume=True)[-1]["samples"] == 128
+
+
+def test_states_of_sums_have_names_of_their_own() -> None:
+    """Running statistics may be called as an optimizer's state would be."""
+    model = digits_network()
+    for old, new in (("bn1.mean", "conv1.weight_exp_avg"), ("bn1.variance", "conv1.weight_exp_avg_sq")):
+        for node in model.graph.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+        for tensor in model.graph.initializer:
+            tensor.name = new if tensor.name == old else tensor.name
+    trainer = Trainer(model, batch=16, accumulate=2, threads=1, check=False)
+    np.testing.assert_array_equal(trainer.array("conv1.weight_exp_avg_sq"), np.ones(16))
+
+
+def test_nothing_of_the_model_is_written_over(tmp_path: Path) -> None:
+    onnx.save(
+        chain(2, width=64),
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="out.onnx.data",
+        size_threshold=0,
+    )
+    trainer = Trainer(tmp_path / "model.onnx", batch=64, check=False)
+    for name in ("model.onnx", "out.onnx"):
+        with pytest.raises(OutputFileError, match="belongs to the model that was read"):
+            trainer.export(tmp_path / name)
+
+
+def test_a_model_that_was_not_trained_is_refused(tmp_path: Path) -> None:
+    training = optimize(chain(2), optimizer="sgd", check=False).training_graph.model
+    other = chain(2)
+    for node in other.graph.node:
+        node.input[:] = ["q" if name == "w1" else name for name in node.input]
+    other.graph.initializer[1].name = "q"
+    with pytest.raises(TrainingError, match="the model has no weight 'w1'"):
+        Trainer(training, model=other, threads=1).export()
+    with pytest.raises(TrainingError, match="leave out optimizer"):
+        Trainer(optimize(chain(2), optimizer="sgd", check=False).training_graph.model, optimizer="adamw")
+
+
+def test_an_update_takes_batches() -> None:
+    trainer = Trainer(chain(2), batch=64, accumulate=2, threads=1, check=False)
+    for parts in ([], [samples(0)] * 3):
+        with pytest.raises(TrainingError, match="an update takes 2"):
+            trainer.step(parts)
+
+
+@pytest.mark.parametrize(
+    "contents, words",
+    [
+        (b"text", "write one by numpy.savez"),
+        (b"", "write one by numpy.savez"),
+        (None, "there is no such file"),
+    ],
+)
+def test_data_files_that_are_none_are_one_line(tmp_path: Path, contents: bytes | None, words: str) -> None:
+    path = tmp_path / "data.npz"
+    if contents is not None:
+        path.write_bytes(contents)
+    with pytest.raises(TrainingError, match=words):
+        Trainer(chain(2), batch=64, check=False).fit(path)
+
+
+def test_a_data_file_that_is_cut_off_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, **samples(0, 640))
+    whole = path.read_bytes()
+    for contents in (whole[: len(whole) // 2], whole[:300] + bytes(200) + whole[500:], whole[:-30]):
+        path.write_bytes(contents)
+        with pytest.raises(TrainingError, match=r"cannot be read as an .npz file"):
+            Trainer(chain(2), batch=64, check=False).fit(path)
