@@ -49,7 +49,8 @@ def _resnet50(folder: Path) -> str:
     return (
         f"- {figures['network']} at batch {figures['batch']}: {megabytes(regular)} to {megabytes(planned)} "
         f"MB, and a step takes {seconds['planned'] / seconds['regular']:.2f} times as long, which is "
-        f"{seconds['planned'] / seconds['torch']:.2f} of torch eager's time (by {record['environment']['threads']} threads). The loss is "
+        f"{seconds['planned'] / seconds['torch']:.2f} of torch eager's time on "
+        f"{record['environment']['threads']} threads. The loss is "
         f"{'' if same['loss'] else 'NOT '}bit-identical to storing everything, and so are "
         f"{same['gradients']} of {same['gradients_of']} gradients."
     )
