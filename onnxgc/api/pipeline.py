@@ -411,20 +411,26 @@ def plan_traced_again(
     model: TrainableModel, traced: TracedProblem, plan: CheckpointPlan, like: PlannedStep | None = None
 ) -> PlannedStep:
     """The same for a model that is traced already; `like` as in `judged`."""
+    try:
+        return _traced_again(model, traced, plan, like)
+    except PlanError as error:
+        raise PlanError(
+            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes)"
+        ) from error
+
+
+def _traced_again(
+    model: TrainableModel, traced: TracedProblem, plan: CheckpointPlan, like: PlannedStep | None
+) -> PlannedStep:
     if plan.sequence:
         kept = traced.problem.graph.in_order(plan.checkpoints)
         known = CheckpointPlan(kept, keeps_last_segment=False, sequence=plan.sequence)
     else:
         known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
     if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
-        raise PlanError("the plan's order does not have the model's tensors; make the plan again")
+        raise PlanError("the plan's order does not have the model's tensors")
     options = SolverOptions(known.checkpoints, Objective.PEAK)
-    try:
-        solution = solver_for("manual").solve(traced.problem, options)
-    except PlanError as error:
-        raise PlanError(
-            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes)"
-        ) from error
+    solution = solver_for("manual").solve(traced.problem, options)
     planned = judged(model, traced, replace(solution, plan=plan), like)
     # The solver knows of the checkpoints alone.
     found = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)

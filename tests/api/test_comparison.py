@@ -13,7 +13,7 @@ from onnxgc.api import comparison
 from onnxgc.api.comparison import compare
 from onnxgc.api.pipeline import optimize
 from onnxgc.emission.plan_files import write_plan
-from onnxgc.errors import OnnxgcError, PlanError, ShapeError
+from onnxgc.errors import ModelFileError, OnnxgcError, PlanError, ShapeError
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.solvers.registry import SOLVERS
 from tests.api.chains import chain
@@ -256,3 +256,25 @@ def test_what_does_not_go_together_is_one_line(others: Any, arguments: Any, word
         compare(chain(2), *others, **arguments)
     assert isinstance(caught.value, OnnxgcError)
     assert "\n" not in str(caught.value)
+
+
+def test_of_several_networks_the_memory_budget_of_pytorch_is_shown_where_it_is_named() -> None:
+    named = compare(chain(2), chain(3), each=True, solvers=["torch-budget"]).report["comparisons"]
+    told = [
+        {*(row["name"] for row in one["rows"]), *(item["name"] for item in one["left_out"])} for one in named
+    ]
+    assert all("torch-budget" in names for names in told)
+    others = compare(chain(2), chain(3), each=True).report["comparisons"]
+    assert not any(row["name"] == "torch-budget" for one in others for row in one["rows"])
+
+
+def test_a_training_file_is_no_forward_model(tmp_path: Path) -> None:
+    optimize(chain(2), tmp_path / "training.onnx", check=False)
+    with pytest.raises(ModelFileError, match="is a training file already; give the forward model"):
+        compare(tmp_path / "training.onnx")
+
+
+def test_a_plan_of_another_model_says_what_it_is_for() -> None:
+    plan = optimize(chain(6), check=False, solver="acg").plan
+    with pytest.raises(PlanError, match=r"for the model and the shapes that it was made with"):
+        optimize(chain(2), plan=plan, check=False)
