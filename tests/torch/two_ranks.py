@@ -62,6 +62,9 @@ def main(engine: str) -> None:
     # A rank that ends while the other still talks to it may be aborted.
     dist.barrier()
     dist.destroy_process_group()
+    # Threads of PyTorch's that are still there when the interpreter ends would abort it.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

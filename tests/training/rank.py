@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -28,6 +29,8 @@ def main(folder: str) -> None:
     figures: dict[str, Any] = {"loss": history[-1]["loss"], **trainer.parameters()}
     np.savez(f"{folder}/{workers.rank}.npz", **figures)
     workers.close()
+    # Threads of PyTorch's that are still there when the interpreter ends would abort it.
+    os._exit(0)
 
 
 if __name__ == "__main__":
