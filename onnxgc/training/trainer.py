@@ -364,7 +364,9 @@ class Trainer:
         for parts in self._grouped(batches.epoch(epoch, self._position.batches)):
             rate = self._rate()
             loss = self._step(parts)
-            size = sum(samples_of(part, self._file) for part in parts)
+            # All workers have as many.
+            count = 1 if self._workers is None else self._workers.count
+            size = count * sum(samples_of(part, self._file) for part in parts)
             self._position = self._position.after(len(parts), size, loss)
             event = self._event("update", loss, rate, of_updates, time.perf_counter() - started)
             if save_every and self._position.updates % save_every == 0:

@@ -26,7 +26,11 @@ def main(folder: str) -> None:
         check=False,
     )
     history = trainer.fit(samples(0, 192), 1, shuffle=False, state=f"{folder}/run.safetensors")
-    figures: dict[str, Any] = {"loss": history[-1]["loss"], **trainer.parameters()}
+    figures: dict[str, Any] = {
+        "loss": history[-1]["loss"],
+        "samples": history[-1]["samples"],
+        **trainer.parameters(),
+    }
     np.savez(f"{folder}/{workers.rank}.npz", **figures)
     workers.close()
     # Threads of PyTorch's that are still there when the interpreter ends would abort it.

@@ -50,6 +50,7 @@ def test_two_workers_are_one_with_twice_the_batch(tmp_path: Path) -> None:
     for name, value in one.parameters().items():
         np.testing.assert_array_equal(found[0][name], found[1][name])
         assert np.linalg.norm(found[0][name] - value) <= 1e-5 * np.linalg.norm(value), name
+    assert [int(rank["samples"]) for rank in found] == [192, 192]
     np.testing.assert_allclose([float(rank["loss"]) for rank in found], history[-1]["loss"], rtol=1e-5)
     # One of them saves, and any may go on from it.
     again = Trainer(
