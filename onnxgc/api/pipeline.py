@@ -20,7 +20,7 @@ from onnxgc.api.budgeting import (
     answer_to,
 )
 from onnxgc.api.trial import trial_run
-from onnxgc.emission.plan_files import METADATA_KEY, plan_as_json, plan_of
+from onnxgc.emission.plan_files import METADATA_KEY, model_of, plan_as_json, plan_of
 from onnxgc.emission.training import TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_model_writable, data_file, write_model
 from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
@@ -238,6 +238,10 @@ def optimize(
         tell("trying the model")
         note = trial_run(source, model, input_shapes)
         model = replace(model, notes=(*model.notes, *filter(None, [note])))
+    made_for = model_of(plan)
+    name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
+    if made_for and os.path.basename(made_for) != os.path.basename(name):
+        model = replace(model, notes=(*model.notes, f"the plan was made for '{made_for}'"))
     tell("planning")
     options = SolverOptions(
         tuple(checkpoints), wanted, time_limit, seed, most_rounds=step_limit, order=request.order, tell=tell
@@ -262,7 +266,6 @@ def optimize(
         "emit": total - planned_seconds,
         "total": total,
     }
-    name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
     figures.update(report(planned, name, target, seconds))
     return result
 

@@ -70,6 +70,14 @@ def is_plan_file(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def model_of(source: Any) -> str:
+    """What a plan file says that its plan was made for; "" where nothing says so."""
+    if not isinstance(source, str | os.PathLike) or not is_plan_file(source):
+        return ""
+    with open(source, "rb") as file:
+        return str(json.load(file).get("model", ""))
+
+
 def plan_of(source: Any) -> CheckpointPlan:
     """A plan from what there is of it.
 

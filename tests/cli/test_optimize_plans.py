@@ -10,7 +10,9 @@ import onnx
 import pytest
 
 import onnxgc
+from onnxgc.api import optimize
 from onnxgc.cli.main import main
+from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError
 from tests.api.chains import chain
 
@@ -84,3 +86,16 @@ def test_as_much_is_printed_as_is_wanted(
     shown = capsys.readouterr()
     assert json.loads(shown.out)["model"] == model
     assert not shown.err
+
+
+def test_a_plan_that_was_made_for_another_file_is_noted(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        onnx.save(chain(4), tmp_path / f"{name}.onnx")
+    found = optimize(tmp_path / "one.onnx", check=False)
+    write_plan(found.plan, tmp_path / "plan.json", solver="peak", model="folder/one.onnx")
+    notes = [
+        optimize(tmp_path / f"{name}.onnx", plan=tmp_path / "plan.json", check=False).report["notes"]
+        for name in ("one", "other")
+    ]
+    assert "the plan was made for 'folder/one.onnx'" not in notes[0]
+    assert "the plan was made for 'folder/one.onnx'" in notes[1]
