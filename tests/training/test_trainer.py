@@ -524,3 +524,13 @@ def test_a_data_file_that_is_cut_off_is_one_line(tmp_path: Path) -> None:
         path.write_bytes(contents)
         with pytest.raises(TrainingError, match=r"cannot be read as an .npz file"):
             Trainer(chain(2), batch=64, check=False).fit(path)
+
+
+def test_a_removed_tensor_frees_its_name_for_the_loss() -> None:
+    """An Identity goes, and with it what it read was called: the type of that is not the loss's."""
+    source = chain(1)
+    source.graph.node[-1].output[0] = "loss"
+    source.graph.node.append(onnx.helper.make_node("Identity", ["loss"], ["y"]))
+    model = optimize(source, check=False).training_graph.model
+    onnx.checker.check_model(model, full_check=True)
+    assert np.isfinite(Trainer(source, batch=64, threads=1, check=False).step(samples(0)))
