@@ -133,6 +133,8 @@ def train_command(
 ) -> None:
     """Train a model on ONNX Runtime in the memory of its plan, and write it back to be deployed."""
     shapes = parse_shapes(input_shapes or [])
+    if not math.isfinite(lr):
+        raise TrainingError(f"the learning rate is {lr}; it must be a number from 0 on")
     if not os.path.isfile(model):
         raise ModelFileError(f"there is no file '{model}'; give the path of an ONNX model")
     target = state or f"{(out or Path(model).name).removesuffix('.onnx')}.state.safetensors"
@@ -188,8 +190,6 @@ def train_command(
         )
     total = epochs * (trainer.updates_of(samples) or 1)
     rate.schedule = _schedule(schedule, lr, warm_up, total)
-    if not math.isfinite(lr):
-        raise TrainingError(f"the learning rate is {lr}; it must be a number from 0 on")
     for note in trainer.report.get("notes", ()):
         console.print(f"note: {note}", markup=False)
     console.print(run_line(trainer.described()), markup=False)

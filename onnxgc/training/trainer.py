@@ -243,7 +243,7 @@ class Trainer:
         sizes = [samples_of(part, self._file) for part in parts]
         total = self._over_all(float(sum(sizes)))
         scalars: dict[str, Array] = {
-            LEARNING_RATE: np.asarray(self._rate(), np.float32),
+            LEARNING_RATE: np.asarray(self._rate(self._position.updates), np.float32),
             STEP: np.asarray(self._position.updates + 1, np.int64),
         }
         mean = 0.0
@@ -262,14 +262,14 @@ class Trainer:
         self._position = replace(self._position, updates=self._position.updates + 1)
         return mean
 
-    def _rate(self) -> float:
-        """The learning rate of the next update."""
-        found = self._schedule(self._position.updates)
+    def _rate(self, updates: int) -> float:
+        """The learning rate behind so many updates."""
+        found = self._schedule(updates)
         try:
             return _rate(float(found))
         except (TypeError, ValueError) as error:
             raise TrainingError(
-                f"the learning rate of update {self._position.updates + 1} is {found!r}, which is no number"
+                f"the learning rate of update {updates + 1} is {found!r}, which is no number"
             ) from error
 
     def _over_all(self, value: float) -> float:
@@ -359,10 +359,10 @@ class Trainer:
     ) -> None:
         epoch = self._position.epoch
         started = time.perf_counter()
-        rate = float(self._schedule(max(0, self._position.updates - 1)))
+        rate = self._rate(max(0, self._position.updates - 1))
         of_updates = batches.updates(self._accumulate)
         for parts in self._grouped(batches.epoch(epoch, self._position.batches)):
-            rate = self._rate()
+            rate = self._rate(self._position.updates)
             loss = self._step(parts)
             # All workers have as many.
             count = 1 if self._workers is None else self._workers.count
@@ -580,7 +580,7 @@ class _Told:
 
 
 def _rate(value: float) -> float:
-    if not 0 <= value < np.finfo(np.float32).max:
+    if not 0 <= value < float(np.finfo(np.float32).max):
         raise TrainingError(f"the learning rate is {value}; it must be a number from 0 on")
     return float(value)
 

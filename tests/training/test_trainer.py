@@ -534,3 +534,25 @@ def test_a_removed_tensor_frees_its_name_for_the_loss() -> None:
     model = optimize(source, check=False).training_graph.model
     onnx.checker.check_model(model, full_check=True)
     assert np.isfinite(Trainer(source, batch=64, threads=1, check=False).step(samples(0)))
+
+
+@pytest.mark.parametrize("rate", [None, "fast", float("nan"), -1.0, 1e39])
+def test_a_schedule_that_gives_no_rate_is_one_line(rate: Any) -> None:
+    trainer = Trainer(chain(2), learning_rate=lambda _: rate, batch=64, threads=1, check=False)
+    for ask in (lambda: trainer.fit(samples(0), 1), lambda: trainer.step(samples(0))):
+        with pytest.raises(TrainingError, match="the learning rate"):
+            ask()
+
+
+def test_each_step_draws_masks_of_its_own_and_each_epoch_an_order() -> None:
+    trainer = Trainer(
+        digits_network(dropout=0.9), optimizer="sgd", learning_rate=0.0, batch=64, threads=1, check=False
+    )
+    train, _ = digits()
+    batch = {name: array[:64] for name, array in train.items()}
+    assert len({trainer.step(batch) for _ in range(4)}) == 4
+    plain = Trainer(chain(2), optimizer="sgd", learning_rate=0.0, batch=64, threads=1, check=False)
+    first, second = np.split(np.array(losses_of(plain, samples(0, 256), 2)), 2)
+    assert not np.array_equal(first, second)
+    # The same samples all the same.
+    assert first.mean() == pytest.approx(second.mean(), rel=1e-5)
