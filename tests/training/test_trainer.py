@@ -386,7 +386,7 @@ def test_a_run_takes_time_that_it_tells() -> None:
     assert 0 < sum(entry["seconds"] for entry in history) < time.perf_counter() - started
 
 
-def sequences(classes: int = 4, steps: int = 4) -> onnx.ModelProto:
+def sequences(classes: int = 4, steps: int = 5) -> onnx.ModelProto:
     """Scores [N, T, C] of sequences, with a scalar parameter."""
     model = onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 17]>
@@ -402,7 +402,7 @@ def sequences(classes: int = 4, steps: int = 4) -> onnx.ModelProto:
 
 def test_accuracy_is_along_the_classes_of_the_loss_and_scalars_are_saved(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    data = {"x": draw.standard_normal((16, 4, 6)).astype(np.float32), "labels": draw.integers(0, 4, (16, 4))}
+    data = {"x": draw.standard_normal((16, 5, 6)).astype(np.float32), "labels": draw.integers(0, 4, (16, 5))}
     how: dict[str, Any] = {"loss": "cross-entropy", "trainable": ("w", "temperature"), "threads": 1}
     trainer = Trainer(sequences(), learning_rate=0.1, check=False, **how)
     trainer.fit(data, 2, state=tmp_path / "a.safetensors")
