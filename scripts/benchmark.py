@@ -304,7 +304,7 @@ def _twins(options: argparse.Namespace) -> int:
     for row in twins.table_rows(figures):
         table.add_row(*row)
     Console(width=200).print(table)
-    print(*twins.reasons(figures), sep="\n")
+    print(twins.plans_told(figures))
     return 0 if twins.holds(figures) else 1
 
 

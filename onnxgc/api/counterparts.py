@@ -21,7 +21,7 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Schedule, StepGraph
 from onnxgc.planning.simulate import MemoryProfile
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.refinement import refined
+from onnxgc.solvers.refinement import given_way, refined
 from onnxgc.solvers.registry import solver_for
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -199,6 +199,7 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
             "checkpoints": len(found_plan.plan.checkpoints),
             "lost": list(found_plan.lost),
             "undecided": found_plan.undecided,
+            "decided": found_plan.decided,
             "overruled": found_plan.overruled,
             "simulated_peak_bytes": plan.profile.peak_bytes,
             "as_it_is_simulated_peak_bytes": as_it_is.profile.peak_bytes,
@@ -294,14 +295,21 @@ class CarriedPlan:
     `as_it_is` keeps what the source keeps, of what there is; `lost` are checkpoints that have no
     counterpart. `plan` is made to fit: first what the source says nothing of is decided, which are
     `undecided` tensors, those that the target has alone or that stand in for a lost checkpoint, then
-    all others, where the peak falls; `overruled` is in how many of these it is not the source's decision.
+    all others, where the peak falls. Where that does not come close to the target's own plan, the plan
+    is the target's own with as many of the source's decisions as leave it close. `overruled` is in how
+    many of the `decided` tensors it is not the source's decision.
     """
 
     plan: CheckpointPlan
     as_it_is: CheckpointPlan
     lost: tuple[str, ...]
     undecided: int
+    decided: int
     overruled: int
+
+
+CLOSE = 1.02
+"""A carried plan is close to the target's own where its peak is at most this many times as high."""
 
 
 def carried_over(one: Network, other: Network, counterpart: Mapping[str, str]) -> CarriedPlan:
@@ -322,8 +330,12 @@ def carried_over(one: Network, other: Network, counterpart: Mapping[str, str]) -
     undecided = [vertex for vertex in graph.vertices if vertex not in decided]
     starts = [replace(found, checkpoints=graph.in_order({*found.checkpoints, *some})) for some in stand_ins]
     fitted = refined(problem, list(dict.fromkeys((found, *starts))), (undecided, graph.vertices))
+    joint, own = problem.joint(), replace(other.planned.solution.plan, sequence=())
+    limit = int(CLOSE * joint.profile(own).peak_bytes)
+    if joint.profile(fitted).peak_bytes > limit:
+        fitted = given_way(problem, own, found, decided, limit)
     changed = set(fitted.checkpoints) ^ set(found.checkpoints)
-    return CarriedPlan(fitted, found, lost, len(undecided), len(changed & decided))
+    return CarriedPlan(fitted, found, lost, len(undecided), len(decided), len(changed & decided))
 
 
 def _nearest(

@@ -310,7 +310,11 @@ def pair_lines(report: Report, number: int) -> list[str]:
         lines += _parting("alike again from", pair["meet_again_at"])
     fitted = ""
     if carried["simulated_peak_bytes"] != carried["as_it_is_simulated_peak_bytes"]:
-        fitted = f" made to fit, {megabytes(carried['as_it_is_simulated_peak_bytes'])} as it is"
+        overruled = f" ({carried['overruled']} of {carried['decided']} decisions are not those of {a})"
+        fitted = (
+            f" made to fit{overruled if carried['overruled'] else ''}, "
+            f"{megabytes(carried['as_it_is_simulated_peak_bytes'])} as it is"
+        )
     lost = f", {len(carried['lost'])} checkpoints lost" if carried["lost"] else ""
     lines.append(
         f"the plan of {a} in {b}: peak {megabytes(carried['simulated_peak_bytes'])}{fitted}{lost}; "

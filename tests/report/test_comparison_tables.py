@@ -152,7 +152,7 @@ PAIR: dict[str, Any] = {
         "a": [], "b": [{"tensor": "t", "bytes": 2_000_000, "detail": "a copy"}]
     },
     "carried_over": {
-        "checkpoints": 3, "lost": ["k"], "undecided": 2, "overruled": 1,
+        "checkpoints": 3, "lost": ["k"], "undecided": 2, "decided": 5, "overruled": 1,
         "simulated_peak_bytes": 30_000_000, "as_it_is_simulated_peak_bytes": 31_000_000,
         "own_simulated_peak_bytes": 25_000_000, "regular_simulated_peak_bytes": 50_000_000,
     },
@@ -177,7 +177,8 @@ def test_a_pair_of_files_is_told_in_words() -> None:
     assert told == [
         "the same network, but for biases or normalisations that one of them has alone: 7 tensors are "
         "matched, 2 of them in another layout",
-        "the plan of A in C: peak 30.0 MB made to fit, 31.0 MB as it is, 1 checkpoints lost; its own plan "
+        "the plan of A in C: peak 30.0 MB made to fit (1 of 5 decisions are not those of A), "
+        "31.0 MB as it is, 1 checkpoints lost; its own plan "
         "25.0 MB, storing everything 50.0 MB",
         "transposed copies: 0 (0.000 MB) in A, 2 (3.0 MB) in C",
         "backward reads in C only: 1 (2.0 MB), such as 't' 2.0 MB (a copy)",

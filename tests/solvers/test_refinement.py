@@ -8,7 +8,7 @@ from onnxgc.api.pipeline import trace_problem
 from onnxgc.model.read import read_model
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.refinement import refined
+from onnxgc.solvers.refinement import given_way, refined
 from tests.api.chains import chain
 
 
@@ -34,3 +34,25 @@ def test_only_what_may_change_is_decided_anew(problem: CheckpointProblem) -> Non
 def test_nothing_is_changed_for_the_worse(problem: CheckpointProblem) -> None:
     good = refined(problem, [_plan(problem, "h3", "h6", "h9")], [problem.graph.vertices])
     assert refined(problem, [good, _plan(problem, "h1")], []) == good
+
+
+def test_decisions_are_taken_over_as_far_as_the_peak_allows(problem: CheckpointProblem) -> None:
+    joint, vertices = problem.joint(), problem.graph.vertices
+    own = refined(problem, [_plan(problem, "h3", "h6", "h9")], [vertices])
+    wishes, decided = CheckpointPlan(vertices, keeps_last_segment=False), vertices[: len(vertices) // 2]
+    peak = joint.profile(own).peak_bytes
+    changed = []
+    for share in (0.99, 1, 1.1, 1.3, 2):
+        found = given_way(problem, own, wishes, decided, int(share * peak))
+        taken = set(found.checkpoints) ^ set(own.checkpoints)
+        assert taken <= set(decided) & (set(own.checkpoints) ^ set(wishes.checkpoints))
+        assert joint.profile(found).peak_bytes <= max(share, 1) * peak
+        for vertex in set(decided) - set(found.checkpoints) if share >= 1 else ():
+            more = CheckpointPlan.for_graph(problem.graph, {*found.checkpoints, vertex})
+            more = CheckpointPlan(more.checkpoints, keeps_last_segment=False)
+            assert joint.profile(more).peak_bytes > share * peak, "it could have been taken over too"
+        changed.append(len(taken))
+    assert changed == sorted(changed)
+    assert changed[0] == 0
+    assert set(decided) <= set(found.checkpoints)
+    assert 0 < changed[3] < changed[4]
