@@ -1,154 +1,83 @@
-"""Elementwise functions of one tensor, known by their values where two files spell them apart.
+"""Functions of one tensor, known by their values where two files spell them apart.
 
-Normal forms know how most exporters write an activation. What they do not know is a function of one number
-all the same, whose values say which: two that agree on all samples are one, whatever they are made of.
+Normal forms know how most exporters write an activation or a normalisation. What they do not know is a
+function of one number, or of one row of numbers, all the same, whose values say which: two that agree on
+all samples are one, whatever they are made of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxgc.comparison.structure import OfAxis, OfValue, Structure, leaves, rendered
-from onnxgc.comparison.translation import number_of
+from onnxgc.comparison.translation import Along, number_of
+from onnxgc.comparison.values import OF_NUMBERS, OF_ROWS, REDUCTIONS, Operand
 from onnxgc.model.ir import Array, Node, TrainableModel
 
 _INNER = np.linspace(-16.0, 16.0, 641)
 # Where one of two spellings may already overflow.
 _OUTER = np.concatenate([sign * np.logspace(1.5, 6, 10) for sign in (-1, 1)])
-_SAMPLES = np.concatenate([_INNER, _OUTER])
+_NUMBERS = np.concatenate([_INNER, _OUTER])
+# Deviations and means of rows: usual ones, large ones, those where what is added to a deviation counts, and
+# those where a first activation leaves little or all.
+_ROWS = ((1.0, 0.0), (1.0, 0.0), (20.0, 0.0), (0.003, 0.0), (1.0, -12.0), (1.0, 12.0))
+_LONGEST_ROW = 8192
+# So many elements of a row are compared.
+_COMPARED = 64
 # Exporters round constants to float32; the nearest approximations in use are 30 times as far apart.
 _TOLERANCE = 1e-6
 _MOST_DEPTH = 64
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _softplus(x: Array) -> Array:
-    return np.asarray(np.logaddexp(0.0, x))
-
-
-def _elu(x: Array, alpha: float, gamma: float = 1.0) -> Array:
-    return np.asarray(np.where(x > 0, gamma * x, gamma * alpha * (np.exp(np.minimum(x, 0.0)) - 1)))
-
-
-def _gelu(x: Array, approximate: Any) -> Array:
-    if approximate in ("tanh", b"tanh"):
-        return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
-    return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
-
-
-Operand = Array | float
-_Rule = Callable[[Node, Sequence[Operand]], Array]
-
-
-def _plain(function: Callable[..., Any]) -> _Rule:
-    return lambda node, x: np.asarray(function(*x))
-
-
-def _folded(function: Callable[[Any, Any], Any]) -> _Rule:
-    def rule(node: Node, x: Sequence[Operand]) -> Array:
-        result: Any = x[0]
-        for operand in x[1:]:
-            result = function(result, operand)
-        return np.asarray(result)
-
-    return rule
-
-
-def _with(function: Callable[..., Any], **defaults: float) -> _Rule:
-    """A function with attributes behind its operand."""
-    return lambda node, x: np.asarray(
-        function(x[0], *(float(node.attribute(key, default)) for key, default in defaults.items()))
-    )
-
-
-def _clip(node: Node, x: Sequence[Operand]) -> Array:
-    low, high = (*x[1:], -math.inf, math.inf)[:2] if len(x) > 1 else (None, None)
-    low = node.attribute("min", -math.inf) if low is None else low
-    high = node.attribute("max", math.inf) if high is None or len(x) == 2 else high
-    return np.asarray(np.clip(x[0], low, high))
-
-
-_VALUES: Mapping[str, _Rule] = {
-    "Identity": _plain(lambda x: x),
-    "Relu": _plain(lambda x: np.maximum(x, 0.0)),
-    "Sigmoid": _plain(_sigmoid),
-    "Tanh": _plain(np.tanh),
-    "Erf": _plain(_erf),
-    "Exp": _plain(np.exp),
-    "Log": _plain(np.log),
-    "Sqrt": _plain(np.sqrt),
-    "Reciprocal": _plain(lambda x: 1 / np.asarray(x)),
-    "Neg": _plain(np.negative),
-    "Abs": _plain(np.abs),
-    "Sign": _plain(np.sign),
-    "Softplus": _plain(_softplus),
-    "Softsign": _plain(lambda x: x / (1 + np.abs(x))),
-    "Mish": _plain(lambda x: x * np.tanh(_softplus(x))),
-    "Elu": _with(_elu, alpha=1.0),
-    "Selu": _with(_elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
-    "Celu": _with(lambda x, alpha: _elu(x / alpha, 1.0) * alpha, alpha=1.0),
-    "LeakyRelu": _with(lambda x, alpha: np.where(x < 0, alpha * x, x), alpha=0.01),
-    "ThresholdedRelu": _with(lambda x, alpha: np.where(x > alpha, x, 0.0), alpha=1.0),
-    "HardSigmoid": _with(lambda x, a, b: np.clip(a * x + b, 0.0, 1.0), alpha=0.2, beta=0.5),
-    "HardSwish": _plain(lambda x: x * np.clip(x / 6 + 0.5, 0.0, 1.0)),
-    "Swish": _with(lambda x, alpha: x * _sigmoid(alpha * x), alpha=1.0),
-    "Gelu": lambda node, x: _gelu(np.asarray(x[0]), node.attribute("approximate", "none")),
-    "Clip": _clip,
-    "Add": _folded(np.add),
-    "Sum": _folded(np.add),
-    "Sub": _folded(np.subtract),
-    "Mul": _folded(np.multiply),
-    "Div": _folded(np.divide),
-    "Pow": _folded(np.power),
-    "Max": _folded(np.maximum),
-    "Min": _folded(np.minimum),
-    "Where": _plain(np.where),
-    "Greater": _plain(np.greater),
-    "GreaterOrEqual": _plain(np.greater_equal),
-    "Less": _plain(np.less),
-    "LessOrEqual": _plain(np.less_equal),
-    "And": _plain(np.logical_and),
-    "Or": _plain(np.logical_or),
-    "Not": _plain(np.logical_not),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What a tensor is elementwise of another one, the first of which it is: its values on all samples."""
+    """What a tensor is of another one, the first of which it is: its values on all samples.
+
+    It is so element by element, or of rows: of all elements along the axes `over`. Of rows it has as many
+    elements, or one of each.
+    """
 
     of: str
     values: Array
+    over: tuple[int, ...] = ()
 
 
 def functions_of(model: TrainableModel) -> dict[str, Function]:
-    """The tensors that are a function of one other tensor and of numbers, element by element."""
-    found: dict[str, Function] = {}
+    """The tensors that are a function of one other tensor and of numbers, element by element or of rows."""
     with np.errstate(all="ignore"):
-        for node in model.nodes:
-            function = _function(model, node, found)
-            if function is not None:
-                found[node.outputs[0]] = function
+        found = _of_numbers(model)
+        return found | _Rows(model, found).functions()
+
+
+def _of_numbers(model: TrainableModel) -> dict[str, Function]:
+    found: dict[str, Function] = {}
+    for node in model.nodes:
+        function = _function(model, node, found)
+        if function is not None:
+            found[node.outputs[0]] = function
     return found
 
 
-def _function(model: TrainableModel, node: Node, known: Mapping[str, Function]) -> Function | None:
-    rule = _VALUES.get(node.op)
+def _rule(node: Node) -> Any:
+    """The values of an operator that works element by element, None for others."""
+    if node.domain or node.once or not all(node.inputs):
+        return None
     if node.op == "Cast" and node.attribute("to") in _FLOATS:
-        rule = _plain(lambda x: x)
-    if rule is None or node.domain or node.once or not all(node.inputs):
+        return OF_NUMBERS["Identity"]
+    return OF_NUMBERS.get(node.op)
+
+
+def _function(model: TrainableModel, node: Node, known: Mapping[str, Function]) -> Function | None:
+    rule = _rule(node)
+    if rule is None:
         return None
     operands: list[Operand] = []
     sources: set[str] = set()
@@ -161,7 +90,7 @@ def _function(model: TrainableModel, node: Node, known: Mapping[str, Function]) 
             return None
         if name not in known and not model.types[name].is_floating:
             return None
-        function = known.get(name) or Function(name, _SAMPLES)
+        function = known.get(name) or Function(name, _NUMBERS)
         operands.append(function.values)
         sources.add(function.of)
     if len(sources) != 1:
@@ -169,33 +98,179 @@ def _function(model: TrainableModel, node: Node, known: Mapping[str, Function]) 
     return Function(sources.pop(), np.asarray(rule(node, operands), np.float64))
 
 
+@dataclass(slots=True)
+class _Row:
+    """A tensor as a function of rows: an array of the rows of samples, or of one number of each."""
+
+    of: str
+    over: tuple[int, ...]
+    values: Array
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The functions of rows of a model, by those of numbers that they are made of."""
+
+    model: TrainableModel
+    of_numbers: Mapping[str, Function]
+    known: dict[str, _Row] = field(default_factory=dict)
+    producers: dict[str, Node] = field(default_factory=dict)
+
+    def functions(self) -> dict[str, Function]:
+        found: dict[str, Function] = {}
+        unread = Counter(name for node in self.model.nodes for name in node.inputs)
+        self.producers = {node.outputs[0]: node for node in self.model.nodes if node.outputs}
+        for node in self.model.nodes:
+            row = self._row(node)
+            if row is not None:
+                name = node.outputs[0]
+                self.known[name] = row
+                shape, full = self.model.types[name].shape, self.model.types[row.of].shape
+                if shape in (full, _kept(full, row.over)):
+                    width = math.prod(full[axis] for axis in row.over) if shape == full else 1
+                    values = np.broadcast_to(row.values, (len(row.values), width))[:, :_COMPARED]
+                    found[name] = Function(row.of, values.copy(), row.over)
+            unread.subtract(node.inputs)
+            for name in node.inputs:
+                if not unread[name]:
+                    self.known.pop(name, None)
+        return found
+
+    def _row(self, node: Node) -> _Row | None:
+        if node.op in REDUCTIONS or node.op in OF_ROWS:
+            return self._along(node)
+        if node.op in ("Reshape", "Squeeze", "Unsqueeze", "Expand"):
+            return self._reshaped(node)
+        rule = _rule(node)
+        rows = [self.known[name] for name in node.inputs if name in self.known]
+        if rule is None or not rows:
+            return None
+        of, over = rows[0].of, rows[0].over
+        full = self.model.types[of].shape
+        out = self.model.types[node.outputs[0]].shape
+        operands: list[Operand] = []
+        for name in node.inputs:
+            operand = self._operand(name, of, over)
+            if operand is None:
+                return None
+            shape = self.model.types[name].shape
+            if not isinstance(operand, float) and shape != out and (shape, out) != (_kept(full, over), full):
+                return None
+            operands.append(operand)
+        return _Row(of, over, np.asarray(rule(node, operands), np.float64))
+
+    def _operand(self, name: str, of: str, over: tuple[int, ...]) -> Operand | None:
+        """A number, or what a tensor is on the rows of another one; None where it is no function of that."""
+        number = number_of(self.model, name)
+        if number is not None:
+            return number
+        row = self.known.get(name)
+        if row is not None:
+            return row.values if (row.of, row.over) == (of, over) else None
+        if name == of or (name in self.of_numbers and self.of_numbers[name].of == of):
+            return self._on_rows(name, of, over)
+        return None
+
+    def _on_rows(self, name: str, of: str, over: tuple[int, ...]) -> Array:
+        """A function of numbers on the samples of rows."""
+        pending, made = [name], {of: _samples(self.model.types[of].shape, over)}
+        while pending:
+            node = self.producers[pending[-1]] if pending[-1] not in made else None
+            missing = [n for n in node.inputs if n in self.of_numbers and n not in made] if node else []
+            if node is None:
+                pending.pop()
+            elif missing:
+                pending += missing
+            else:
+                operands: list[Operand] = []
+                for operand in node.inputs:
+                    number = number_of(self.model, operand)
+                    operands.append(made[operand] if number is None else number)
+                made[pending.pop()] = np.asarray(_rule(node)(node, operands), np.float64)
+        return made[name]
+
+    def _along(self, node: Node) -> _Row | None:
+        axes = self._axes(node)
+        name = node.inputs[0]
+        if not axes or name in self.model.weights or not self.model.types[name].is_floating:
+            return None
+        row, function = self.known.get(name), self.of_numbers.get(name)
+        of = row.of if row is not None else function.of if function is not None else name
+        shape = self.model.types[of].shape
+        if shape != self.model.types[name].shape or math.prod(shape[axis] for axis in axes) > _LONGEST_ROW:
+            return None
+        values = self._operand(name, of, axes)
+        if values is None or isinstance(values, float) or values.shape[1] == 1:
+            return None
+        rule = REDUCTIONS.get(node.op) or OF_ROWS[node.op]
+        return _Row(of, axes, np.asarray(rule(node, values), np.float64))
+
+    def _axes(self, node: Node) -> tuple[int, ...]:
+        rank = len(self.model.types[node.inputs[0]].shape)
+        if node.op in OF_ROWS:
+            given = node.attribute("axes", [0, 2, 3]) if node.op[0] == "M" else [node.attribute("axis", -1)]
+        elif node.attribute("axes") is not None:
+            given = node.attribute("axes")
+        elif len(node.inputs) > 1 and node.inputs[1]:
+            weight = self.model.weights.get(node.inputs[1])
+            given = [] if weight is None else np.asarray(weight.load()).reshape(-1)
+        else:
+            given = [] if node.attribute("noop_with_empty_axes", 0) else range(rank)
+        return tuple(sorted(int(axis) % rank for axis in given))
+
+    def _reshaped(self, node: Node) -> _Row | None:
+        """One number of each row, in dimensions of size 1 or without them, or beside all of the row."""
+        row = self.known.get(node.inputs[0])
+        if row is None or row.values.shape[1] != 1:
+            return None
+        full = self.model.types[row.of].shape
+        kept = _kept(full, row.over)
+        dropped = tuple(size for axis, size in enumerate(full) if axis not in row.over)
+        before, after = (self.model.types[name].shape for name in (node.inputs[0], node.outputs[0]))
+        is_moved = before in (kept, dropped) and after in (kept, dropped) and node.op != "Expand"
+        is_spread = before == kept and after in (kept, full) and node.op == "Expand"
+        return row if is_moved or is_spread else None
+
+
+def _kept(shape: tuple[int, ...], over: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with one element along some axes."""
+    return tuple(1 if axis in over else size for axis, size in enumerate(shape))
+
+
+def _samples(shape: tuple[int, ...], over: tuple[int, ...]) -> Array:
+    length = math.prod(shape[axis] for axis in over)
+    draw = np.random.default_rng(0).standard_normal((len(_ROWS), length))
+    deviations, means = np.transpose(_ROWS)
+    return np.asarray(draw * deviations[:, None] + means[:, None])
+
+
 def spelled_apart(
     a: tuple[TrainableModel, Structure], b: tuple[TrainableModel, Structure]
-) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
+) -> tuple[dict[str, Along], dict[str, Along]]:
     """The functions that both models have in different normal forms.
 
-    For each side: the tensors that are one of them, with what they are a function of and a number for the
-    function, the same on both sides.
+    For each side: the tensors that are one of them, with what they are a function of, along which axes, and a
+    number for the function, the same on both sides.
     """
-    kinds: list[Array] = []
-    sides: list[dict[str, tuple[str, int]]] = []
+    kinds: list[Function] = []
+    sides: list[dict[str, Along]] = []
     forms: list[dict[int, set[Any]]] = []
     for model, structure in (a, b):
-        found: dict[str, tuple[str, int]] = {}
+        found: dict[str, Along] = {}
         of_kind: dict[int, set[Any]] = {}
         for name, function in functions_of(model).items():
             is_known = {name, function.of} <= structure.views.keys()
-            if not is_known or _is_affine(function.values):
+            if not is_known or (not function.over and _is_affine(function.values)):
                 continue
-            kind = next((k for k, known in enumerate(kinds) if _agree(known, function.values)), len(kinds))
+            kind = next((k for k, known in enumerate(kinds) if _agree(known, function)), len(kinds))
             if kind == len(kinds):
-                kinds.append(function.values)
-            found[name] = (function.of, kind)
+                kinds.append(function)
+            found[name] = Along(function.of, kind, function.over)
             of_kind.setdefault(kind, set()).add(_form(structure, name, function.of))
         sides.append(found)
         forms.append(of_kind)
     apart = {kind for kind in forms[0].keys() & forms[1].keys() if forms[0][kind] != forms[1][kind]}
-    first, second = ({n: of for n, of in side.items() if of[1] in apart} for side in sides)
+    first, second = ({n: of for n, of in side.items() if of.kind in apart} for side in sides)
     return first, second
 
 
@@ -208,14 +283,17 @@ def _is_affine(values: Array) -> bool:
     return bool(np.abs(np.diff(inner, 2)).max() <= 1e-9 * (np.abs(inner).max() or 1.0))
 
 
-def _agree(one: Array, other: Array) -> bool:
-    inner = len(_INNER)
-    is_finite, is_other_finite = np.isfinite(one), np.isfinite(other)
+def _agree(one: Function, other: Function) -> bool:
+    if one.values.shape != other.values.shape or len(one.over) != len(other.over):
+        return False
+    inner = len(_INNER) if not one.over else len(one.values)
+    is_finite, is_other_finite = np.isfinite(one.values), np.isfinite(other.values)
     if (is_finite != is_other_finite)[:inner].any():
         return False
     both = is_finite & is_other_finite
-    here, there = np.where(both, one, 0.0), np.where(both, other, 0.0)
-    return bool((np.abs(here - there) <= _TOLERANCE * (np.abs(here) + np.abs(here[:inner]).max())).all())
+    here, there = np.where(both, one.values, 0.0), np.where(both, other.values, 0.0)
+    largest = np.abs(here).max(axis=1, keepdims=True) if one.over else np.abs(here[:inner]).max()
+    return bool((np.abs(here - there) <= _TOLERANCE * (np.abs(here) + largest)).all())
 
 
 def _form(structure: Structure, tensor: str, of: str) -> Any:

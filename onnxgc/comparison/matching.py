@@ -17,6 +17,7 @@ from onnxgc.comparison.cones import Cones, cones_of, digest, grounds, refined
 from onnxgc.comparison.functions import spelled_apart
 from onnxgc.comparison.operators import structure_of
 from onnxgc.comparison.structure import Structure, View
+from onnxgc.comparison.translation import Along
 from onnxgc.errors import ShapeError
 from onnxgc.model.ir import Node, TrainableModel
 
@@ -108,7 +109,7 @@ class _Side:
         cls,
         model: TrainableModel,
         are_biases_seen: bool = True,
-        functions: Mapping[str, tuple[str, int]] | None = None,
+        functions: Mapping[str, Along] | None = None,
     ) -> _Side:
         structure = structure_of(model, functions)
         outputs = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from onnxgc.comparison import elementwise, products, reductions, shaping
 from onnxgc.comparison.structure import Structure
 from onnxgc.comparison.terms import INFINITY
-from onnxgc.comparison.translation import Rule, Translation
+from onnxgc.comparison.translation import Along, Rule, Translation
 from onnxgc.model.ir import TrainableModel
 
 _ALIASES = ("Identity",)
@@ -80,7 +80,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def structure_of(model: TrainableModel, functions: Mapping[str, tuple[str, int]] | None = None) -> Structure:
+def structure_of(model: TrainableModel, functions: Mapping[str, Along] | None = None) -> Structure:
     """The structure of a model's forward graph with its loss; batch statistics are no part of it.
 
     `functions` as in `Translation`.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxgc.comparison.layout import Dim, extent
-from onnxgc.comparison.structure import Fixed, OfValue, Structure, View, in_terms
-from onnxgc.comparison.terms import Terms
+from onnxgc.comparison.structure import Fixed, OfValue, Structure, View, in_terms, set_in_terms
+from onnxgc.comparison.terms import Terms, positions
 from onnxgc.model.draft import captured_names, subgraphs
 from onnxgc.model.ir import Array, Node, TrainableModel
 from onnxgc.model.weights import FilledWeight, is_external
@@ -22,17 +22,29 @@ Rule = Callable[["Translation", Node], Result]
 _LARGEST_READ = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A tensor is a function, known by a number, of another one: of all that lies along some axes of it.
+
+    Without axes it is so element by element.
+    """
+
+    of: str
+    kind: int
+    axes: tuple[int, ...] = ()
+
+
 class Translation:
     """A structure while it is built. A rule gives views of its node's outputs, or None where it has none.
 
-    `functions` are tensors that are known as a function of another one, by a number for the function.
+    `functions` are tensors that are known as a function of another one.
     """
 
     def __init__(
         self,
         model: TrainableModel,
         rules: Mapping[str, Rule],
-        functions: Mapping[str, tuple[str, int]] | None = None,
+        functions: Mapping[str, Along] | None = None,
     ) -> None:
         self.structure = Structure()
         self.terms = Terms(self.structure)
@@ -63,11 +75,14 @@ class Translation:
             for name in filter(None, node.outputs):
                 self._fixed[name] = Fixed(name, self.shape(name))
             return
-        of, kind = self._functions.get(node.outputs[0], ("", 0))
-        x = self.structure.views.get(of)
-        if x is not None:
-            value = self.structure.value("function", kind, OfValue(x.value), x.scale)
-            self.structure.views[node.outputs[0]] = replace(x, value=value, scale=1.0)
+        function = self._functions.get(node.outputs[0])
+        x = None if function is None else self.structure.views.get(function.of)
+        if function is not None and x is not None:
+            over = set_in_terms(positions(x.dims, function.axes))
+            value = self.structure.value("function", function.kind, OfValue(x.value), x.scale, over)
+            shape = self.shape(node.outputs[0])
+            dims = tuple(() if size == 1 else dim for size, dim in zip(shape, x.dims, strict=True))
+            self.structure.views[node.outputs[0]] = View(value, dims)
             return
         rule = None if node.domain else self._rules.get(node.op)
         result = rule(self, node) if rule is not None else None

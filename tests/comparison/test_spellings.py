@@ -204,6 +204,55 @@ def _softmax_of_turned(net: Network, x: str) -> str:
 # -- products --------------------------------------------------------------------------------------
 
 
+def _softmax_by_its_logarithm(axis: int) -> Part:
+    return lambda net, x: net.node("Exp", net.node("LogSoftmax", x, axis=axis))
+
+
+def _softmax_not_shifted(net: Network, x: str) -> str:
+    e = net.node("Exp", x)
+    inverse = net.node("Reciprocal", net.node("ReduceSum", e, net.ints(2), keepdims=0))
+    shape = net.ints(BATCH, TOKENS, CHANNELS)
+    return net.node("Mul", e, net.node("Expand", net.node("Unsqueeze", inverse, net.ints(2)), shape))
+
+
+def _log_softmax(net: Network, x: str) -> str:
+    return net.node("LogSoftmax", x)
+
+
+def _log_softmax_written_out(net: Network, x: str) -> str:
+    return net.node("Sub", x, net.node("ReduceLogSumExp", x, net.ints(2), keepdims=1))
+
+
+def _of_length_one(net: Network, x: str) -> str:
+    return net.node("LpNormalization", x, axis=-1, p=2)
+
+
+def _of_length_one_clipped(least: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        squares = net.node("ReduceSum", net.node("Mul", x, x), net.ints(2), keepdims=1)
+        length = net.node("Sqrt", net.node("Max", squares, net.constant(least)))
+        return net.node("Mul", x, net.node("Reciprocal", length))
+
+    return part
+
+
+def _relative(over: int) -> Part:
+    """Shares of a sum of activations, as in linear attention."""
+
+    def part(net: Network, x: str) -> str:
+        active = net.node("Relu", net.node("Sub", x, net.constant(0.5)))
+        total = net.node("Add", net.node("ReduceL1", active, net.ints(over), keepdims=1), net.constant(0.01))
+        return net.node("Div", active, total)
+
+    return part
+
+
+def _relative_of_limited(net: Network, x: str) -> str:
+    active = net.node("Max", net.node("Add", x, net.constant(-0.5)), net.constant(0))
+    total = net.node("Add", net.constant(0.01), net.node("ReduceSum", active, net.ints(2), keepdims=1))
+    return net.node("Exp", net.node("Sub", net.node("Log", active), net.node("Log", total)))
+
+
 def _linear(net: Network, x: str) -> str:
     return net.node("Add", net.node("MatMul", x, net.weight(CHANNELS, CHANNELS)), net.weight(CHANNELS))
 
@@ -285,6 +334,11 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "normalisation without weights": (_normalized_of_ones, _normalized_without_weights),
     "softmax, written out": (_softmax(2), _softmax_written_out),
     "softmax, of another layout": (_softmax(2), _softmax_of_turned),
+    "softmax, by its logarithm": (_softmax(2), _softmax_by_its_logarithm(2)),
+    "softmax, not shifted": (_softmax(2), _softmax_not_shifted),
+    "logarithm of softmax": (_log_softmax, _log_softmax_written_out),
+    "length 1, by its values": (_of_length_one, _of_length_one_clipped(1e-24)),
+    "shares, by their values": (_relative(2), _relative_of_limited),
     "linear, by Gemm": (_linear, _linear_by_gemm),
     "attention, turned": (_attention, _attention_turned),
 }
@@ -296,6 +350,9 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "another epsilon": (_layer_norm(2), _layer_norm(2, 1e-3)),
     "normalised along more axes": (_layer_norm(2), _layer_norm(1)),
     "softmax along another axis": (_softmax(2), _softmax(1)),
+    "softmax along another axis, by its logarithm": (_softmax(1), _softmax_by_its_logarithm(2)),
+    "length 1 with a least length": (_of_length_one, _of_length_one_clipped(1e-4)),
+    "shares along another axis": (_relative(1), _relative_of_limited),
     "softmax of queries": (_attention, _attention_over_queries),
 }
 
