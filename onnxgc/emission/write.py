@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,8 +70,8 @@ def write_model(
 ) -> tuple[Path, ...]:
     """Write a model under its final name only when it is complete; returns the files written.
 
-    Weights go into `<name>.data` beside it where asked for or where one file cannot hold them. A
-    symbolic link is followed.
+    Weights go into `<name>.data` beside it where asked for or where one file cannot hold them; whenever
+    the writing ends, the model reads the weights that it was written with. A symbolic link is followed.
 
     Raises:
         OutputFileError: the file cannot be written, or its name is that of a text form; an earlier file
@@ -87,10 +88,45 @@ def write_model(
         data = Path(data_file(target))
         with open(folder / data.name, "wb") as stream:
             shell = _with_weights_in(stream, model, data.name)
-        written.write_bytes(shell.SerializeToString())
+        spares = _spares(data)
+        spare = spares[-1]
+        if data.exists():
+            # An earlier model may read it: until that is gone these weights lie under another name.
+            os.replace(folder / data.name, spare)
+            written.write_bytes(_reading(shell, spare.name).SerializeToString())
+            os.replace(written, target)
+            data.unlink()
+            try:
+                # No link: ONNX reads no weights that have two names.
+                shutil.copyfile(spare, folder / data.name)
+            except OSError:
+                return target, spare
         os.replace(folder / data.name, data)
+        written.write_bytes(shell.SerializeToString())
         os.replace(written, target)
+        # The last first: there is never one behind a name that is free.
+        for unread in reversed(spares):
+            unread.unlink(missing_ok=True)
         return target, data
+
+
+def _spares(data: Path) -> list[Path]:
+    """Other names for weights: those that writings left when they were cut off, and last one that is free."""
+    spares = [data.with_name(f"{data.name}.onnxgc-1")]
+    while spares[-1].exists():
+        spares.append(data.with_name(f"{data.name}.onnxgc-{len(spares) + 1}"))
+    return spares
+
+
+def _reading(shell: onnx.ModelProto, location: str) -> onnx.ModelProto:
+    """A copy that reads its weights elsewhere."""
+    moved = onnx.ModelProto()
+    moved.CopyFrom(shell)
+    for tensor in moved.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    return moved
 
 
 def _is_large(tensor: onnx.TensorProto) -> bool:

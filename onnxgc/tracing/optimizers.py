@@ -115,9 +115,9 @@ def _check(optimizer: Optimizer) -> None:
     for name, value in (*at_least_zero.items(), *below_one.items()):
         if not 0 <= value < (1 if name in below_one else np.inf):
             most = " and below 1" if name in below_one else ""
-            raise OptimizerError(f"{name} is {value}; it must be at least 0{most}")
+            raise OptimizerError(f"{name} is {value}; it must be a number of at least 0{most}")
     if optimizer.clip_norm is not None and not 0 < optimizer.clip_norm < np.inf:
-        raise OptimizerError(f"clip_norm is {optimizer.clip_norm}; it must be above 0")
+        raise OptimizerError(f"clip_norm is {optimizer.clip_norm}; it must be a number above 0")
 
 
 def optimizer_as_json(optimizer: Optimizer | None) -> dict[str, Any] | None:

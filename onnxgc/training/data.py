@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -153,10 +153,12 @@ def _by_inputs(given: Mapping[str, Array], fed: Sequence[str], what: str) -> Bat
             name: given[other]
             for name, other in zip((*inputs, *targets), (*theirs, *their_targets), strict=True)
         }
-    missing = [name for name in fed if name not in given]
+    missing = next(name for name in fed if name not in given)
+    ending = _ending(missing)
+    clash = f"; in a file call it '{missing}_train', since {ending} is to evaluate on" if ending else ""
     raise TrainingError(
-        f"{what} has no '{missing[0]}'; it has {', '.join(map(repr, given)) or 'nothing'}, and a step takes "
-        f"{', '.join(fed)}"
+        f"{what} has no '{missing}'; it has {', '.join(map(repr, given)) or 'nothing'}, and a step takes "
+        f"{', '.join(fed)}{clash}"
     )
 
 
@@ -167,30 +169,56 @@ def read_arrays(source: str | os.PathLike[str]) -> dict[str, Array]:
         TrainingError: it is none.
     """
     try:
-        if not os.path.exists(source):
-            raise TrainingError(f"'{source}' cannot be read: there is no such file")
-        if not zipfile.is_zipfile(source):
-            raise TrainingError(
-                f"'{source}' cannot be read as an .npz file; write one by numpy.savez, with arrays by names"
-            )
-        with np.load(source, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+        with open(source, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise TrainingError(
+                    f"'{source}' cannot be read as an .npz file; write one by numpy.savez, "
+                    "with arrays by names"
+                )
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files}
+    except FileNotFoundError as error:
+        raise TrainingError(f"'{source}' cannot be read: there is no such file") from error
+    except (IsADirectoryError, PermissionError) as error:
+        raise TrainingError(f"'{source}' cannot be read: {error.strerror}") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "it is cut off")
         raise TrainingError(f"'{source}' cannot be read as an .npz file: {reason}") from error
 
 
-def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Arrays to train with, and those whose names end in _validation, _val or _test without the ending."""
-    validation: dict[str, Array] = {}
-    rest: dict[str, Array] = {}
-    for name, array in arrays.items():
-        ending = next((ending for ending in _VALIDATION_ENDINGS if name.endswith(ending)), None)
-        if ending is None:
-            rest[name.removesuffix("_train")] = array
+def split_arrays(
+    arrays: Mapping[str, Array], inputs: Collection[str] = ()
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Arrays to train with, and those whose names end in _validation, _val or _test without the ending.
+
+    What is called as one of a model's `inputs` is to train with, and so is a name with _train behind it.
+
+    Raises:
+        TrainingError: two arrays come to the same name.
+    """
+    train: dict[str, str] = {}
+    evaluated: dict[str, str] = {}
+    for name in arrays:
+        if name in inputs:
+            part, bare = train, name
+        elif ending := _ending(name):
+            part, bare = evaluated, name.removesuffix(ending)
         else:
-            validation[name.removesuffix(ending)] = array
-    return rest, validation
+            part, bare = train, name.removesuffix("_train")
+        if bare in part:
+            what = "train with" if part is train else "evaluate on"
+            raise TrainingError(f"'{part[bare]}' and '{name}' are both '{bare}' to {what}; leave one out")
+        part[bare] = name
+    return (
+        {bare: arrays[name] for bare, name in train.items()},
+        {bare: arrays[name] for bare, name in evaluated.items()},
+    )
+
+
+def _ending(name: str) -> str:
+    """The end of a name that says that it is evaluated on, or nothing."""
+    return next((ending for ending in _VALIDATION_ENDINGS if name.endswith(ending)), "")
 
 
 def arrays_for(given: Mapping[str, Any], file: TrainingFile) -> tuple[Batch, Batch]:
@@ -208,11 +236,8 @@ def arrays_for(given: Mapping[str, Any], file: TrainingFile) -> tuple[Batch, Bat
             raise TrainingError(f"'{first}' has {len(counted[first])} samples and '{name}' {len(array)}")
         if not len(array):
             raise TrainingError(f"'{name}' has no samples")
-    if file.classes is not None and file.target in counted:
-        _check_labels(
-            file.target, converted(file.target, counted[file.target], file.types[file.target]), file.classes
-        )
     fitting = {name: converted(name, array, file.types[name]) for name, array in arrays.items()}
+    _check_labels(fitting, file)
     return (
         {name: array for name, array in fitting.items() if name in counted},
         {name: array for name, array in fitting.items() if name not in counted},
@@ -241,8 +266,7 @@ def checked(batch: Batch, file: TrainingFile) -> Batch:
         found[name] = converted(name, array, kind)
     if size == 0:
         raise TrainingError("a batch has no samples")
-    if file.classes is not None and file.target in found:
-        _check_labels(file.target, found[file.target], file.classes)
+    _check_labels(found, file)
     return found
 
 
@@ -252,14 +276,19 @@ def samples_of(batch: Batch, file: TrainingFile) -> int:
     return len(counted) if counted.ndim else 1
 
 
-def _check_labels(name: str, labels: Array, classes: int) -> None:
-    wrong = (labels != IGNORED_LABEL) & ((labels < 0) | (labels >= classes))
-    if wrong.any():
-        place = np.argwhere(wrong)[0].tolist()
-        raise TrainingError(
-            f"'{name}' has {labels[tuple(place)]} at {place}, and the model has the classes 0 to "
-            f"{classes - 1}; {IGNORED_LABEL} leaves a sample out"
-        )
+def _check_labels(arrays: Mapping[str, Array], file: TrainingFile) -> None:
+    for name, labels in file.labels.items():
+        given = arrays[name]
+        wrong = (given < 0) | (given >= labels.classes)
+        if labels.ignored is not None:
+            wrong &= given != labels.ignored
+        if wrong.any():
+            place = np.argwhere(wrong)[0].tolist()
+            told = "" if labels.ignored is None else f"; {labels.ignored} leaves a sample out"
+            raise TrainingError(
+                f"'{name}' has {given[tuple(place)]} at {place}, and the model has the classes 0 to "
+                f"{labels.classes - 1}{told}"
+            )
 
 
 def check_samples(name: str, array: Array, kind: TensorType) -> None:

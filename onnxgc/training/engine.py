@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from onnxgc.emission.updates import update_model
 from onnxgc.errors import TrainingError
@@ -12,6 +13,10 @@ from onnxgc.tracing.optimizers import Accumulation
 from onnxgc.training.evaluation import Evaluation, evaluation_graph, evaluation_model
 from onnxgc.training.files import TrainingFile
 from onnxgc.training.source import Source
+
+_OTHER_SIZES = 3
+"""Of how many sizes beside a step's own the sessions stay."""
+_Made = TypeVar("_Made")
 
 
 class Engine:
@@ -41,7 +46,7 @@ class Engine:
         if isinstance(file.optimizer, Accumulation):
             self.sums, self.states = self.states, ()
             self._update = self._updating(file)
-        self._steps = {file.batch: _Step(file, self._session(file), _beside(file))}
+        self._steps = {file.batch: self._step_of(file)}
         self._evaluations: dict[int, Evaluation] = {}
 
     @property
@@ -61,10 +66,7 @@ class Engine:
 
     def step(self, feeds: Mapping[str, Array], scalars: Mapping[str, Array], samples: int) -> float:
         """One training step; `scalars` by what they are. Returns the loss."""
-        if samples not in self._steps:
-            file = self.source.file_of(samples)
-            self._steps[samples] = _Step(file, self._session(file), _beside(file))
-        step = self._steps[samples]
+        step = self._of_size(self._steps, samples, lambda size: self._step_of(self.source.file_of(size)))
         names = step.file.scalars
         numbers = {names[key]: value for key, value in scalars.items() if key in names}
         step.session.run({**feeds, **numbers})
@@ -90,22 +92,38 @@ class Engine:
         """
         if self.source.model is None:
             raise TrainingError("to evaluate, give the forward model beside the training file")
-        if samples not in self._evaluations:
-            shapes = self.source.shapes_of(samples)
-            model = evaluation_model(self.source.model, self.source.options, shapes)
-            held = (*self.parameters, *self.source.file.statistics)
-            graph = evaluation_graph(model, held, self.source.drawn)
-            session = BoundSession(
-                graph.proto,
-                self.arrays,
-                held=graph.held,
-                replaced={},
-                fetched=graph.outputs,
-                providers=self._providers,
-                threads=self._threads,
-            )
-            self._evaluations[samples] = Evaluation(session, model.outputs, model.loss)
-        return self._evaluations[samples]
+        return self._of_size(self._evaluations, samples, self._evaluation_of)
+
+    def _of_size(self, made: dict[int, _Made], samples: int, make: Callable[[int], _Made]) -> _Made:
+        """What is there for so many samples, or is made; of other sizes only those used last stay."""
+        if samples not in made:
+            others = [size for size in (*made, samples) if size != self.source.file.batch]
+            for size in others[:-_OTHER_SIZES]:
+                # Before another takes memory.
+                del made[size]
+        found = made.pop(samples) if samples in made else make(samples)
+        made[samples] = found
+        return found
+
+    def _step_of(self, file: TrainingFile) -> _Step:
+        return _Step(file, self._session(file), _beside(file))
+
+    def _evaluation_of(self, samples: int) -> Evaluation:
+        assert self.source.model is not None, "asked for before"
+        shapes = self.source.shapes_of(samples)
+        model = evaluation_model(self.source.model, self.source.options, shapes)
+        held = (*self.parameters, *self.source.file.statistics)
+        graph = evaluation_graph(model, held, self.source.drawn)
+        session = BoundSession(
+            graph.proto,
+            self.arrays,
+            held=graph.held,
+            replaced={},
+            fetched=graph.outputs,
+            providers=self._providers,
+            threads=self._threads,
+        )
+        return Evaluation(session, model.outputs, model.loss)
 
     def _session(self, file: TrainingFile) -> BoundSession:
         beside = _beside(file)

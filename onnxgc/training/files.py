@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -25,6 +25,7 @@ from onnxgc.tracing.optimizers import (
     Optimizer,
     optimizer_from_json,
 )
+from onnxgc.training.labels import Labels, labels_of
 
 DRAW, LOSS_SCALE = "draw", "loss_scale"
 
@@ -38,8 +39,8 @@ class TrainingFile:
     what a number is (learning_rate, step, keep, draw, loss_scale) to its input. `initial` are the file's
     values of parameters, of statistics, and of what lies in other files; states begin as zeros. `options`
     say, as JSON, how the model was read. `held` are the names of what a step reads beside a batch and
-    numbers. `classes` is the number of classes that labels are of, along the axis `class_axis` of scores; or
-    None.
+    numbers. `classes` is the number of classes that the target is of, along the axis `class_axis` of scores,
+    or None. `labels` are inputs that hold classes: the target, or the model's own.
     """
 
     graph: onnx.ModelProto
@@ -62,6 +63,7 @@ class TrainingFile:
     norm: str = ""
     classes: int | None = None
     class_axis: int = 1
+    labels: Mapping[str, Labels] = field(default_factory=dict)
 
     @property
     def counted(self) -> str:
@@ -145,6 +147,7 @@ class TrainingFile:
             names.get("gradient_norm", ""),
             classes,
             class_axis,
+            labels_of(graph.graph, [name for name in fed if _is_whole(types[name])], _shapes(proto)),
         )
 
 
@@ -160,9 +163,17 @@ def _type(value: onnx.ValueInfoProto) -> TensorType:
     return TensorType(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
 
 
+def _is_whole(kind: TensorType) -> bool:
+    return np.issubdtype(helper.tensor_dtype_to_np_dtype(kind.dtype), np.integer)
+
+
+def _shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    return {value.name: _type(value).shape for value in proto.graph.value_info}
+
+
 def _classes(proto: onnx.ModelProto) -> tuple[int, int | None]:
     """The axis that the loss normalises and its extent, where it is cross-entropy."""
-    shapes = {value.name: _type(value).shape for value in proto.graph.value_info}
+    shapes = _shapes(proto)
     for node in proto.graph.node:
         notes = {entry.key: entry.value for entry in node.metadata_props}
         if node.op_type == "LogSoftmax" and notes.get("onnxgc.node") == "loss":

@@ -186,14 +186,23 @@ class Source:
 
 
 def _shapes_at(source: Model, batch: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's inputs with another first dimension, where all others are numbers."""
+    """The shapes of inputs with another number of samples, where all their other dimensions are numbers.
+
+    Samples are counted by first dimensions without a number, else by those of the first input's number.
+    """
     if batch < 1:
         raise TrainingError(f"a batch of {batch} samples is none; give at least 1")
     graph = load_proto(source)[0].graph
     stored = {tensor.name for tensor in graph.initializer}
-    shapes = {}
-    for value in graph.input:
-        sizes = value.type.tensor_type.shape.dim
-        if value.name not in stored and sizes and all(size.dim_value for size in sizes[1:]):
-            shapes[value.name] = (batch, *(size.dim_value for size in sizes[1:]))
-    return shapes
+    shapes = {
+        value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim)
+        for value in graph.input
+        if value.name not in stored
+    }
+    counts = [shape[0] for shape in shapes.values() if shape]
+    counted = 0 if 0 in counts else next(iter(counts), 0)
+    return {
+        name: (batch, *shape[1:])
+        for name, shape in shapes.items()
+        if shape and shape[0] == counted and all(shape[1:])
+    }

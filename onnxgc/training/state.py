@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -73,7 +74,7 @@ def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
         "optimizer": state.optimizer,
         **asdict(state.position),
     }
-    arrays = {name: np.asarray(array, order="C") for name, array in state.arrays.items()}
+    arrays = {_as_stored(name): np.asarray(array, order="C") for name, array in state.arrays.items()}
     try:
         contents = save(arrays, {_KEY: json.dumps(about)})
     except SafetensorError as error:
@@ -91,7 +92,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
     try:
         with safe_open(name, framework="numpy") as stored:
             about = json.loads((stored.metadata() or {})[_KEY])
-            arrays = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+            arrays = {_as_named(key): stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
         if about["schema"] != SCHEMA:
             raise TrainingError(
                 f"'{name}' has schema {about['schema']} of a state, and this version reads {SCHEMA}; "
@@ -108,3 +109,12 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
         raise TrainingError(
             f"'{name}' is no state of a run: {' '.join(str(error).split())}; give the file that a run wrote"
         ) from error
+
+
+def _as_stored(name: str) -> str:
+    """A name that safetensors takes: it keeps __metadata__ for itself."""
+    return f"_{name}" if re.fullmatch("__+metadata__", name) else name
+
+
+def _as_named(key: str) -> str:
+    return key[1:] if re.fullmatch("___+metadata__", key) else key

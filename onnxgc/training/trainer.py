@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ from onnxgc.training.data import (
 from onnxgc.training.engine import Engine
 from onnxgc.training.files import DRAW, LOSS_SCALE, is_training_file
 from onnxgc.training.learning_rates import Schedule, constant
+from onnxgc.training.lock import held_alone
 from onnxgc.training.source import Source
 from onnxgc.training.state import Position, RunState, load_state, save_state
 
@@ -331,8 +333,22 @@ class Trainer:
         cannot be written, the run goes on and callbacks hear of it.
 
         Raises:
-            TrainingError: data do not fit, or the loss is no number.
+            TrainingError: data do not fit, the loss is no number, or another run is at work on the state.
         """
+        with held_alone(state) if state is not None and self._saves else nullcontext():
+            return self._fit(data, epochs, validation, shuffle, state, save_every, resume, callbacks)
+
+    def _fit(
+        self,
+        data: Any,
+        epochs: int,
+        validation: Any,
+        shuffle: bool,
+        state: str | os.PathLike[str] | None,
+        save_every: int | None,
+        resume: bool,
+        callbacks: Sequence[Callable[[Event], None]],
+    ) -> list[dict[str, Any]]:
         batches = self._data(data, shuffle)
         if resume and state is not None and os.path.exists(state):
             self.load(state)
@@ -408,12 +424,17 @@ class Trainer:
         )
 
     def _save_or_tell(self, state: str | os.PathLike[str] | None, event: Event, tell: _Told) -> None:
-        if state is None or (self._workers is not None and self._workers.rank):
+        if state is None or not self._saves:
             return
         try:
             self.save(state)
         except OutputFileError as error:
             tell(replace(event, kind="unsaved", message=str(error)))
+
+    @property
+    def _saves(self) -> bool:
+        """Whether it is this process that writes the state."""
+        return self._workers is None or not self._workers.rank
 
     def _grouped(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
         """As many batches as an update takes; of those of another size only what can be run."""
@@ -473,9 +494,10 @@ class Trainer:
                 kept = labels != IGNORED_LABEL
                 weight = int(kept.sum())
                 scores = session.result(evaluation.outputs[0])
-                # Where the loss has dropped dimensions of 1, classes are the second.
-                axis = file.class_axis if scores.ndim == labels.ndim + 1 else 1
-                chosen = scores.argmax(axis).reshape(labels.shape)
+                if scores.ndim > labels.ndim + 1:
+                    # As the loss has them: without dimensions of 1.
+                    scores = scores.reshape(len(scores), -1)
+                chosen = scores.argmax(file.class_axis).reshape(labels.shape)
                 right += int((chosen == labels)[kept].sum())
                 counted += weight
             if weight:

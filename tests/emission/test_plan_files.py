@@ -54,7 +54,7 @@ def test_names_alone_are_a_plan() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "a model without a plan"),
+        ("", "is empty"),
         ("plan", "neither a plan file nor a training file"),
         ("{}", "lacks or garbles 'schema'"),
         ("[]", "is no plan"),

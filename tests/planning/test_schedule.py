@@ -199,6 +199,32 @@ def test_parameter_gradients_are_reported_apart() -> None:
     assert profile.activation_peak_bytes == 10
 
 
+def test_gradients_that_updates_have_freed_are_none_of_the_peak_any_more() -> None:
+    """Of two parameters the second gradient comes behind the update by the first."""
+    updates = (
+        Operator("b1", ("a",), ("g1",)),
+        Operator("u1", ("g1", "p1"), ("p1 new",)),
+        Operator("b2", ("a",), ("t",)),
+        Operator("b3", ("t",), ("g2",)),
+        Operator("u2", ("g2", "p2"), ("p2 new",)),
+    )
+    graph = StepGraph(
+        (Operator("f", ("x",), ("a",)),),
+        (updates,),
+        ("f",),
+        {"a": 10, "g1": 100, "p1 new": 0, "t": 50, "g2": 100, "p2 new": 0},
+        frozenset({"x", "p1", "p2"}),
+        ("p1 new", "p2 new"),
+        frozenset({"g1", "g2"}),
+        {"p1 new": "p1", "p2 new": "p2"},
+    )
+    profile = simulate(build_schedule(graph, frozenset(), copy_name), graph)
+    # At b3 there are t and g2: a and g1 have gone.
+    assert (profile.peak_step, profile.peak_bytes) == ("b3", 150)
+    assert profile.activation_peak_bytes == 60
+    assert profile.parameter_gradient_bytes == 0
+
+
 def test_parallel_segments_are_computed_one_after_the_other() -> None:
     """Two branches that the model interleaves between the same two checkpoints."""
     names = ["x", "a1", "b1", "a2", "b2", "a3", "b3", "y", "z"]

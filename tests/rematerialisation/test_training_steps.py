@@ -119,3 +119,34 @@ def test_what_a_step_returns_is_made_once_and_kept() -> None:
             assert kept == [name in step.outputs for name in operator.outputs]
             assert operation.may_repeat == (not operator.once and not any(kept))
             assert operation.duration == (3 if operator in step.forward else 0)
+
+
+def test_what_replaces_a_tensor_runs_behind_all_that_read_it_in_any_order() -> None:
+    """Some read a view of it, and one is a forward operator that nothing else waits for."""
+    forward = (
+        Operator("view", ("w",), ("shown",), is_view=True),
+        Operator("again", ("shown",), ("shown twice",), is_view=True),
+        Operator("layer", ("x", "shown"), ("h",)),
+        Operator("aside", ("x", "w"), ("a",)),
+    )
+    backward = (
+        Operator("weight", ("x", "h"), ("gradient",)),
+        Operator("input", ("h", "shown twice"), ("passed",)),
+        Operator("update", ("gradient", "w"), ("new w",)),
+    )
+    names = [name for operator in (*forward, *backward) for name in operator.outputs]
+    step = StepGraph(
+        forward,
+        (backward,),
+        ("layer",),
+        {**dict.fromkeys(names, 1), "new w": 0},
+        frozenset({"x", "w"}),
+        ("new w", "a", "passed"),
+        frozenset({"gradient"}),
+        {"new w": "w"},
+    )
+    posed = problem_of(step, {})
+    random = Random(44)
+    orders = {tuple(random_sequence(random, posed.problem, 0)) for _ in range(200)}
+    assert len(orders) > 5
+    assert {posed.names[order[-1]] for order in orders} == {"update"}

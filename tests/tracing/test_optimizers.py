@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from onnx import numpy_helper, parser
 
 from onnxgc.api.pipeline import ReadOptions, optimize
 from onnxgc.errors import BudgetError, OptimizerError
+from onnxgc.model.read import read_model
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Compute, Recompute
 from onnxgc.runtime.ort import make_session
 from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer, ParameterGroup, optimizer_of
+from onnxgc.tracing.trace import trace
 from tests.api.chains import chain
 from tests.tracing.encoders import encoder
 
@@ -29,6 +32,9 @@ SETTINGS: Mapping[str, Optimizer] = {
     "nesterov": SGD(momentum=0.9, nesterov=True, groups=(ParameterGroup("w1", 0.1, 0.2),)),
     "adamw": AdamW(),
     "clipped": AdamW(clip_norm=0.05, groups=(ParameterGroup("v", 2.0, 0.0),)),
+    # Of some batches the gradients are below the norm; the second group that matches is none.
+    "clipped at times": SGD(clip_norm=0.4, groups=(ParameterGroup("w0", 2.0), ParameterGroup("w*", 0.5))),
+    "scaled": AdamW(weight_decay=0.3, groups=(ParameterGroup("v", 3.0),)),
 }
 
 
@@ -107,21 +113,19 @@ def test_a_hundred_steps_are_those_of_pytorch(name: str) -> None:
     graph = optimize(source, solver="store-all", check=False).training_graph
     gradients = make_session(graph.model, threads=1)
     values = {key: torch.nn.Parameter(torch.tensor(run.arrays()[key])) for key in graph.gradient_of}
-    groups = {group.pattern: group for group in optimizer.groups}
-    settings = [
-        {
-            "params": [value],
-            "lr": float(RATE) * (groups[key].lr_scale if key in groups else 1),
-            "weight_decay": groups[key].weight_decay if key in groups else optimizer.weight_decay,
-        }
-        for key, value in values.items()
-    ]
+    settings = []
+    for key, value in values.items():
+        groups = [group for group in optimizer.groups if fnmatchcase(key, group.pattern)]
+        group = groups[0] if groups else ParameterGroup(key)
+        decay = optimizer.weight_decay if group.weight_decay is None else group.weight_decay
+        settings.append({"params": [value], "lr": float(RATE) * group.lr_scale, "weight_decay": decay})
     theirs = (
         torch.optim.SGD(settings, momentum=optimizer.momentum, nesterov=optimizer.nesterov)
         if isinstance(optimizer, SGD)
         else torch.optim.AdamW(settings, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.eps)
     )
     places = {key: value.data_ptr() for key, value in run.values.items()}
+    norms: list[Any] = []
     for number in range(100):
         feeds = batch(number)
         now = {key: value.detach().numpy() for key, value in values.items()}
@@ -129,9 +133,12 @@ def test_a_hundred_steps_are_those_of_pytorch(name: str) -> None:
         for value, gradient in zip(values.values(), found, strict=True):
             value.grad = torch.tensor(gradient)
         if optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(values.values()), optimizer.clip_norm)
+            norms.append(torch.nn.utils.clip_grad_norm_(list(values.values()), optimizer.clip_norm))
         theirs.step()
         run.step(feeds)
+    if name == "clipped at times":
+        assert optimizer.clip_norm is not None
+        assert min(norms) < optimizer.clip_norm < max(norms)
     assert {key: value.data_ptr() for key, value in run.values.items()} == places
     for key, value in values.items():
         wanted = value.detach().numpy()
@@ -171,6 +178,22 @@ def test_an_update_waits_for_all_readers(source: onnx.ModelProto, plan: str, opt
     model = optimize(source, optimizer=optimizer, check=False, **how).training_graph.model
     onnx.checker.check_model(model, full_check=True)
     assert readers_that_may_come_late(model) == []
+
+
+@pytest.mark.parametrize("source", [tied(), encoder(1)], ids=["tied", "encoder"])
+def test_a_step_is_traced_with_updates_behind_all_readers(source: onnx.ModelProto) -> None:
+    """Nothing needs to be mended where no plan has changed the order."""
+    step = trace(read_model(source), seed="loss_scale", optimizer=SGD()).graph
+    shown = {old: old for old in step.replaced.values()}
+    replaced: set[str] = set()
+    for operator in (*step.forward, *(operator for chunk in step.chunks for operator in chunk)):
+        read = {shown[name] for name in operator.inputs if name in shown}
+        assert replaced.isdisjoint(read), operator.name
+        if operator.is_view and operator.inputs[0] in shown:
+            shown[operator.outputs[0]] = shown[operator.inputs[0]]
+        replaced.update(step.replaced[name] for name in operator.outputs if name in step.replaced)
+    assert len(replaced) == len(step.replaced) > 1
+    assert len(shown) > len(replaced)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, weight_decay=0.1), AdamW()])
@@ -247,7 +270,7 @@ def test_what_it_was_made_with_is_in_the_file() -> None:
         ("adam", "choose one of none, sgd, adamw"),
         (SGD(nesterov=True), "needs a momentum"),
         (SGD(momentum=-1.0), "momentum is -1.0"),
-        (AdamW(beta1=1.0), "beta1 is 1.0; it must be at least 0 and below 1"),
+        (AdamW(beta1=1.0), "beta1 is 1.0; it must be a number of at least 0 and below 1"),
         (AdamW(clip_norm=0.0), "clip_norm is 0.0"),
         (SGD(weight_decay=float("nan")), "weight_decay is nan"),
     ],

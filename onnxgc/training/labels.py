@@ -1,0 +1,104 @@
+"""Which inputs of a training file are labels, and of how many classes: read from its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+_SAME_VALUES = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast"])
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What an input holds: the classes 0 to `classes - 1`, and `ignored`, which leaves a sample out."""
+
+    classes: int
+    ignored: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """The values of an input; where that is `ignored` it may be others."""
+
+    name: str
+    ignored: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ignored:
+    """Whether a label is `ignored`, or where not `holds` the opposite."""
+
+    label: _Label
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Results of a LogSoftmax over so many classes."""
+
+    classes: int
+
+
+_Known: TypeAlias = _Label | _Ignored | _Scores
+
+
+def labels_of(
+    graph: onnx.GraphProto, inputs: Collection[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Labels]:
+    """Those of the inputs that choose for each sample one of the scores that a LogSoftmax makes.
+
+    Others may be labels as well, of a loss that is written in another way.
+    """
+    numbers = {tensor.name: tensor for tensor in graph.initializer}
+    known: dict[str, _Known] = {name: _Label(name) for name in inputs}
+    found: dict[str, Labels] = {}
+    for node in graph.node:
+        read = [known.get(name) for name in node.input]
+        if node.op_type == "GatherElements":
+            scores, label = read
+            if isinstance(scores, _Scores) and isinstance(label, _Label):
+                along = shapes.get(node.input[0], ())[_axis(node, 0) :][:1]
+                if along == (scores.classes,):
+                    found[label.name] = Labels(scores.classes, label.ignored)
+        elif (result := _result(node, read, numbers, shapes)) is not None:
+            known[node.output[0]] = result
+    return found
+
+
+def _result(
+    node: onnx.NodeProto,
+    read: list[_Known | None],
+    numbers: Mapping[str, onnx.TensorProto],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> _Known | None:
+    match node.op_type, read:
+        case op, [first, *_] if op in _SAME_VALUES:
+            return first
+        case "LogSoftmax", _ if node.input[0] in shapes:
+            return _Scores(shapes[node.input[0]][_axis(node, -1)])
+        case "Equal", [_Label() as label, None] | [None, _Label() as label]:
+            ignored = _number(numbers.get(node.input[read[0] is label]))
+            return None if ignored is None else _Ignored(replace(label, ignored=ignored))
+        case "Not", [_Ignored() as mask]:
+            return replace(mask, holds=not mask.holds)
+        case "Where", [_Ignored() as mask, *branches]:
+            kept = branches[mask.holds]
+            return mask.label if isinstance(kept, _Label) and kept.name == mask.label.name else None
+    return None
+
+
+def _axis(node: onnx.NodeProto, default: int) -> int:
+    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), default)
+
+
+def _number(tensor: onnx.TensorProto | None) -> int | None:
+    """A constant of one whole number, or None."""
+    if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL or np.prod(tensor.dims) != 1:
+        return None
+    value = numpy_helper.to_array(tensor).reshape(())
+    return int(value) if np.issubdtype(value.dtype, np.integer) else None

@@ -1,0 +1,133 @@
+"""Names of arrays in a file, and labels that a model itself reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.errors import TrainingError
+from onnxgc.training import Trainer
+from onnxgc.training.data import split_arrays
+from onnxgc.training.files import TrainingFile
+from onnxgc.training.labels import Labels
+from tests.api.chains import chain
+from tests.training.samples import samples
+
+
+def arrays(*names: str) -> dict[str, Any]:
+    return {name: np.asarray(number) for number, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    "names, inputs, train, evaluated",
+    [
+        ("x y x_test y_val", "", "x y", "x y"),
+        ("x_train x_validation", "", "x", "x"),
+        ("img_test y img_test_test y_test", "img_test y", "img_test y", "img_test y"),
+        ("x x_test x_test_test x_val", "x x_test", "x x_test", "x_test x"),
+        ("x_train x_test", "x_train", "x_train", "x"),
+        # Where the inputs are not known.
+        ("img_test_train y img_test_test y_test", "", "img_test y", "img_test y"),
+    ],
+)
+def test_endings_are_of_no_inputs_name(names: str, inputs: str, train: str, evaluated: str) -> None:
+    given = arrays(*names.split())
+    found = split_arrays(given, inputs.split())
+    assert [list(part) for part in found] == [train.split(), evaluated.split()]
+    # Each array once, none lost.
+    assert sorted(int(array) for part in found for array in part.values()) == list(range(len(given)))
+
+
+@pytest.mark.parametrize(
+    "names, words",
+    [
+        ("x_val y x_test", "'x_val' and 'x_test' are both 'x' to evaluate on; leave one out"),
+        ("x x_train", "'x' and 'x_train' are both 'x' to train with; leave one out"),
+    ],
+)
+def test_two_arrays_of_one_name_are_told(names: str, words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        split_arrays(arrays(*names.split()))
+
+
+def test_an_input_that_was_taken_for_evaluation_is_told() -> None:
+    source = chain(1)
+    source.graph.input[0].name = source.graph.node[0].input[0] = "x_test"
+    trainer = Trainer(source, batch=8, threads=1, check=False)
+    given = {"x_test": samples(0)["x"], "labels": samples(0)["labels"]}
+    with pytest.raises(TrainingError, match=r"call it 'x_test_train', since _test is to evaluate on"):
+        trainer.fit(split_arrays(given)[0])
+    trainer.fit(split_arrays(given, trainer.inputs)[0])
+    assert trainer.updates == 8
+
+
+CROSS_ENTROPY = "loss = SoftmaxCrossEntropyLoss <ignore_index = 9> (y, labels)"
+PICKED = """
+    axes = Constant <value = int64[1] {1}> ()
+    column = Unsqueeze (label, axes)
+    picked = GatherElements <axis = 1> (p, column)
+    mean = ReduceMean <keepdims = 0> (picked)
+    loss = Neg (mean)
+"""
+GATHERED = f"p = LogSoftmax <axis = 1> (y)  label = Identity (labels) {PICKED}"
+MASKED = f"""
+    p = LogSoftmax <axis = 1> (y)
+    nine = Constant <value = int64 {{9}}> ()
+    zero = Constant <value = int64 {{0}}> ()
+    left_out = Equal (labels, nine)
+    counts = Not (left_out)
+    label = Where (counts, labels, zero) {PICKED}
+"""
+OTHER_MASK = MASKED.replace("Where (counts, labels, zero)", "Where (counts, zero, labels)")
+ALONG_SAMPLES = GATHERED.replace("LogSoftmax <axis = 1>", "LogSoftmax <axis = 0>")
+
+
+def with_its_loss(loss: str) -> onnx.ModelProto:
+    model = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[N, 16] x, int64[N] labels) => (float loss) {{ y = MatMul (x, w) {loss} }}""")
+    value = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    return model
+
+
+@pytest.mark.parametrize(
+    "loss, labels",
+    [
+        (CROSS_ENTROPY, Labels(4, 9)),
+        (GATHERED, Labels(4)),
+        (MASKED, Labels(4, 9)),
+        # What is read where labels are left out is not what they are.
+        (OTHER_MASK, None),
+        (ALONG_SAMPLES, None),
+    ],
+)
+def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | None) -> None:
+    trainer = Trainer(with_its_loss(loss), batch=8, threads=1, check=False)
+    assert trainer._file.labels == ({} if labels is None else {"labels": labels})
+    if labels is None:
+        return
+    given = samples(0, 24)
+    if labels.ignored is not None:
+        given["labels"][3] = labels.ignored
+    trainer.fit(given)
+    for wrong in (4, -1):
+        spoilt = {**given, "labels": np.where(np.arange(24) == 17, wrong, given["labels"])}
+        before = trainer.updates
+        told = "" if labels.ignored is None else "; 9 leaves a sample out"
+        words = f"'labels' has {wrong} at [17], and the model has the classes 0 to 3{told}"
+        with pytest.raises(TrainingError, match=f"{re.escape(words)}$"):
+            trainer.fit(spoilt)
+        # Before anything is trained.
+        assert trainer.updates == before
+
+
+def test_labels_that_onnxgc_adds_are_known_alike() -> None:
+    trainer = Trainer(chain(1), batch=8, threads=1, check=False)
+    assert trainer._file.labels == {"labels": Labels(4, -100)}
+    assert isinstance(trainer._file, TrainingFile)
