@@ -8,18 +8,17 @@ are exact.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import lcm
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
+from onnxgc.graph.graph_file import read_document
 from onnxgc.rematerialisation.problem import Operation, OperatorProblem
 
 FORM = '{"nodes": [{"id": 0, "size": 5, "duration": 2}, ...], "edges": [[0, 1], ...]}'
@@ -52,14 +51,7 @@ def read_operator_graph(path: str | os.PathLike[str]) -> OperatorGraphFile:
         GraphFileError: the file cannot be read, is not JSON, or breaks a rule of its form; the
             first breach is named.
     """
-    name = os.fspath(path)
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_float=Decimal)
-    except OSError as error:
-        raise GraphFileError(f"cannot read the graph '{name}': {error.strerror}") from error
-    except (ValueError, ArithmeticError, RecursionError) as error:
-        raise GraphFileError(f"the graph '{name}' is not JSON: {error}; write {FORM}") from error
-    return parse_operator_graph(document)
+    return parse_operator_graph(read_document(path, FORM))
 
 
 def parse_operator_graph(document: Any) -> OperatorGraphFile:

@@ -54,7 +54,7 @@ def least_peak(
     `floor` is what nothing goes below at any extra time. Halves the interval of peaks in question; where
     the bound on extra time at some budget is above `most_extra`, that budget is proved too low.
     """
-    compile_loops()
+    compile_loops(options.tell)
     started = time.perf_counter()
     limit = options.time_limit_seconds
     enough = _ANY_TIME if most_extra is None else most_extra

@@ -44,7 +44,10 @@ _MOST_REPEATS = 4
 """A sequence has at most so many times as many runs as there are operators."""
 
 
-def tell_nobody(extra: float | None, bound: float) -> None:
+COMPILING = "preparing the search, which is compiled once on a machine: that takes up to a minute"
+
+
+def tell_nobody(stage: str) -> None:
     """For searches that nobody watches."""
 
 
@@ -136,8 +139,8 @@ class SearchOptions:
 
     `most_rounds` stops after so many rounds of the search of neighbourhoods: with it and without a
     time limit the result depends on the seed alone. `enough` is an extra time at which to stop: when
-    a sequence takes no more, or when the bound says that none will. `tell` hears the best extra time
-    and the bound, as shares of the time without recomputation.
+    a sequence takes no more, or when the bound says that none will. `tell` hears what is being done, and the
+    best extra time and the bound.
     """
 
     order: Order = Order.FREE
@@ -145,23 +148,25 @@ class SearchOptions:
     most_rounds: int | None = None
     seed: int = 0
     enough: int | None = None
-    tell: Callable[[float | None, float], None] = field(default=tell_nobody, repr=False)
+    tell: Callable[[str], None] = field(default=tell_nobody, repr=False)
 
 
-def compile_loops() -> float:
+def compile_loops(tell: Callable[[str], None] = tell_nobody) -> float:
     """Have the search's inner loops compiled where they are not yet; the seconds that it took now.
 
-    A machine does so once and keeps the result on disk; no time limit counts it.
+    A machine does so once and keeps the result on disk; no time limit counts it. `tell` hears of it first.
     """
     from onnxgc.rematerialisation import neighbourhoods
 
+    if not neighbourhoods.run_all_loops.cache_info().currsize:
+        tell(COMPILING)
     started = time.perf_counter()
     neighbourhoods.run_all_loops()
     return time.perf_counter() - started
 
 
 def search_stage(extra: float | None, bound: float) -> str:
-    """What `SearchOptions.tell` hears, in words."""
+    """The best extra time and the bound in words, as shares of the time without recomputation."""
     best = "no plan yet" if extra is None else f"{100 * extra:.3f} % extra time"
     return f"planning: {best}, at least {100 * bound:.3f} %"
 
@@ -262,7 +267,7 @@ class _Search:
     def _tell(self) -> None:
         unit = self._problem.duration or 1
         best = None if self._best is None else self._best_extra / unit
-        self._options.tell(best, self._bound / unit)
+        self._options.tell(search_stage(best, self._bound / unit))
 
     def _search(self, starts: Iterable[Sequence[int]]) -> int | None:
         """Look for sequences and bounds; an operator at which no sequence fits, if there is one."""
@@ -273,6 +278,9 @@ class _Search:
         for start in starts:
             if self._options.order.allows(start):
                 self._offer(start, "given")
+        if self._best is not None:
+            # One that was made for less memory runs more again than this budget needs.
+            self._offer(without_needless_repeats(problem, self._best, budget), "given, thinned")
         if self._best is not None and time.perf_counter() >= self._deadline:
             return None
         limit = self._time_for_bounds()
@@ -332,14 +340,16 @@ class _Search:
 
     def _compiled(self, parts: Parts, beside: Executor, stop: Event) -> float:
         """The seconds that compiling took; where it takes a while, parts of the best are solved meanwhile."""
-        compiling = beside.submit(compile_loops)
+        compiling = beside.submit(compile_loops, self._options.tell)
         while self._options.most_rounds is None and self._best is not None and not compiling.done():
             if self._is_settled():
                 break
             found = parts.improved(self._best, _SECONDS_BESIDE_COMPILING, stop)
             if found is not None:
                 self._offer(found, "program")
-        return compiling.result()
+        seconds = compiling.result()
+        self._tell()
+        return seconds
 
     def _search_beside(self, search: Neighbourhoods, parts: Parts, beside: Executor, stop: Event) -> None:
         """Rounds of the search, and programs of parts beside them on a core of their own."""

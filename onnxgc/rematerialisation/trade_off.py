@@ -36,7 +36,7 @@ def trade_off(
     bound every lower one. Each search begins with what the budget above found, and the time limit is
     shared equally. After an interruption there is no time left for the rest.
     """
-    compile_loops()
+    compile_loops(options.tell)
     started = time.perf_counter()
     wanted = sorted(set(budgets), reverse=True)
     known = [tuple(start) for start in starts]

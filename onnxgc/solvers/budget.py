@@ -16,7 +16,6 @@ from onnxgc.rematerialisation.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
     NoSequence,
     SearchOptions,
-    search_stage,
     within_budget,
 )
 from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
@@ -107,7 +106,7 @@ def search_options(options: SolverOptions) -> SearchOptions:
         time_limit_seconds=limit,
         most_rounds=options.most_rounds,
         seed=options.seed,
-        tell=lambda extra, bound: options.tell(search_stage(extra, bound)),
+        tell=options.tell,
     )
 
 

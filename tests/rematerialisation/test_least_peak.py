@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.rematerialisation.floors import floor_of_problem
 from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.problem import OperatorProblem, judge
+from onnxgc.rematerialisation.problem import Operation, OperatorProblem, judge
 from onnxgc.rematerialisation.search import Order, SearchOptions
 from onnxgc.rematerialisation.trade_off import trade_off
 from tests.rematerialisation.exhaustive import least_extra
@@ -52,3 +52,25 @@ def test_each_point_of_the_trade_off_has_the_best_between_its_bound_and_its_time
             assert best is not None
             assert point.found.lower_bound <= best.extra <= point.found.extra
             assert point.found.peak <= point.budget
+
+
+def test_without_time_one_sequence_of_a_low_peak_gives_one_for_each_budget() -> None:
+    """Of what makes room for `heavy` no more runs again than a budget needs."""
+    problem = OperatorProblem(
+        (
+            *(Operation(f"stored {number}", (), (number,), 1) for number in range(4)),
+            Operation("read", (0, 1, 2, 3), (4,), 1),
+            Operation("heavy", (4,), (5,), 1, workspace=6),
+            Operation("end", (0, 1, 2, 3, 5), (6,), 1),
+        ),
+        (1, 1, 1, 1, 0, 0, 0),
+    )
+    start = (0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6)
+    points = trade_off(problem, range(6, 11), SearchOptions(time_limit_seconds=0.0), [start])
+    assert [(point.budget, point.found.extra) for point in points] == [
+        (10, 0),
+        (9, 1),
+        (8, 2),
+        (7, 3),
+        (6, 4),
+    ]

@@ -1,14 +1,19 @@
 """The whole search on problems whose best sequences are known."""
 
+import functools
+
 import pytest
 
 from onnxgc.planning.plan import Status
+from onnxgc.rematerialisation import neighbourhoods
 from onnxgc.rematerialisation.problem import Operation, OperatorProblem, judge
 from onnxgc.rematerialisation.search import (
+    COMPILING,
     BudgetedSequence,
     NoSequence,
     Order,
     SearchOptions,
+    compile_loops,
     within_budget,
 )
 from tests.rematerialisation.exhaustive import least_extra
@@ -87,9 +92,17 @@ def test_a_gap_is_what_could_still_be_saved() -> None:
 
 
 def test_without_time_a_known_sequence_is_taken_at_once() -> None:
-    told: list[float] = []
-    options = SearchOptions(time_limit_seconds=0.0, tell=lambda extra, bound: told.append(bound))
+    told: list[str] = []
+    options = SearchOptions(time_limit_seconds=0.0, tell=told.append)
     found = within_budget(late_heavy(), 9, options, [(0, 1, 2, 0, 3)])
     assert isinstance(found, BudgetedSequence)
     assert (found.sequence, found.extra, found.lower_bound) == ((0, 1, 2, 0, 3), 3, 0)
-    assert told == [0.0]
+    assert told == ["planning: 50.000 % extra time, at least 0.000 %"]
+
+
+def test_who_watches_hears_that_loops_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbourhoods, "run_all_loops", functools.cache(lambda: None))
+    told: list[str] = []
+    for _ in range(2):
+        assert compile_loops(told.append) < 1
+    assert told == [COMPILING]
