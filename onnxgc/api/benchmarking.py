@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import numpy_helper
 
 from onnxgc import __version__
 from onnxgc.api.budgeting import DEFAULT_DEVICE, BudgetRequest
-from onnxgc.api.feeds import feeds_of
+from onnxgc.api.feeds import feeds_of, feeds_of_updates
 from onnxgc.api.pipeline import (
     OptimizeResult,
     PlannedStep,
@@ -38,6 +39,7 @@ from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, providers_named
 from onnxgc.runtime.turns import seconds_in_turns
 from onnxgc.tracing.devices import device as find_device
+from onnxgc.tracing.optimizers import Optimizer
 
 REGULAR, PLANNED = "the graph that stores everything", "the planned graph"
 # Kernels' workspaces show in the first run, what lasts in every later one.
@@ -92,7 +94,7 @@ class Benchmark:
 
     `batch` is the first dimension of the first input that has one. `predicted_extra_ratio` is the time of
     what runs again as a share of the step's, by the times that `timing` names. `threads` are None where
-    ONNX Runtime chooses their number.
+    ONNX Runtime chooses their number. `optimizer` is "" where the steps return gradients.
     """
 
     model: str
@@ -112,6 +114,8 @@ class Benchmark:
     planned: Contender
     versions: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
+    optimizer: str = ""
+    state_bytes: int = 0
 
     @property
     def batch(self) -> int:
@@ -142,6 +146,9 @@ class Benchmark:
             "seed": self.seed,
             "solver": self.solver,
             "status": self.status,
+            "optimizer": {"name": self.optimizer, "state_bytes": self.state_bytes}
+            if self.optimizer
+            else None,
             "budget_bytes": self.budget_bytes,
             "regular": self.regular.as_json(self.batch),
             "planned": self.planned.as_json(self.batch),
@@ -172,6 +179,7 @@ def bench(
     freeze: Sequence[str] = (),
     freeze_bn: bool = False,
     untie: bool = False,
+    optimizer: Optimizer | str | None = None,
     check: bool = True,
     provider: str | None = None,
     threads: int | None = None,
@@ -186,6 +194,7 @@ def bench(
     are timed, in turns. `provider` is cpu or cuda; without it CUDA where this machine has it. Weights
     that the file does not store are drawn by `seed`, like the data. Where neither `device` nor
     `calibrate` says where predicted times come from, they are the data sheet's of a CPU, or of a card.
+    With an `optimizer` both steps update the parameters, in place, and its state is in every peak.
     The other options are those of `optimize`.
 
     Raises:
@@ -219,6 +228,7 @@ def bench(
         freeze=freeze,
         freeze_bn=freeze_bn,
         untie=untie,
+        optimizer=optimizer,
         check=check,
         seed=seed,
         progress=tell,
@@ -234,8 +244,12 @@ def bench(
     with tempfile.TemporaryDirectory() as folder:
         tell("writing")
         files = _written(result, Path(folder), seed)
-        feeds = feeds_of(planned, seed)
-        regular, found, failed = _run(files, feeds, settings, runs, warm_up, tell)
+        updates = planned.step.updates
+        weights = {} if updates is None else _weights_in(files[PLANNED].path)
+        feeds = feeds_of(planned, seed) | feeds_of_updates(planned, weights, seed)
+        in_place = {} if updates is None else dict(updates.replaced)
+        taken = _Steps(feeds, in_place, settings, runs, warm_up)
+        regular, found, failed = _run(files, taken, tell)
     notes = (*result.report["notes"], *_notes_on_order(planned, regular), *filter(None, (note, failed)))
     return Benchmark(
         model=result.report["model"],
@@ -248,7 +262,9 @@ def bench(
         seed=seed,
         solver=planned.solution.solver,
         status=planned.solution.status.value,
-        budget_bytes=planned.budget_bytes,
+        optimizer="" if updates is None else updates.optimizer.name,
+        state_bytes=planned.state_bytes,
+        budget_bytes=None if planned.budget_bytes is None else planned.budget_bytes + planned.state_bytes,
         predicted_extra_ratio=extra,
         timing=timing,
         regular=regular,
@@ -272,12 +288,16 @@ def _predicted(planned: PlannedStep, request: BudgetRequest) -> tuple[float, str
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A training file, the judge's view of it, and which node makes how many bytes of gradients."""
+    """A training file, the judge's view of it, and which node makes how many bytes of gradients for good.
+
+    Where they are no outputs that is None. `state_bytes` are those of an optimizer.
+    """
 
     name: str
     path: Path
     profile: MemoryProfile
-    gradient_bytes: Mapping[str, int]
+    gradient_bytes: Mapping[str, int] | None
+    state_bytes: int
 
     def failure(self, error: RuntimeFailedError) -> str:
         """What the error says, in words that outlive the file."""
@@ -301,7 +321,12 @@ def _file(
     model = emit(planned, schedule=schedule, values=values, options=result.options).model
     write_model(model, path)
     profile = simulate(schedule, planned.step.graph)
-    return _File(name, path, profile, _gradient_bytes(model, planned))
+    gradient_bytes = _gradient_bytes(model, planned) if planned.step.updates is None else None
+    return _File(name, path, profile, gradient_bytes, planned.state_bytes)
+
+
+def _weights_in(path: Path) -> dict[str, Array]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
 
 def _gradient_bytes(model: onnx.ModelProto, planned: PlannedStep) -> dict[str, int]:
@@ -311,14 +336,28 @@ def _gradient_bytes(model: onnx.ModelProto, planned: PlannedStep) -> dict[str, i
     return {name: size for name, size in made.items() if size}
 
 
-def _run(
-    files: Mapping[str, _File],
-    feeds: Mapping[str, Array],
-    settings: SessionSettings,
-    runs: int,
-    warm_up: int,
-    tell: Progress,
-) -> tuple[Contender, Contender, str]:
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """How steps are taken: what is fed, what is written in place, and how many are timed after how many."""
+
+    feeds: Mapping[str, Array]
+    in_place: Mapping[str, str]
+    settings: SessionSettings
+    runs: int
+    warm_up: int
+
+    def seconds(self, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+        return seconds_in_turns(
+            paths,
+            self.feeds,
+            settings=self.settings,
+            runs=self.runs,
+            warm_up=self.warm_up,
+            in_place=self.in_place,
+        )
+
+
+def _run(files: Mapping[str, _File], taken: _Steps, tell: Progress) -> tuple[Contender, Contender, str]:
     """Both files measured and timed, and a note where that went another way than it should.
 
     A file that stores everything may take more memory than there is, which is what plans are for.
@@ -327,44 +366,39 @@ def _run(
     for name, file in reversed(list(files.items())):
         tell(f"running {name}")
         try:
-            measured = measure(file.path, feeds, settings=settings, runs=_MEMORY_RUNS)
+            measured = measure(
+                file.path, taken.feeds, settings=taken.settings, runs=_MEMORY_RUNS, in_place=taken.in_place
+            )
             contenders[name] = _contender(file, measured)
         except RuntimeFailedError as error:
             if name == PLANNED:
                 raise RuntimeFailedError(file.failure(error)) from error
             contenders[name] = replace(_simulated(file), failure=file.failure(error))
-    tell(f"taking turns, {warm_up} steps to warm up and {runs} that are timed")
+    tell(f"taking turns, {taken.warm_up} steps to warm up and {taken.runs} that are timed")
     timed = {name: file for name, file in files.items() if not contenders[name].failure}
-    seconds, note = _seconds(timed, feeds, settings, runs, warm_up)
+    seconds, note = _seconds(timed, taken)
     regular, planned = (
         replace(contenders[name], step_seconds=seconds.get(name, ())) for name in (REGULAR, PLANNED)
     )
     return regular, planned, note
 
 
-def _seconds(
-    files: Mapping[str, _File],
-    feeds: Mapping[str, Array],
-    settings: SessionSettings,
-    runs: int,
-    warm_up: int,
-) -> tuple[dict[str, tuple[float, ...]], str]:
+def _seconds(files: Mapping[str, _File], taken: _Steps) -> tuple[dict[str, tuple[float, ...]], str]:
     """Seconds of each step in turns or, where the files are too large together, one after the other."""
     paths = {name: file.path for name, file in files.items()}
-    options: dict[str, Any] = {"settings": settings, "runs": runs, "warm_up": warm_up}
     with suppress(RuntimeFailedError):
-        return seconds_in_turns(paths, feeds, **options), ""
+        return taken.seconds(paths), ""
     seconds: dict[str, tuple[float, ...]] = {}
     for name, path in paths.items():
         try:
-            seconds |= seconds_in_turns({name: path}, feeds, **options)
+            seconds |= taken.seconds({name: path})
         except RuntimeFailedError as error:
             raise RuntimeFailedError(files[name].failure(error)) from error
     return seconds, "the two files do not run side by side, so one was timed after the other"
 
 
 def _simulated(file: _File) -> Contender:
-    return Contender(file.profile.peak_bytes, file.profile.activation_peak_bytes)
+    return Contender(file.profile.peak_bytes + file.state_bytes, file.profile.activation_peak_bytes)
 
 
 def _contender(file: _File, measured: Measurement) -> Contender:
@@ -373,14 +407,16 @@ def _contender(file: _File, measured: Measurement) -> Contender:
         return found
     return replace(
         found,
-        requested_peak_bytes=measured.requested_peak_bytes,
-        in_use_peak_bytes=measured.in_use_peak_bytes,
-        activation_peak_bytes=measured.requested_peak_without(file.gradient_bytes),
+        requested_peak_bytes=measured.requested_peak_bytes + file.state_bytes,
+        in_use_peak_bytes=measured.in_use_peak_bytes + file.state_bytes,
+        activation_peak_bytes=None
+        if file.gradient_bytes is None
+        else measured.requested_peak_without(file.gradient_bytes),
     )
 
 
 def _notes_on_order(planned: PlannedStep, regular: Contender) -> list[str]:
-    own = planned.regular_profile.peak_bytes
+    own = planned.regular_profile.peak_bytes + planned.state_bytes
     if own == regular.simulated_peak_bytes:
         return []
     return [

@@ -142,7 +142,6 @@ def answer_to(
     limit, budget = options.time_limit_seconds, request.budget
     order_alone = None
     if request.order is Order.FREE:
-        options.tell("planning: the order alone")
         order, order_alone = _order_alone(problem, durations, options)
         options = replace(options, sequences=(*options.sequences, order))
     frontier: tuple[FrontierPoint, ...] = ()
@@ -174,7 +173,8 @@ def _order_alone(
     from onnxgc.rematerialisation.neighbourhoods import order_of_least_peak
     from onnxgc.rematerialisation.search import compile_loops
 
-    compile_loops()
+    compile_loops(options.tell)
+    options.tell("planning: the order alone")
     limit = options.time_limit_seconds
     end = math.inf if limit is None else time.perf_counter() + _SHARE_OF_ORDER * limit
     posed = problem_of(problem.joint().step, durations)

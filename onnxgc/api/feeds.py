@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from onnxgc.api.pipeline import PlannedStep
 from onnxgc.model.ir import Array, dtype_name
 from onnxgc.runtime.measure import random_feeds
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP
+
+_STATE_SCALE = 1e-3
 
 
 def feeds_of(planned: PlannedStep, seed: int) -> dict[str, Array]:
@@ -18,6 +25,26 @@ def feeds_of(planned: PlannedStep, seed: int) -> dict[str, Array]:
     # Integer inputs are masks and indices of tables, of which every one has two rows.
     feeds = random_feeds(described(model.inputs), seed, 2)
     return feeds | random_feeds(described(model.targets), seed + 1, _classes(planned))
+
+
+def feeds_of_updates(planned: PlannedStep, weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """What a step that updates its parameters is fed besides; nothing, if it does not.
+
+    What is written in place must be fed: parameters as in `weights`, states by seed as after some steps.
+    """
+    updates = planned.step.updates
+    feeds: dict[str, Array] = {}
+    if planned.model.draw:
+        feeds[planned.model.draw] = np.asarray(1, np.int64)
+    if updates is None:
+        return feeds
+    draw = np.random.default_rng(seed + 2)
+    feeds |= {name: weights[name] for name in updates.states}
+    for name in updates.state_names:
+        state = np.abs(draw.standard_normal(updates.types[name].shape))
+        feeds[name] = (_STATE_SCALE * state).astype(np.float32)
+    numbers = {LEARNING_RATE: np.float32(_STATE_SCALE), STEP: np.int64(3), KEEP: np.float32(1)}
+    return feeds | {updates.scalars[key]: np.asarray(numbers[key]) for key in updates.scalars}
 
 
 def _classes(planned: PlannedStep) -> int:

@@ -418,7 +418,8 @@ def plan_traced_again(
         return _traced_again(model, traced, plan, like)
     except PlanError as error:
         raise PlanError(
-            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes)"
+            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes); "
+            "`onnxgc compare` carries it over to another file of the same network (--plan, --carry-over)"
         ) from error
 
 

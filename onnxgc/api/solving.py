@@ -21,6 +21,7 @@ from onnxgc.rematerialisation.search import (
     NoSequence,
     Order,
     SearchOptions,
+    tell_nobody,
     within_budget,
 )
 from onnxgc.solvers.base import SolverOptions
@@ -97,7 +98,7 @@ def solve_operator_graph(
     time_limit: float | None = DEFAULT_TIME_LIMIT_SECONDS,
     step_limit: int | None = None,
     seed: int = 0,
-    progress: Callable[[float | None, float], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The sequence of least duration under a memory budget for an operator graph; ready for JSON.
 
@@ -113,8 +114,7 @@ def solve_operator_graph(
         time_limit: seconds for the search; `None` for no limit, with a `step_limit`.
         step_limit: rounds of the search after which it ends; then a seed alone decides.
         seed: of all that is drawn.
-        progress: hears the extra time of the best so far (`None` before there is one) and the bound, as
-            shares of the duration of every operator once.
+        progress: hears what is being done, and the extra time of the best so far and the bound.
 
     Raises:
         GraphFileError: the file is not of the required form.
@@ -128,9 +128,7 @@ def solve_operator_graph(
     file = read_operator_graph(path)
     problem = file.problem
     regular = judge(problem, range(len(problem)))
-    options = SearchOptions(
-        chosen_order, time_limit, step_limit, seed, tell=progress or (lambda extra, bound: None)
-    )
+    options = SearchOptions(chosen_order, time_limit, step_limit, seed, tell=progress or tell_nobody)
     floor = floor_of_problem(problem)
     limit: int | None = None
     least_peak_floor = floor.size

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxgc.api.feeds import feeds_of
+from onnxgc.api.feeds import feeds_of, feeds_of_updates
 from onnxgc.api.pipeline import (
     PlannedStep,
     ReadOptions,
@@ -35,9 +35,7 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution import check_execution
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
-from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP
 
-_STATE_SCALE = 1e-3
 """How large states and the learning rate are in a check."""
 # A gradient this much smaller than the largest proves nothing when it is compared.
 SMALLEST_GRADIENT_SHARE = 1e-6
@@ -288,20 +286,7 @@ def _feeds(
         name for name, value in promised.values.items() if value.size > 1 and np.all(value == value.flat[0])
     }
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
-    if planned.model.draw:
-        feeds[planned.model.draw] = np.asarray(1, np.int64)
-    updates = planned.step.updates
-    if updates is not None:
-        # What is written in place must be fed; states are as after some steps.
-        draw = np.random.default_rng(seed + 2)
-        for name in updates.states:
-            feeds.setdefault(name, promised.values[name])
-        for name in updates.state_names:
-            state = np.abs(draw.standard_normal(updates.types[name].shape))
-            feeds[name] = (_STATE_SCALE * state).astype(np.float32)
-        numbers = {LEARNING_RATE: np.float32(_STATE_SCALE), STEP: np.int64(3), KEEP: np.float32(1)}
-        feeds |= {updates.scalars[key]: np.asarray(numbers[key]) for key in updates.scalars}
-    return feeds
+    return feeds_of_updates(planned, promised.values, seed) | feeds
 
 
 def _loss_check(loss: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> Check:

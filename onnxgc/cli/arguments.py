@@ -3,20 +3,76 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from onnxgc.emission.write import check_writable, write_text
-from onnxgc.errors import OutputFileError, ShapeError
+from onnxgc.errors import OutputFileError, PlanError, ShapeError
+from onnxgc.rematerialisation.search import Order
 from onnxgc.report.comparison import Cells
 
+
+def finite(value: float | None) -> float | None:
+    """A number of an option, which a lower limit does not keep from being infinite.
+
+    Raises:
+        typer.BadParameter: it is not finite.
+    """
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"'{value}' is no finite number")
+    return value
+
+
+def _time_limit(text: str) -> Any:
+    return Annotated[float | None, typer.Option(min=0.0, callback=finite, help=text)]
+
+
+Model = Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")]
+Loss = Annotated[str, typer.Option(help="As in optimize.")]
+Trainable = Annotated[list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")]
+Freeze = Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")]
+FreezeBn = Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")]
+Untie = Annotated[bool, typer.Option("--untie", help="As in optimize.")]
+InputShapes = Annotated[
+    list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
+]
+Plan = Annotated[
+    str | None, typer.Option(help="A plan file, or a training file: its plan, in place of a search.")
+]
+OrderAsInOptimize = Annotated[
+    Order | None, typer.Option("--order", help="With a budget, as in optimize [default: free].")
+]
+
+
+class OptimizerName(StrEnum):
+    """What updates the parameters."""
+
+    NONE = "none"
+    SGD = "sgd"
+    ADAMW = "adamw"
+
+
+Updates = Annotated[
+    OptimizerName,
+    typer.Option(help="Updates of the parameters in the file, with PyTorch's settings; else gradients."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each operator.")]
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")]
+FiguresAsJson = Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")]
+AllAsJson = Annotated[str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
 ]
@@ -98,7 +154,9 @@ def check_target(option: str, target: str | None, *others: str | None) -> None:
 
 
 def check_apart(option: str, target: str | None, *others: str | None) -> None:
-    """Fail before any work if the file of an option is one of the other files."""
+    """Fail before any work if the file of an option is one of the other files, or none."""
+    if target == "-":
+        raise OutputFileError(f"{option} '-': only --json writes to standard output; give a file name")
     for other in filter(None, others):
         if target is not None and os.path.realpath(target) == os.path.realpath(other):
             raise OutputFileError(
@@ -115,6 +173,16 @@ def write_json(value: Any, target: str | None) -> None:
         print(text)
     else:
         write_text(text + "\n", target)
+
+
+def check_with_budget(is_asked: bool, given: Mapping[str, object], ways: str) -> None:
+    """Fail before any work if options are given that say something of a budget, and there is none.
+
+    `ways` are the options that ask for one, with an example.
+    """
+    for option, value in given.items():
+        if value is not None and not is_asked:
+            raise PlanError(f"{option} goes with {ways}")
 
 
 def settings_of(context: typer.Context, *but: str) -> tuple[tuple[str, str], ...]:

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
 from onnxgc.api.benchmarking import bench
 from onnxgc.cli.arguments import (
+    FiguresAsJson,
+    Freeze,
+    FreezeBn,
+    InputShapes,
+    Loss,
+    Markdown,
+    Model,
+    NoCheck,
+    OptimizerName,
+    OrderAsInOptimize,
+    Plan,
     Quiet,
+    Seed,
+    Threads,
+    Trainable,
+    Untie,
+    Updates,
     check_json_target,
+    check_with_budget,
     console_for,
+    finite,
     parse_shapes,
     stages,
     write_json,
     writer,
 )
-from onnxgc.errors import ModelFileError, PlanError
-from onnxgc.model.load import files_of
+from onnxgc.errors import PlanError
+from onnxgc.model.load import check_model_file, files_of
 from onnxgc.rematerialisation.search import Order
 from onnxgc.report.benchmark import figures_table, paper_row, run_lines
 from onnxgc.runtime.ort import PROVIDERS
@@ -30,16 +47,13 @@ _SOLVERS = tuple(name for name in SOLVERS if name not in ("manual", "budget"))
 
 
 def bench_command(
-    model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
+    model: Model,
     budget: Annotated[
         str | None, typer.Option(help="As in optimize: the least extra time in so much memory.")
     ] = None,
     solver: Annotated[str | None, typer.Option(help=f"One of {', '.join(_SOLVERS)} [default: peak].")] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(help="A plan file, or a training file: its plan, in place of a search."),
-    ] = None,
-    order: Annotated[Order, typer.Option(help="With a budget, as in optimize.")] = Order.FREE,
+    plan: Plan = None,
+    order: OrderAsInOptimize = None,
     device: Annotated[
         str | None,
         typer.Option(help=f"Predicted times of a card, {', '.join(DEVICES)} [default: cpu, on CUDA a100]."),
@@ -48,41 +62,37 @@ def bench_command(
         str | None,
         typer.Option(help="In place of --device, as in optimize: times measured here, kept in this file."),
     ] = None,
-    loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
-    trainable: Annotated[
-        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
-    ] = None,
-    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
-    freeze_bn: Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")] = False,
-    untie: Annotated[bool, typer.Option("--untie", help="As in optimize.")] = False,
-    input_shapes: Annotated[
-        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
-    ] = None,
+    loss: Loss = "auto",
+    trainable: Trainable = None,
+    freeze: Freeze = None,
+    freeze_bn: FreezeBn = False,
+    untie: Untie = False,
+    optimizer: Updates = OptimizerName.NONE,
+    input_shapes: InputShapes = None,
     provider: Annotated[
         str | None,
         typer.Option(help=f"Where to run: {', '.join(PROVIDERS)} [default: cuda where there is one]."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each operator.")] = None,
+    threads: Threads = None,
     runs: Annotated[int, typer.Option(min=1, help="Steps of each that are timed.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, help="Steps of each before them.")] = 2,
     time_limit: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds for the solver, as in optimize.")
+        float | None, typer.Option(min=0.0, callback=finite, help="Seconds for the solver, as in optimize.")
     ] = None,
     step_limit: Annotated[
         int | None, typer.Option(min=0, help="With a budget: rounds of the search, as in optimize.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
-    no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
-    ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
-    json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    seed: Seed = 0,
+    no_check: NoCheck = False,
+    markdown: Markdown = False,
+    json_target: FiguresAsJson = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a step that stores everything beside the plan's: peaks and times, as in the paper's Table 1."""
     shapes = parse_shapes(input_shapes or [])
-    if not os.path.isfile(model):
-        raise ModelFileError(f"there is no file '{model}'; give the path of an ONNX model")
+    check_model_file(model)
+    of_budgets = {"--order": order, "--step-limit": step_limit}
+    check_with_budget(budget is not None, of_budgets, "--budget; give one, such as --budget 60%")
     if solver == "manual":
         raise PlanError(
             "bench takes checkpoints by name from a plan alone; give --plan in place of --solver manual"
@@ -95,7 +105,7 @@ def bench_command(
             budget=budget,
             plan=plan,
             solver=solver,
-            order=order.value,
+            order=(order or Order.FREE).value,
             device=device,
             calibrate=calibrate,
             time_limit=time_limit,
@@ -105,6 +115,7 @@ def bench_command(
             freeze=tuple(freeze or ()),
             freeze_bn=freeze_bn,
             untie=untie,
+            optimizer=optimizer.value,
             check=not no_check,
             provider=provider,
             threads=threads,

@@ -13,11 +13,23 @@ from onnxgc.api.budgeting import DEFAULT_DEVICE
 from onnxgc.api.comparison import RULES, compare
 from onnxgc.api.page import page_of_comparison
 from onnxgc.cli.arguments import (
+    FiguresAsJson,
+    Freeze,
+    FreezeBn,
+    InputShapes,
+    Loss,
+    Markdown,
+    OrderAsInOptimize,
     Quiet,
     Say,
+    Seed,
+    Trainable,
+    Untie,
     check_json_target,
     check_target,
+    check_with_budget,
     console_for,
+    finite,
     parse_shapes,
     stages,
     write_json,
@@ -25,8 +37,8 @@ from onnxgc.cli.arguments import (
 )
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.emission.write import write_text
-from onnxgc.errors import ModelFileError, OutputFileError, PlanError
-from onnxgc.model.load import files_of
+from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
+from onnxgc.model.load import check_model_file, files_of
 from onnxgc.rematerialisation.search import Order
 from onnxgc.report.comparison import (
     checkpoints_table,
@@ -67,36 +79,37 @@ def compare_command(
     ] = None,
     plans: Annotated[
         list[str] | None,
-        typer.Option("--plan", help="A plan file or training file as a row; repeatable, two are compared."),
+        typer.Option(
+            "--plan",
+            help="A plan file or training file as a row; repeatable, two are compared. With several files of "
+            "one network the plan of the first.",
+        ),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="As in optimize: a row for the least extra time in so much memory.")
     ] = None,
-    order: Annotated[Order, typer.Option(help="With a budget, as in optimize.")] = Order.FREE,
+    order: OrderAsInOptimize = None,
     device: Annotated[
         str | None,
         typer.Option(help=f"Times of a card, {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}]."),
     ] = None,
-    loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
-    trainable: Annotated[
-        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
-    ] = None,
-    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
-    freeze_bn: Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")] = False,
-    untie: Annotated[bool, typer.Option("--untie", help="As in optimize.")] = False,
-    input_shapes: Annotated[
-        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
-    ] = None,
+    loss: Loss = "auto",
+    trainable: Trainable = None,
+    freeze: Freeze = None,
+    freeze_bn: FreezeBn = False,
+    untie: Untie = False,
+    input_shapes: InputShapes = None,
     time_limit: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds for each solver [default: peak 60, budget 30].")
+        float | None,
+        typer.Option(min=0.0, callback=finite, help="Seconds for each solver [default: peak 60, budget 30]."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    seed: Seed = 0,
     carry_over: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Write the first file's plan for each of the others there."),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
-    json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    markdown: Markdown = False,
+    json_target: FiguresAsJson = None,
     page_target: Annotated[
         str | None,
         typer.Option("--report", help="A page, as HTML: tables, and memory curves of a model or network."),
@@ -112,8 +125,8 @@ def compare_command(
     wanted = None if solvers is None or ALL in named else named
     is_each = each or (solvers is not None and len(models) > 1)
     for model in models:
-        if not os.path.isfile(model):
-            raise ModelFileError(f"there is no file '{model}'; give the path of an ONNX model")
+        check_model_file(model)
+    check_with_budget(budget is not None, {"--order": order}, "--budget; give one, such as --budget 60%")
     if carry_over is not None and (is_each or len(models) == 1):
         raise PlanError(
             "--carry-over takes a plan from one file to others; give several files of one network"
@@ -131,7 +144,7 @@ def compare_command(
             solvers=wanted,
             plans=tuple(plans or ()),
             budget=budget,
-            order=order.value,
+            order=(order or Order.FREE).value,
             device=device,
             loss=loss,
             input_shapes=shapes,
@@ -161,6 +174,18 @@ def compare_command(
         raise ModelFileError(
             f"{len(failed)} of {len(models)} models were not compared, the first since {failed[0]['error']}"
         )
+    missed = [_why_no_fit(one) for one in found.report.get("comparisons", [found.report])]
+    if missed and all(missed):
+        more = "" if len(missed) == 1 else f"for none of {len(missed)} networks a plan fits, the first since "
+        raise BudgetError(f"{more}{missed[0]}")
+
+
+def _why_no_fit(report: Mapping[str, Any]) -> str:
+    """Why no plan for a model is within the budget; "" where there is one, or no budget."""
+    budget_bytes = report.get("budget_bytes")
+    if budget_bytes is None or any(row["simulated_peak_bytes"] <= budget_bytes for row in report["rows"]):
+        return ""
+    return next((item["reason"] for item in report["left_out"] if item["name"] == "budget"), "")
 
 
 def _names(text: str) -> tuple[str, ...]:

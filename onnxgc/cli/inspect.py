@@ -8,7 +8,15 @@ import typer
 
 from onnxgc.api import inspect
 from onnxgc.cli.arguments import (
+    AllAsJson,
+    Freeze,
+    FreezeBn,
+    InputShapes,
+    Loss,
+    Model,
     Quiet,
+    Trainable,
+    Untie,
     check_json_target,
     console_for,
     parse_shapes,
@@ -21,20 +29,14 @@ from onnxgc.report.tables import megabytes, operators_table, weights_table
 
 
 def inspect_command(
-    model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
-    loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
-    trainable: Annotated[
-        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
-    ] = None,
-    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
-    freeze_bn: Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")] = False,
-    untie: Annotated[bool, typer.Option("--untie", help="As in optimize.")] = False,
-    input_shapes: Annotated[
-        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
-    ] = None,
-    json_target: Annotated[
-        str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")
-    ] = None,
+    model: Model,
+    loss: Loss = "auto",
+    trainable: Trainable = None,
+    freeze: Freeze = None,
+    freeze_bn: FreezeBn = False,
+    untie: Untie = False,
+    input_shapes: InputShapes = None,
+    json_target: AllAsJson = None,
     quiet: Quiet = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List weights that are no floating-point numbers as well.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import typer
+from typer.core import TyperCommand
 
 from onnxgc.cli.bench import bench_command
 from onnxgc.cli.compare import compare_command
@@ -19,6 +20,20 @@ from onnxgc.errors import OnnxgcError
 # What typer raises for a wrong option or argument; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
+
+class _Command(TyperCommand):
+    """A command in which empty text is no value, but for a list of checkpoints that has none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            texts = value if isinstance(value, list | tuple) else (value,)
+            if parameter.name != "checkpoints" and any(isinstance(t, str) and not t.strip() for t in texts):
+                raise typer.BadParameter("it is empty", ctx=ctx, param=cast(Any, parameter))
+        return left
+
+
 app = typer.Typer(
     name="onnxgc",
     help="Optimal gradient checkpoints for ONNX models: train larger networks in the memory you have.",
@@ -27,15 +42,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("optimize")(optimize_command)
-app.command("inspect")(inspect_command)
-app.command("compare")(compare_command)
-app.command("solve")(solve_command)
-app.command("verify")(verify_command)
-app.command("bench")(bench_command)
-app.command("train")(train_command)
+app.command("optimize", cls=_Command)(optimize_command)
+app.command("inspect", cls=_Command)(inspect_command)
+app.command("compare", cls=_Command)(compare_command)
+app.command("solve", cls=_Command)(solve_command)
+app.command("verify", cls=_Command)(verify_command)
+app.command("bench", cls=_Command)(bench_command)
+app.command("train", cls=_Command)(train_command)
 
 _INTERRUPTED = 130
+_WRONG_VALUES = {
+    "value_error": "{error}",
+    "int_parsing": "'{input}' is no whole number",
+    "int_parsing_size": "'{input}' is no whole number",
+    "float_parsing": "'{input}' is no number",
+    "greater_than_equal": "'{input}' is not at least {ge:g}",
+    "less_than_equal": "'{input}' is not at most {le:g}",
+}
+"""Kinds of values that typer refuses, in words."""
 
 
 def _version(wanted: bool) -> None:
@@ -69,13 +93,25 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
             sys.exit(error.exit_code)
-        _say(f"{error.format_message().rstrip('.')}; see `onnxgc --help`")
+        _say(_usage(error))
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(1)
+
+
+def _usage(error: Any) -> str:
+    """A wrong use as one sentence, with the command whose help says more."""
+    details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    for found in details[:1]:
+        # What typer checks values by speaks of its own insides.
+        words = _WRONG_VALUES.get(found["type"], "{msg}")
+        error.message = words.format(**{**found, **found.get("ctx", {})})
+    context = error.ctx
+    command = "" if context is None or context.parent is None else f" {context.info_name}"
+    return f"{error.format_message().rstrip('.')}; see `onnxgc{command} --help`"
 
 
 def _say(message: str) -> None:

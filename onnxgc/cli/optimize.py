@@ -12,11 +12,23 @@ from onnxgc.api import optimize, verify
 from onnxgc.api.budgeting import DEFAULT_DEVICE
 from onnxgc.api.page import page_of
 from onnxgc.cli.arguments import (
+    FiguresAsJson,
+    Freeze,
+    InputShapes,
+    Model,
+    NoCheck,
+    OptimizerName,
+    Plan,
     Quiet,
+    Seed,
+    Trainable,
+    Updates,
     check_apart,
     check_json_target,
     check_target,
+    check_with_budget,
     console_for,
+    finite,
     parse_shapes,
     settings_of,
     stages,
@@ -49,17 +61,9 @@ class ObjectiveName(StrEnum):
     PAPER = "paper"
 
 
-class OptimizerName(StrEnum):
-    """What updates the parameters."""
-
-    NONE = "none"
-    SGD = "sgd"
-    ADAMW = "adamw"
-
-
 def optimize_command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")],
+    model: Model,
     output: Annotated[
         str | None,
         typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx]."),
@@ -112,10 +116,8 @@ def optimize_command(
     loss: Annotated[
         str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
     ] = "auto",
-    trainable: Annotated[
-        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
-    ] = None,
-    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
+    trainable: Trainable = None,
+    freeze: Freeze = None,
     freeze_bn: Annotated[
         bool,
         typer.Option("--freeze-bn", help="Keep the file's running statistics; their layers still train."),
@@ -123,30 +125,22 @@ def optimize_command(
     untie: Annotated[
         bool, typer.Option("--untie", help="Give nodes that share a parameter in one role one each.")
     ] = False,
-    input_shapes: Annotated[
-        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
-    ] = None,
+    input_shapes: InputShapes = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Tensors to keep, as a,b,c; chooses the solver manual.")
     ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(help="A plan file, or a training file: its plan, in place of a search."),
-    ] = None,
+    plan: Plan = None,
     save_plan: Annotated[
         str | None, typer.Option("--save-plan", help="Write the plan alone into this JSON file.")
     ] = None,
-    optimizer: Annotated[
-        OptimizerName,
-        typer.Option(help="Updates of the parameters in the file, with PyTorch's settings; else gradients."),
-    ] = OptimizerName.NONE,
+    optimizer: Updates = OptimizerName.NONE,
     keep_outputs: Annotated[
         bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")
     ] = False,
     verify_runs: Annotated[
         int, typer.Option("--verify", min=0, help="Run the file N times beside one that stores everything.")
     ] = 0,
-    json_target: Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")] = None,
+    json_target: FiguresAsJson = None,
     page_target: Annotated[
         str | None, typer.Option("--report", help="A page, as HTML, that shows where the memory goes.")
     ] = None,
@@ -155,19 +149,18 @@ def optimize_command(
         bool,
         typer.Option("--verbose", "-v", help="Print the checkpoints and the time of each stage as well."),
     ] = False,
-    no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
-    ] = False,
+    no_check: NoCheck = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no model.")] = False,
     time_limit: Annotated[
         float | None,
         typer.Option(
             min=0.0,
+            callback=finite,
             help="Seconds for the solver [with a budget and no --step-limit: "
             f"{DEFAULT_TIME_LIMIT_SECONDS:.0f}].",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    seed: Seed = 0,
     save_external_data: Annotated[
         bool, typer.Option("--save-external-data", help="Weights into a file beside the model.")
     ] = False,
@@ -180,17 +173,17 @@ def optimize_command(
     if checkpoints is not None and solver not in (None, "manual"):
         raise PlanError(f"--checkpoints chooses the solver 'manual', not '{solver}'; drop one of them")
     asked = budget is not None or extra_time is not None or pareto
-    for option, value in (
-        ("--order", order),
-        ("--device", device),
-        ("--calibrate", calibrate),
-        ("--step-limit", step_limit),
-    ):
-        if value is not None and not asked:
-            raise PlanError(f"{option} goes with --budget or --pareto; give one, such as --budget 60%")
+    of_budgets = {
+        "--order": order,
+        "--device": device,
+        "--calibrate": calibrate,
+        "--step-limit": step_limit,
+    }
+    check_with_budget(asked, of_budgets, "--budget or --pareto; give one, such as --budget 60%")
     if verify_runs and dry_run:
         raise PlanError("--verify needs the file that --dry-run does not write; drop one of them")
     target = output or f"{Path(model).stem}-training.onnx"
+    check_apart("OUTPUT", target)
     check_json_target(json_target, *files_of(model), target, data_file(target), calibrate)
     check_apart("--calibrate", calibrate, *files_of(model), target, data_file(target))
     check_target("--save-plan", save_plan, *files_of(model), target, data_file(target), calibrate, plan)
@@ -248,8 +241,8 @@ def optimize_command(
         console.print(before_and_after(report))
         console.print(verdict(report), markup=False)
     planned = result.planned
-    regular = curve_of(planned.regular_schedule, planned.regular_profile)
-    chosen = curve_of(planned.schedule, planned.profile)
+    regular = curve_of(planned.regular_schedule, planned.regular_profile, planned.state_bytes)
+    chosen = curve_of(planned.schedule, planned.profile, planned.state_bytes)
     is_plain = not console.encoding.startswith("utf")
     console.print(memory_plot(regular, chosen, megabytes, is_plain=is_plain), markup=False)
     if verbose:

@@ -7,10 +7,17 @@ from typing import Annotated
 import typer
 
 from onnxgc.api.solving import solve_graph, solve_operator_graph
-from onnxgc.cli.arguments import check_json_target, stages, write_json
+from onnxgc.cli.arguments import (
+    Seed,
+    check_json_target,
+    check_with_budget,
+    finite,
+    stages,
+    write_json,
+)
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Objective
-from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order, search_stage
+from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
 from onnxgc.solvers.registry import SOLVERS
 
 
@@ -63,9 +70,11 @@ def solve_command(
     ] = "-",
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds for the solver [with --budget and no --step-limit: 30]."),
+        typer.Option(
+            min=0.0, callback=finite, help="Seconds for the solver [with --budget and no --step-limit: 30]."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    seed: Seed = 0,
     slots: Annotated[int | None, typer.Option(min=1, help="States that revolve may store at once.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Valid sets that random compares.")] = 10,
 ) -> None:
@@ -93,23 +102,24 @@ def solve_command(
                 time_limit=time_limit,
                 step_limit=step_limit,
                 seed=seed,
-                progress=lambda extra, bound: tell(search_stage(extra, bound)),
+                progress=tell,
             )
         write_json(solved, json_target)
         return
-    for name, value in (("--order", order), ("--step-limit", step_limit)):
-        if value is not None:
-            raise PlanError(f"{name} goes with --budget; give one, such as --budget .8")
+    of_budgets = {"--order": order, "--step-limit": step_limit}
+    check_with_budget(False, of_budgets, "--budget; give one, such as --budget .8")
     names = None if checkpoints is None else [name.strip() for name in checkpoints.split(",") if name.strip()]
-    found = solve_graph(
-        graph,
-        solver=solver,
-        objective=objective.value if objective else None,
-        checkpoints=names,
-        interior_only=interior_only,
-        time_limit=time_limit,
-        seed=seed,
-        slots=slots,
-        draws=draws,
-    )
+    with stages() as tell:
+        tell("planning")
+        found = solve_graph(
+            graph,
+            solver=solver,
+            objective=objective.value if objective else None,
+            checkpoints=names,
+            interior_only=interior_only,
+            time_limit=time_limit,
+            seed=seed,
+            slots=slots,
+            draws=draws,
+        )
     write_json(found, json_target)

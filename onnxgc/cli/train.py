@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,19 +15,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from onnxgc.cli.arguments import (
+    Freeze,
+    FreezeBn,
+    InputShapes,
+    Loss,
     Quiet,
+    Threads,
+    Trainable,
     check_apart,
     check_json_target,
     check_target,
     console_for,
+    finite,
     parse_shapes,
     settings_of,
     stages,
     write_json,
 )
 from onnxgc.emission.write import check_model_writable, data_file
-from onnxgc.errors import ModelFileError, TrainingError
-from onnxgc.model.load import files_of
+from onnxgc.errors import TrainingError
+from onnxgc.model.load import check_model_file, files_of
 from onnxgc.report.tables import megabytes
 from onnxgc.report.training import epochs_table, run_line
 from onnxgc.training import SGD, AdamW, Event, Trainer, constant, cosine, step, with_warm_up
@@ -82,20 +88,20 @@ def train_command(
     validation: Annotated[
         str | None, typer.Option(help="An .npz file to evaluate on after each epoch.")
     ] = None,
-    loss: Annotated[str, typer.Option(help="As in optimize.")] = "auto",
+    loss: Loss = "auto",
     optimizer: Annotated[OptimizerName, typer.Option(help="With PyTorch's settings.")] = OptimizerName.ADAMW,
-    lr: Annotated[float, typer.Option("--lr", min=0.0, help="The learning rate.")] = 1e-3,
+    lr: Annotated[float, typer.Option("--lr", min=0.0, callback=finite, help="The learning rate.")] = 1e-3,
     schedule: Annotated[
         ScheduleName, typer.Option(help="The rate over the run: step is a tenth after each third of it.")
     ] = ScheduleName.CONSTANT,
     warm_up: Annotated[int, typer.Option(min=0, help="Updates in which the rate rises to its value.")] = 0,
-    momentum: Annotated[float, typer.Option(min=0.0, help="Of sgd.")] = 0.0,
+    momentum: Annotated[float, typer.Option(min=0.0, callback=finite, help="Of sgd.")] = 0.0,
     nesterov: Annotated[bool, typer.Option("--nesterov", help="Of sgd.")] = False,
     weight_decay: Annotated[
-        float | None, typer.Option(min=0.0, help="[default: 0.01 for adamw, 0 for sgd]")
+        float | None, typer.Option(min=0.0, callback=finite, help="[default: 0.01 for adamw, 0 for sgd]")
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(help="The largest norm of all gradients together.")
+        float | None, typer.Option(callback=finite, help="The largest norm of all gradients together.")
     ] = None,
     epochs: Annotated[
         int, typer.Option(min=1, help="Passes over the data, those before resuming included.")
@@ -103,16 +109,14 @@ def train_command(
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step [default: 32].")] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="Steps whose mean gradient makes one update.")] = 1,
     budget: Annotated[str | None, typer.Option(help="As in optimize.")] = None,
-    time_limit: Annotated[float | None, typer.Option(min=0.0, help="As in optimize.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.0, callback=finite, help="As in optimize.")
+    ] = None,
     plan: Annotated[str | None, typer.Option(help="As in optimize.")] = None,
-    trainable: Annotated[
-        list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")
-    ] = None,
-    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")] = None,
-    freeze_bn: Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")] = False,
-    input_shapes: Annotated[
-        list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
-    ] = None,
+    trainable: Trainable = None,
+    freeze: Freeze = None,
+    freeze_bn: FreezeBn = False,
+    input_shapes: InputShapes = None,
     state: Annotated[
         str | None,
         typer.Option(help="Where the run is saved [default: OUT's or MODEL's name + .state.safetensors]."),
@@ -124,7 +128,7 @@ def train_command(
     provider: Annotated[
         ProviderName | None, typer.Option(help="[default: cuda where the machine has it]")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each operator.")] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data's order, and of drawn weights.")] = 0,
     json_target: Annotated[
         str | None, typer.Option("--json", help="Figures of each epoch as JSON, - for stdout.")
@@ -133,10 +137,7 @@ def train_command(
 ) -> None:
     """Train a model on ONNX Runtime in the memory of its plan, and write it back to be deployed."""
     shapes = parse_shapes(input_shapes or [])
-    if not math.isfinite(lr):
-        raise TrainingError(f"the learning rate is {lr}; it must be a number from 0 on")
-    if not os.path.isfile(model):
-        raise ModelFileError(f"there is no file '{model}'; give the path of an ONNX model")
+    check_model_file(model)
     target = state or f"{(out or Path(model).name).removesuffix('.onnx')}.state.safetensors"
     read = (*files_of(model), *(files_of(forward) if forward else ()), data, validation)
     if out is not None:
@@ -153,9 +154,8 @@ def train_command(
     workers = _workers()
     is_first = workers is None or workers.rank == 0
     console = console_for(json_target, is_quiet=quiet or not is_first)
-    samples, tests = split_arrays(read_arrays(data))
-    if validation is not None:
-        tests = read_arrays(validation)
+    arrays = read_arrays(data)
+    evaluated = None if validation is None else read_arrays(validation)
     is_planned = _is_planned(model)
     chosen = None if is_planned else _optimizer(optimizer, momentum, nesterov, weight_decay, clip_norm)
     given_options = dict(settings_of(context))
@@ -164,7 +164,6 @@ def train_command(
     given = {
         "loss": None if loss == "auto" else loss,
         "budget": budget,
-        "time_limit": time_limit,
         "plan": plan,
         "trainable": tuple(trainable or ()),
         "freeze": tuple(freeze or ()),
@@ -172,6 +171,8 @@ def train_command(
         "input_shapes": shapes,
     }
     options: dict[str, Any] = {key: value for key, value in given.items() if value}
+    if time_limit is not None:
+        options["time_limit"] = time_limit
     rate = _Late()
     with stages() as tell:
         trainer = Trainer(
@@ -188,6 +189,8 @@ def train_command(
             progress=tell,
             **options,
         )
+    samples, tests = split_arrays(arrays, trainer.inputs)
+    tests = tests if evaluated is None else evaluated
     total = epochs * (trainer.updates_of(samples) or 1)
     rate.schedule = _schedule(schedule, lr, warm_up, total)
     for note in trainer.report.get("notes", ()):

@@ -112,6 +112,8 @@ def _read(path: str) -> CheckpointPlan:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PlanError(f"cannot read the plan '{path}': {reason}") from error
+    if not content:
+        raise PlanError(f"'{path}' is empty (0 bytes); {_AGAIN}")
     try:
         return plan_from_json(json.loads(content), f"'{path}'")
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):

@@ -51,13 +51,25 @@ def read_graph_file(path: str | os.PathLike[str]) -> GraphFile:
         GraphFileError: the file cannot be read, is not JSON, or breaks a rule of its form; the
             first breach is named.
     """
+    return parse_graph(read_document(path, FORM))
+
+
+def read_document(path: str | os.PathLike[str], form: str) -> Any:
+    """The content of a JSON file, fractions as `Decimal`; `form` is how it should have been written.
+
+    Raises:
+        GraphFileError: the file cannot be read, is empty, or is not JSON.
+    """
+    name = os.fspath(path)
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_float=Decimal)
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if not text.strip():
+            raise GraphFileError(f"the graph '{name}' is empty; write {form}")
+        return json.loads(text, parse_float=Decimal)
     except OSError as error:
-        raise GraphFileError(f"cannot read the graph '{os.fspath(path)}': {error.strerror}") from error
+        raise GraphFileError(f"cannot read the graph '{name}': {error.strerror}") from error
     except (ValueError, ArithmeticError, RecursionError) as error:
-        raise GraphFileError(f"the graph '{os.fspath(path)}' is not JSON: {error}; write {FORM}") from error
-    return parse_graph(document)
+        raise GraphFileError(f"the graph '{name}' is not JSON: {error}; write {form}") from error
 
 
 def parse_graph(document: Any) -> GraphFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -62,6 +63,27 @@ def _in_memory(proto: onnx.ModelProto, model: Any) -> onnx.ModelProto:
     return proto
 
 
+def check_model_file(path: str | os.PathLike[str]) -> None:
+    """Fail early where a path is that of no file that can be read as a model.
+
+    Raises:
+        ModelFileError: there is nothing, a folder, or something that can be read but once, such as a pipe.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError as error:
+        raise ModelFileError(f"there is no file '{path}'; give the path of an ONNX model") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"'{path}' cannot be read: {reason}") from error
+    if stat.S_ISDIR(mode):
+        raise ModelFileError(f"'{path}' is a directory, not an ONNX file")
+    if not stat.S_ISREG(mode):
+        raise ModelFileError(
+            f"'{path}' is no regular file; a model is read more than once, so write it into one"
+        )
+
+
 def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     """The model, and the folder that its external data is relative to.
 
@@ -91,6 +113,7 @@ def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
     """A model's file and the files of its external data; only the first where it cannot be read."""
     path = os.fspath(source)
     try:
+        check_model_file(path)
         graph = _loaded(path).graph
     except Exception:
         return (path,)
@@ -120,11 +143,8 @@ def without_payloads(graph: onnx.GraphProto) -> onnx.GraphProto:
 
 
 def _read_file(path: str) -> onnx.ModelProto:
-    if os.path.isdir(path):
-        raise ModelFileError(f"'{path}' is a directory, not an ONNX file")
-    if not os.path.exists(path):
-        raise ModelFileError(f"there is no file '{path}'")
-    if is_text(path):
+    check_model_file(path)
+    if is_text(path) and os.path.getsize(path):
         return _read_text(path)
     try:
         with open(path, "rb") as file:

@@ -61,11 +61,14 @@ def plan_within_budget(report: Figures) -> Table:
     return table
 
 
+FRONTIER_HEADINGS = ("budget", "of all", "peak", "extra time", "at least", "gap")
+
+
 def frontier_table(report: Figures) -> Table:
     """The trade-off, a row for each budget; what is chosen has a mark."""
     regular = report["regular"]["simulated_peak_bytes"]
     table = Table(title="extra time for each budget", title_justify="left")
-    for heading in ("", "budget", "of regular", "peak", "extra time", "at least", "gap"):
+    for heading in ("", *FRONTIER_HEADINGS):
         table.add_column(heading, justify="right")
     for budget, mark, point in sorted(_points(report), key=lambda row: (-row[0], row[1])):
         table.add_row(

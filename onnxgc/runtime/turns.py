@@ -35,10 +35,12 @@ def seconds_in_turns(
     settings: SessionSettings,
     runs: int,
     warm_up: int,
+    in_place: Mapping[str, str] | None = None,
 ) -> dict[str, tuple[float, ...]]:
     """Seconds of `runs` steps of each file, one step of each in turn, after `warm_up` rounds more.
 
     No profile is written, so that nothing but the step is timed. All files are in memory at once.
+    `in_place` as in `measure`.
 
     Raises:
         RuntimeFailedError: ONNX Runtime refused a file or stopped.
@@ -46,7 +48,8 @@ def seconds_in_turns(
     seconds: dict[str, list[float]] = {name: [] for name in files}
     with ExitStack() as stack:
         steppers = {
-            name: stack.enter_context(_Stepper(path, feeds, settings)) for name, path in files.items()
+            name: stack.enter_context(_Stepper(path, feeds, settings, in_place or {}))
+            for name, path in files.items()
         }
         for number in range(warm_up + runs):
             for name, stepper in steppers.items():
@@ -61,14 +64,18 @@ class _Stepper:
     """A process that holds one file and takes a step whenever it is told to."""
 
     def __init__(
-        self, path: str | os.PathLike[str], feeds: Mapping[str, Array], settings: SessionSettings
+        self,
+        path: str | os.PathLike[str],
+        feeds: Mapping[str, Array],
+        settings: SessionSettings,
+        in_place: Mapping[str, str],
     ) -> None:
-        self._path, self._feeds, self._settings = path, feeds, settings
+        self._path, self._feeds, self._settings, self._in_place = path, feeds, settings, in_place
 
     def __enter__(self) -> _Stepper:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            write_request(folder, self._path, self._feeds, self._settings)
+            write_request(folder, self._path, self._feeds, self._settings, in_place=dict(self._in_place))
             self._errors = folder / "errors"
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "onnxgc.runtime.turns", str(folder)],
@@ -108,7 +115,7 @@ class _Stepper:
 
 def _answer(folder: Path) -> None:
     request, settings, feeds = read_request(folder)
-    step, _ = bound_step(session_of(request, settings), feeds, settings)
+    step, _ = bound_step(session_of(request, settings), feeds, settings, request["in_place"])
     with open(_ANSWERS, "w") as answers:
         for _ in sys.stdin:
             answers.write(f"{step()}\n")

@@ -17,6 +17,7 @@ from onnxgc.api import benchmarking
 from onnxgc.api.benchmarking import Benchmark, bench
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
+from onnxgc.report.benchmark import paper_row, run_lines
 from onnxgc.runtime import turns
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
@@ -58,6 +59,25 @@ def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
     assert report["timing"] == "data sheet of one core of a CPU"
     assert (report["provider"], report["threads"], report["runs"]) == ("CPUExecutionProvider", 1, 2)
     assert report["versions"].keys() == {"onnxgc", "onnxruntime", "onnx", "python"}
+
+
+def test_a_step_with_an_optimizer_updates_the_parameters_and_holds_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_PAUSE_SECONDS", 0.0)
+    found = bench(MODEL, optimizer="adamw", provider="cpu", threads=1, runs=1, warm_up=0, check=False)
+    state_bytes = found.state_bytes
+    weights = sum(numpy_helper.to_array(weight).nbytes for weight in MODEL.graph.initializer)
+    assert state_bytes == 2 * weights
+    for side in (found.regular, found.planned):
+        assert side.requested_peak_bytes == pytest.approx(side.simulated_peak_bytes, rel=0.01)
+        assert side.simulated_peak_bytes > state_bytes
+        assert side.activation_peak_bytes is None
+        assert len(side.step_seconds) == 1
+    report = found.as_json()
+    assert report["optimizer"] == {"name": "adamw", "state_bytes": state_bytes}
+    assert "of adamw's state; each step updates the parameters" in " ".join(run_lines(report))
+    assert "-" not in paper_row(report).rows[0]
 
 
 class Runtime:

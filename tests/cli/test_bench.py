@@ -82,7 +82,7 @@ def test_tables(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert all(len(line) <= 80 for line in shown.out.splitlines())
     assert "\x1b" not in shown.out
     rows = cells(shown.out)
-    assert ["resnet50,", "64", "5,417.0", "1,490.0", "72.5%", "202", "ms", "207", "ms", "4.00%"] in rows
+    assert ["resnet50,", "64", "5,417", "1,490", "72.5%", "202", "ms", "207", "ms", "4.00%"] in rows
     assert ["peak,", "simulated", "5,519", "MB", "1,592", "MB", "28.8%"] in rows
     assert ["step,", "best", "202", "ms", "207", "ms", "102%"] in rows
     assert ["samples", "a", "second", "317", "309"] in rows
@@ -115,7 +115,7 @@ def test_json_markdown_and_quiet(
     assert call("bench", "chain.onnx", "--json", "-", "--markdown") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out) == FOUND.as_json()
-    assert "| resnet50, 64 | 5,417.0 | 1,490.0 | 72.5% | 202 ms | 207 ms | 4.00% |" in shown.err
+    assert "| resnet50, 64 | 5,417 | 1,490 | 72.5% | 202 ms | 207 ms | 4.00% |" in shown.err
     assert "\n- plan: peak, feasible" in shown.err
     assert call("bench", "chain.onnx", "--json", "figures.json", "-q") == 0
     assert capsys.readouterr() == ("", "")

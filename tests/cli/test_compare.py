@@ -140,6 +140,33 @@ def test_each_of_several_by_two_processes(call: Call, capsys: pytest.CaptureFixt
     assert ["error" in one for one in found] == [False, False, True]
 
 
+def test_a_budget_that_nothing_fits_is_told_in_its_row(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--solvers", "acg", "--budget", "10%", "--json", "a.json")
+    assert call("compare", "chain.onnx", *asked) == 3
+    shown = capsys.readouterr()
+    assert ["budget", "no", "fit"] in [line.split() for line in shown.out.splitlines()]
+    assert shown.err.startswith("onnxgc: no plan fits ")
+    assert shown.err.count("\n") == 1
+    assert json.loads(Path("a.json").read_text(encoding="utf-8"))["budget_bytes"] > 0
+
+
+def test_a_budget_may_fit_some_of_several(
+    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "MOST_WORKERS", 1)
+    onnx.save(chain(5, batch=64), "small.onnx")
+    two = ("chain.onnx", "small.onnx", "--solvers", "store-all")
+    assert call("compare", *two, "--budget", "100KB") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[2:] for row in rows if row[:1] in (["chain"], ["small"])] == [["no", "fit"], ["*100.0"]]
+    assert call("compare", *two, "--budget", "1KB") == 3
+    shown = capsys.readouterr()
+    assert "for none of 2 networks a plan fits, the first since no plan fits 1,000 bytes" in shown.err
+    assert shown.err.count("\n") == 1
+
+
 def test_several_models_with_solvers_are_several_networks(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ def test_the_least_peak_at_some_extra_time(
     [
         (("--budget", "8Q"), "the budget '8Q' is no size; write 8GiB, 500MB, 60%"),
         (("--budget", "0"), "nothing"),
-        (("--budget", ""), "no size"),
+        (("--budget", ""), "it is empty"),
         (("--budget", "60%", "--order", "any"), "--order"),
         (("--budget", "60%", "--step-limit", "-1"), "--step-limit"),
         (("--budget", "60%", "--time-limit", "-1"), "--time-limit"),

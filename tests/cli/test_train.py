@@ -106,7 +106,7 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
         (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "settings of sgd"),
         (("model.onnx", "--data", "digits.npz", "--budget", "1%"), "no plan fits"),
         (("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"), "is no state"),
-        (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "the learning rate is inf"),
+        (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "'inf' is no finite number"),
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),
         (("model.onnx", "--data", "wide.npz"), "'image' has the shape [4, 1, 9, 8]"),
     ],

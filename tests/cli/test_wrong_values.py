@@ -1,0 +1,134 @@
+"""Values and files that no command takes: one line says so in words of its own, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.cli import main as main_module
+from onnxgc.cli import train as train_module
+from onnxgc.errors import TrainingError
+from tests.api.chains import chain
+
+Call = Callable[..., int]
+BUDGET = ("--budget", "60%")
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The exit code of a command, which runs in this process and in a folder with a model."""
+    onnx.save(chain(3, batch=8), tmp_path / "m.onnx")
+    (tmp_path / "folder").mkdir()
+    for name, text in (("empty.onnx", ""), ("empty.json", ""), ("text.onnx", "no model\n")):
+        (tmp_path / name).write_text(text)
+    os.mkfifo(tmp_path / "pipe")
+    np.savez(tmp_path / "d.npz", x=np.zeros(1))
+    monkeypatch.chdir(tmp_path)
+
+    def onnxgc(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main_module.main()
+        return int(caught.value.code or 0)
+
+    return onnxgc
+
+
+def refused(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command ends that writes nothing."""
+    before = sorted(os.listdir())
+    assert call(*arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert sorted(os.listdir()) == before
+    return line.removeprefix("onnxgc: ")
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (("optimize", "m.onnx", *BUDGET, "--order", "foo"), "'--order': 'foo' is not one of 'free', 'fixed'"),
+        (("train", "m.onnx", "--data", "d", "--schedule", "x"), "'x' is not one of 'constant', 'step'"),
+        (("bench", "m.onnx", "--optimizer", "x"), "'x' is not one of 'none', 'sgd', 'adamw'"),
+        (("compare", "m.onnx", "--seed", "1.5"), "'--seed': '1.5' is no whole number"),
+        (("compare", "m.onnx", "--seed", "-1"), "'--seed': '-1' is not at least 0"),
+        (("verify", "m.onnx", "m.onnx", "--threads", "9999"), "'9999' is not at most 1024"),
+        (("solve", "g.json", "--time-limit", "soon"), "'--time-limit': 'soon' is no number"),
+        (("bench", "m.onnx", "--time-limit", "nan"), "'nan' is not at least 0"),
+        (("optimize", "m.onnx", *BUDGET, "--time-limit", "inf"), "'--time-limit': 'inf' is no finite number"),
+        (("train", "m.onnx", "--data", "d", "--lr", "inf"), "'--lr': 'inf' is no finite number"),
+        (("train", "m.onnx", "--data", "d", "--clip-norm", "nan"), "'nan' is no finite number"),
+        (("train", "m.onnx", "--data", "d", "--budget", ""), "'--budget': it is empty"),
+        (("compare", "m.onnx", "m.onnx", "--carry-over", " "), "'--carry-over': it is empty"),
+        (("inspect", "m.onnx", "--freeze", "a", "--freeze", ""), "'--freeze': it is empty"),
+    ],
+)  # fmt: skip
+def test_a_value_is_refused_in_words_of_its_own(
+    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    line = refused(call, capsys, *arguments)
+    assert told in line
+    assert line.endswith(f"; see `onnxgc {arguments[0]} --help`")
+    assert "error" not in line
+    assert "Input" not in line
+
+
+@pytest.mark.parametrize("command", ["optimize", "inspect", "bench", "compare", "train", "verify"])
+@pytest.mark.parametrize(
+    "model, told",
+    [
+        ("folder", "'folder' is a directory, not an ONNX file"),
+        ("none.onnx", "there is no file 'none.onnx'"),
+        ("empty.onnx", "'empty.onnx' is empty (0 bytes)"),
+        ("text.onnx", "'text.onnx' is not an ONNX file"),
+        ("pipe", "'pipe' is no regular file"),
+        ("m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
+    ],
+)
+def test_what_is_no_model_is_told_alike(
+    call: Call, capsys: pytest.CaptureFixture[str], command: str, model: str, told: str
+) -> None:
+    more = {"verify": (model,), "train": ("--data", "d.npz")}.get(command, ())
+    assert told in refused(call, capsys, command, model, *more)
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (("optimize", "m.onnx", "-"), "OUTPUT '-': only --json writes to standard output"),
+        (("optimize", "m.onnx", "--dry-run", "--report", "-"), "--report '-'"),
+        (("train", "m.onnx", "--data", "d.npz", "--state", "-"), "--state '-'"),
+        (("optimize", "m.onnx", "--plan", "empty.json"), "'empty.json' is empty (0 bytes)"),
+        (("solve", "empty.json"), "the graph 'empty.json' is empty"),
+        (("solve", "empty.json", "--budget", ".8"), "the graph 'empty.json' is empty"),
+        (("train", "m.onnx", "--data", "folder"), "'folder' cannot be read: Is a directory"),
+        (("compare", "m.onnx", "--order", "fixed"), "--order goes with --budget"),
+        (("bench", "m.onnx", "--step-limit", "3"), "--step-limit goes with --budget"),
+    ],
+)
+def test_files_and_options_that_do_not_fit(
+    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    assert told in refused(call, capsys, *arguments)
+
+
+def test_no_time_is_a_time_limit_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def trainer(*_: object, **options: Any) -> None:
+        asked.update(options)
+        raise TrainingError("enough")
+
+    monkeypatch.setattr(train_module, "Trainer", trainer)
+    monkeypatch.setattr(train_module, "read_arrays", lambda source: {})
+    assert call("train", "m.onnx", "--data", "d.npz", "--time-limit", "0") == 2
+    assert asked["time_limit"] == 0.0
+    assert "budget" not in asked
