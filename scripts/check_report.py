@@ -1,16 +1,18 @@
-"""Open pages that `onnxgc optimize --report` wrote in a headless Chromium and check what a reader would.
+"""Open pages that `--report` of onnxgc wrote in a headless Chromium and check what a reader would.
 
     python scripts/check_report.py PAGE.html ... [--screenshots FOLDER]
 
-No console message and no request, hover and keyboard show the tensors whose bytes the curve has, nothing is
-wider than the window at 400 and 1600 pixels, contrast is enough in light and dark, and all is there
-without JavaScript. Without Chromium it says so and checks nothing.
+No console message and no request, hover and keyboard show the tensors whose bytes the curve has, tables
+are sorted by their figures, nothing is wider than the window at 400 and 1600 pixels, contrast is enough in
+light and dark, and all is there without JavaScript. A page without pictures (`compare --each`) has its tables
+checked. Without Chromium it says so and checks nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import fcntl
 import json
 import os
 import re
@@ -31,6 +33,13 @@ MOST_SECONDS = 1.0
 MOST_ROWS = 1000
 TEXT_CONTRAST, SHAPE_CONTRAST = 4.5, 3.0
 TEXTS = ("body", "figcaption", "dt", "a[href='#assumed']", "thead th", "button", "footer p")
+CONNECTED = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Starts a program with two of its own files as 3 and 4."""
 CONTRAST = """((selector, key) => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
   const light = (color) => {
@@ -128,15 +137,11 @@ class Page:
 @contextmanager
 def browser(program: str) -> Iterator[Page]:
     """A headless browser with an empty profile, ended on leaving."""
-    from_us, to_it = os.pipe()
-    to_us, from_it = os.pipe()
-
-    def connect() -> None:
-        # It reads from 3 and writes to 4, which may be ends of the pipes themselves.
-        reading, writing = os.dup(from_us), os.dup(from_it)
-        os.dup2(reading, 3)
-        os.dup2(writing, 4)
-
+    (from_us, to_it), (to_us, from_it) = os.pipe(), os.pipe()
+    # It reads from 3 and writes to 4, where the pipes may not be before.
+    theirs = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (from_us, from_it)]
+    os.close(from_us)
+    os.close(from_it)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = (
             "--headless=new",
@@ -146,19 +151,23 @@ def browser(program: str) -> Iterator[Page]:
             "--hide-scrollbars",
         )
         process = subprocess.Popen(
-            [program, *options, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            [
+                *(sys.executable, "-c", CONNECTED, *map(str, theirs)),
+                *(program, *options, "--remote-debugging-pipe", f"--user-data-dir={profile}"),
+            ],
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            preexec_fn=connect,
-            close_fds=False,
+            pass_fds=theirs,
         )
-        os.close(from_us)
-        os.close(from_it)
+        for end in theirs:
+            os.close(end)
         try:
             yield Page(to_it, to_us)
         finally:
             process.terminate()
             process.wait(20)
+            os.close(to_it)
+            os.close(to_us)
 
 
 def data_of(path: Path) -> dict[str, Any]:
@@ -208,17 +217,38 @@ def check_step(page: Page, data: dict[str, Any], course: int) -> int:
 
 
 def check_interaction(page: Page, data: dict[str, Any]) -> None:
-    """Pointer and keyboard, on the curve and on the network."""
+    """Pointer and keyboard, on each picture of curves and on the network."""
+    figures = page.value("""[...document.querySelectorAll("figure.memory")].map((figure) => {
+      const {courses, table} = figure.dataset;
+      return [figure.id, courses.split(" ").map(Number), Boolean(table)];
+    })""")
+    drawn = {place for _, places, _ in figures for place in places}
+    assert len(drawn) == len(data["courses"]), f"{len(drawn)} of {len(data['courses'])} curves are drawn"
+    for name, places, has_table in figures:
+        shown_here = [data["courses"][place] for place in places]
+        if has_table:
+            check_curves(page, {**data, "courses": shown_here}, name)
+        else:
+            check_readout(page, shown_here, name)
+    if data["network"]["name"]:
+        page.value("document.querySelector('#network .handle').focus()")
+        page.press("End")
+        name = data["texts"][data["network"]["name"][-1]]
+        assert name in page.value("document.querySelector('#network .readout').textContent")
+
+
+def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
+    """A picture of curves whose tensors are in the table."""
     held = [course_totals(course) for course in data["courses"]]
     for course in range(len(held)):
-        page.value(f"document.querySelectorAll('#memory input')[{course}].click()")
+        page.value(f"document.querySelectorAll('#{name} input')[{course}].click()")
         assert held[course][check_step(page, data, course)] == max(held[course]), "it begins at the peak"
-        left, top, width = page.value("""(() => {
-          const plot = document.querySelector("#memory svg.plot");
-          plot.scrollIntoView({block: "center", behavior: "instant"});
-          const {x, y, width} = plot.getBoundingClientRect();
+        left, top, width = page.value(f"""(() => {{
+          const plot = document.querySelector("#{name} svg.plot");
+          plot.scrollIntoView({{block: "center", behavior: "instant"}});
+          const {{x, y, width}} = plot.getBoundingClientRect();
           return [x, y, width];
-        })()""")
+        }})()""")
         longest = max(map(len, held))
         for share in (0.0005, 0.13, 0.37, 0.5, 0.71, 0.9, 0.9995):
             page("Input.dispatchMouseEvent", type="mouseMoved", x=left + share * width, y=top + 100)
@@ -226,8 +256,8 @@ def check_interaction(page: Page, data: dict[str, Any]) -> None:
             step = check_step(page, data, course)
             wanted = min(share * longest, len(held[course]) - 1)
             assert abs(step - wanted) <= 1 + longest / width, f"pointed at {wanted}, shown is {step}"
-    page.value("document.querySelectorAll('#memory input')[0].click()")
-    page.value("document.querySelector('#memory .handle').focus()")
+    page.value(f"document.querySelectorAll('#{name} input')[0].click()")
+    page.value(f"document.querySelector('#{name} .handle').focus()")
     peak = check_step(page, data, 0)
     last = len(held[0]) - 1
     for key, step in (
@@ -237,12 +267,33 @@ def check_interaction(page: Page, data: dict[str, Any]) -> None:
         page.press(key)
         assert check_step(page, data, 0) == step, f"{key} leads to {shown(page)[0]}"
     time.sleep(0.5)
-    spoken = page.value("document.querySelector('#memory [aria-live]').textContent")
-    assert spoken.startswith(f"Step {peak:,} of {last + 1:,}: "), spoken
-    page.value("document.querySelector('#network .handle').focus()")
-    page.press("End")
-    name = data["texts"][data["network"]["name"][-1]]
-    assert name in page.value("document.querySelector('#network .readout').textContent")
+    spoken = page.value(f"document.querySelector('#{name} [aria-live]').textContent")
+    # Steps are told from 1 on.
+    assert spoken.startswith(f"Step {peak + 1:,} of {last + 1:,}: "), spoken
+
+
+def check_readout(page: Page, courses: list[dict[str, Any]], name: str) -> None:
+    """A picture of curves with a line below it: each begins at its peak, and keys move along."""
+    for number, course in enumerate(courses):
+        held = course_totals(course)
+        page.value(f"document.querySelectorAll('#{name} input')[{number}].click()")
+        page.value(f"document.querySelector('#{name} .handle').focus()")
+        for key, step in (("p", held.index(max(held))), ("Home", 0), ("End", len(held) - 1)):
+            page.press(key)
+            told = page.value(f"document.querySelector('#{name} .readout').textContent")
+            assert told.startswith(f"Step {step + 1:,} of {len(held):,}: "), told
+
+
+def check_sorting(page: Page) -> None:
+    """A click on a heading sorts a table's rows by the figures below it."""
+    unsorted = page.value("""[...document.querySelectorAll("table.sortable")].flatMap((table) =>
+      [...table.querySelectorAll("thead th.number")].filter((cell) => {
+        cell.querySelector("button").click();
+        const cells = [...table.tBodies[0].rows].map((row) => row.cells[cell.cellIndex]);
+        const values = cells.map(({dataset}) => Number(dataset.value));
+        return values.some((value, index) => Number.isNaN(value) || (index && value > values[index - 1]));
+      }).map((cell) => `${cell.textContent} of ${table.caption.textContent}`))""")
+    assert not unsorted, f"not sorted by figures: {', '.join(unsorted)}"
 
 
 def course_totals(course: dict[str, Any]) -> list[int]:
@@ -262,13 +313,15 @@ def check_page(page: Page, path: Path, screenshots: Path | None) -> str:
     seconds = page.open(path, 1200)
     assert seconds < MOST_SECONDS, f"interactive after {seconds:.2f} s"
     check_interaction(page, data)
+    check_sorting(page)
     for width in (400, 1600):
         for dark in (False, True):
             for script in (True, False):
                 page.open(path, width, dark=dark, script=script)
                 wide = page.value("document.documentElement.scrollWidth")
                 assert wide <= width, f"the page is {wide} pixels wide at {width}"
-                assert page.value("document.querySelectorAll('#alive tbody tr').length") > 0
+                rows = "#alive tbody tr" if data["courses"] else "table tbody tr"
+                assert page.value(f"document.querySelectorAll('{rows}').length") > 0
                 check_contrast(page)
                 mark_of = f"{width}-{'dark' if dark else 'light'}-{'script' if script else 'plain'}"
                 if screenshots is not None:
@@ -278,9 +331,10 @@ def check_page(page: Page, path: Path, screenshots: Path | None) -> str:
 
 
 def check_contrast(page: Page) -> None:
-    areas = [f".swatch .role-{number}" for number in range(7)]
+    areas = [f".swatch .role-{number}" for number in range(8)]
     wanted = [(text, "color", TEXT_CONTRAST) for text in TEXTS]
     wanted += [(area, "fill", SHAPE_CONTRAST) for area in areas] + [(".budget-label", "fill", TEXT_CONTRAST)]
+    wanted += [(".base-label", "fill", TEXT_CONTRAST)]
     for selector, key, least in wanted:
         contrast = page.value(f"{CONTRAST}({json.dumps(selector)}, {json.dumps(key)})")
         assert contrast is None or contrast >= least, f"{selector}: contrast {contrast:.2f}"

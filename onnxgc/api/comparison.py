@@ -26,14 +26,14 @@ from onnxgc.api.pipeline import (
     read_again,
     trace_problem,
 )
-from onnxgc.api.plan_difference import difference_of
+from onnxgc.api.plan_difference import difference_of, peak_step
 from onnxgc.emission.plan_files import plan_of
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.model.ir import TrainableModel
 from onnxgc.model.load import source_of
 from onnxgc.planning.plan import CheckpointPlan, Objective
 from onnxgc.rematerialisation.floors import floor_of_problem
-from onnxgc.rematerialisation.search import Order
+from onnxgc.rematerialisation.search import Order, compile_loops
 from onnxgc.rematerialisation.training_steps import problem_of
 from onnxgc.report.comparison import file_label
 from onnxgc.solvers.base import SolverOptions
@@ -129,8 +129,9 @@ def compare(
     any form that `onnxgc.emission.plan_files.plan_of` reads. The model is traced once, and all are judged
     alike. Of two plans the report says what differs. A `budget` adds the solver for it.
     With `others` the files hold one network from several frameworks: its tensors are matched, and the first
-    file's plan is carried over to the others. With `each` they are different networks, each of which gets its
-    rows (`torch-budget` only where it is named), by as many `workers`, which are processes.
+    file's plan, or the one of `plans`, is carried over to the others. With `each` they are different
+    networks, each of which gets its rows (`torch-budget` only where it is named), by as many `workers`,
+    which are processes.
     `time_limit` is one for each solver; the other arguments are those of `optimize`.
 
     Raises:
@@ -155,8 +156,11 @@ def compare(
         dict(input_shapes or {}),
     )
     tell = progress or (lambda stage: None)
-    if others and plans:
-        raise PlanError("a plan is for one model; give one model with it, and not several")
+    if others and plans and (each or len(plans) > 1):
+        raise PlanError(
+            "a plan is for one model; give one model with it, or one plan with several files of one network, "
+            "which is for the first of them"
+        )
     if others and not each:
         if solvers is not None or budget is not None:
             raise PlanError(
@@ -255,6 +259,7 @@ def _compare_plans(source: Any, asked: _Asked, tell: Progress) -> Comparison:
         "lower_bound_bytes": bound,
         "bound_operator": bound_operator,
         "rows": figures,
+        "budget_bytes": _budget_bytes(asked.request, first),
         "left_out": [{"name": item.name, "reason": item.reason} for item in left],
         "difference": difference_of(*((row.name, row.planned) for row in compared))
         if len(compared) == 2
@@ -262,6 +267,13 @@ def _compare_plans(source: Any, asked: _Asked, tell: Progress) -> Comparison:
         "notes": notes,
     }
     return Comparison(report, {row.name: row.planned.solution.plan for row in rows}, tuple(rows))
+
+
+def _budget_bytes(request: BudgetRequest, planned: PlannedStep) -> int | None:
+    """The memory budget in bytes, if there is one."""
+    if request.budget is None or request.budget.is_least:
+        return None
+    return request.budget.bytes_of(planned.regular_profile.peak_bytes)
 
 
 def _rows(
@@ -392,7 +404,7 @@ def _figures(row: Row, bound: int) -> dict[str, Any]:
         "simulated_peak_bytes": peak,
         "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
         "share_of_regular": peak / regular if regular else 0.0,
-        "peak_step": planned.profile.peak_step,
+        **peak_step(planned.profile),
         "peak_gap": max(0, peak - bound) / peak if peak else 0.0,
         "checkpoint_bytes": planned.objective.checkpoint_bytes,
         "heaviest_segment_bytes": planned.objective.heaviest_segment_bytes,
@@ -440,7 +452,12 @@ def _compare_each(sources: Sequence[Any], asked: _Asked, workers: int, tell: Pro
 
     # Large files take longest: begun last, one would keep the others waiting.
     places = sorted(range(len(sources)), key=lambda place: -_file_size(sources[place]))
+    tell(f"planning: {len(sources)} networks")
     if workers > 1 and len(sources) > 1:
+        if "budget" in asked.solvers:
+            # Here, and not in every process.
+            compile_loops(tell)
+            tell(f"planning: {len(sources)} networks")
         # Started anew and not forked: the solvers' compiler has threads.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(workers, len(sources)), mp_context=context) as pool:
@@ -478,9 +495,13 @@ def _compare_networks(sources: Sequence[Any], asked: _Asked, tell: Progress) -> 
     for source in sources:
         given = source_of(source)
         name = name_of(given)
+        while isinstance(given, onnx.ModelProto) and any(network.name == name for network in networks):
+            # Exporters call all their graphs alike.
+            name = f"{name} ({len(networks) + 1})"
         tell(f"planning: {name}")
         first = networks[0] if networks else None
-        networks.append(planned_network(name, given, asked.read, asked.input_shapes, options, first))
+        plan = next(iter(asked.plans.values()), None) if first is None else None
+        networks.append(planned_network(name, given, asked.read, asked.input_shapes, options, first, plan))
     tell("matching")
     report, plans = compared_networks(networks)
     rows = tuple(

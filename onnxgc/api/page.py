@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxgc.api.comparison import Comparison
-from onnxgc.api.pipeline import OptimizeResult
+from onnxgc.api.comparison import Comparison, Row
+from onnxgc.api.pipeline import OptimizeResult, PlannedStep, plan_traced_again
+from onnxgc.report.comparison import file_label
 from onnxgc.report.html.comparison import (
     ShownPlan,
     comparison_page,
@@ -30,7 +31,6 @@ def page_of(result: OptimizeResult, settings: Sequence[tuple[str, str]] = ()) ->
             planned.traced.step,
             planned.regular_schedule,
             planned.solution.plan.checkpoints,
-            planned.budget_bytes,
             durations,
             timing,
             settings,
@@ -42,10 +42,7 @@ def page_of_comparison(found: Comparison) -> str:
     """The same for plans that were compared: of one model, of one network in several files, or of each."""
     if found.report["kind"] == "each":
         return overview_page(found.report)
-    plans = [
-        ShownPlan(row.name, row.planned.step, row.planned.schedule, row.planned.solution.plan.checkpoints)
-        for row in found.rows
-    ]
+    plans = [_shown(row.name, row.planned) for row in found.rows]
     if found.report["kind"] == "plans":
         return comparison_page(found.report, plans)
     regular = [
@@ -54,4 +51,23 @@ def page_of_comparison(found: Comparison) -> str:
         )
         for row in found.rows
     ]
-    return networks_page(found.report, [*plans, *regular])
+    carried = [
+        [
+            _shown(f"{row.name}, the plan of {file_label(0)}", _carried_over(found, place, row)),
+            plans[place],
+            regular[place],
+        ]
+        for place, row in enumerate(found.rows)
+        if place
+    ]
+    return networks_page(found.report, [*plans, *regular], carried)
+
+
+def _carried_over(found: Comparison, place: int, row: Row) -> PlannedStep:
+    """The first file's plan in another file, as it was made to fit."""
+    plan = found.plans[found.report["files"][place]["model"]]
+    return plan_traced_again(row.planned.model, row.planned.traced, plan, row.planned)
+
+
+def _shown(name: str, planned: PlannedStep) -> ShownPlan:
+    return ShownPlan(name, planned.step, planned.schedule, planned.solution.plan.checkpoints)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from onnxgc.report.budgets import percent
 from onnxgc.report.tables import MEGABYTE, megabytes
@@ -17,7 +20,9 @@ Report = Mapping[str, Any]
 BEST = "*"
 MOST_TENSORS = 10
 """Tensors that a table names where not all were asked for."""
+_MOST_PARTINGS = 3
 _TIME = "time"
+_BUDGET, _NO_FIT, _NO_PLAN = "budget", "no fit", "-"
 _ALWAYS_TOLD = ("per-block", "torch-budget", "budget")
 
 
@@ -30,63 +35,156 @@ class Cells:
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
 
-    def for_terminal(self) -> Table:
-        """A table without its title, that fits 80 columns as long as names are of a usual length."""
-        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for place, heading in enumerate(self.headings):
-            is_text = place < self.text_columns
-            # Headings and names are folded, figures never.
-            width = 0 if is_text else max((len(row[place]) for row in self.rows), default=0)
-            table.add_column(
-                heading, justify="left" if is_text else "right", overflow="fold", min_width=width or None
-            )
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+    @property
+    def headings_in_line(self) -> tuple[str, ...]:
+        """The headings as they are where nothing is narrow."""
+        return tuple(heading.replace("-\n", "-").replace("\n", " ") for heading in self.headings)
+
+    def for_terminal(self) -> RenderableType:
+        """A table without its title, as wide as the terminal."""
+        return _Fitted(self)
 
     def markdown(self) -> str:
         """The same as Markdown, the title in bold above it."""
         places = range(len(self.headings))
         rule = ["---" if place < self.text_columns else "---:" for place in places]
-        lines = [self.headings, rule, *self.rows]
+        lines = [self.headings_in_line, rule, *self.rows]
         escaped = (" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) for line in lines)
         return "\n".join((f"**{self.title}**", "", *(f"| {line} |" for line in escaped)))
 
 
+_HEADING_WIDTH = 12
+"""Headings are broken where they are wider than this and than what is below them."""
+_PARTS = re.compile(r"[^-_./: ]*[-_./: ]*")
+
+
+def _broken(name: str, width: int) -> str:
+    """A name in lines of that width, broken between its parts; a part that is wider stays whole."""
+    indent = " " * (len(name) - len(name.lstrip(f"{BEST} ")))
+    lines = [""]
+    for part in _PARTS.findall(name):
+        if lines[-1].strip(f"{BEST} ") and len(lines[-1]) + len(part) > width:
+            lines.append(indent)
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.split("\n")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """Cells in the width of a terminal.
+
+    Names are broken between their parts if need be. Where that is not enough, the last columns of figures
+    go into another table below.
+    """
+
+    cells: Cells
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        first = self.cells.text_columns
+        left = list(range(first, len(self.cells.headings)))
+        names = [row[0] for row in self.cells.rows]
+        longest = max(map(_width, names), default=0)
+        narrowest = max((_width(_broken(name, 1)) for name in names), default=0)
+
+        def room(shown: Sequence[int]) -> int:
+            natural = console.measure(self._table(shown, longest), options=options.update(max_width=10**6))
+            return longest - max(0, natural.maximum - options.max_width)
+
+        while left or first:
+            fitting = next((count for count in range(len(left), 1, -1) if room(left[:count]) >= narrowest), 1)
+            shown, left, first = left[:fitting], left[fitting:], 0
+            yield self._table(shown, max(room(shown), 1))
+
+    def _table(self, shown: Sequence[int], room: int) -> Table:
+        cells = self.cells
+        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        places = [*range(cells.text_columns), *shown]
+        for place in places:
+            below = max((_width(row[place]) for row in cells.rows), default=0)
+            # Figures are never folded.
+            table.add_column(
+                Text(_broken(cells.headings[place], max(_HEADING_WIDTH, below if place else room))),
+                justify="left" if place < cells.text_columns else "right",
+                overflow="fold",
+                min_width=below if place and below else None,
+            )
+        for row in cells.rows:
+            table.add_row(*(Text(row[place] if place else _broken(row[0], room)) for place in places))
+        return table
+
+
 def figure(size_bytes: float) -> str:
-    """Megabytes without the unit, which the heading has."""
+    """Megabytes without the unit, which the heading has, with as many digits as say something."""
     size = size_bytes / MEGABYTE
-    return f"{size:,.1f}" if size >= 1 else f"{size:.3f}"
+    return f"{size:,.0f}" if size >= 1000 else f"{size:,.1f}" if size >= 1 else f"{size:.3f}"
 
 
 # -- plans for one model ------------------------------------------------------------------------
 
 
-def plans_table(report: Report) -> Cells:
-    """A row for each plan, the lowest peak first."""
-    headings = ("plan", "peak MB", "of all", "kept MB", "time", "flops", "bound", "gap", "search")
-    rows = [
-        (
-            f"{BEST if row['best'] else ' '} {row['name']}",
-            figure(row["simulated_peak_bytes"]),
-            percent(row["share_of_regular"]),
-            figure(row["checkpoint_bytes"]),
-            percent(row["extra_time_ratio"]),
-            percent(row["extra_flops_ratio"]),
-            _bound(row),
-            "none" if row["status"] == "optimal" else percent(row["gap"]),
-            "" if row["solve_seconds"] is None else f"{row['solve_seconds']:.1f} s",
-        )
-        for row in report["rows"]
-    ]
-    shape = ", ".join("x".join(map(str, shape)) or "scalar" for shape in report["inputs"].values())
-    return Cells(f"{report['model']}, {shape}: plans for one training step", headings, rows)
+@dataclass(frozen=True, slots=True)
+class PlanColumn:
+    """Figures of plans as terminals and pages show them: how they are written, and sorted by what."""
+
+    heading: str
+    written: Callable[[Report], str]
+    value: Callable[[Report], float]
 
 
 def _bound(row: Report) -> str:
     if row["objective"] == _TIME:
         return percent(row["lower_bound_ratio"])
     return figure(row["lower_bound_bytes"])
+
+
+def _of_key(heading: str, written: Callable[[float], str], key: str) -> PlanColumn:
+    return PlanColumn(heading, lambda row: written(row[key]), lambda row: float(row[key]))
+
+
+PLAN_COLUMNS = (
+    _of_key("peak MB", figure, "simulated_peak_bytes"),
+    _of_key("of all", percent, "share_of_regular"),
+    _of_key("kept MB", figure, "checkpoint_bytes"),
+    _of_key("time", percent, "extra_time_ratio"),
+    _of_key("flops", percent, "extra_flops_ratio"),
+    PlanColumn("bound", _bound, lambda row: float(row["lower_bound_bytes"])),
+    PlanColumn(
+        "gap",
+        lambda row: "none" if row["status"] == "optimal" else percent(row["gap"]),
+        lambda row: float(row["gap"]),
+    ),
+)
+"""All that is the same whenever it is asked for: the time of the search is not among them."""
+
+
+def plan_name(row: Report) -> str:
+    """What a plan is called, with a mark before the best."""
+    return f"{BEST if row['best'] else ' '} {row['name']}"
+
+
+def plans_title(report: Report) -> str:
+    shape = ", ".join("x".join(map(str, shape)) or "scalar" for shape in report["inputs"].values())
+    return f"{report['model']}, {shape}: plans for one training step"
+
+
+def plans_table(report: Report) -> Cells:
+    """A row for each plan, the lowest peak first."""
+    headings = ("plan", *(column.heading for column in PLAN_COLUMNS), "search")
+    rows = [
+        (
+            plan_name(row),
+            *(column.written(row) for column in PLAN_COLUMNS),
+            "" if row["solve_seconds"] is None else f"{row['solve_seconds']:.1f} s",
+        )
+        for row in report["rows"]
+    ]
+    if any(item["name"] == _BUDGET for item in report["left_out"]):
+        rows.append((f"  {_BUDGET}", _NO_FIT, *("" for _ in headings[2:])))
+    return Cells(plans_title(report), headings, rows)
 
 
 def plans_lines(report: Report) -> list[str]:
@@ -102,6 +200,7 @@ def plans_lines(report: Report) -> list[str]:
     return [
         f"{BEST} the lowest simulated peak; no plan's is below {bound}: "
         f"at most {percent(best['peak_gap'])} of it could still be saved",
+        "of all: of the peak of storing everything; kept: checkpoints; "
         f"time and flops: what runs again, as a share of the step's; times: {report['timing']}",
         f"bound and gap: of each row's own objective, in MB (of time: in %): {listed}",
     ]
@@ -121,30 +220,30 @@ def detail_lines(report: Report) -> list[str]:
 # -- two plans ----------------------------------------------------------------------------------
 
 
+_ONCE, _AGAIN = "once", "again"
+
+
 def difference_table(difference: Report, *, most: int | None = MOST_TENSORS) -> Cells:
-    """Tensors to which two plans do different things, the largest first."""
-    sides = difference["plans"]
-    fates: list[dict[str, str]] = []
-    sizes: dict[str, int] = {}
-    for side in sides:
-        fate: dict[str, str] = {}
-        for key, word in (("computed_again_here_only", "again"), ("kept_here_only", "kept")):
-            fate |= {item["tensor"]: word for item in side[key]}
-            sizes |= {item["tensor"]: item["bytes"] for item in side[key]}
-        fates.append(fate)
-    names = sorted(sizes, key=lambda name: (-sizes[name], name))
-    rows = [(name, *(fate.get(name, "") for fate in fates), figure(sizes[name])) for name in names[:most]]
-    title = f"{len(names)} tensors are kept or computed again by one plan only"
-    if len(names) > len(rows):
+    """Tensors that one of two plans alone keeps or computes again, the largest first, and what both do."""
+    differing = [item for item in difference["tensors"] if not _is_kept_by_both(item)]
+    rows = [(item["tensor"], *item["fates"], figure(item["bytes"])) for item in differing[:most]]
+    title = f"{len(differing)} tensors are kept or computed again by one plan only"
+    if len(differing) > len(rows):
         title += f", the largest {len(rows)}"
-    return Cells(title, ("tensor", *(side["name"] for side in sides), "MB"), rows, text_columns=3)
+    headings = ("tensor", *(side["name"] for side in difference["plans"]), "MB")
+    return Cells(title, headings, rows, text_columns=3)
+
+
+def _is_kept_by_both(item: Report) -> bool:
+    """Whether what one plan names as a checkpoint is in memory all the same under the other."""
+    return not {_ONCE, _AGAIN}.intersection(item["fates"])
 
 
 def difference_lines(difference: Report) -> list[str]:
     """What the change does to the peak, and where it is."""
     lines = [
         f"{side['name']}: peak {megabytes(side['simulated_peak_bytes'])} at '{side['peak_step']}', "
-        f"step {side['peak_step_number']} of {side['steps']}; "
+        f"step {side['peak_step_number']:,} of {side['steps']:,}; "
         f"kept only here: {_count(side['kept_here_only'])}; "
         f"computed again only here: {_count(side['computed_again_here_only'])}; "
         f"held there are most of all {_named(side['largest_at_peak'][:3])}"
@@ -157,6 +256,27 @@ def difference_lines(difference: Report) -> list[str]:
         lines.append(f"the peak of {other} is {megabytes(abs(change))} {word} than that of {one}")
     else:
         lines.append("both have the same peak")
+    return [*_words_lines(difference), *lines]
+
+
+_WORDS = {
+    "held": "no checkpoint, but its segment, the last, is not computed again",
+    _ONCE: "computed once, and gone when backward begins",
+}
+
+
+def _words_lines(difference: Report) -> list[str]:
+    """What the table's words mean, and what is no difference although only one plan names it."""
+    differing = [item for item in difference["tensors"] if not _is_kept_by_both(item)]
+    same = [item for item in difference["tensors"] if _is_kept_by_both(item)]
+    used = {fate for item in differing for fate in item["fates"]}
+    told = [f"{word}: {meaning}" for word, meaning in _WORDS.items() if word in used]
+    lines = ["; ".join(told)] if told else []
+    if same:
+        lines.append(
+            f"kept by both: {_count(same)} that are checkpoints of one plan alone; "
+            "the other does not compute its last segment again"
+        )
     return lines
 
 
@@ -170,14 +290,14 @@ def _count(items: Sequence[Report]) -> str:
 def overview_table(report: Report, *, all_columns: bool = False) -> Cells:
     """Peaks of all plans for all networks, as shares of storing everything.
 
-    Plans that few networks have are left out unless `all_columns` are wanted.
+    Plans that few networks have are left out unless `all_columns` are wanted, but for that within a budget.
     """
     found = [one for one in report["comparisons"] if "error" not in one]
     rows_of = [{row["name"]: row for row in one["rows"]} for one in found]
     names = _plan_names(found, all_columns=all_columns)
     rows = []
     for one, plans in zip(found, rows_of, strict=True):
-        cells = [_share(plans[name]) if name in plans else "" for name in names]
+        cells = [_share(plans[name]) if name in plans else _absent(name) for name in names]
         rows.append((PurePath(one["model"]).stem, figure(one["regular"]["simulated_peak_bytes"]), *cells))
     headings = ("network", "all MB", *(name.replace("-", "-\n") for name in names))
     return Cells("simulated peaks, as shares of storing everything", headings, rows)
@@ -191,7 +311,12 @@ def _plan_names(found: Sequence[Report], *, all_columns: bool) -> list[str]:
         for row in one["rows"]:
             counts[row["name"]] += 1
     order = _order([[row["name"] for row in one["rows"]] for one in found])
-    return [name for name in order if name != "store-all" and (all_columns or 2 * counts[name] >= len(found))]
+    order += sorted(counts.keys() - set(order))
+    return [
+        name
+        for name in order
+        if name != "store-all" and (all_columns or name == _BUDGET or 2 * counts[name] >= len(found))
+    ]
 
 
 def _order(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -203,20 +328,30 @@ def _order(rows: Sequence[Sequence[str]]) -> list[str]:
     return sorted(places, key=lambda name: (sum(places[name]) / len(places[name]), name))
 
 
+def _absent(name: str) -> str:
+    return _NO_FIT if name == _BUDGET else _NO_PLAN
+
+
 def _share(row: Report) -> str:
     mark = BEST if row["best"] else ""
     return f"{mark}{100 * row['share_of_regular']:.1f}"
 
 
-def overview_lines(report: Report, *, all_columns: bool = False) -> list[str]:
-    """What the overview leaves out, and how long it took."""
+def overview_lines(report: Report, *, all_columns: bool = False, on_page: bool = False) -> list[str]:
+    """What the overview leaves out; in a terminal also how long it took, and where there is more."""
     found = [one for one in report["comparisons"] if "error" not in one]
     shown = _plan_names(found, all_columns=all_columns)
     hidden = [name for name in _plan_names(found, all_columns=True) if name not in shown]
     lines = [f"{BEST} the lowest peak; shares in %"]
+    if any(_NO_PLAN in row for row in overview_table(report, all_columns=all_columns).rows):
+        more = "reasons are below" if on_page else "-v says why"
+        lines.append(f"{_NO_PLAN} no such plan for the network; {more}")
     if hidden:
         lines.append(f"for few of the networks, and not shown: {', '.join(hidden)}")
-    lines.append(f"{len(found)} networks in {report['seconds']:.0f} s")
+    if not on_page:
+        lines.append(f"{len(found)} networks in {report['seconds']:.0f} s")
+    for one in found:
+        lines += [f"{one['model']}: {item['reason']}" for item in one["left_out"] if item["name"] == _BUDGET]
     lines += [f"{one['model']}: {one['error']}" for one in report["comparisons"] if "error" in one]
     return lines
 
@@ -227,6 +362,19 @@ def overview_lines(report: Report, *, all_columns: bool = False) -> list[str]:
 def file_label(place: int) -> str:
     """What a file is called behind the first table: A, B, ..."""
     return chr(ord("A") + place) if place < 26 else f"file {place + 1}"
+
+
+def files_title(report: Report) -> str:
+    """What the files are together."""
+    others = [
+        file_label(number)
+        for number, pair in enumerate(report["pairs"], start=1)
+        if not pair["is_same_network"]
+    ]
+    if not others:
+        return "one network in several files"
+    told = f"{others[0]} is another" if len(others) == 1 else f"{', '.join(others)} are others"
+    return f"several files that are not one network: {told} than {file_label(0)}"
 
 
 def files_table(report: Report) -> Cells:
@@ -244,21 +392,20 @@ def files_table(report: Report) -> Cells:
         )
         for place, file in enumerate(report["files"])
     ]
-    headings = (
-        "file",
-        "nodes",
-        "backward\nreads",
-        "MB",
-        "store-all\npeak MB",
-        "planned\npeak MB",
-        "kept",
-        "kept\nMB",
-    )
-    return Cells("one network in several files", headings, rows)
+    headings = ("file", "nodes", "read", "read\nMB", "all\nMB", "plan\nMB", "kept", "kept\nMB")
+    return Cells(files_title(report), headings, rows)
 
 
 def file_lines(report: Report) -> list[str]:
-    """Where each file's peak is, and what it is made of."""
+    """What the table's figures are, and where each file's peak is and what it is made of."""
+    return [
+        "read: tensors that backward reads; all and plan: simulated peaks, storing everything and planned; "
+        "kept: checkpoints",
+        *_peaks_of_files(report),
+    ]
+
+
+def _peaks_of_files(report: Report) -> list[str]:
     return [
         f"{file_label(place)}: storing everything peaks at '{file['regular']['peak_step']}', "
         f"where most of all {_named(file['regular']['largest_at_peak'][:3])} are held; "
@@ -304,6 +451,7 @@ def pair_lines(report: Report, number: int) -> list[str]:
     lines = [f"{kind}: {pair['matched_tensors']} tensors are matched"]
     if pair["rearranged_tensors"]:
         lines[0] += f", {pair['rearranged_tensors']} of them in another layout"
+    lines += [f"{other['what']}: {other['a']} in {a}, {other['b']} in {b}" for other in pair["differences"]]
     if not pair["is_same_network"]:
         lines += _parting("alike up to", pair["part_behind"])
         lines += _operators_behind(pair, a, b)
@@ -341,11 +489,20 @@ def _parting(words: str, pairs: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _operators_behind(pair: Report, a: str, b: str) -> list[str]:
-    """By which operators the files part, where both have some: perhaps two spellings of one function."""
-    for (one, _), (here, there) in zip(pair["part_behind"], pair["operators_behind"], strict=True):
-        if here and there:
-            return [f"behind {one!r} {a} goes on with {', '.join(here)}, and {b} with {', '.join(there)}"]
-    return []
+    """By which operators the files part: perhaps two spellings of one function.
+
+    Layers and windows of the same sizes on both sides are those of other branches.
+    """
+    lines: dict[str, str] = {}
+    for (one, _), (first, second) in zip(pair["part_behind"], pair["operators_behind"], strict=True):
+        alike = {operator for operator in first if " " in operator and operator in second}
+        sides = ([operator for operator in side if operator not in alike] for side in (first, second))
+        here, there = (", ".join(side) or "nothing of its own" for side in sides)
+        if here != there:
+            lines.setdefault(here + there, f"behind {one!r} {a} goes on with {here}, and {b} with {there}")
+    if not lines and pair["part_behind"]:
+        return ["the same operators follow there on both sides, but put together otherwise"]
+    return list(lines.values())[:_MOST_PARTINGS]
 
 
 def _named(items: Sequence[Report]) -> str:

@@ -45,11 +45,11 @@ _ABOVE = "░"
 _CURVE_HEIGHT = 8
 
 
-def curve_of(schedule: Schedule, profile: MemoryProfile) -> Curve:
-    """The memory of a schedule, as `simulate` has it."""
+def curve_of(schedule: Schedule, profile: MemoryProfile, state_bytes: int = 0) -> Curve:
+    """The memory of a schedule, as `simulate` has it, above what an optimizer holds throughout."""
     steps = [step for step in schedule.steps if not isinstance(step, Release)]
     backward = (at for at, step in enumerate(steps) if isinstance(step, Compute) and step.chunk is not None)
-    return profile.timeline, next(backward, len(steps))
+    return [held + state_bytes for held in profile.timeline], next(backward, len(steps))
 
 
 def memory_plot(

@@ -133,14 +133,23 @@ def test_what_changed_between_two_plans() -> None:
         return {item["tensor"] for item in items}
 
     assert (before["name"], after["name"]) == ("before", "after")
-    assert (names(before["kept_here_only"]), names(after["kept_here_only"])) == ({"h4"}, {"h2", "h6"})
-    assert "h2" in names(before["computed_again_here_only"])
-    assert "h4" in names(after["computed_again_here_only"])
+    # Neither plan computes its last segment again: h6 is held by both, and h5 by the first alone.
+    fates = {item["tensor"]: item["fates"] for item in difference["tensors"]}
+    assert fates == {
+        "h2": ["again", "checkpoint"],
+        "h4": ["checkpoint", "again"],
+        "h5": ["held", "again"],
+        "h6": ["held", "checkpoint"],
+    }
+    assert (names(before["kept_here_only"]), names(after["kept_here_only"])) == ({"h4", "h5"}, {"h2"})
+    assert names(before["computed_again_here_only"]) == {"h2"}
+    assert names(after["computed_again_here_only"]) == {"h4", "h5"}
     assert all(item["bytes"] == 2048 * 16 * 4 for item in after["kept_here_only"])
     change = found["after"]["simulated_peak_bytes"] - found["before"]["simulated_peak_bytes"]
     assert difference["peak_change_bytes"] == change
     for side in (before, after):
-        assert side["peak_step"] == found[side["name"]]["peak_step"]
+        for key in ("peak_step", "peak_step_number", "steps"):
+            assert side[key] == found[side["name"]][key]
         assert 1 <= side["peak_step_number"] <= side["steps"]
         held = [item["bytes"] for item in side["largest_at_peak"]]
         assert held == sorted(held, reverse=True)
@@ -242,7 +251,8 @@ def test_one_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path) -> Non
         ((), {"plans": {"acg": ["h1"]}}, "a plan is called 'acg'"),
         ((), {"plans": [["nowhere"]]}, "plan 'plan 1' is not one for this model: checkpoint 'nowhere'"),
         ((), {"plans": [CheckpointPlan((), (), False, ("zzz",))]}, "which is no operator of the step"),
-        ((chain(2),), {"plans": [["h1"]]}, "a plan is for one model"),
+        ((chain(2),), {"plans": [["h1"], ["h0"]]}, "a plan is for one model"),
+        ((chain(2),), {"plans": [["h1"]], "each": True}, "a plan is for one model"),
         ((chain(2),), {"solvers": ["acg"]}, r"say so \(--each\)"),
         ((chain(2),), {"each": True, "input_shapes": {"y": (1,)}}, ""),
     ],

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Any
+
 from onnxgc.api.comparison import compare
 from onnxgc.api.page import page_of_comparison
+from onnxgc.report.comparison import figure, plans_lines, plans_table
 from onnxgc.report.tables import megabytes
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
 from tests.report.test_html import HOSTILE, Reader, data_of, hostile_model
+
+
+def peak_of(course: dict[str, Any]) -> int:
+    """The most that a curve of the page holds."""
+    change = [0] * (len(course["name"]) + 1)
+    for first, last, size in zip(course["first"], course["last"], course["bytes"], strict=True):
+        change[first] += size
+        change[last + 1] -= size
+    return max(accumulate(change))
 
 
 def test_curves_are_those_of_the_lowest_peaks_and_of_storing_everything() -> None:
@@ -21,15 +34,35 @@ def test_curves_are_those_of_the_lowest_peaks_and_of_storing_everything() -> Non
     courses = data_of(text)["courses"]
     assert [course["label"] for course in courses] == [row["name"] for row in drawn]
     for row, course in zip(drawn, courses, strict=True):
-        held = [0] * (len(course["name"]) + 1)
-        for first, last, size in zip(course["first"], course["last"], course["bytes"], strict=True):
-            for run in range(first, last + 1):
-                held[run] += size
-        assert max(held) == row["simulated_peak_bytes"]
+        assert peak_of(course) == row["simulated_peak_bytes"]
     shown = " ".join(text for texts in reader.inside.values() for text in texts)
     assert all(row["name"] in shown for row in rows)
     assert megabytes(found.report["lower_bound_bytes"]) in shown
-    assert f"{len(rows) - len(drawn)} more plans, of higher peaks, have no curve." in shown
+    assert f"{len(rows) - len(drawn)} more plans have no curve." in shown
+    # Terminal and page have the same words, and the same marks.
+    headings = [text for text in reader.inside["th"] if text in plans_table(found.report).headings]
+    assert headings == list(plans_table(found.report).headings[:-1])
+    assert f"* {rows[0]['name']}" in reader.inside["span"]
+    assert all(line in reader.inside["li"] for line in plans_lines(found.report))
+
+
+def test_plans_that_were_given_have_their_curves_and_what_differs() -> None:
+    plans = {"before": ["h1", "h4"], "after": ["h1", "h2", "h6"]}
+    found = compare(chain(8), plans=plans, solvers=("acg", "chen-sqrt", "chen-greedy"))
+    text = page_of_comparison(found)
+    reader = Reader(text)
+    courses = data_of(text)["courses"]
+    assert len(courses) == 5
+    assert {course["label"] for course in courses[:2]} == {"before", "after"}
+    # h6 is in memory under both, though one plan alone names it.
+    assert text.count('<span class="name">h5</span></th><td>held</td><td>again</td>') == 1
+    assert '<span class="name">h6</span></th><td>held</td>' not in text
+    assert "3 tensors are kept or computed again by one plan only" in reader.inside["span"]
+    for side in found.report["difference"]["plans"]:
+        step = f"step {side['peak_step_number']:,} of {side['steps']:,}"
+        # Text below the curves and lines of the terminal count alike.
+        assert any(f"{side['name']}: peak" in text and step in text for text in reader.inside["figcaption"])
+        assert any(text.startswith(f"{side['name']}: peak") and step in text for text in reader.inside["li"])
 
 
 def test_names_stay_text_and_the_same_call_gives_the_same_page() -> None:
@@ -48,17 +81,29 @@ def test_several_files_have_their_tables_and_curves() -> None:
     reader = Reader(text)
     assert reader.open == []
     courses = data_of(text)["courses"]
-    labels = ["A: g", "B: g"]
+    labels = ["A: g", "B: g (2)"]
     assert [course["label"] for course in courses] == [
         *labels,
         *(f"{one}, storing everything" for one in labels),
+        "B: g (2), the plan of A",
     ]
+    figures = [found for found in reader.named("figure") if found.get("class") == "memory"]
+    # The second file's curves are in the section of the pair, which comes first.
+    told = [(found["id"], found["data-courses"]) for found in figures]
+    assert told == [("memory-1", "4 1 3"), ("memory", "0 1 2 3")]
     shown = " ".join(text for texts in reader.inside.values() for text in texts)
     (pair,) = found.report["pairs"]
     assert f"the same network: {pair['matched_tensors']} tensors are matched" in shown
     for file in found.report["files"]:
         assert megabytes(file["planned"]["simulated_peak_bytes"]) in shown
-    assert "store-all peak MB" in shown
+    assert peak_of(courses[4]) == pair["carried_over"]["simulated_peak_bytes"]
+    assert "one network in several files" in shown
+
+
+def test_files_of_other_networks_are_not_called_one() -> None:
+    reader = Reader(page_of_comparison(compare(chain(3), renamed(chain(4)))))
+    (title,) = reader.inside["h1"]
+    assert title.endswith("several files that are not one network: B is another than A")
 
 
 def test_several_networks_have_tables_alone() -> None:
@@ -69,4 +114,4 @@ def test_several_networks_have_tables_alone() -> None:
     assert data_of(text)["courses"] == []
     shown = " ".join(text for texts in reader.inside.values() for text in texts)
     for one in found.report["comparisons"]:
-        assert megabytes(one["rows"][0]["simulated_peak_bytes"]) in shown
+        assert figure(one["rows"][0]["simulated_peak_bytes"]) in shown

@@ -13,6 +13,8 @@ from onnxgc.report.comparison import (
     difference_lines,
     difference_table,
     file_lines,
+    files_table,
+    files_title,
     overview_lines,
     overview_table,
     pair_lines,
@@ -59,9 +61,13 @@ def test_a_plan_has_its_figures_in_eighty_columns() -> None:
     lines = shown(plans_table(FEW))
     assert all(len(line) <= 80 for line in lines)
     cells = [line.split() for line in lines if line.strip()]
-    assert cells[2] == "* budget 10,000.0 25.0% 10,000.0 25.1% 30.1% 1.25% 1.00% 61.2 s".split()  # noqa: SIM905
-    assert cells[3][-4:] == ["9,000.0", "none", "61.2", "s"]
-    assert any("plan-of-a" in line for line in lines)
+    assert cells[2] == "* budget 10,000 25.0% 10,000 25.1% 30.1% 1.25% 1.00% 61.2 s".split()  # noqa: SIM905
+    assert cells[3][-4:] == ["9,000", "none", "61.2", "s"]
+    # A long name is broken between its parts.
+    assert [line.split()[0] for line in lines if "plan-of" in line or "colleague" in line] == [
+        "plan-of-a-",
+        "colleague.json",
+    ]
 
 
 def test_what_bounds_are_of_is_told() -> None:
@@ -80,9 +86,45 @@ def test_headings_are_folded_and_figures_are_not() -> None:
     assert lines[-2].split() == ["p", "1.0", "2"]
 
 
+def test_names_stay_whole_beside_many_figures() -> None:
+    headings = ("network", *(f"plan-\n{number}" for number in range(12)))
+    many = Cells("title", headings, [("densenet201", *(["*100.0"] * 12)), ("resnet18", *(["99.5"] * 12))])
+    lines = shown(many)
+    assert all(len(line) <= 80 for line in lines)
+    of_one = [line.split() for line in lines if line.split()[:1] == ["densenet201"]]
+    assert len(of_one) == 2
+    assert sum(cells.count("*100.0") for cells in of_one) == 12
+
+
+def test_brackets_in_a_name_are_no_markup() -> None:
+    assert any("layers[0]" in line for line in shown(Cells("title", ("a", "b"), [("layers[0]", "[/b]")])))
+
+
+def test_files_of_usual_names_fit() -> None:
+    file = {
+        "model": "exports/resnet50-keras-tf2onnx.onnx", "operators": 174,
+        "read_by_backward": {"count": 158, "bytes": 139_100_000},
+        "regular": {"simulated_peak_bytes": 240_500_000},
+        "planned": {"simulated_peak_bytes": 145_000_000, "checkpoints": 104, "checkpoint_bytes": 33_300_000},
+    }  # fmt: skip
+    report = {"files": [file, {**file, "model": "resnet50.onnx"}], "pairs": [{"is_same_network": True}]}
+    lines = shown(files_table(report))
+    assert all(len(line) <= 80 for line in lines)
+    assert any("A: resnet50-keras-tf2onnx.onnx " in line and line.endswith("33.3 ") for line in lines)
+
+
+def test_the_title_of_files_says_whether_they_are_one_network() -> None:
+    def title(*is_same: bool) -> str:
+        return files_title({"pairs": [{"is_same_network": same} for same in is_same]})
+
+    assert title(True, True) == "one network in several files"
+    assert title(False, True) == "several files that are not one network: B is another than A"
+    assert title(False, True, False).endswith("B, D are others than A")
+
+
 def test_markdown_escapes_bars() -> None:
-    cells = Cells("title", ("a|b", "MB"), [("x|y\nz", "1")])
-    assert cells.markdown() == "**title**\n\n| a\\|b | MB |\n| --- | ---: |\n| x\\|y z | 1 |"
+    cells = Cells("title", ("a|b", "per-\nblock\nMB"), [("x|y\nz", "1")])
+    assert cells.markdown() == "**title**\n\n| a\\|b | per-block MB |\n| --- | ---: |\n| x\\|y z | 1 |"
 
 
 def test_the_overview_says_what_it_leaves_out() -> None:
@@ -95,13 +137,26 @@ def test_the_overview_says_what_it_leaves_out() -> None:
     few, every = overview_table(each), overview_table(each, all_columns=True)
     assert list(few.headings) == ["network", "all MB", "acg", "peak"]
     assert list(every.headings) == ["network", "all MB", "acg", "peak", "lcg"]
-    assert list(few.rows[0]) == ["a", "40,000.0", "27.5", "*25.0"]
-    assert list(every.rows[1]) == ["a", "40,000.0", "*25.0", "50.0", ""]
+    assert list(few.rows[0]) == ["a", "40,000", "27.5", "*25.0"]
+    assert list(every.rows[1]) == ["a", "40,000", "*25.0", "50.0", "-"]
     told = overview_lines(each)
     assert "for few of the networks, and not shown: lcg" in told
     assert "3 networks in 12 s" in told
     assert told[-1] == "b.onnx: no such thing"
-    assert not any("not shown" in line for line in overview_lines(each, all_columns=True))
+    assert not any(line.startswith("- no such plan") for line in told)
+    told = overview_lines(each, all_columns=True)
+    assert "- no such plan for the network; -v says why" in told
+    assert not any("not shown" in line for line in told)
+
+
+def test_a_budget_that_fits_nowhere_has_its_column_all_the_same() -> None:
+    left = {"left_out": [{"name": "budget", "reason": "no plan fits 10 bytes"}]}
+    one = report(row("acg", 11_000_000_000, best=True), **left)
+    table = overview_table({"comparisons": [one, one], "seconds": 1.0})
+    assert list(table.headings) == ["network", "all MB", "acg", "budget"]
+    assert table.rows[0][-1] == "no fit"
+    assert "a.onnx: no plan fits 10 bytes" in overview_lines({"comparisons": [one], "seconds": 1.0})
+    assert list(plans_table(one).rows[-1])[:3] == ["  budget", "no fit", ""]
 
 
 def side(name: str, kept: list[str], again: list[str]) -> dict[str, Any]:
@@ -116,19 +171,29 @@ def side(name: str, kept: list[str], again: list[str]) -> dict[str, Any]:
 
 
 def test_two_plans_differ_by_tensor() -> None:
+    tensors = [
+        (LONG, "again", "checkpoint"), ("uu", "once", "again"), ("t", "held", "again"),
+        ("vvv", "held", "checkpoint"),
+    ]  # fmt: skip
     difference = {
         "plans": [side("a", ["t"], [LONG]), side("bb", [LONG], ["t", "uu"])],
+        "tensors": [
+            {"tensor": name, "bytes": 1_000_000 * len(name), "fates": fates} for name, *fates in tensors
+        ],
         "peak_change_bytes": 5_000_000,
     }
     table = difference_table(difference)
-    assert [list(line)[:3] for line in table.rows] == [
-        [LONG, "again", "kept"],
-        ["uu", "", "again"],
-        ["t", "kept", "again"],
-    ]
+    # What both keep, and one names, is no difference.
+    assert [line[:3] for line in table.rows] == tensors[:3]
+    assert table.title == "3 tensors are kept or computed again by one plan only"
     assert all(len(line) <= 80 for line in shown(table))
     assert difference_table(difference, most=1).title.endswith("the largest 1")
-    told = difference_lines(difference)
+    words, same, *told = difference_lines(difference)
+    assert words == (
+        "held: no checkpoint, but its segment, the last, is not computed again; "
+        "once: computed once, and gone when backward begins"
+    )
+    assert same.startswith("kept by both: 1 (3.0 MB) that are checkpoints of one plan alone")
     assert told[0] == (
         "a: peak 5.0 MB at 's', step 3 of 9; kept only here: 1 (1.0 MB); computed again only here: 1 "
         "(68.0 MB); held there are most of all 'u' 1.0 MB, 'vv' 2.0 MB"
@@ -139,6 +204,7 @@ def test_two_plans_differ_by_tensor() -> None:
 
 PAIR: dict[str, Any] = {
     "a": "keras/a.onnx", "b": "torch/b.onnx", "is_same_network": True, "has_same_biases": False,
+    "differences": [{"what": "epsilon", "a": "1e-05", "b": "0.001"}],
     "matched_tensors": 7, "rearranged_tensors": 2, "part_behind": [["p", "q"]],
     "operators_behind": [[["Relu"], ["Elu", "Neg"]]], "meet_again_at": [],
     "checkpoints": {
@@ -161,7 +227,7 @@ PAIR: dict[str, Any] = {
 
 def test_where_peaks_of_files_are_is_told() -> None:
     peak = {"peak_step": "s", "largest_at_peak": [{"tensor": "t", "bytes": 1_000_000}]}
-    assert file_lines({"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}}]}) == [
+    assert file_lines({"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}}]})[1:] == [
         "A: storing everything peaks at 's', where most of all 't' 1.0 MB are held; "
         "planned at 'p' with 't' 1.0 MB"
     ]
@@ -177,6 +243,7 @@ def test_a_pair_of_files_is_told_in_words() -> None:
     assert told == [
         "the same network, but for biases or normalisations that one of them has alone: 7 tensors are "
         "matched, 2 of them in another layout",
+        "epsilon: 1e-05 in A, 0.001 in C",
         "the plan of A in C: peak 30.0 MB made to fit (1 of 5 decisions are not those of A), "
         "31.0 MB as it is, 1 checkpoints lost; its own plan "
         "25.0 MB, storing everything 50.0 MB",
@@ -185,5 +252,26 @@ def test_a_pair_of_files_is_told_in_words() -> None:
     ]
     parted = pair_lines({"pairs": [{**PAIR, "is_same_network": False}]}, 0)
     assert parted[0].startswith("not the same network: 7 tensors")
-    assert parted[1] == "alike up to 'p' = 'q'"
-    assert parted[2] == "behind 'p' A goes on with Relu, and B with Elu, Neg"
+    assert parted[2] == "alike up to 'p' = 'q'"
+    assert parted[3] == "behind 'p' A goes on with Relu, and B with Elu, Neg"
+
+
+def test_where_files_part_is_told_by_what_differs() -> None:
+    """Layers of the same sizes on both sides are of other branches; a side may have nothing of its own."""
+    layer, window = "Conv 1x1 4 to 4", "AveragePool 3x3 pads 1"
+    pair = {
+        **PAIR, "is_same_network": False, "part_behind": [["p", "q"], ["r", "s"], ["t", "u"], ["v", "w"]],
+        "operators_behind": [
+            [["Add", layer], ["Add", layer]], [[layer, window], [f"{window} counting pads", layer]],
+            [["Pad"], []], [[window], [f"{window} counting pads"]],
+        ],
+    }  # fmt: skip
+    lines = [line for line in pair_lines({"pairs": [pair]}, 0) if line.startswith("behind")]
+    assert lines == [
+        f"behind 'r' A goes on with {window}, and B with {window} counting pads",
+        "behind 't' A goes on with Pad, and B with nothing of its own",
+    ]
+    same = {**pair, "operators_behind": [[["Add"], ["Add"]]] * 4}
+    assert "the same operators follow there on both sides, but put together otherwise" in pair_lines(
+        {"pairs": [same]}, 0
+    )

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ from onnxgc.report.html.data import (
 )
 from onnxgc.report.html.payload import payload
 from onnxgc.report.html.strip import network_figure
-from onnxgc.report.html.svg import area_path, blocks_path, columns, steps_path, ticks
+from onnxgc.report.html.svg import area_path, blocks_path, columns, quarters, steps_path, ticks
 from onnxgc.report.html.tables import Column, size, table
 from onnxgc.report.html.tags import Html, tag
+from onnxgc.report.tables import megabytes
 from tests.api.chains import chain
 
 FOLDER = Path(onnxgc.report.html.__file__).parent
@@ -50,6 +51,7 @@ HOSTILE = (
     "</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "a\"b'c&amp;", "名前😀", "<!--",
     "-->", "</title>", "x" * 300,
 )  # fmt: skip
+STATE = "optimizer's state"
 VOID = {"meta", "link", "br", "input"}
 
 
@@ -211,6 +213,46 @@ def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> No
     assert checkpoints <= set(planned.solution.plan.checkpoints)
     gradients = {life.tensor for life in course.lifetimes if life.role is Role.PARAMETER_GRADIENT}
     assert gradients == planned.step.graph.parameter_gradients
+
+
+@pytest.mark.parametrize("budget", [None, "90%"])
+def test_the_optimizers_state_is_the_base_of_the_curve(budget: str | None) -> None:
+    found = onnxgc.optimize(
+        chain(3, 64, 64), check=False, optimizer="adamw", budget=budget, time_limit=1, step_limit=1
+    )
+    state = found.report["optimizer"]["state_bytes"]
+    text = page_of(found)
+    reader, data = Reader(text), data_of(text)
+    for course, kind in zip(data["courses"], ("planned", "regular"), strict=True):
+        steps = range(len(course["name"]))
+        change = [0] * (len(steps) + 1)
+        for first, last, held_bytes in zip(course["first"], course["last"], course["bytes"], strict=True):
+            change[first] += held_bytes
+            change[last + 1] -= held_bytes
+        held = list(accumulate(change))[:-1]
+        assert max(held) == found.report[kind]["simulated_peak_bytes"]
+        assert min(held) >= state
+        (number,) = (life for life, role in enumerate(course["role"]) if data["roles"][role] == STATE)
+        assert (course["first"][number], course["last"][number]) == (0, len(steps) - 1)
+    assert data["roles"][0] == STATE
+    assert any(text.startswith(f"{STATE} ") for text in reader.inside["text"])
+    # No operator makes it.
+    assert sum(data["network"]["bytes"]) < max(held) - state
+    if budget:
+        assert f"budget {megabytes(found.report['budget']['bytes'])}" in reader.inside["text"]
+
+
+def test_steps_are_counted_from_one(hostile: OptimizeResult) -> None:
+    reader = Reader(page_of(hostile))
+    timeline = hostile.planned.profile.timeline
+    at, last = timeline.index(max(timeline)) + 1, len(timeline)
+    assert reader.inside["figcaption"][0].startswith("planned: peak ")
+    assert f" at step {at:,} of {last:,}" in reader.inside["figcaption"][0]
+    assert any(text.startswith(f"Held at step {at:,} of {last:,}") for text in reader.inside["span"])
+    marks = reader.inside["text"]
+    assert {"step 1", "operator 1", f"{last:,}"} <= set(marks)
+    assert quarters(8) == ["1", "3", "5", "7", "8"]
+    assert (quarters(0), quarters(1)) == (["0"] * 5, ["1"] * 5)
 
 
 def test_the_same_result_has_the_same_bytes(hostile: OptimizeResult) -> None:

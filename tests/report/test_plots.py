@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from onnxgc.report.plots import WIDTH, memory_plot
+from onnxgc.api.comparison import compare
+from onnxgc.report.plots import WIDTH, curve_of, memory_plot
+from tests.api.chains import chain
 
 RAMP = ([*range(1, 101), *range(100, 0, -1)], 100)
 HALF = ([min(size, 50) for size in RAMP[0]], 100)
@@ -43,3 +45,10 @@ def test_plans_with_more_steps_are_drawn_in_the_same_columns() -> None:
 @pytest.mark.parametrize("values", [([0, 0], 1), ([5], 1), ([5, 3], 0)])
 def test_steps_of_any_number(values: tuple[list[int], int]) -> None:
     assert len(memory_plot(values, values, size).splitlines()) == 11
+
+
+def test_an_optimizers_state_lifts_the_curve() -> None:
+    (row,) = compare(chain(2), solvers=["store-all"]).rows
+    held, turn = curve_of(row.planned.schedule, row.planned.profile)
+    lifted, same_turn = curve_of(row.planned.schedule, row.planned.profile, 5)
+    assert (list(lifted), same_turn) == ([size + 5 for size in held], turn)

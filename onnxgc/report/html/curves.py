@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxgc.report.html.data import Course, Lifetime, Phase, Role, Run
+from onnxgc.report.html.data import Course, Lifetime, Phase, Role, Run, step_number
 from onnxgc.report.html.svg import (
     area_path,
     blocks_path,
@@ -14,6 +14,7 @@ from onnxgc.report.html.svg import (
     coordinate,
     level_lines,
     percent_of_width,
+    quarters,
     steps_path,
     stretched,
     ticks,
@@ -33,8 +34,19 @@ _KEYS = (
 )
 
 
-def memory_figure(courses: Sequence[Course], budget_bytes: int | None) -> Html:
-    """The first course in full, a line for each of the others, and the budget."""
+def memory_figure(
+    courses: Sequence[Course],
+    budget_bytes: int | None = None,
+    *,
+    name: str = "memory",
+    places: Sequence[int] | None = None,
+    lists_tensors: bool = True,
+) -> Html:
+    """The first course in full, a line for each of the others, and the budget.
+
+    The script finds the courses of the figure `name` at these `places` in its data, by default the first.
+    What is held at a step is in `alive_table`, or, unless it `lists_tensors`, in a line below the picture.
+    """
     shown = courses[0]
     peaks = [int(course.held_bytes().sum(axis=0).max(initial=0)) for course in courses]
     highest = _HEADROOM * max([*peaks, budget_bytes or 0, 1])
@@ -53,6 +65,7 @@ def memory_figure(courses: Sequence[Course], budget_bytes: int | None) -> Html:
             *(_line(number, course, highest, longest) for number, course in enumerate(courses)),
         ),
         *_budget(budget_bytes, y_of),
+        *_base(shown, y_of),
         tag(
             "circle",
             cx=percent_of_width((at + 0.5) / longest),
@@ -89,8 +102,11 @@ def memory_figure(courses: Sequence[Course], budget_bytes: int | None) -> Html:
         _lanes(shown, longest),
         caption,
         tag("p", _KEYS, class_="keys", hidden=True),
-        id="memory",
+        id=name,
+        class_="memory",
         data_highest=highest,
+        data_courses=" ".join(map(str, places or range(len(courses)))),
+        data_table="alive" if lists_tensors else None,
     )
 
 
@@ -163,6 +179,22 @@ def _budget(budget_bytes: int | None, y_of: Callable[[float], float]) -> list[Ht
     ]
 
 
+def _base(course: Course, y_of: Callable[[float], float]) -> list[Html]:
+    """The name of what is held throughout, on its level."""
+    state = state_bytes(course)
+    if not state:
+        return []
+    level = y_of(state)
+    # Below the level, where the lines are not, as long as there is room.
+    y = coordinate(level + 15 if level < HEIGHT - 20 else level - 5)
+    return [tag("text", f"{Role.STATE.value} {megabytes(state)}", x=6, y=y, class_="base-label")]
+
+
+def state_bytes(course: Course) -> int:
+    """What an optimizer holds, whatever runs."""
+    return sum(life.size_bytes for life in course.lifetimes if life.role is Role.STATE)
+
+
 def _lanes(course: Course, longest: int) -> Html:
     """A row for each phase: place tells them apart, colour only helps."""
     share = len(course.runs) / longest
@@ -178,13 +210,13 @@ def _lanes(course: Course, longest: int) -> Html:
     marks = [
         tag(
             "text",
-            f"{longest * number // 4:,}" if number else "step 0",
+            place if number else f"step {place}",
             x=percent_of_width(number / 4),
             y=height + 16,
             text_anchor="start" if not number else "end" if number == 4 else "middle",
             class_="mark between" if number % 2 else "mark",
         )
-        for number in range(5)
+        for number, place in enumerate(quarters(longest))
     ]
     return tag(
         "svg",
@@ -200,13 +232,15 @@ def _lanes(course: Course, longest: int) -> Html:
 
 def _summary(courses: Sequence[Course], peaks: Sequence[int], budget_bytes: int | None) -> str:
     told = [
-        f"{course.label}: peak {megabytes(peak)} at step {peak_run(course):,} of {len(course.runs):,}, "
+        f"{course.label}: peak {megabytes(peak)} at {course.step_text(peak_run(course))}, "
         f"{_run_text(course.runs[peak_run(course)])}."
         for course, peak in zip(courses, peaks, strict=True)
         if course.runs
     ]
     if budget_bytes is not None:
         told.append(f"Budget: {megabytes(budget_bytes)}.")
+    if state_bytes(courses[0]):
+        told.append(f"The {Role.STATE.value}, {megabytes(state_bytes(courses[0]))}, is held throughout.")
     return " ".join(told)
 
 
@@ -239,8 +273,9 @@ def roles_table(courses: Sequence[Course]) -> Html:
         for number, role in reversed(shown)
     ]
     rows.append(["all", *(int(peak.sum()) for peak in peaks)])
-    headings = [Column(f"{course.label}: at its peak", size) for course in courses]
-    return table("What memory is held for", [Column("held for"), *headings], rows, footer=True)
+    headings = [Column(course.label, size) for course in courses]
+    caption = "What memory is held for, each at its peak"
+    return table(caption, [Column("held for"), *headings], rows, footer=True, class_="wraps")
 
 
 def alive_table(course: Course) -> Html:
@@ -254,7 +289,7 @@ def alive_table(course: Course) -> Html:
         rows.append([f"{len(left):,} more", "", "", rest, ""])
     rows.append(["all", "", "", sum(life.size_bytes for life in alive), ""])
     run = course.runs[at] if course.runs else Run("nothing", "", Phase.FORWARD)
-    caption = f"Held at step {at:,} of {len(course.runs):,} ({course.label}, the peak): {_run_text(run)}"
+    caption = f"Held at {course.step_text(at)} ({course.label}, the peak): {_run_text(run)}"
     headings = [Column("tensor"), Column("type"), Column("held for"), Column("size", size)]
     return table(caption, [*headings, Column("from, to step")], rows, footer=True, id="alive")
 
@@ -266,5 +301,5 @@ def _alive_row(life: Lifetime) -> list[str | int]:
         life.form,
         held_for,
         life.size_bytes,
-        f"{life.first:,} to {life.last:,}",
+        f"{step_number(life.first):,} to {step_number(life.last):,}",
     ]

@@ -29,6 +29,7 @@ class Phase(Enum):
 class Role(Enum):
     """What memory is held for, from the bottom of the picture to its top."""
 
+    STATE = "optimizer's state"
     PARAMETER_GRADIENT = "parameters' gradients"
     OUTPUT = "loss, statistics, outputs"
     KEPT = "kept from forward"
@@ -36,6 +37,10 @@ class Role(Enum):
     GRADIENT = "gradients on their way"
     PASSING = "passing in forward"
     WORKSPACE = "workspace"
+
+
+NOT_MADE = (Role.STATE, Role.WORKSPACE)
+"""What is in memory without being what an operator makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,11 @@ class Run:
     kind: str
     phase: Phase
     source: str = ""
+
+
+def step_number(run: int) -> int:
+    """What people are told for the place of a run (or of an operator): the first one is step 1."""
+    return run + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,8 @@ class Lifetime:
 class Course:
     """A schedule as it is shown: its runs, and what memory each of them finds held.
 
-    At each run the bytes of the lifetimes that cover it are what the judge's timeline says.
+    At each run the bytes of the lifetimes that cover it are what the judge's timeline says, and the
+    optimizer's state, where there is one.
     """
 
     label: str
@@ -83,6 +94,9 @@ class Course:
             change[row[life.role], life.first] += life.size_bytes
             change[row[life.role], life.last + 1] -= life.size_bytes
         return np.cumsum(change, axis=1)[:, :-1]
+
+    def step_text(self, run: int) -> str:
+        return f"step {step_number(run):,} of {len(self.runs):,}"
 
     def alive_at(self, run: int) -> list[Lifetime]:
         """What is held at a run, the largest first."""
@@ -169,6 +183,11 @@ def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> l
 
     begun: dict[Storage, int] = {}
     found: list[Lifetime] = []
+    if step.updates is not None and step.updates.state_bytes and runs:
+        name, count = f"{step.updates.optimizer.name}'s state", len(step.updates.state_names)
+        found.append(
+            Lifetime(name, name, 0, len(runs) - 1, step.updates.state_bytes, Role.STATE, f"{count:,} tensors")
+        )
 
     def end(storage: Storage, last: int) -> None:
         first = begun.pop(storage)
@@ -212,7 +231,7 @@ def forward_operators(
     again, segments = _repeats(schedule)
     made: dict[str, list[Lifetime]] = {}
     for life in course.lifetimes:
-        if course.runs[life.first].phase is Phase.FORWARD and life.role is not Role.WORKSPACE:
+        if course.runs[life.first].phase is Phase.FORWARD and life.role not in NOT_MADE:
             made.setdefault(course.runs[life.first].name, []).append(life)
     place_of: dict[str, int] = {}
     found: list[ForwardOperator] = []

@@ -43,7 +43,6 @@ class Shown:
     regular_step: TrainingStep
     regular_schedule: Schedule
     checkpoints: Sequence[Vertex]
-    budget_bytes: int | None
     durations_ns: Mapping[str, int]
     timing: str
     settings: Sequence[tuple[str, str]]
@@ -59,7 +58,7 @@ def page(shown: Shown) -> str:
     network = forward_operators(shown.step, shown.schedule, courses[0], shown.checkpoints)
     sections = [
         ("memory-section", "Memory over the step", [
-            memory_figure(courses, shown.budget_bytes),
+            memory_figure(courses, report["budget"]["bytes"] if "budget" in report else None),
             roles_table(courses),
             alive_table(courses[0]),
         ]),
@@ -138,6 +137,7 @@ def _patterns() -> Html:
         "svg",
         tag(
             "defs",
+            pattern("pattern-state", 8, stroke("M0 0L8 8M0 8L8 0")),
             pattern("pattern-again", 8, stroke("M-2 2L2 -2M0 8L8 0M6 10L10 6")),
             pattern("pattern-gradient", 6, stroke("M0 3H6")),
             pattern("pattern-parameter", 7, tag("circle", cx=3, cy=3, r=1.2, class_="dot")),

@@ -18,6 +18,8 @@
     return size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + " MB";
   };
   const count = (value) => value.toLocaleString("en-US");
+  // Places are counted from 0, and told from 1 on.
+  const told = (place) => count(place + 1);
   const short = (value) => String(Math.round(value * 10) / 10);
 
   function make(name, attributes = {}, ...children) {
@@ -73,7 +75,7 @@
       this.cursor = make("line", { class: "cursor", y1: 0, y2: height, x1: 0, x2: 0, visibility: "hidden" });
       this.selection = make("rect", { class: "selection", y: 0, height, visibility: "hidden" });
       this.plot.append(this.selection, this.cursor);
-      this.handle = make("div", { class: "handle", tabindex: 0, role: "slider", "aria-label": label, "aria-valuemin": 0 });
+      this.handle = make("div", { class: "handle", tabindex: 0, role: "slider", "aria-label": label, "aria-valuemin": 1 });
       this.plot.before(this.handle);
       this.handle.append(this.plot);
       this.live = make("p", { class: "unseen", "aria-live": "polite" });
@@ -97,9 +99,9 @@
     begin(size, at, wide = size) {
       this.size = size;
       this.wide = Math.max(wide, 1);
-      this.handle.setAttribute("aria-valuemax", Math.max(size - 1, 0));
+      this.handle.setAttribute("aria-valuemax", size);
       this.at = at;
-      this.handle.setAttribute("aria-valuenow", at);
+      this.handle.setAttribute("aria-valuenow", at + 1);
       this.handle.setAttribute("aria-valuetext", this.text(at));
       this.show(0, this.wide);
     }
@@ -110,8 +112,8 @@
       this.high = this.low + wide;
       this.draw(this.low, this.high);
       this.marks.forEach((mark, number) => {
-        const place = Math.floor(this.low + wide * number / 4);
-        mark.textContent = number ? count(place) : `${this.unit} ${count(place)}`;
+        const place = Math.min(this.low + Math.floor(wide * number / 4), this.high - 1);
+        mark.textContent = number ? told(place) : `${this.unit} ${told(place)}`;
       });
       this.place();
     }
@@ -139,7 +141,7 @@
       cancelAnimationFrame(this.frame);
       this.frame = requestAnimationFrame(() => this.tell(this.at));
       if (isSpoken) {
-        this.handle.setAttribute("aria-valuenow", this.at);
+        this.handle.setAttribute("aria-valuenow", this.at + 1);
         this.handle.setAttribute("aria-valuetext", this.text(this.at));
         clearTimeout(this.timer);
         this.timer = setTimeout(() => { this.live.textContent = this.spoken(this.at); }, 300);
@@ -198,12 +200,17 @@
     constructor(figure, data) {
       super(figure, "Step of the schedule", "step");
       this.data = data;
-      this.courses = data.courses.map((course) => this.summed(course));
+      const { courses, table } = figure.dataset;
+      this.courses = courses.split(" ").map((place) => this.summed(data.courses[place]));
       this.longest = Math.max(...this.courses.map((course) => course.size));
       this.highest = Number(figure.dataset.highest);
       this.peak = this.plot.querySelector("circle.peak");
       this.peakLabel = this.plot.querySelector("text.peak-label");
-      this.table = document.getElementById("alive");
+      this.table = table ? document.getElementById(table) : null;
+      if (!this.table) {
+        this.readout = make("p", { class: "readout" });
+        figure.querySelector("figcaption").before(this.readout);
+      }
       this.shown = figure.querySelector(".shown");
       this.keys = { p: () => this.go(this.course.peakAt, true), P: () => this.go(this.course.peakAt, true) };
       this.chooser();
@@ -233,7 +240,7 @@
     chooser() {
       const field = make("fieldset", {}, make("legend", {}, "Look into"));
       this.courses.forEach((course, number) => {
-        const radio = make("input", { type: "radio", name: "course" });
+        const radio = make("input", { type: "radio", name: `course of ${this.figure.id}` });
         radio.checked = number === 0;
         radio.addEventListener("change", () => this.choose(number));
         field.append(make("label", {}, radio, ` ${course.label}`));
@@ -306,18 +313,22 @@
     }
 
     text(run) {
-      return `step ${count(run)}, ${megabytes(this.course.total[run])}`;
+      return `step ${told(run)}, ${megabytes(this.course.total[run])}`;
     }
 
     spoken(run) {
       const { data, course } = this;
       const largest = this.alive(run).slice(0, 3)
         .map((life) => `${data.texts[course.tensor[life]]}, ${megabytes(course.bytes[life])}, ${data.roles[course.role[life]]}`);
-      return `Step ${count(run)} of ${count(course.size)}: ${this.runText(run)}; ${megabytes(course.total[run])} held. `
+      return `Step ${told(run)} of ${count(course.size)}: ${this.runText(run)}; ${megabytes(course.total[run])} held. `
         + `Largest: ${largest.join("; ")}.`;
     }
 
     tell(run) {
+      if (this.readout) {
+        this.readout.textContent = this.spoken(run);
+        return;
+      }
       this.list(run, FEW);
       clearTimeout(this.rest);
       this.rest = setTimeout(() => this.list(run, MANY), 150);
@@ -331,7 +342,7 @@
         make("td", {}, data.texts[course.form[life]]),
         make("td", {}, swatch(`role-${course.role[life]}`), `\n${data.roles[course.role[life]]}`),
         make("td", { class: "number", "data-value": course.bytes[life] }, megabytes(course.bytes[life])),
-        make("td", {}, `${count(course.first[life])} to ${count(course.last[life])}`));
+        make("td", {}, `${told(course.first[life])} to ${told(course.last[life])}`));
       const sum = (lives) => lives.reduce((total, life) => total + course.bytes[life], 0);
       const summary = (text, bytes) => make("tr", {}, make("th", { scope: "row" }, text), make("td"), make("td"),
         make("td", { class: "number", "data-value": bytes }, megabytes(bytes)), make("td"));
@@ -342,7 +353,7 @@
       table.tBodies[0].replaceChildren(...rows);
       table.tFoot.replaceChildren(summary("all", sum(alive)));
       const peak = run === course.peakAt ? ", the peak" : "";
-      table.caption.firstChild.textContent = `Held at step ${count(run)} of ${count(course.size)} (${course.label}${peak}): ${this.runText(run)}`;
+      table.caption.firstChild.textContent = `Held at step ${told(run)} of ${count(course.size)} (${course.label}${peak}): ${this.runText(run)}`;
       this.table.setAttribute("aria-label", table.caption.textContent);
       this.table.dataset.step = run;
       this.table.dataset.held = course.total[run];
@@ -414,14 +425,14 @@
     }
 
     text(index) {
-      return `operator ${count(index)}, ${this.data.texts[this.network.kind[index]]}`;
+      return `operator ${told(index)}, ${this.data.texts[this.network.kind[index]]}`;
     }
 
     described(index) {
       const { network, data } = this;
       const again = network.again[index] > 1 ? `, ${network.again[index]} times` : "";
       const parts = [
-        `Operator ${count(index)} of ${count(this.size)}: ${data.texts[network.kind[index]]} `,
+        `Operator ${told(index)} of ${count(this.size)}: ${data.texts[network.kind[index]]} `,
         named(data.texts[network.name[index]]), " makes ", named(data.texts[network.tensor[index]]),
         ` (${data.texts[network.form[index]]}, ${megabytes(network.bytes[index])}), ${data.fates[network.fate[index]]}${again}`,
       ];
@@ -469,10 +480,9 @@
     document.querySelectorAll("table.sortable").forEach(makeSortable);
     if (!window.DecompressionStream) return;
     const data = await read();
-    for (const [name, Figure] of [["memory", Memory], ["network", Network]]) {
-      const figure = document.getElementById(name);
-      if (figure) new Figure(figure, data);
-    }
+    for (const figure of document.querySelectorAll("figure.memory")) new Memory(figure, data);
+    const network = document.getElementById("network");
+    if (network) new Network(network, data);
     document.documentElement.dataset.ready = "yes";
   }
 

@@ -6,8 +6,16 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from onnxgc.report.html.data import Fate, ForwardOperator
-from onnxgc.report.html.svg import WIDTH, blocks_path, columns, coordinate, percent_of_width, stretched
+from onnxgc.report.html.data import Fate, ForwardOperator, step_number
+from onnxgc.report.html.svg import (
+    WIDTH,
+    blocks_path,
+    columns,
+    coordinate,
+    percent_of_width,
+    quarters,
+    stretched,
+)
 from onnxgc.report.html.tables import Column, count, size, swatch, table
 from onnxgc.report.html.tags import Html, tag
 from onnxgc.report.tables import megabytes
@@ -62,13 +70,13 @@ def network_figure(network: Sequence[ForwardOperator]) -> Html:
         *(
             tag(
                 "text",
-                f"{len(network) * number // 4:,}" if number else "operator 0",
+                place if number else f"operator {place}",
                 x=percent_of_width(number / 4),
                 y=HEIGHT + 16,
                 text_anchor="start" if not number else "end" if number == 4 else "middle",
                 class_="mark between" if number % 2 else "mark",
             )
-            for number in range(5)
+            for number, place in enumerate(quarters(len(network)))
         ),
         class_="plot",
         width="100%",
@@ -168,7 +176,7 @@ def checkpoints_table(network: Sequence[ForwardOperator]) -> Html:
             operator.form,
             operator.kind,
             tag("span", operator.name, class_="name"),
-            index,
+            step_number(index),
         ]
         for index, operator in enumerate(network)
         if operator.is_checkpoint

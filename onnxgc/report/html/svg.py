@@ -71,6 +71,11 @@ def stretched(height: int, *shapes: str) -> Html:
     )
 
 
+def quarters(count: int) -> list[str]:
+    """Numbers of places, counted from 1, at the quarters of a picture from the first to the last."""
+    return [f"{min(count * number // 4 + 1, count):,}" for number in range(5)]
+
+
 def percent_of_width(share: float) -> str:
     return f"{coordinate(100 * share)}%"
 

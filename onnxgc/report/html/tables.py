@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxgc.report.budgets import duration
-from onnxgc.report.html.data import Course, Fate, ForwardOperator, KindOfOperator, Phase, Role
+from onnxgc.report.html.data import NOT_MADE, Course, Fate, ForwardOperator, KindOfOperator, Phase, Role
 from onnxgc.report.html.tags import Html, joined, tag
 from onnxgc.report.tables import megabytes
 
@@ -21,13 +21,22 @@ class Column:
     written: Callable[[float], str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number that is written already, with the value that it is sorted by."""
+
+    written: str
+    value: float
+
+
 def table(
     caption: str,
     headings: Sequence[Column],
-    rows: Sequence[Sequence[str | int | float]],
+    rows: Sequence[Sequence[str | int | float | Figure]],
     *,
     footer: bool = False,
     sortable: bool = False,
+    class_: str = "",
     **attributes: str,
 ) -> Html:
     """A table with a caption; the first cell of a row is its heading, and the last row may be a sum."""
@@ -51,7 +60,7 @@ def table(
             *([tag("tfoot", *written[end:])] if footer else []),
             class_="sortable" if sortable else None,
         ),
-        class_="scrolls",
+        class_=f"scrolls {class_}".rstrip(),
         tabindex=0,
         role="region",
         aria_label=caption,
@@ -59,10 +68,14 @@ def table(
     )
 
 
-def _row(headings: Sequence[Column], row: Sequence[str | int | float]) -> Html:
+def _row(headings: Sequence[Column], row: Sequence[str | int | float | Figure]) -> Html:
     cells = []
-    for number, (column, value) in enumerate(zip(headings, row, strict=True)):
-        text = value if isinstance(value, str) else (column.written or str)(value)
+    for number, (column, cell) in enumerate(zip(headings, row, strict=True)):
+        value = cell.value if isinstance(cell, Figure) else cell
+        if isinstance(cell, Figure):
+            text = cell.written
+        else:
+            text = cell if isinstance(cell, str) else (column.written or str)(cell)
         cells.append(
             tag(
                 "th" if number == 0 else "td",
@@ -134,7 +147,7 @@ def tensors_table(course: Course, network: Sequence[ForwardOperator]) -> Html:
     firsts = [
         life
         for life in course.lifetimes
-        if life.tensor == life.original and life.role not in (Role.WORKSPACE, Role.AGAIN)
+        if life.tensor == life.original and life.role not in (*NOT_MADE, Role.AGAIN)
     ]
     firsts.sort(key=lambda life: (-life.size_bytes, life.first))
     rows: list[list[str | int]] = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgc.report.budgets import percent
+from onnxgc.report.budgets import FRONTIER_HEADINGS, percent
 from onnxgc.report.html.svg import (
     WIDTH,
     coordinate,
@@ -128,19 +128,20 @@ def trade_off_table(report: Mapping[str, Any]) -> Html:
         "budget_bytes": report["budget"]["bytes"] or planned,
         "simulated_peak_bytes": planned,
     }
-    rows: list[list[str | int]] = [
+    rows: list[list[str]] = [
         [
             joined(tag("strong", "chosen: "), megabytes(point["budget_bytes"]))
             if point is chosen
             else megabytes(point["budget_bytes"]),
-            point["simulated_peak_bytes"],
-            f"{point['simulated_peak_bytes'] / regular:.0%}" if regular else "",
+            f"{point['budget_bytes'] / regular:.0%}" if regular else "",
+            megabytes(point["simulated_peak_bytes"]),
             percent(point["extra_time_ratio"]),
             percent(point["lower_bound_ratio"]),
             percent(point["gap"]) if point["gap"] > 0 else "optimal",
         ]
         for point in (chosen, *sorted(report["frontier"], key=lambda point: -int(point["budget_bytes"])))
     ]
-    headings = [Column("budget"), Column("peak", megabytes), Column("of storing everything")]
-    headings += [Column("extra time"), Column("at least"), Column("gap")]
+    headings = [
+        Column(heading, megabytes if number else None) for number, heading in enumerate(FRONTIER_HEADINGS)
+    ]
     return table("Extra time for each budget", headings, rows)
