@@ -12,7 +12,8 @@ import onnx
 
 from onnxgc.api.pipeline import PlannedStep, ReadOptions, judged, plan_traced_again, read_again, trace_problem
 from onnxgc.api.plan_difference import MOST_HELD
-from onnxgc.comparison.matching import Matching, Pair, Reason, match
+from onnxgc.comparison.matching import Matching, Reason, match
+from onnxgc.comparison.side import Pair
 from onnxgc.errors import ShapeError
 from onnxgc.model.ir import TrainableModel
 from onnxgc.model.load import load_proto
@@ -71,11 +72,13 @@ def planned_network(
     shapes: Shapes,
     options: SolverOptions,
     first: Network | None = None,
+    plan: CheckpointPlan | None = None,
 ) -> Network:
-    """A file and its plan of least peak, for the batch of the `first` one where nothing else was said.
+    """A file with `plan`, or its plan of least peak, for the batch of the `first` one where none was said.
 
     Raises:
         ShapeError: it cannot be read for that batch.
+        PlanError: the plan names what is no tensor of it.
     """
     own = shapes_for(source, name, shapes) if first is None else _named_here(source, shapes)
     model, note = read_again(source, read, own), ""
@@ -94,6 +97,8 @@ def planned_network(
                 f"'{name}' has batch {here}, '{first.name}' {batch}, and it cannot be read for that: {error}"
             ) from error
     traced = trace_problem(model)
+    if plan is not None:
+        return Network(name, model, plan_traced_again(model, traced, plan), note)
     solution = solver_for(None).solve(traced.problem, options)
     return Network(name, model, judged(model, traced, solution), note)
 
@@ -172,6 +177,7 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
         "b": other.name,
         "is_same_network": found.is_same_network,
         "has_same_biases": found.has_same_biases,
+        "differences": [{"what": other.what, "a": other.a, "b": other.b} for other in found.differences],
         "matched_tensors": len(found.pairs),
         "rearranged_tensors": sum(pair.is_rearranged for pair in found.pairs),
         "checkpoints": {

@@ -9,13 +9,14 @@ fixed statistics stands apart, in the product, or in its weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxgc.comparison.parts import Rows, overlapping
 from onnxgc.comparison.structure import Entity, OfAxis, OfValue, Structure, leaves, rendered
 
-_LINEAR = frozenset({"linear", "Conv", "ConvTranspose"})
+LINEAR = frozenset({"linear", "Conv", "ConvTranspose"})
 _AFFINE = frozenset({"weighted", "shifted", "normalize"})
 
 Role = tuple[int, str]
@@ -48,7 +49,11 @@ def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: b
     entities = structure.entities
     live = _reaching(entities, outputs)
     anchors = _absorbed(entities, live, frozenset(outputs))
-    forward = _forward(entities, anchors, are_biases_seen)
+    overlaps = overlapping(structure, live)
+    forward = _forward(entities, anchors, overlaps, are_biases_seen)
+    for whole in sorted({whole for whole, _ in structure.parts.values()} - live):
+        # What is only read in parts is no layer of its own, and none of the same size is the same.
+        forward[whole] = digest("packed", forward[whole])
     readers: dict[int, list[Role]] = {value: [] for value in live}
     operands: dict[int, list[Role]] = {value: [] for value in live}
     for value in sorted(live):
@@ -59,7 +64,7 @@ def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: b
                 operands[anchor].append((operand, path))
     for value, anchor in anchors.items():
         readers[value].append((anchor, "inside"))
-    backward = _backward(entities, live, anchors, readers, outputs, are_biases_seen)
+    backward = _backward(entities, live, anchors, readers, outputs, overlaps, are_biases_seen)
     return Cones(forward, backward, anchors, readers, operands)
 
 
@@ -72,8 +77,21 @@ def _reads(entities: Sequence[Entity], value: int) -> Iterable[tuple[str, int]]:
     for path, leaf in leaves(entities[value].term):
         if isinstance(leaf, OfValue):
             yield path, leaf.value
-        elif entities[leaf.axis].op == "own":
-            yield from ((f"{path}|axis", owner) for owner in _values_in(entities[leaf.axis]))
+        else:
+            yield from ((f"{path}|axis", owner) for owner in _owners(entities, leaf.axis))
+
+
+def _owners(entities: Sequence[Entity], axis: int) -> Iterable[int]:
+    """The values that brought an axis into a product, even if others have come to lie on it since."""
+    pending, seen = [axis], {axis}
+    while pending:
+        entity = entities[pending.pop()]
+        if entity.op == "own":
+            yield from _values_in(entity)
+        elif entity.op == "joined":
+            inner = dict.fromkeys(leaf.axis for _, leaf in leaves(entity.term) if isinstance(leaf, OfAxis))
+            pending += [axis for axis in inner if axis not in seen]
+            seen.update(inner)
 
 
 def grounds(structure: Structure, cones: Cones, value: int) -> set[int]:
@@ -119,7 +137,7 @@ def _absorbed(entities: Sequence[Entity], live: set[int], outputs: frozenset[int
         source = next(iter(_values_in(entity)))
         before, stage = entities[source], stages.get(source, 0)
         is_alone = readers[source] == {value} and source not in outputs
-        is_alike = before.op in _LINEAR | _AFFINE and set(before.cover) == set(entity.cover)
+        is_alike = before.op in LINEAR | _AFFINE and set(before.cover) == set(entity.cover)
         is_shift = entity.op == "shifted"
         if is_alone and is_alike and (is_shift or stage < 2):
             following[source] = value
@@ -149,12 +167,14 @@ class _Layer:
         return (scales or shifts,) if self.is_product else (scales, shifts)
 
 
-def _forward(entities: Sequence[Entity], anchors: dict[int, int], are_biases_seen: bool) -> dict[int, str]:
+def _forward(
+    entities: Sequence[Entity], anchors: dict[int, int], overlaps: Mapping[int, Rows], are_biases_seen: bool
+) -> dict[int, str]:
     known: list[str] = []
     layers: dict[int, _Layer] = {}
     for index, entity in enumerate(entities):
         kind = ("axis", entity.size) if entity.is_axis else ()
-        raw = digest(*kind, entity.op, rendered(entity.term, known))
+        raw = digest(*kind, entity.op, rendered(entity.term, known), *overlaps.get(index, ()))
         layer = None if entity.is_axis else _layer_of(entities, index, raw, known, anchors, layers)
         if layer is None:
             known.append(raw)
@@ -177,7 +197,7 @@ def _layer_of(
 ) -> _Layer | None:
     """The layer up to a value; None for what is no part of one."""
     entity = entities[value]
-    if entity.op in _LINEAR:
+    if entity.op in LINEAR:
         return _Layer(raw, is_product=True)
     if entity.op not in _AFFINE:
         return None
@@ -199,6 +219,7 @@ def _backward(
     anchors: dict[int, int],
     readers: dict[int, list[Role]],
     outputs: Sequence[int],
+    overlaps: Mapping[int, Rows],
     are_biases_seen: bool,
 ) -> dict[int, str]:
     known: dict[int, str] = {}
@@ -211,14 +232,15 @@ def _backward(
             continue
         ways = sorted((known[reader], path) for reader, path in readers[value])
         ends = [place for place, output in enumerate(outputs) if output == value]
-        known[value] = digest(_local(entities, members[value], are_biases_seen), ways, ends)
+        local = _local(entities, members[value], are_biases_seen)
+        known[value] = digest(local, ways, ends, *overlaps.get(members[value][0], ()))
     return known
 
 
 def _local(entities: Sequence[Entity], members: Sequence[int], are_biases_seen: bool) -> str:
     """What a layer, or a value that is none, does, whatever it does that to."""
     first = entities[members[0]]
-    is_product = first.op in _LINEAR
+    is_product = first.op in LINEAR
     since = tuple(entities[value].op for value in members if entities[value].op in _AFFINE)
     is_alone = len(members) == 1 and first.op == "normalize"
     if is_alone or not (is_product or since):

@@ -13,18 +13,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from onnxgc.comparison.cones import Cones, cones_of, digest, grounds, refined
+from onnxgc.comparison.cones import Cones, grounds, refined
 from onnxgc.comparison.functions import spelled_apart
-from onnxgc.comparison.operators import structure_of
-from onnxgc.comparison.structure import Structure, View
-from onnxgc.comparison.translation import Along
+from onnxgc.comparison.parting import BATCH_NORMALISATIONS, Difference, behind, differences, frontier
+from onnxgc.comparison.side import Pair, Side, but_for_layout, but_for_scale, in_all
+from onnxgc.comparison.structure import View
 from onnxgc.errors import ShapeError
-from onnxgc.model.ir import Node, TrainableModel
+from onnxgc.model.ir import TrainableModel
 
 # How far a tie is followed: from a query's projection to the softmax that its keys are divided by.
 _FURTHEST_NEIGHBOUR = 6
-# So many operators name a spelling.
-_MOST_OPERATORS = 8
 
 
 class Reason(StrEnum):
@@ -33,22 +31,6 @@ class Reason(StrEnum):
     AMBIGUOUS = "ambiguous"
     ONE_SIDE = "exists on one side only"
     PARTED = "the networks differ there"
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A tensor of each model that hold the same elements, those of b `factor` times as large.
-
-    They are in the same dimensions, maybe in another order of these, or else `is_rearranged`. Where not
-    `is_same_function`, they only reach the outputs in the same way: something before them differs. Dropout
-    is no difference: some exporters leave it out.
-    """
-
-    a: str
-    b: str
-    is_rearranged: bool = False
-    factor: float = 1.0
-    is_same_function: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +61,8 @@ class Matching:
     where a layer has a bias or a normalisation in one model only, maybe because it was zero and left out.
     Where the models are not `is_same_network`, `last_from_inputs` are the last pairs that are the same
     function of the inputs, `operators_behind` those that follow there on each side, up to the next layer,
-    and `last_from_outputs` the first pairs from where both go on alike.
+    and `last_from_outputs` the first pairs from where both go on alike. `differences` are others, that make
+    no other network of them.
     """
 
     pairs: tuple[Pair, ...]
@@ -93,76 +76,7 @@ class Matching:
     operators_behind: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     last_from_outputs: tuple[Pair, ...]
     extras: tuple[Extra, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    model: TrainableModel
-    structure: Structure
-    cones: Cones
-    holders: Mapping[int, list[str]]
-    readers: Mapping[str, list[str]]
-    producers: Mapping[str, Node]
-
-    @classmethod
-    def of(
-        cls,
-        model: TrainableModel,
-        are_biases_seen: bool = True,
-        functions: Mapping[str, Along] | None = None,
-    ) -> _Side:
-        structure = structure_of(model, functions)
-        outputs = [
-            structure.views[name].value for name in (model.loss, *model.outputs) if name in structure.views
-        ]
-        producers = {name: node for node in model.nodes for name in node.outputs}
-        readers: dict[str, list[str]] = {}
-        for node in model.nodes:
-            for name in dict.fromkeys(node.inputs):
-                readers.setdefault(name, []).extend(filter(None, node.outputs))
-        cones = cones_of(structure, list(dict.fromkeys(outputs)), are_biases_seen=are_biases_seen)
-        return cls(model, structure, cones, structure.holders(), readers, producers)
-
-    def root_of(self, name: str) -> str:
-        """The tensor that this one is a rearrangement of, or a multiple."""
-        value = self.structure.views[name].value
-        while name in self.producers:
-            before = [n for n in self.producers[name].inputs if n in self.structure.views]
-            if not before or self.structure.views[before[0]].value != value:
-                break
-            name = before[0]
-        return name
-
-    def uses_of(self, name: str, label_of: Mapping[int, int]) -> str:
-        """What is made of a tensor itself, and not of another one that holds the same; values by labels."""
-        view, uses = self.structure.views[name], []
-        for output in self.readers.get(name, ()):
-            made = self.structure.views.get(output)
-            if made is not None and made.value == view.value:
-                uses.append(self.uses_of(output, label_of))
-            elif made is not None:
-                unlabelled = self.structure.entities[made.value].op
-                uses.append(str(label_of.get(made.value, unlabelled)))
-        return digest(_in_all(view), sorted(uses), name in self.model.outputs)
-
-    def forward(self) -> dict[int, str]:
-        """Forward digests of the values that matter: those that some tensor holds or an output needs."""
-        cones = self.cones
-        return {v: key for v, key in cones.forward.items() if v in cones.backward or v in self.holders}
-
-    def fed(self) -> set[int]:
-        """The values that depend on the model's inputs."""
-        found = {self.structure.views[name].value for name in self.model.inputs}
-        for value in sorted(self.cones.operands):
-            anchor = self.cones.anchors.get(value, value)
-            if any(operand in found for operand, _ in self.cones.operands[anchor]):
-                found.add(value)
-        return found
-
-    def outputs_digests(self) -> list[str]:
-        """What the model's own outputs are functions of; the loss, where reading has left none of them."""
-        names = [name for name in self.model.outputs if name in self.structure.views] or [self.model.loss]
-        return sorted(self.cones.forward[self.structure.views[name].value] for name in names)
+    differences: tuple[Difference, ...]
 
 
 def match(a: TrainableModel, b: TrainableModel) -> Matching:
@@ -187,31 +101,38 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
         of_a.update({pair.a: pair.b for pair in reversed(chosen)})
         of_b.update({pair.b: pair.a for pair in reversed(chosen)})
     is_same = _are_same(first, second)
-    ends = () if is_same else _frontier(first, second, pairs, found.alike(found.by_forward), is_forward=True)
+    ends = () if is_same else frontier(first, second, pairs, found.alike(found.by_forward), is_forward=True)
+    others = differences(first, second, is_same=is_same)
+    values_a, values_b = found.pairs.keys(), set(found.pairs.values())
+    left_a, left_b = (
+        {(v.value, but_for_scale(v)) for name, v in side.structure.views.items() if name not in matched}
+        for side, matched in ((first, of_a), (second, of_b))
+    )
     return Matching(
         tuple(pairs),
         of_a,
         of_b,
-        tuple(_unmatched(first, of_a, found.pairs.keys(), found.ambiguous_a, is_same)),
-        tuple(_unmatched(second, of_b, set(found.pairs.values()), found.ambiguous_b, is_same)),
+        tuple(_unmatched(first, of_a, found.pairs, left_b, found.ambiguous_a, is_same)),
+        tuple(_unmatched(second, of_b, labels, left_a, found.ambiguous_b, is_same)),
         is_same,
-        has_same_biases,
+        has_same_biases and not any(other.what == BATCH_NORMALISATIONS for other in others),
         ends,
-        tuple((_behind(first, pair.a, of_a), _behind(second, pair.b, of_b)) for pair in ends),
-        () if is_same else _frontier(first, second, pairs, found.alike(found.by_backward), is_forward=False),
+        tuple((behind(first, pair.a, values_a), behind(second, pair.b, values_b)) for pair in ends),
+        () if is_same else frontier(first, second, pairs, found.alike(found.by_backward), is_forward=False),
         _extras(first, second),
+        others,
     )
 
 
-def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[_Side, _Side, bool]:
+def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[Side, Side, bool]:
     """Both models so that they are one network, where they can be; and whether biases are seen then.
 
     Exporters leave out biases of zeros, and spell activations in ways of their own.
     """
-    first, second = plain = _Side.of(a), _Side.of(b)
+    first, second = plain = Side.of(a), Side.of(b)
     if _are_same(*plain):
         return *plain, True
-    without_biases = _Side.of(a, are_biases_seen=False), _Side.of(b, are_biases_seen=False)
+    without_biases = Side.of(a, are_biases_seen=False), Side.of(b, are_biases_seen=False)
     if _are_same(*without_biases):
         return *without_biases, False
     functions = spelled_apart((a, first.structure), (b, second.structure))
@@ -219,16 +140,16 @@ def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[_Side, _Side, bool
         return *plain, True
     for are_biases_seen in (True, False):
         by_values = [
-            _Side.of(model, are_biases_seen, known) for model, known in zip((a, b), functions, strict=True)
+            Side.of(model, are_biases_seen, known) for model, known in zip((a, b), functions, strict=True)
         ]
         if _are_same(*by_values):
             return by_values[0], by_values[1], are_biases_seen
-    by_values = [_Side.of(model, True, known) for model, known in zip((a, b), functions, strict=True)]
+    by_values = [Side.of(model, True, known) for model, known in zip((a, b), functions, strict=True)]
     counts = [len(_matched_values(*sides).pairs) for sides in (plain, by_values)]
     return (*plain, True) if counts[0] >= counts[1] else (by_values[0], by_values[1], True)
 
 
-def _are_same(a: _Side, b: _Side) -> bool:
+def _are_same(a: Side, b: Side) -> bool:
     return a.outputs_digests() == b.outputs_digests()
 
 
@@ -264,7 +185,7 @@ class _MatchedValues:
         return {value: other for value, other in self.pairs.items() if value in evident}
 
 
-def _matched_values(a: _Side, b: _Side) -> _MatchedValues:
+def _matched_values(a: Side, b: Side) -> _MatchedValues:
     forward = _unique_pairs(a.forward(), b.forward())
     forward |= _ties_broken(a.forward(), b.forward(), a.cones, b.cones, is_forward=True)
     backward = _unique_pairs(a.cones.backward, b.cones.backward)
@@ -316,7 +237,7 @@ class _Contradiction:
         return here != there and (here in self.found_b or there in self.found_a)
 
 
-def _add_ties(doubts: dict[int, int], side: _Side, other: _Side, matched: Collection[int]) -> None:
+def _add_ties(doubts: dict[int, int], side: Side, other: Side, matched: Collection[int]) -> None:
     """Adds what has several counterparts that are alike."""
     counts = Counter(other.forward().values())
     for value, key in side.forward().items():
@@ -364,8 +285,8 @@ def _ties_broken(
 class _Tensors:
     """Pairs the tensors of matched values. Values have the labels of their side, the same for a pair."""
 
-    a: _Side
-    b: _Side
+    a: Side
+    b: Side
     labels_a: Mapping[int, int]
     labels_b: Mapping[int, int]
 
@@ -374,7 +295,7 @@ class _Tensors:
         pairs: list[Pair] = []
         views_a, views_b = self.a.structure.views, self.b.structure.views
         left_a, left_b = list(here), list(there)
-        for likeness in (_in_all, _but_for_layout, _but_for_scale):
+        for likeness in (in_all, but_for_layout, but_for_scale):
             groups_a = _grouped(here, {name: likeness(views_a[name]) for name in here})
             groups_b = _grouped(there, {name: likeness(views_b[name]) for name in there})
             for key, names in groups_a.items():
@@ -411,7 +332,7 @@ class _Tensors:
 
 
 def _pair(name: str, other: str, one: View, two: View) -> Pair:
-    is_rearranged = _in_all(replace(one, scale=1.0)) != _in_all(replace(two, scale=1.0))
+    is_rearranged = in_all(replace(one, scale=1.0)) != in_all(replace(two, scale=1.0))
     factor = two.scale / one.scale
     return Pair(name, other, is_rearranged, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor)
 
@@ -423,30 +344,18 @@ def _grouped(names: Sequence[str], keys: Mapping[str, object]) -> dict[object, l
     return groups
 
 
-def _in_all(view: View) -> object:
-    """What of a tensor does not depend on the order of its dimensions."""
-    dims = sorted(tuple((atom.size, atom.stride) for atom in dim) for dim in view.dims if dim)
-    return (_but_for_layout(view), tuple(dims))
-
-
-def _but_for_layout(view: View) -> object:
-    return (f"{view.scale:.5g}", view.dropouts)
-
-
-def _but_for_scale(view: View) -> object:
-    return view.dropouts
-
-
 # -- what is told of the rest -----------------------------------------------------------------
 
 
 def _unmatched(
-    side: _Side,
+    side: Side,
     matched: Mapping[str, str],
-    values: Collection[int],
+    partners: Mapping[int, int],
+    left: Collection[tuple[int, object]],
     doubts: Mapping[int, int],
     is_same: bool,
 ) -> Iterator[Unmatched]:
+    """`left` are values of the other model that unmatched tensors hold, with what those are alike in."""
     for name, view in side.structure.views.items():
         if name in matched:
             continue
@@ -458,9 +367,9 @@ def _unmatched(
             )
         elif value in side.cones.anchors:
             yield Unmatched(name, Reason.ONE_SIDE, "inside of a layer: a bias or a normalisation follows")
-        elif value in values and len(side.holders[value]) > 1:
+        elif (partners.get(value), but_for_scale(view)) in left:
             yield Unmatched(name, Reason.AMBIGUOUS, "several tensors hold the same and are read alike")
-        elif value in values:
+        elif value in partners:
             yield Unmatched(
                 name, Reason.ONE_SIDE, "inside of an operator of the other model, or behind a dropout"
             )
@@ -473,44 +382,10 @@ def _unmatched(
             yield Unmatched(name, reason, "no value of the other model is computed so and read so")
 
 
-def _frontier(
-    a: _Side, b: _Side, pairs: Sequence[Pair], alike: Mapping[int, int], is_forward: bool
-) -> tuple[Pair, ...]:
-    """The pairs of values that are alike by one kind of cone, where something that comes next is not."""
-    ends = []
-    for side, known in ((a, alike.keys()), (b, set(alike.values()))):
-        onward = side.cones.readers if is_forward else side.cones.operands
-        fed = side.fed()
-        ends.append(
-            {v for v in known & fed if any(n in fed and n not in known for n, _ in onward.get(v, ()))}
-        )
-    found: dict[int, Pair] = {}
-    for pair in pairs:
-        value, other = a.structure.views[pair.a].value, b.structure.views[pair.b].value
-        if alike.get(value) == other and (value in ends[0] or other in ends[1]):
-            found.setdefault(value, pair)
-    return tuple(found[value] for value in sorted(found))
-
-
-def _behind(side: _Side, tensor: str, matched: Mapping[str, str]) -> tuple[str, ...]:
-    """The operators without counterpart that follow a tensor, up to the next that reads a parameter."""
-    model, value = side.model, side.structure.views[tensor].value
-    made = set(side.holders[value])
-    operators: list[str] = []
-    for node in model.nodes:
-        if made.isdisjoint(node.inputs) or not matched.keys().isdisjoint(node.outputs):
-            continue
-        if len(operators) == _MOST_OPERATORS or not set(model.parameters).isdisjoint(node.inputs):
-            break
-        operators.append(node.op)
-        made.update(node.outputs)
-    return tuple(operators)
-
-
 _COPIES = frozenset({"Transpose"})
 
 
-def _extras(a: _Side, b: _Side) -> tuple[Extra, ...]:
+def _extras(a: Side, b: Side) -> tuple[Extra, ...]:
     found: list[Extra] = []
     counted = [_materialised(side) for side in (a, b)]
     for kind in counted[0]:
@@ -520,7 +395,7 @@ def _extras(a: _Side, b: _Side) -> tuple[Extra, ...]:
     return tuple(found)
 
 
-def _materialised(side: _Side) -> dict[str, tuple[int, int]]:
+def _materialised(side: Side) -> dict[str, tuple[int, int]]:
     """Tensors and bytes by what makes them more than the network needs."""
     kinds: dict[str, list[str]] = {
         "transposed copies": [],

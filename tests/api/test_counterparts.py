@@ -11,6 +11,7 @@ import pytest
 from onnxgc import compare, optimize
 from onnxgc.api.counterparts import CLOSE
 from onnxgc.api.verification import verify
+from onnxgc.errors import PlanError
 from tests.api.chains import chain
 from tests.comparison.networks import Network
 
@@ -74,3 +75,24 @@ def test_a_carried_plan_comes_close_to_the_one_made_for_the_file(tmp_path: Path)
     carried = compare(*files).report["pairs"][0]["carried_over"]
     assert carried["simulated_peak_bytes"] <= CLOSE * carried["own_simulated_peak_bytes"]
     assert carried["overruled"] <= carried["decided"]
+
+
+def test_another_plan_of_the_first_file_is_carried_over(found: tuple[Path, Any]) -> None:
+    target, _ = found
+    source = target.with_name(f"{target.stem == 'False'}.onnx")
+    made = [
+        optimize(source, dry_run=True, freeze_bn=True, solver="acg"),
+        optimize(source, dry_run=True, freeze_bn=True, budget="90%", time_limit=1),
+    ]
+    for plan in made:
+        done = compare(source, target, plans=[plan], freeze_bn=True)
+        planned = plan.report["planned"]["simulated_peak_bytes"]
+        assert done.report["files"][0]["planned"]["simulated_peak_bytes"] == planned
+        assert done.plans[str(source)] == plan.plan
+        carried = done.report["pairs"][0]["carried_over"]
+        assert carried["simulated_peak_bytes"] <= CLOSE * carried["own_simulated_peak_bytes"]
+        assert not done.plans[str(target)].sequence
+    with pytest.raises(PlanError, match="is none of the graph's"):
+        compare(target, source, plans=made[:1], freeze_bn=True)
+    with pytest.raises(PlanError, match="a plan is for one model"):
+        compare(source, target, plans=made, freeze_bn=True)
