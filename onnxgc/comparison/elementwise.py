@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from onnxgc.comparison.layout import extent
 from onnxgc.comparison.structure import Fixed, View
+from onnxgc.comparison.tables import Table, lowest_as_infinite
 from onnxgc.comparison.terms import INFINITY, Terms
 from onnxgc.comparison.translation import Ref, Result, Rule, Translation
 from onnxgc.model.ir import Node
@@ -34,31 +35,37 @@ def by(apply: Callable[[Terms, View], View | None]) -> Rule:
 
 
 def add(t: Translation, node: Node) -> Result:
-    return total(t, [(ref, 1.0) for ref in t.refs(node)])
+    return total(t, [(ref, 1.0) for ref in t.refs(node)], is_term=t.is_term(node.outputs[0]))
 
 
 def sub(t: Translation, node: Node) -> Result:
     first, second = t.refs(node)
-    return total(t, [(first, 1.0), (second, -1.0)])
+    return total(t, [(first, 1.0), (second, -1.0)], is_term=t.is_term(node.outputs[0]))
 
 
-def total(t: Translation, operands: Sequence[tuple[Ref | None, float]]) -> Result:
-    result: View | None = None
-    for ref, factor in operands:
-        if isinstance(ref, View):
-            term = t.terms.scaled(ref, factor)
-            result = term if result is None else t.terms.sum(result, term)
-            if result is None:
-                return None
-    for ref, factor in operands:
-        if ref is None or result is None:
+def total(t: Translation, operands: Sequence[tuple[Ref | None, float]], *, is_term: bool = False) -> Result:
+    """The sum of operands times factors; a term where it `is_term` of another sum alone."""
+    views = [t.terms.scaled(ref, factor) for ref, factor in operands if isinstance(ref, View)]
+    constants = [(ref, factor) for ref, factor in operands if isinstance(ref, Fixed)]
+    if not views or len(views) + len(constants) < len(operands):
+        return None
+    weights = [ref for ref, _ in constants if ref.number is None and ref.table is None]
+    is_open = is_term and len(weights) == len(constants)
+    result = t.terms.total(views, weights, is_term=is_open)
+    for ref, factor in constants:
+        if result is None:
             return None
-        if isinstance(ref, Fixed):
-            if ref.number is not None and _is_covered(result, ref):
-                result = t.terms.plus_number(result, factor * ref.number)
-            else:
-                result = t.terms.with_weight(result, ref, is_added=True)
+        if ref.table is not None:
+            result = t.terms.with_table(result, ref.shape, _scaled(ref.table, factor), is_added=True)
+        elif ref.number is not None and _is_covered(result, ref):
+            result = t.terms.plus_number(result, factor * ref.number)
+        elif ref.number is not None:
+            result = t.terms.with_weight(result, ref, is_added=True)
     return None if result is None else [result]
+
+
+def _scaled(table: Table, factor: float) -> Table:
+    return table.mapped(lambda number: number * factor)
 
 
 def _is_covered(x: View, number: Fixed) -> bool:
@@ -84,6 +91,8 @@ def times(t: Translation, first: Ref | None, second: Ref | None) -> Result:
         rank = max(len(x.dims), len(weight.shape))
         x = replace(x, dims=((),) * (rank - len(x.dims)) + x.dims)
         return [t.terms.scaled(x, weight.number)]
+    if weight.table is not None:
+        return [t.terms.with_table(x, weight.shape, weight.table, is_added=False)]
     return [t.terms.with_weight(x, weight, is_added=False)]
 
 
@@ -92,13 +101,15 @@ def div(t: Translation, node: Node) -> Result:
     if not t.is_floating(node.outputs[0]):
         return None
     if isinstance(second, View):
+        second = t.terms.not_expanded(second, first) if isinstance(first, View) else second
         second = t.terms.power(second, -1.0)
     elif isinstance(second, Fixed) and second.number is not None:
         if second.number == 0:
             return None
         second = replace(second, number=1 / second.number)
     elif isinstance(second, Fixed):
-        second = replace(second, name=f"1/{second.name}")
+        table = second.table and second.table.mapped(lambda number: 1 / number if number else INFINITY)
+        second = replace(second, name=f"1/{second.name}", table=table)
     return times(t, first, second)
 
 
@@ -132,11 +143,33 @@ def _present(refs: Sequence[Ref | None]) -> list[Ref]:
 
 def where(t: Translation, node: Node) -> Result:
     condition, first, second = t.refs(node)
-    if isinstance(condition, View) and isinstance(first, View) and isinstance(second, View):
-        counted = t.terms.from_the_end(condition, first, second)
-        if counted is not None:
-            return [counted]
-    return compare(t, node)
+    if t.is_floating(node.outputs[0]):
+        first, second = _with_infinite_number(first), _with_infinite_number(second)
+    match condition, first, second:
+        case View(), View(), View():
+            counted = t.terms.from_the_end(condition, first, second)
+            if counted is not None:
+                return [counted]
+        case View(), Fixed(number=0.0), View() if t.terms.is_guard(condition, second):
+            return [second]
+        case Fixed(table=Table() as seen), View(), Fixed(number=number) if number == -INFINITY:
+            return [_masked(t, first, condition, seen)]
+        case Fixed(table=Table() as hidden), Fixed(number=number), View() if number == -INFINITY:
+            return [_masked(t, second, condition, hidden.mapped(lambda flag: 1 - flag))]
+    result = t.terms.elementwise(node.op, *_present((condition, first, second)))
+    return None if result is None else [result]
+
+
+def _masked(t: Translation, x: View, condition: Fixed, seen: Table) -> View:
+    """What is minus infinity where it is not seen, as a sum."""
+    mask = seen.mapped(lambda flag: 0.0 if flag else -INFINITY)
+    return t.terms.with_table(x, condition.shape, mask, is_added=True)
+
+
+def _with_infinite_number(ref: Ref | None) -> Ref | None:
+    if isinstance(ref, Fixed) and ref.number is not None:
+        return replace(ref, number=lowest_as_infinite(ref.number))
+    return ref
 
 
 def compare(t: Translation, node: Node) -> Result:

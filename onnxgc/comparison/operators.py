@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnxgc.comparison import elementwise, products, reductions, shaping
+from onnxgc.comparison import einsum, elementwise, products, reductions, shaping
 from onnxgc.comparison.structure import Structure
 from onnxgc.comparison.terms import INFINITY
 from onnxgc.comparison.translation import Along, Rule, Translation
@@ -25,6 +25,7 @@ _PLAIN = (
     "Sin",
     "Cos",
     "Mish",
+    "IsNaN",
 )
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_ALIASES, shaping.alias),
@@ -65,6 +66,7 @@ RULES: Mapping[str, Rule] = {
     "HardSigmoid": elementwise.hard_sigmoid,
     "HardSwish": elementwise.hard_swish,
     "Swish": elementwise.swish,
+    "Einsum": einsum.einsum,
     "MatMul": products.matmul,
     "Gemm": products.gemm,
     "Gather": shaping.gather,

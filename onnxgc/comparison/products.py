@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxgc.comparison.elementwise import total
-from onnxgc.comparison.layout import Dim, as_set, extent, merged, paired
+from onnxgc.comparison.layout import Atom, Dim, extent, merged, paired, reshaped
 from onnxgc.comparison.structure import Fixed, OfValue, View, in_terms, set_in_terms, unordered
 from onnxgc.comparison.translation import Ref, Result, Translation
 from onnxgc.model.ir import Node
@@ -36,16 +36,17 @@ def _turned(ref: Ref | None) -> Ref | None:
     if isinstance(ref, View):
         return replace(ref, dims=(*ref.dims[:-2], ref.dims[-1], ref.dims[-2]))
     if isinstance(ref, Fixed):
-        return replace(ref, shape=(*ref.shape[:-2], ref.shape[-1], ref.shape[-2]))
+        return replace(ref, shape=(*ref.shape[:-2], ref.shape[-1], ref.shape[-2]), is_turned=True)
     return None
 
 
 def _matrix_product(t: Translation, first: Ref | None, second: Ref | None) -> Result:
     if isinstance(first, View) and isinstance(second, View):
-        result = _product_of_views(t, first, second)
+        result = product_of_views(t, first, second)
         return None if result is None else [result]
     if isinstance(first, View) and isinstance(second, Fixed) and len(second.shape) == 2 and first.dims:
-        value, new = t.terms.contracted(first, first.dims[-1], second.shape[1], second.name)
+        axis = int(second.is_turned)
+        value, new = t.terms.contracted(first, first.dims[-1], second.shape[1], second.name, (axis,))
         return [View(value, (*first.dims[:-1], new))]
     if (
         isinstance(first, Fixed)
@@ -53,12 +54,13 @@ def _matrix_product(t: Translation, first: Ref | None, second: Ref | None) -> Re
         and len(first.shape) == 2
         and len(second.dims) > 1
     ):
-        value, new = t.terms.contracted(second, second.dims[-2], first.shape[0], first.name)
+        axis = int(not first.is_turned)
+        value, new = t.terms.contracted(second, second.dims[-2], first.shape[0], first.name, (axis,))
         return [View(value, (*second.dims[:-2], new, second.dims[-1]))]
     return None
 
 
-def _product_of_views(t: Translation, first: View, second: View) -> View | None:
+def product_of_views(t: Translation, first: View, second: View) -> View | None:
     """Batch dimensions lie on each other, columns of the first on rows of the second; the rest is new."""
     if len(first.dims) < 2 or len(second.dims) < 2:
         return None
@@ -66,15 +68,30 @@ def _product_of_views(t: Translation, first: View, second: View) -> View | None:
     pairs = paired(first.dims[-1], second.dims[-2])
     if batch is None or pairs is None:
         return None
-    summed = [merged(p for p, _ in pairs), merged(q for _, q in pairs)]
     rows = _own(t, first, first.dims[-2], 0)
     columns = _own(t, second, second.dims[-1], int(first.value == second.value))
-    operands = (
-        (OfValue(view.value), in_terms(as_set(dim)))
-        for view, dim in zip((first, second), summed, strict=True)
+    # Several dimensions of one operand can lie on those of the other in more ways than one.
+    summed = (
+        unordered((OfValue(first.value), in_terms((p,))), (OfValue(second.value), in_terms((q,))))
+        for p, q in _matched(pairs)
     )
-    value = t.structure.value("matmul", unordered(*operands), batch[1])
+    batches = zip(reversed(first.dims[:-2]), reversed(second.dims[:-2]), strict=False)
+    shared = tuple(p for dims in batches for p, q in paired(*dims) or () if p == q)
+    both = unordered(OfValue(first.value), OfValue(second.value))
+    value = t.structure.value("matmul", both, unordered(*summed), batch[1], set_in_terms(shared))
     return View(value, (*batch[0], rows, columns), first.scale * second.scale)
+
+
+def _matched(pairs: Sequence[tuple[Atom, Atom]]) -> list[tuple[Atom, Atom]]:
+    """Which runs of two dimensions lie on each other, in no order, and as long as they can be."""
+    runs: list[tuple[Atom, Atom]] = []
+    for pair in sorted(pairs, key=lambda pair: (pair[0].axis, -pair[0].stride)):
+        both = [merged((end, start)) for end, start in zip(runs[-1], pair, strict=True)] if runs else []
+        if both and all(len(run) == 1 for run in both):
+            runs[-1] = (both[0][0], both[1][0])
+        else:
+            runs.append(pair)
+    return runs
 
 
 def _own(t: Translation, view: View, dim: Dim, number: int) -> Dim:
@@ -96,37 +113,54 @@ def conv(t: Translation, node: Node) -> Result:
     channels = x.dims[1]
     out = t.shape(node.outputs[0])
     sizes = weight.shape[1] * group if node.op == "ConvTranspose" else weight.shape[0]
-    key = (weight.name, x.scale)
-    is_pointwise = node.op == "Conv" and group == 1 and all(p == (1, 1, 1, 0, 0) for _, p in places)
-    if is_pointwise:
-        value, new = t.terms.contracted(x, channels, sizes, weight.name)
-        return _with_bias(t, node, View(value, (x.dims[0], new, *x.dims[2:])))
+    apart = _apart(places) if node.op == "Conv" and group == 1 else None
+    if apart is not None:
+        over = merged((*channels, *(atom for inner, _ in apart for atom in inner)))
+        value, new = t.terms.contracted(x, over, sizes, weight.name)
+        return _with_bias(t, node, View(value, (x.dims[0], new, *(outer for _, outer in apart))))
     what = (
         OfValue(x.value),
         set_in_terms(channels) if group in (1, extent(channels)) else in_terms(channels),
         unordered(*((in_terms(dim), numbers) for dim, numbers in places)),
         group,
-        sizes,
         any(node.attribute("output_padding") or ()) and tuple(node.attribute("output_padding")),
     )
-    new = t.structure.axis("channels", sizes, *what, weights=key)
     spatial = slid(t, node, x, places, out)
-    value = t.structure.value(node.op, *what, weights=key, cover=new)
+    key = (weight.name, x.scale, in_terms(channels))
+    value, new = t.terms.layer(node.op, key, sizes, *what, is_dense=group == 1)
     return _with_bias(t, node, View(value, (x.dims[0], new, *spatial)))
 
 
 Places = Sequence[tuple[Dim, tuple[int, ...]]]
 
 
-def windows(t: Translation, node: Node, x: View, kernel: Sequence[int]) -> tuple[View, Places]:
-    """The spatial dimensions with kernel, stride, dilation and pads; a Pad of zeros in front is taken in."""
+def _apart(places: Places) -> list[tuple[Dim, Dim]] | None:
+    """What windows hold and which there are, along each dimension; None where they overlap or leave some out.
+
+    Such a convolution is a matrix times each window: pointwise, of patches, or of all.
+    """
+    found: list[tuple[Dim, Dim]] = []
+    for dim, (kernel, stride, dilation, *pads) in places:
+        size = extent(dim)
+        is_apart = kernel == size or (kernel == stride and size % kernel == 0)
+        cut = reshaped((dim,), (size // kernel, kernel)) if is_apart else None
+        if cut is None or any(pads) or (dilation != 1 and kernel != 1):
+            return None
+        found.append((cut[1], cut[0]))
+    return found
+
+
+def windows(
+    t: Translation, node: Node, x: View, kernel: Sequence[int], fills: Sequence[float] = (0.0,)
+) -> tuple[View, Places]:
+    """The spatial dimensions with kernel, stride, dilation and pads; a Pad of `fills` before is taken in."""
     rank = len(kernel)
     strides = node.attribute("strides") or [1] * rank
     dilations = node.attribute("dilations") or [1] * rank
     begins, ends = pads(t, node, kernel, strides, dilations)
     known = t.structure.known_as.get(x.value, ("",))
     origin: dict[Dim, tuple[Dim, int, int]] = {}
-    if known[0] == "padded" and all(dim in x.dims[2:] for dim in known[2]):
+    if known[0] == "padded" and known[3] in fills and all(dim in x.dims[2:] for dim in known[2]):
         origin, x = known[2], replace(x, value=known[1])
     dims, places = list(x.dims), []
     for axis in range(rank):

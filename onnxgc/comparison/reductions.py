@@ -8,8 +8,9 @@ from dataclasses import replace
 from onnxgc.comparison.elementwise import times, total
 from onnxgc.comparison.layout import as_set, extent
 from onnxgc.comparison.products import pads, slid, windows
+from onnxgc.comparison.signs import is_never_negative
 from onnxgc.comparison.structure import OfValue, View, in_terms, set_in_terms, unordered
-from onnxgc.comparison.terms import positions
+from onnxgc.comparison.terms import INFINITY, positions
 from onnxgc.comparison.translation import Result, Translation
 from onnxgc.model.ir import Node
 
@@ -68,8 +69,14 @@ def pool(t: Translation, node: Node) -> Result:
     kernel = node.attribute("kernel_shape")
     out = t.shape(node.outputs[0])
     is_average = node.op == "AveragePool"
-    padded = t.structure.known_as.get(x.value, ("",))[0] == "padded"
-    inner, places = windows(t, node, x, kernel)
+    fills = [0.0] if is_average else [-INFINITY]
+    known = t.structure.known_as.get(x.value, ("",))
+    if not is_average and known[0] == "padded" and is_never_negative(t.structure, replace(x, value=known[1])):
+        fills.append(0.0)
+    inner, places = windows(t, node, x, kernel, fills)
+    padded = inner.value != x.value
+    if all((size, stride, *pads) == (1, 1, 0, 0) for _, (size, stride, _, *pads) in places):
+        return [x]
     if all(numbers == (extent(dim), numbers[1], 1, 0, 0) for dim, numbers in places):
         return [reduced(t, "ReduceMean" if is_average else "ReduceMax", inner, range(2, len(x.dims)), True)]
     has_pads = any(numbers[3:] != (0, 0) for _, numbers in places)
@@ -120,7 +127,8 @@ def _scaled_and_shifted(t: Translation, node: Node, x: View, behind: tuple[int, 
         weight = t.fixed(node, index)
         if weight is None:
             continue
-        weight = replace(weight, shape=(*weight.shape, *behind))
+        # Few values of a small or untrained layer are no table.
+        weight = replace(weight, shape=(*weight.shape, *behind), table=None)
         found = times(t, x, weight) if index == 1 else total(t, [(x, 1.0), (weight, 1.0)])
         if found is None or found[0] is None:
             return None

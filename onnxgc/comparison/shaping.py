@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from onnxgc.comparison.layout import Dim, Dims, as_set, extent, reshaped
+from onnxgc.comparison.parts import part_of_layer
 from onnxgc.comparison.structure import Fixed, OfValue, View, in_terms, set_in_terms, unordered
+from onnxgc.comparison.terms import INFINITY
 from onnxgc.comparison.translation import Ref, Result, Translation
 from onnxgc.model.ir import Node
 
@@ -48,7 +50,10 @@ def expand(t: Translation, node: Node) -> Result:
     if tuple(new) == dims:
         return [replace(x, dims=dims)]
     value = t.structure.value(
-        "expand", OfValue(x.value), set_in_terms(*(d for d, o in zip(new, dims, strict=True) if not o))
+        "expand",
+        OfValue(x.value),
+        set_in_terms(*(d for d, o in zip(new, dims, strict=True) if not o)),
+        known=("expanded", x.value, dims),
     )
     return [replace(x, value=value, dims=tuple(new))]
 
@@ -87,7 +92,7 @@ def gather(t: Translation, node: Node) -> Result:
     places = reshaped((taken.dims[axis],), chosen.shape)
     if places is None:
         return None
-    return [replace(taken, dims=(*x.dims[:axis], *places, *x.dims[axis + 1 :]))]
+    return [replace(taken, dims=(*taken.dims[:axis], *places, *taken.dims[axis + 1 :]))]
 
 
 def gather_nd(t: Translation, node: Node) -> Result:
@@ -108,8 +113,11 @@ def _taken(t: Translation, x: View, axis: int, places: Sequence[int]) -> View:
     dim = x.dims[axis]
     if list(places) == list(range(extent(dim))):
         return x
+    part = part_of_layer(t.terms, x, axis, places)
+    if part is not None:
+        return part
     steps = {later - earlier for earlier, later in itertools.pairwise(places)}
-    what = (places[0], len(places), *steps) if len(steps) <= 1 else tuple(places)
+    what = (places[0], len(places), *steps) if len(steps) <= 1 else (tuple(places),)
     term = (OfValue(x.value), in_terms(dim), what)
     new = t.structure.axis("taken", len(places), in_terms(dim), what)
     value = t.structure.value("taken", *term)
@@ -214,15 +222,15 @@ def pad(t: Translation, node: Node) -> Result:
             size = extent(x.dims[axis]) + begin + end
             dims[axis] = t.structure.axis("padded", size, in_terms(x.dims[axis]), begin, end)
             padded[dims[axis]] = (x.dims[axis], begin, end)
-    # Pads of the lowest number are those of a maximum.
-    is_plain = number == 0 or number < -1e30
+    # The lowest number of a type is that of a maximum.
+    fill = -INFINITY if number < -1e30 else number
     what = unordered(*((in_terms(dim), begin, end) for dim, begin, end in padded.values()))
     value = t.structure.value(
         "padded",
         OfValue(x.value),
         what,
-        0.0 if is_plain else number / x.scale,
-        known=("padded", x.value, padded) if is_plain else (),
+        fill / x.scale,
+        known=("padded", x.value, padded, fill),
     )
     return [View(value, tuple(dims), x.scale)]
 

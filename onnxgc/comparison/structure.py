@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from onnxgc.comparison.layout import Atom, Dim, Dims, as_set, extent, paired, whole
+from onnxgc.comparison.tables import Table
 
 _HUGE = 1e30
 
@@ -108,11 +109,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A tensor that depends on weights alone; `number` is its one value, where it is a constant of one."""
+    """A tensor that depends on weights alone; `number` is its one value, where it is a constant of one.
+
+    `table` has the contents of a constant that is known by these. A matrix that is read transposed
+    `is_turned`.
+    """
 
     name: str
     shape: tuple[int, ...]
     number: float | None = None
+    table: Table | None = None
+    is_turned: bool = False
 
 
 @dataclass(slots=True)
@@ -120,12 +127,14 @@ class Structure:
     """The values and axes of one network, and the tensors that hold them.
 
     Entities only refer to earlier ones. `known_as` says what a value is known to be beside its term:
-    the mean of another one, or that one less its mean.
+    the mean of another one, or that one less its mean. `parts` are layers with some of another one's
+    channels: of which, and of which of its channels.
     """
 
     entities: list[Entity] = field(default_factory=list)
     views: dict[str, View] = field(default_factory=dict)
     known_as: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    parts: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     _index: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def value(
@@ -165,12 +174,38 @@ class Structure:
             met += [unordered(in_terms((p,)), in_terms((q,))) for p, q in pairs if p != q]
         return tuple(dims), unordered(*met)
 
-    def _joined(self, one: Atom, other: Atom) -> Dim:
-        if one == other or self.entities[other.axis].op == "broadcast":
-            return (one,)
-        if self.entities[one.axis].op == "broadcast":
-            return (other,)
-        return self.axis("joined", one.size, unordered(in_terms((one,)), in_terms((other,))))
+    def broadcast_all(self, several: Sequence[Dims]) -> tuple[Dims, Unordered] | None:
+        """The same of several operands, in whatever order they come."""
+        rank = max(len(dims) for dims in several)
+        columns = list(zip(*(_padded(dims, rank) for dims in several), strict=True))
+        result: list[Dim] = []
+        met: list[Any] = []
+        for column in columns:
+            there = list(dict.fromkeys(dim for dim in column if dim))
+            if len(there) > 1 and len({tuple(atom.size for atom in dim) for dim in there}) > 1:
+                return self._broadcast_in_order(several)
+            result.append(tuple(a for parts in zip(*there, strict=True) for a in self._joined(*parts)))
+            for parts in zip(*there, strict=True):
+                if len(set(parts)) > 1:
+                    met.append(unordered(*(in_terms((atom,)) for atom in dict.fromkeys(parts))))
+        return tuple(result), unordered(*met)
+
+    def _broadcast_in_order(self, several: Sequence[Dims]) -> tuple[Dims, Unordered] | None:
+        dims = several[0]
+        met: list[Any] = []
+        for other in several[1:]:
+            found = self.broadcast(dims, other)
+            if found is None:
+                return None
+            dims = found[0]
+            met += found[1].items
+        return dims, unordered(*met)
+
+    def _joined(self, *atoms: Atom) -> Dim:
+        own = [a for a in dict.fromkeys(atoms) if self.entities[a.axis].op != "broadcast"]
+        if len(own) < 2:
+            return (own[0] if own else atoms[0],)
+        return self.axis("joined", own[0].size, unordered(*(in_terms((atom,)) for atom in own)))
 
     def _entity(self, entity: Entity) -> int:
         key = (entity.is_axis, entity.op, entity.term, entity.weights, entity.size)

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from onnxgc.comparison.layout import Atom, Dim, Dims, as_set
+from onnxgc.comparison.layout import Atom, Dim, Dims, as_set, extent
 from onnxgc.comparison.structure import (
     Fixed,
     OfValue,
     Structure,
+    Unordered,
     View,
     in_terms,
     set_in_terms,
     unordered,
 )
+from onnxgc.comparison.tables import Seen, Table
 
 INFINITY = math.inf
 _WEIGHTED_MUL, _WEIGHTED_ADD = "weighted", "shifted"
@@ -32,6 +34,7 @@ class Terms:
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
+        self._summands: dict[int, _Summands] = {}
 
     # -- with numbers and weights ----------------------------------------------------------------
 
@@ -70,12 +73,53 @@ class Terms:
         )
         return View(value, tuple(dims))
 
-    def contracted(self, x: View, over: Dim, size: int, weight: str) -> tuple[int, Dim]:
+    def with_table(self, x: View, shape: tuple[int, ...], table: Table, *, is_added: bool) -> View:
+        """A constant that counts by its contents, added, or multiplied so that its largest number is 1."""
+        rank = max(len(x.dims), len(shape))
+        dims = list(((),) * (rank - len(x.dims)) + x.dims)
+        new: list[Dim] = []
+        for place, size in enumerate(shape, rank - len(shape)):
+            if size > 1 and not dims[place]:
+                dims[place] = self.structure.axis("broadcast", size)
+                new.append(dims[place])
+        largest = 1.0 if math.isinf(table.largest()) else table.largest()
+        factor = 1 / x.scale if is_added else 1 / largest
+        seen = table.mapped(lambda number: number * factor).seen_from_axes()
+        op = "plus table" if is_added else "times table"
+        contents = _contents(tuple(dims), seen)
+        value = self.structure.value(op, OfValue(x.value), contents, set_in_terms(*new))
+        return View(value, self._marked(tuple(dims), seen), x.scale if is_added else x.scale * largest)
+
+    def _marked(self, dims: Dims, seen: Seen) -> Dims:
+        """Dimensions under a table. What a product made is told apart by it, as keys from queries."""
+        result = list(dims)
+        for place, content in seen:
+            result[-place] = tuple(
+                self.structure.axis("joined", atom.size, in_terms((atom,)), content)[0]
+                if self.structure.entities[atom.axis].op in ("own", "joined")
+                else atom
+                for atom in result[-place]
+            )
+        return tuple(result)
+
+    def contracted(
+        self, x: View, over: Dim, size: int, weight: str, axes: tuple[int, ...] = ()
+    ) -> tuple[int, Dim]:
         """x times a matrix over a dimension, and the dimension that takes its place."""
-        term = (OfValue(x.value), set_in_terms(over), size)
-        key = (weight, x.scale)
-        new = self.structure.axis("channels", size, *term, weights=key)
-        return self.structure.value("linear", *term, weights=key, cover=new), new
+        # Which axes of the weight lie on it, and how, only tells two uses of one weight apart.
+        key = (weight, x.scale, in_terms(over), axes)
+        return self.layer("linear", key, size, OfValue(x.value), set_in_terms(over))
+
+    def layer(
+        self, op: str, weights: tuple[Any, ...], size: int, *what: Any, is_dense: bool = True
+    ) -> tuple[int, Dim]:
+        """A product with weights, of which the first of `weights` is the name, and the channels it makes.
+
+        They are all made alike where it `is_dense`.
+        """
+        new = self.structure.axis("channels", size, *what, weights=weights)
+        known = ("layer", new, op, weights, what) if is_dense else ()
+        return self.structure.value(op, *what, size, weights=weights, cover=new, known=known), new
 
     # -- of one value ----------------------------------------------------------------------------
 
@@ -142,8 +186,13 @@ class Terms:
     def normalized(self, x: View, over: Dim, epsilon: float) -> View:
         """x less its mean, divided by its deviation."""
         rest = tuple(atom for atom in as_set(*x.dims) if atom not in over)
-        term = (OfValue(x.value), set_in_terms(over), epsilon / x.scale**2)
-        return View(self.structure.value("normalize", *term, cover=rest), x.dims, math.copysign(1.0, x.scale))
+        value = self.normalized_value(x.value, over, epsilon / x.scale**2, rest)
+        return View(value, x.dims, math.copysign(1.0, x.scale))
+
+    def normalized_value(self, value: int, over: Dim, epsilon: float, rest: Dim) -> int:
+        known = ("normalized", value, over, epsilon, rest)
+        term = (OfValue(value), set_in_terms(over), epsilon)
+        return self.structure.value("normalize", *term, cover=rest, known=known)
 
     def softmax(self, x: View, over: Dim, op: str = "softmax") -> View:
         """What it is over is marked: what reads it can tell that axis from others alike."""
@@ -160,13 +209,14 @@ class Terms:
     # -- of two values ---------------------------------------------------------------------------
 
     def product(self, x: View, y: View) -> View | None:
+        x, y = self.not_expanded(x, y), self.not_expanded(y, x)
         for one, other in ((x, y), (y, x)):
             known = self._known(one.value)
             if known[0] == "weighted" and self._known(known[1])[0] in ("power", "spread"):
                 # A weight beside one over the deviation: first the quotient, then the weight.
                 inner = self.product(View(known[1], one.dims), other)
                 cover = () if inner is None else _cover_in(known[3], one.dims, inner.dims)
-                weighted = None if inner is None else self._weighted_by(inner, known[2], cover)
+                weighted = None if inner is None else self.weighted_by(inner, known[2], cover)
                 return None if weighted is None else self.scaled(weighted, one.scale * known[4])
         special = self._normalization(x, y) or self._softmax(x, y) or self._of_powers(x, y)
         if special is not None:
@@ -183,44 +233,121 @@ class Terms:
         )
         return View(value, dims[0], x.scale * y.scale)
 
+    def not_expanded(self, x: View, other: View) -> View:
+        """What was expanded to the dimensions of the other operand, as it was before."""
+        known = self._known(x.value)
+        if known[0] != "expanded" or len(other.dims) < len(x.dims):
+            return x
+        lying = zip(reversed(known[2]), reversed(x.dims), reversed(other.dims), strict=False)
+        is_covered = all(own or not here or extent(here) == extent(there) for own, here, there in lying)
+        return replace(x, value=known[1], dims=known[2]) if is_covered else x
+
     def sum(self, x: View, y: View) -> View | None:
-        """The sum of two values, scaled so that the larger factor is 1."""
+        return self.total([x, y])
+
+    def total(
+        self, views: Sequence[View], weights: Sequence[Fixed] = (), *, is_term: bool = False
+    ) -> View | None:
+        """The sum of values and weights.
+
+        Where it `is_term`, nothing but another sum reads it: its terms are terms of that one then, so that
+        it does not matter in which order an exporter adds.
+        """
+        special = self._special_sum(*views) if len(views) == 2 else None
+        terms, loose = [special] if special is not None else [], list(weights)
+        for view in views if special is None else ():
+            known = self._summands.get(view.value)
+            terms += [self.scaled(term, view.scale) for term in known.views] if known else [view]
+            loose += known.weights if known else ()
+        x = self._sum_of(terms)
+        if x is None:
+            return None
+        for weight in _combined(loose):
+            x = self.with_weight(x, weight, is_added=True)
+        if not is_term or len(terms) + len(loose) == 1 or self._is_bias(x):
+            return x
+        part = self.structure.value(
+            "partial sum", OfValue(x.value), known=self.structure.known_as.get(x.value, ())
+        )
+        self._summands[part] = _Summands(
+            tuple(self.scaled(term, 1 / x.scale) for term in terms), tuple(loose)
+        )
+        return replace(x, value=part)
+
+    def _sum_of(self, views: Sequence[View]) -> View | None:
+        """A sum, scaled so that the largest factor is 1."""
+        if len(views) == 1:
+            return views[0]
+        totals: dict[tuple[int, Dims], float] = {}
+        for view in views:
+            key = (view.value, view.dims)
+            totals[key] = totals.get(key, 0.0) + view.scale
+        totals = {key: factor for key, factor in totals.items() if factor} or dict.fromkeys(totals, 0.0)
+        if len(totals) == 1 or not any(totals.values()):
+            ((value, dims), factor), *_ = totals.items()
+            return self.scaled(View(value, dims), factor)
+        found = self.structure.broadcast_all([dims for _, dims in totals])
+        if found is None:
+            return None
+        scale = max(map(abs, totals.values()))
+        terms = [(OfValue(value), factor / scale) for (value, _), factor in totals.items()]
+        return View(self.structure.value("sum", unordered(*terms), found[1]), found[0], scale)
+
+    def _special_sum(self, x: View, y: View) -> View | None:
+        """A sum of two values that is known to be something else, or less than another value."""
         dims = self.structure.broadcast(x.dims, y.dims)
         if dims is None:
             return None
-        if x.value == y.value and x.dims == y.dims:
-            return self.scaled(replace(x, scale=1.0), x.scale + y.scale)
         special = self._affine_normalization(x, y, dims[0]) or self._from_the_end_by_masks(x, y)
         if special is not None:
             return special
-        scale = max(abs(x.scale), abs(y.scale))
-        known: tuple[Any, ...] = ()
-        for one, other in ((x, y), (y, x)):
-            if not known and math.isclose(one.scale, -other.scale, rel_tol=1e-6):
+        for one, other in _both_ways(x, y):
+            known: tuple[Any, ...] = ()
+            if math.isclose(one.scale, -other.scale, rel_tol=1e-6):
                 known = self._difference(one.value, other.value)
+            if known:
                 # The recognised form has the sign of what is subtracted from.
-                scale = one.scale if known else scale
-        terms = [(OfValue(v.value), v.scale / scale) for v in (x, y)]
-        value = self.structure.value("sum", unordered(*terms), dims[1], known=known)
-        return View(value, dims[0], scale)
+                terms = [(OfValue(v.value), v.scale / one.scale) for v in (x, y)]
+                value = self.structure.value("sum", unordered(*terms), dims[1], known=known)
+                return View(value, dims[0], one.scale)
+        return None
+
+    def _is_bias(self, x: View) -> bool:
+        """Whether a weight was added to what is along the same axes a layer: both stay together."""
+        known = self._known(x.value)
+        layer = self.structure.entities[known[1]] if known[0] == "shifted" else None
+        return layer is not None and layer.op != "entries of" and set(layer.cover) == set(known[3])
 
     def elementwise(self, op: str, *operands: View | Fixed, is_ordered: bool = True) -> View | None:
         dims: Dims = ()
         terms: list[Any] = []
         met: list[Any] = []
         for operand in operands:
-            if isinstance(operand, Fixed):
-                own: Dims = tuple(self.structure.axis("broadcast", size) for size in operand.shape)
-                terms.append(operand.number if operand.number is not None else "weight")
-            else:
-                own = operand.dims
-                terms.append((OfValue(operand.value), operand.scale))
+            own: Dims = (
+                tuple(self.structure.axis("broadcast", size) for size in operand.shape)
+                if isinstance(operand, Fixed)
+                else operand.dims
+            )
             found = self.structure.broadcast(dims, own)
             if found is None:
                 return None
             dims = found[0]
             met += found[1].items
-        weights = tuple(operand.name for operand in operands if isinstance(operand, Fixed))
+        weights: tuple[str, ...] = ()
+        tables: list[Seen] = []
+        for operand in operands:
+            if isinstance(operand, View):
+                terms.append((OfValue(operand.value), operand.scale))
+            elif operand.number is not None:
+                terms.append(operand.number)
+            elif operand.table is not None:
+                tables.append(operand.table.seen_from_axes())
+                terms.append(_contents(dims, tables[-1]))
+            else:
+                terms.append("weight")
+                weights += (operand.name,)
+        for seen in tables:
+            dims = self._marked(dims, seen)
         inner = tuple(terms) if is_ordered else unordered(*terms)
         return View(self.structure.value(op, inner, unordered(*met), weights=weights), dims)
 
@@ -308,7 +435,8 @@ class Terms:
         known = self._known(value)
         return (known[1], known[2]) if known[0] == "power" else (value, 1.0)
 
-    def _weighted_by(self, x: View, weight: Fixed, cover: Dim, is_added: bool = False) -> View:
+    def weighted_by(self, x: View, weight: Fixed, cover: Dim, is_added: bool = False) -> View:
+        """A weight of which it is known what it covers in x."""
         value = self.structure.value(
             _WEIGHTED_ADD if is_added else _WEIGHTED_MUL,
             OfValue(x.value),
@@ -346,10 +474,10 @@ class Terms:
                 continue
             result = self.scaled(self.normalized(View(top[1], dims), top[2], top[3]), factor)
             if weight:
-                result = self._weighted_by(result, weight[0], _cover_in(weight[1], one.dims, dims))
+                result = self.weighted_by(result, weight[0], _cover_in(weight[1], one.dims, dims))
             if not has_shift:
                 return result
-            return self._weighted_by(result, shift[2], _cover_in(shift[3], other.dims, dims), is_added=True)
+            return self.weighted_by(result, shift[2], _cover_in(shift[3], other.dims, dims), is_added=True)
         return None
 
     def _without_weight(self, value: int) -> tuple[tuple[Any, ...], tuple[Any, ...], float]:
@@ -358,6 +486,12 @@ class Terms:
         if known[0] == "weighted":
             return self._known(known[1]), known[2:4], known[4]
         return known, (), 1.0
+
+    def is_guard(self, condition: View, x: View) -> bool:
+        """Whether a condition holds where a softmax is no number, as of a row that is masked."""
+        guard = self.structure.entities[condition.value]
+        is_of_softmax = self.structure.entities[x.value].op == "softmax"
+        return is_of_softmax and guard.op == "IsNaN" and guard.term[0] == OfValue(x.value)
 
     # -- indices -----------------------------------------------------------------------------------
 
@@ -389,6 +523,34 @@ class Terms:
         entity = self.structure.entities[condition]
         found: bool = entity.op == "Less" and entity.term[0] == ((OfValue(value), 1.0), 0.0)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Summands:
+    """The values and weights that a sum is of."""
+
+    views: tuple[View, ...]
+    weights: tuple[Fixed, ...] = ()
+
+
+def _contents(dims: Dims, seen: Seen) -> Unordered:
+    """A table by what it is along each dimension of the tensor that it lies on."""
+    return unordered(*((in_terms(dims[-place]), content) for place, content in seen))
+
+
+def _combined(weights: Sequence[Fixed]) -> list[Fixed]:
+    """Added weights, with those that extend along no other axes than one of them as part of that one."""
+    result: list[Fixed] = []
+    for weight in sorted(weights, key=lambda weight: (-math.prod(weight.shape), weight.shape)):
+        for place, larger in enumerate(result):
+            rank = max(len(weight.shape), len(larger.shape))
+            shape, smaller = (((1,) * (rank - len(w.shape)) + w.shape) for w in (larger, weight))
+            if all(size in (1, own) for size, own in zip(smaller, shape, strict=True)):
+                result[place] = Fixed(f"{larger.name}+{weight.name}", shape)
+                break
+        else:
+            result.append(weight)
+    return result
 
 
 def _both_ways(x: View, y: View) -> tuple[tuple[View, View], tuple[View, View]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from onnxgc.comparison.layout import Dim, extent
 from onnxgc.comparison.structure import Fixed, OfValue, Structure, View, in_terms, set_in_terms
+from onnxgc.comparison.tables import table_of
 from onnxgc.comparison.terms import Terms, positions
 from onnxgc.model.draft import captured_names, subgraphs
 from onnxgc.model.ir import Array, Node, TrainableModel
@@ -18,8 +20,9 @@ from onnxgc.model.weights import FilledWeight, is_external
 Ref = View | Fixed
 Result = Sequence[View | None] | None
 Rule = Callable[["Translation", Node], Result]
-# Larger constants are tables, whose contents say nothing here.
+# Larger constants are no numbers, settings or indices.
 _LARGEST_READ = 4096
+_SUMS = ("Add", "Sub", "Sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class Translation:
         self._fixed: dict[str, Fixed] = {}
         self._apart = frozenset(model.parameters) | {statistic.name for statistic in model.statistics}
         self._skipped = {name for node in model.nodes if node.once for name in node.outputs}
+        reads = Counter(name for node in model.nodes for name in (*node.inputs, *captured_names(node)))
+        in_sums = (name for node in model.nodes if node.op in _SUMS for name in node.inputs)
+        self._terms = {name for name in in_sums if reads[name] == 1}.difference(model.outputs, {model.loss})
 
     def add_input(self, name: str) -> None:
         """An input's axes are told apart by their sizes, and equal ones by their order."""
@@ -101,8 +107,14 @@ class Translation:
         if name in self._skipped:
             return None
         if name not in self._fixed:
-            self._fixed[name] = Fixed(name, self.shape(name), number_of(self._model, name))
+            number = number_of(self._model, name)
+            table = table_of(self._model, name) if number is None else None
+            self._fixed[name] = Fixed(name, self.shape(name), number, table=table)
         return self._fixed[name]
+
+    def is_term(self, name: str) -> bool:
+        """Whether a tensor is read by nothing but another sum."""
+        return name in self._terms
 
     def refs(self, node: Node) -> list[Ref | None]:
         return [self.ref(name) if name else None for name in node.inputs]
@@ -174,7 +186,11 @@ class Translation:
             return ()
         values = self.array(name)
         is_setting = values is not None and values.dtype.kind in "iub"
-        content = tuple(np.asarray(values).reshape(-1).tolist()) if is_setting else ref.number
+        content: Any = ref.number
+        if is_setting:
+            content = tuple(np.asarray(values).reshape(-1).tolist())
+        elif ref.table is not None:
+            content = ref.table.seen_from_axes()
         return (ref.shape, content)
 
 

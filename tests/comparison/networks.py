@@ -112,6 +112,18 @@ def _attention(net: Network, x: str) -> str:
     return net.node("Add", x, _linear(net, mixed))
 
 
+def _packed_attention(net: Network, x: str) -> str:
+    packed = net.node("MatMul", x, net.weight(CHANNELS, 3 * CHANNELS))
+    packed = net.node("Add", packed, net.weight(3 * CHANNELS))
+    parts = net.node("Reshape", packed, net.ints(BATCH, TOKENS, 3, CHANNELS))
+    query, key, value = (
+        net.node("Squeeze", net.node("Gather", parts, net.ints(place), axis=2), net.ints(2))
+        for place in range(3)
+    )
+    scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
+    return net.node("Add", x, net.node("MatMul", net.node("Softmax", scores), value))
+
+
 def _perceptron(net: Network, x: str) -> str:
     y = net.node("LayerNormalization", x, net.weight(CHANNELS), net.weight(CHANNELS), axis=-1)
     return net.node("Add", x, _linear(net, net.node("Tanh", _linear(net, y))))
@@ -130,6 +142,7 @@ IMAGE_BLOCKS: Mapping[str, Block] = {
 }
 TOKEN_BLOCKS: Mapping[str, Block] = {
     "attention": _attention,
+    "packed attention": _packed_attention,
     "perceptron": _perceptron,
     "linear": _linear,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from onnxgc.comparison.matching import Extra, Matching, Reason, match
 from onnxgc.errors import ShapeError
 from onnxgc.model.read import read_model
-from tests.comparison.networks import CHANNELS, EXTENT, Network, network
+from tests.comparison.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network, network
 from tests.model.model_helpers import normal, text_model, with_weights
 
 _IMAGE = (2, CHANNELS, EXTENT, EXTENT)
@@ -139,8 +139,90 @@ def test_what_is_another_function_in_each_block_is_named_and_not_matched() -> No
     second, _ = _blocks(lambda net, x: net.node("Mul", x, net.node("Sigmoid", x)), 4)
     found = _compared(first, second)
     assert not found.is_same_network
-    assert (("Tanh",), ("Sigmoid", "Mul")) in found.operators_behind
+    layer = "Conv 3x3 4 to 4 pads 1"
+    assert (("Tanh", layer), ("Sigmoid", "Mul", layer)) in found.operators_behind
     assert found.of_a.keys().isdisjoint(ends[1:-2])
+
+
+def _attention(net: Network, parts: Sequence[str], mask: str = "", axis: int = -1) -> onnx.ModelProto:
+    query, key, value = parts
+    scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
+    masked = net.node("Add", scores, mask) if mask else scores
+    mixed = net.node("MatMul", net.node("Softmax", masked, axis=axis), value)
+    pooled = net.node("ReduceMean", mixed, net.ints(1), keepdims=0)
+    head = net.node("MatMul", pooled, net.weight(CHANNELS, 3))
+    return net.model(head, (BATCH, TOKENS, CHANNELS), (BATCH, 3))
+
+
+def test_queries_and_keys_are_told_apart_behind_a_mask_of_both() -> None:
+    net = Network()
+    flags = net.node("ReduceMean", "x", net.ints(2), keepdims=0)
+    mask = net.node(
+        "Mul", net.node("Unsqueeze", flags, net.ints(1)), net.node("Unsqueeze", flags, net.ints(2))
+    )
+    parts = [net.node("MatMul", "x", net.weight(CHANNELS, CHANNELS)) for _ in range(3)]
+    model = _attention(net, parts, mask)
+    found = _compared(model, model)
+    assert found.is_same_network
+    assert found.unmatched_a == ()
+    assert {found.of_a[part] for part in parts} == set(parts)
+
+
+def test_packed_projections_are_named_where_what_follows_them_differs() -> None:
+    sides = []
+    for axis in (-1, 1):
+        net = Network()
+        packed = net.node("MatMul", "x", net.weight(CHANNELS, 3 * CHANNELS))
+        ranges = [net.ints(*range(place * CHANNELS, (place + 1) * CHANNELS)) for place in range(3)]
+        parts = [net.node("Gather", packed, chosen, axis=2) for chosen in ranges]
+        sides.append(_attention(net, parts, axis=axis))
+    found = _compared(*sides)
+    assert not found.is_same_network
+    first, second = found.operators_behind[0]
+    assert first[:2] == second[:2] == (f"MatMul {CHANNELS} to {3 * CHANNELS}", "Gather")
+
+
+def test_a_packed_layer_is_not_a_layer_of_its_size() -> None:
+    packed, apart = Network(), Network()
+    both = packed.node("MatMul", "x", packed.weight(CHANNELS, 3 * CHANNELS))
+    ranges = [packed.ints(*range(place * CHANNELS, (place + 1) * CHANNELS)) for place in range(3)]
+    first = _attention(packed, [packed.node("Gather", both, chosen, axis=2) for chosen in ranges])
+    parts = [apart.node("MatMul", "x", apart.weight(CHANNELS, CHANNELS)) for _ in range(3)]
+    large = apart.node("Relu", apart.node("MatMul", "x", apart.weight(CHANNELS, 3 * CHANNELS)))
+    parts[0] = apart.node("Add", parts[0], apart.node("ReduceMean", large, apart.ints(2)))
+    assert both not in _compared(first, _attention(apart, parts)).of_a
+
+
+def _with_mean_of(made: Callable[[Network], str]) -> tuple[onnx.ModelProto, str]:
+    net = Network()
+    tensor = made(net)
+    spread = net.node("Reshape", tensor, net.ints(BATCH, -1))
+    mean = net.node("ReduceMean", spread, net.ints(1), keepdims=1)
+    head = net.node("MatMul", mean, net.weight(1, 3))
+    return net.model(head, (BATCH, TOKENS, CHANNELS), (BATCH, 3)), tensor
+
+
+def _of_all_samples(net: Network) -> str:
+    rows = net.node("Reshape", "x", net.ints(-1, CHANNELS))
+    return net.node("MatMul", rows, net.node("Transpose", rows, perm=[1, 0]))
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (lambda net: net.node("MatMul", "x", net.node("Transpose", "x", perm=[0, 2, 1])), _of_all_samples),
+        (
+            lambda net: net.node("Gather", "x", net.ints(0, 2, 1), axis=1),
+            lambda net: net.node("Slice", "x", net.ints(0), net.ints(2), net.ints(1)),
+        ),
+    ],
+    ids=["products of each sample and of all", "three tokens and two"],
+)
+def test_what_has_other_elements_is_another_value(
+    one: Callable[[Network], str], other: Callable[[Network], str]
+) -> None:
+    (first, tensor), (second, _) = _with_mean_of(one), _with_mean_of(other)
+    assert tensor not in _compared(first, second).of_a
 
 
 def test_multiples_are_matched_with_their_factor() -> None:

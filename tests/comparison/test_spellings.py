@@ -286,6 +286,268 @@ def _attention_over_queries(net: Network, x: str) -> str:
     return net.node("MatMul", weights, value)
 
 
+def _stored(net: Network, *shape: int, seed: int = 0) -> str:
+    """A weight whose numbers are those of others of that seed and as many elements."""
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    net.weights.append(onnx.numpy_helper.from_array(values, f"w{len(net.weights)}"))
+    return net.weights[-1].name
+
+
+def _attended(net: Network, query: str, key: str, value: str) -> str:
+    scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
+    return net.node("MatMul", net.node("Softmax", scores), value)
+
+
+def _projections(net: Network, x: str) -> str:
+    parts = []
+    for place in range(3):
+        rows = np.random.default_rng(0).standard_normal((CHANNELS, 3, CHANNELS))[:, place]
+        bias = np.random.default_rng(1).standard_normal((3, CHANNELS))[place]
+        for name, values in ((f"rows{place}", rows), (f"bias{place}", bias)):
+            net.weights.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
+        parts.append(net.node("Add", net.node("MatMul", x, f"rows{place}"), f"bias{place}"))
+    return _attended(net, *parts)
+
+
+def _packed(net: Network, x: str) -> str:
+    product = net.node("MatMul", x, _stored(net, CHANNELS, 3 * CHANNELS))
+    return net.node("Add", product, _stored(net, 3 * CHANNELS, seed=1))
+
+
+def _projections_cut(*starts: int) -> Part:
+    """Packed into one, from which each is sliced."""
+
+    def part(net: Network, x: str) -> str:
+        packed = _packed(net, x)
+        return _attended(
+            net,
+            *(
+                net.node("Slice", packed, net.ints(start), net.ints(start + CHANNELS), net.ints(2))
+                for start in starts
+            ),
+        )
+
+    return part
+
+
+def _projections_chosen(*starts: int) -> Part:
+    """Packed into one, from which each is gathered."""
+
+    def part(net: Network, x: str) -> str:
+        packed = _packed(net, x)
+        places = [net.ints(*range(start, start + CHANNELS)) for start in starts]
+        return _attended(net, *(net.node("Gather", packed, chosen, axis=2) for chosen in places))
+
+    return part
+
+
+def _projections_indexed(net: Network, x: str) -> str:
+    rows = net.node("Reshape", _packed(net, x), net.ints(BATCH, TOKENS, 3, CHANNELS))
+    turned = net.node("Transpose", rows, perm=[2, 0, 1, 3])
+    parts = [net.node("Gather", turned, net.ints(place), axis=0) for place in range(3)]
+    return _attended(net, *(net.node("Squeeze", part, net.ints(0)) for part in parts))
+
+
+def _projections_cut_twice(second: int) -> Part:
+    """Queries, and keys with values, which are cut apart once they have a bias."""
+
+    def part(net: Network, x: str) -> str:
+        product = net.node("MatMul", x, _stored(net, CHANNELS, 3 * CHANNELS))
+        biases = np.random.default_rng(1).standard_normal(3 * CHANNELS).astype(np.float32)
+        biased = []
+        for start, size in ((0, CHANNELS), (second, 2 * CHANNELS)):
+            cut = net.node("Slice", product, net.ints(start), net.ints(start + size), net.ints(2))
+            bias = onnx.numpy_helper.from_array(biases[start : start + size], f"bias{start}")
+            net.weights.append(bias)
+            biased.append(net.node("Add", cut, bias.name))
+        ranges = (net.ints(*range(CHANNELS)), net.ints(*range(CHANNELS, 2 * CHANNELS)))
+        return _attended(net, biased[0], *(net.node("Gather", biased[1], r, axis=2) for r in ranges))
+
+    return part
+
+
+def _projections_and_all(is_packed: bool) -> Part:
+    """The packed product is read as a whole too, or another one of that size."""
+
+    def part(net: Network, x: str) -> str:
+        mixed = (_projections_cut(0, CHANNELS, 2 * CHANNELS) if is_packed else _projections)(net, x)
+        every = net.nodes[1].output[0] if is_packed else _packed(net, x)
+        return net.node("Add", mixed, net.node("ReduceMean", net.node("Relu", every), net.ints(2)))
+
+    return part
+
+
+def _attention_of_heads(net: Network, x: str) -> str:
+    def heads(seed: int, order: list[int]) -> str:
+        product = net.node("MatMul", x, _stored(net, CHANNELS, CHANNELS, seed=seed))
+        split = net.node("Reshape", product, net.ints(BATCH, TOKENS, 2, CHANNELS // 2))
+        return net.node("Transpose", split, perm=order)
+
+    scores = net.node("MatMul", heads(0, [0, 2, 1, 3]), heads(1, [0, 2, 3, 1]))
+    mixed = net.node("MatMul", net.node("Softmax", scores), heads(2, [0, 2, 1, 3]))
+    rows = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.ints(*_SEQUENCE))
+    return net.node("MatMul", rows, _stored(net, CHANNELS, CHANNELS, seed=3))
+
+
+def _attention_by_einsum(mixing: str = "bhqk,bkhd->bqhd") -> Part:
+    def part(net: Network, x: str) -> str:
+        query, key, value = (
+            net.node(
+                "Einsum", x, _stored(net, CHANNELS, 2, CHANNELS // 2, seed=seed), equation="btc,chd->bthd"
+            )
+            for seed in range(3)
+        )
+        scores = net.node("Softmax", net.node("Einsum", key, query, equation="bkhd,bqhd->bhqk"))
+        mixed = net.node("Einsum", scores, value, equation=mixing)
+        weight = _stored(net, 2, CHANNELS // 2, CHANNELS, seed=3)
+        return net.node("Einsum", mixed, weight, equation="...hd, hdc")
+
+    return part
+
+
+def _scores_of(equation: str) -> Part:
+    """Attention with scores of features in two dimensions."""
+
+    def part(net: Network, x: str) -> str:
+        query, key, value = (
+            net.node("MatMul", x, _stored(net, CHANNELS, CHANNELS, seed=seed)) for seed in range(3)
+        )
+        shape = net.ints(BATCH, TOKENS, 2, CHANNELS // 2)
+        parts = (net.node("Reshape", query, shape), net.node("Reshape", key, shape))
+        return net.node("MatMul", net.node("Softmax", net.node("Einsum", *parts, equation=equation)), value)
+
+    return part
+
+
+def _by_sum(net: Network, x: str) -> str:
+    total = net.node("ReduceSum", x, net.ints(2))
+    return net.node("Softmax", net.node("Mul", net.node("Mul", x, total), _stored(net, CHANNELS)), axis=1)
+
+
+def _by_sum_of_einsum(net: Network, x: str) -> str:
+    total = net.node("Einsum", x, equation="btc->tb")
+    scaled = net.node("Einsum", total, x, equation="tb,btc->btc")
+    turned = net.node("Einsum", _stored(net, CHANNELS), scaled, equation="c,btc->cbt")
+    return net.node("Einsum", net.node("Softmax", turned, axis=2), equation="cbt->btc")
+
+
+def _two_uses(*transposed: int) -> Part:
+    """One matrix, as it is or transposed."""
+
+    def part(net: Network, x: str) -> str:
+        rows, weight = net.node("Reshape", x, net.ints(-1, CHANNELS)), _stored(net, CHANNELS, CHANNELS)
+        first, second = (net.node("Gemm", rows, weight, transB=turned) for turned in transposed)
+        total = net.node("Add", net.node("Relu", first), net.node("Tanh", second))
+        return net.node("Reshape", total, net.ints(*_SEQUENCE))
+
+    return part
+
+
+# -- constants that are no weights -----------------------------------------------------------------
+
+_CAUSAL = np.tril(np.ones((TOKENS, TOKENS), bool))
+_WINDOW = _CAUSAL & ~np.tril(_CAUSAL, -2)
+
+
+def _table(net: Network, values: np.ndarray) -> str:
+    return net.node("Constant", value=onnx.numpy_helper.from_array(values))
+
+
+def _masked_attention(masked: Part, factor: float = 0.5) -> Part:
+    def part(net: Network, x: str) -> str:
+        query, key, value = (net.node("MatMul", x, net.weight(CHANNELS, CHANNELS)) for _ in range(3))
+        scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
+        weights = net.node("Softmax", masked(net, net.node("Mul", scores, net.constant(factor))))
+        return net.node("MatMul", weights, value)
+
+    return part
+
+
+def _added(seen: np.ndarray, lowest: float = -1e9) -> Part:
+    mask = np.where(seen, 0, lowest).astype(np.float32)
+    return lambda net, scores: net.node("Add", scores, _table(net, mask))
+
+
+def _chosen(net: Network, scores: str) -> str:
+    return net.node("Where", _table(net, _CAUSAL), scores, net.constant(float(np.finfo(np.float32).min)))
+
+
+def _filled(net: Network, scores: str) -> str:
+    return net.node("Where", _table(net, ~_CAUSAL), net.constant(-math.inf), scores)
+
+
+def _learned(net: Network, scores: str) -> str:
+    return net.node("Add", scores, net.weight(TOKENS, TOKENS))
+
+
+def _flagged(flags: list[float]) -> Part:
+    """Without some tokens."""
+    return lambda net, x: _linear(
+        net, net.node("Mul", x, _table(net, np.asarray(flags, np.float32)[:, np.newaxis]))
+    )
+
+
+def _guarded_softmax(net: Network, x: str) -> str:
+    y = net.node("Softmax", x)
+    return net.node("Where", net.node("IsNaN", y), net.constant(0), y)
+
+
+# -- pads and pools --------------------------------------------------------------------------------
+
+
+def _pooled(op: str, pads: int = 0) -> Part:
+    return lambda net, x: net.node(op, x, kernel_shape=[3], pads=[pads, pads])
+
+
+def _padded_before(op: str, number: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        padded = net.node("Pad", x, net.ints(0, 0, 1, 0, 0, 1), net.constant(number))
+        return net.node(op, padded, kernel_shape=[3])
+
+    return part
+
+
+def _behind(before: str, part: Part) -> Part:
+    return lambda net, x: part(net, net.node(before, net.node("Sub", x, net.constant(0.5))))
+
+
+def _not_pooled(op: str) -> Part:
+    return lambda net, x: net.node(op, x, kernel_shape=[1])
+
+
+# -- sums ------------------------------------------------------------------------------------------
+
+
+def _three(add: Callable[[Network, str, str, str], str]) -> Part:
+    return lambda net, x: add(net, net.node("Cos", x), net.node("Tanh", x), net.node("Relu", x))
+
+
+def _with_positions(is_first: bool) -> Part:
+    """Two values, positions, and what is the same of all of these."""
+
+    def part(net: Network, x: str) -> str:
+        one, other = net.node("Cos", x), net.node("Tanh", x)
+        positions, shared = net.weight(TOKENS, CHANNELS), net.weight(CHANNELS)
+        if is_first:
+            total = net.node("Add", net.node("Add", one, positions), net.node("Add", other, shared))
+        else:
+            total = net.node("Add", net.node("Add", positions, shared), net.node("Add", one, other))
+        return net.node("LayerNormalization", total, net.weight(CHANNELS), axis=-1)
+
+    return part
+
+
+def _of_length_one_expanded(net: Network, x: str) -> str:
+    length = net.node("Clip", net.node("ReduceL2", x, net.ints(2)), net.constant(1e-12))
+    return net.node("Div", _linear(net, x), net.node("Expand", length, net.ints(*_SEQUENCE)))
+
+
+def _of_length_one_broadcast(net: Network, x: str) -> str:
+    squares = net.node("ReduceSum", net.node("Mul", x, x), net.ints(2))
+    length = net.node("Max", net.node("Sqrt", squares), net.constant(1e-12))
+    return net.node("Div", _linear(net, x), length)
+
+
 def _conv(net: Network, x: str) -> str:
     weight, bias = net.weight(CHANNELS, CHANNELS, 3, 3), net.weight(CHANNELS)
     return net.node("Conv", x, weight, bias, pads=[0, 0, 1, 1], strides=[2, 2])
@@ -341,6 +603,42 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "shares, by their values": (_relative(2), _relative_of_limited),
     "linear, by Gemm": (_linear, _linear_by_gemm),
     "attention, turned": (_attention, _attention_turned),
+    "projections, packed and cut": (_projections, _projections_cut(0, CHANNELS, 2 * CHANNELS)),
+    "projections, packed and indexed": (_projections_cut(0, CHANNELS, 2 * CHANNELS), _projections_indexed),
+    "projections, cut twice": (_projections_indexed, _projections_cut_twice(CHANNELS)),
+    "parts that overlap": (_projections_cut(0, 2, 8), _projections_chosen(0, 2, 8)),
+    "attention by einsum": (_attention_of_heads, _attention_by_einsum()),
+    "sum by einsum": (_by_sum, _by_sum_of_einsum),
+    "mask of infinity": (
+        _masked_attention(_added(_CAUSAL)),
+        _masked_attention(_added(_CAUSAL, -math.inf)),
+    ),
+    "mask for each sample": (
+        _masked_attention(_added(_CAUSAL)),
+        _masked_attention(_added(np.stack([_CAUSAL] * BATCH))),
+    ),
+    "mask by a choice": (_masked_attention(_added(_CAUSAL)), _masked_attention(_chosen)),
+    "mask by filling": (_masked_attention(_added(_CAUSAL)), _masked_attention(_filled)),
+    "softmax, guarded": (_softmax(2), _guarded_softmax),
+    "zeros before a maximum of what is not negative": (
+        _behind("Relu", _pooled("MaxPool", 1)),
+        _behind("Relu", _padded_before("MaxPool", 0)),
+    ),
+    "lowest numbers before a maximum": (
+        _behind("Tanh", _pooled("MaxPool", 1)),
+        _behind("Tanh", _padded_before("MaxPool", float(np.finfo(np.float32).min))),
+    ),
+    "pooling of single elements": (_not_pooled("MaxPool"), _not_pooled("AveragePool")),
+    "sum of three": (
+        _three(lambda net, a, b, c: net.node("Add", net.node("Add", a, b), c)),
+        _three(lambda net, a, b, c: net.node("Sub", a, net.node("Sub", net.node("Neg", b), c))),
+    ),
+    "sum of three at once": (
+        _three(lambda net, a, b, c: net.node("Sum", a, b, c)),
+        _three(lambda net, a, b, c: net.node("Add", a, net.node("Add", b, c))),
+    ),
+    "sum with positions": (_with_positions(True), _with_positions(False)),
+    "divided by what is expanded": (_of_length_one_expanded, _of_length_one_broadcast),
 }
 _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "gelu and its approximation": (_gelu, _gelu_by_tanh),
@@ -354,6 +652,37 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "length 1 with a least length": (_of_length_one, _of_length_one_clipped(1e-4)),
     "shares along another axis": (_relative(1), _relative_of_limited),
     "softmax of queries": (_attention, _attention_over_queries),
+    "projections that overlap": (_projections, _projections_cut(0, 2, 8)),
+    "projections that overlap otherwise": (_projections_cut(0, 2, 8), _projections_cut(0, 1, 8)),
+    "projections that overlap, cut twice": (_projections, _projections_cut_twice(2)),
+    "projections, read as a whole too": (_projections_and_all(True), _projections_and_all(False)),
+    "values of queries, by einsum": (_attention_of_heads, _attention_by_einsum("bhqk,bqhd->bkhd")),
+    "features that meet others": (_scores_of("bqhd,bkhd->bqk"), _scores_of("bqhd,bkdh->bqk")),
+    "a matrix that is transposed the second time": (_two_uses(0, 0), _two_uses(0, 1)),
+    "causal mask and window": (
+        _masked_attention(_added(_CAUSAL)),
+        _masked_attention(_added(_WINDOW)),
+    ),
+    "mask of the past and of the future": (
+        _masked_attention(_added(_CAUSAL)),
+        _masked_attention(_added(_CAUSAL.T)),
+    ),
+    "mask and learned biases": (_masked_attention(_added(_CAUSAL)), _masked_attention(_learned)),
+    "scores of another factor, masked": (
+        _masked_attention(_added(_CAUSAL), 0.5),
+        _masked_attention(_added(_CAUSAL), 1.0),
+    ),
+    "other tokens left out": (_flagged([1, 0, 1, 0, 1]), _flagged([0, 1, 0, 1, 0])),
+    "other factors": (_flagged([1, 2, 3, 4, 5]), _flagged([5, 4, 3, 2, 1])),
+    "zeros before a maximum of what may be negative": (
+        _behind("Tanh", _pooled("MaxPool", 1)),
+        _behind("Tanh", _padded_before("MaxPool", 0)),
+    ),
+    "lowest numbers before a mean": (_padded_before("AveragePool", 0), _padded_before("AveragePool", -1e31)),
+    "differences in another order": (
+        _three(lambda net, a, b, c: net.node("Sub", net.node("Sub", a, b), c)),
+        _three(lambda net, a, b, c: net.node("Sub", a, net.node("Sub", b, c))),
+    ),
 }
 
 
@@ -395,6 +724,45 @@ def test_channels_last_is_the_same_network() -> None:
     _check_values(first, second, x, x, found)
 
 
+@pytest.mark.parametrize("kernel", [EXTENT, 2])
+def test_a_convolution_of_windows_apart_is_a_matrix_times_each(kernel: int) -> None:
+    count, inside = EXTENT // kernel, CHANNELS * kernel * kernel
+
+    def convolution(net: Network, x: str) -> str:
+        weight = _stored(net, CHANNELS, CHANNELS, kernel, kernel)
+        return net.node("Conv", x, weight, strides=[kernel, kernel])
+
+    def matrix(net: Network, x: str) -> str:
+        cut = net.node("Reshape", x, net.ints(BATCH, CHANNELS, count, kernel, count, kernel))
+        windows = net.node("Transpose", cut, perm=[0, 2, 4, 1, 3, 5])
+        rows = net.node("Reshape", windows, net.ints(BATCH * count * count, inside))
+        product = net.node("Gemm", rows, _stored(net, CHANNELS, inside), transB=1)
+        lying = net.node("Reshape", product, net.ints(BATCH, count, count, CHANNELS))
+        return net.node("Transpose", lying, perm=[0, 3, 1, 2])
+
+    first, second = _model(convolution, _IMAGE), _model(matrix, _IMAGE)
+    x = normal(*_IMAGE)
+    found = _compared(first, second)
+    assert found.is_same_network
+    _check_values(first, second, x, x, found)
+
+
+def test_parts_of_groups_are_no_layers_of_all_channels() -> None:
+    def halves(net: Network, *parts: str) -> str:
+        return net.node("Concat", net.node("Relu", parts[0]), net.node("Tanh", parts[1]), axis=1)
+
+    def grouped(net: Network, x: str) -> str:
+        y = net.node("Conv", x, net.weight(CHANNELS, CHANNELS // 2, 3, 3), group=2, pads=[1] * 4)
+        ranges = (net.ints(0, 1), net.ints(2, 3))
+        return halves(net, *(net.node("Gather", y, chosen, axis=1) for chosen in ranges))
+
+    def apart(net: Network, x: str) -> str:
+        weights = [net.weight(CHANNELS // 2, CHANNELS // 2, 3, 3) for _ in range(2)]
+        return halves(net, *(net.node("Conv", x, weight, group=2, pads=[1] * 4) for weight in weights))
+
+    assert not _compared(_model(grouped, _IMAGE), _model(apart, _IMAGE)).is_same_network
+
+
 def test_shuffled_channels_are_other_channels() -> None:
     assert not _compared(_model(_shuffled, _IMAGE), _model(_not_shuffled, _IMAGE)).is_same_network
 
@@ -408,7 +776,7 @@ def _check_values(
         if pair.a not in made[0] or pair.b not in made[1]:
             continue
         here, there = (
-            np.sort(run(_with_output(model, name), {"x": value}, name)[0], axis=None)
+            np.sort(np.maximum(run(_with_output(model, name), {"x": value}, name)[0], -1e4), axis=None)
             for model, name, value in ((first, pair.a, x), (second, pair.b, y))
         )
         there = np.sort(there / pair.factor)
