@@ -180,6 +180,7 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
         "differences": [{"what": other.what, "a": other.a, "b": other.b} for other in found.differences],
         "matched_tensors": len(found.pairs),
         "rearranged_tensors": sum(pair.is_rearranged for pair in found.pairs),
+        "multiplied_tensors": sum(pair.factor != 1 for pair in found.pairs),
         "checkpoints": {
             "a": here.fate_of_checkpoints(reasons_a),
             "b": there.fate_of_checkpoints(reasons_b),

@@ -356,6 +356,7 @@ def _unmatched(
     is_same: bool,
 ) -> Iterator[Unmatched]:
     """`left` are values of the other model that unmatched tensors hold, with what those are alike in."""
+    packed = {whole for whole, _ in side.structure.parts.values()}
     for name, view in side.structure.views.items():
         if name in matched:
             continue
@@ -373,6 +374,8 @@ def _unmatched(
             yield Unmatched(
                 name, Reason.ONE_SIDE, "inside of an operator of the other model, or behind a dropout"
             )
+        elif value in packed:
+            yield Unmatched(name, Reason.ONE_SIDE, "read in parts, which the other model computes one by one")
         elif value not in side.cones.backward:
             yield Unmatched(
                 name, Reason.ONE_SIDE, "inside of an operator that is written out here, such as an activation"

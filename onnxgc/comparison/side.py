@@ -11,6 +11,8 @@ from onnxgc.comparison.structure import Structure, View
 from onnxgc.comparison.translation import Along
 from onnxgc.model.ir import Node, TrainableModel
 
+_REARRANGED = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -99,9 +101,12 @@ class Side:
         return found
 
     def origin_of(self, weight: object) -> object:
-        """The stored tensor that a weight is made of."""
-        while isinstance(weight, str) and weight in self.producers and self.producers[weight].inputs:
-            weight = self.producers[weight].inputs[0]
+        """What a weight is a rearrangement of, which is a stored tensor or a part of one."""
+        while isinstance(weight, str) and weight in self.producers:
+            made = self.producers[weight]
+            if made.op not in _REARRANGED:
+                break
+            weight = made.inputs[0]
         return weight
 
     def outputs_digests(self) -> list[str]:

@@ -451,6 +451,8 @@ def pair_lines(report: Report, number: int) -> list[str]:
     lines = [f"{kind}: {pair['matched_tensors']} tensors are matched"]
     if pair["rearranged_tensors"]:
         lines[0] += f", {pair['rearranged_tensors']} of them in another layout"
+    if pair["multiplied_tensors"]:
+        lines[0] += f", {pair['multiplied_tensors']} but for a number that one of them is multiplied by"
     lines += [f"{other['what']}: {other['a']} in {a}, {other['b']} in {b}" for other in pair["differences"]]
     if not pair["is_same_network"]:
         lines += _parting("alike up to", pair["part_behind"])

@@ -153,3 +153,27 @@ def test_the_added_loss_is_no_place_where_files_part() -> None:
     assert not found.is_same_network
     assert found.operators_behind == (((), ("Tanh",)),)
     assert not found.last_from_outputs
+
+
+def test_a_packed_projection_is_read_in_parts() -> None:
+    def packed(net: Network) -> str:
+        both = net.node("MatMul", "x", net.weight(CHANNELS, 2 * CHANNELS))
+        value, gate = (
+            net.node("Slice", both, net.ints(start), net.ints(start + CHANNELS), net.ints(2))
+            for start in (0, CHANNELS)
+        )
+        return net.node("Mul", value, net.node("Sigmoid", gate))
+
+    def cut_before(net: Network) -> str:
+        weight = net.weight(CHANNELS, 2 * CHANNELS)
+        value, gate = (
+            net.node("MatMul", "x", net.node("Slice", weight, net.ints(start), net.ints(end), net.ints(1)))
+            for start, end in ((0, CHANNELS), (CHANNELS, 2 * CHANNELS))
+        )
+        return net.node("Mul", value, net.node("Sigmoid", gate))
+
+    found = _compared(_tokens(packed), _tokens(cut_before))
+    assert found.is_same_network
+    assert not found.differences
+    (whole,) = found.unmatched_a
+    assert whole.detail.startswith("read in parts")

@@ -205,7 +205,7 @@ def test_two_plans_differ_by_tensor() -> None:
 PAIR: dict[str, Any] = {
     "a": "keras/a.onnx", "b": "torch/b.onnx", "is_same_network": True, "has_same_biases": False,
     "differences": [{"what": "epsilon", "a": "1e-05", "b": "0.001"}],
-    "matched_tensors": 7, "rearranged_tensors": 2, "part_behind": [["p", "q"]],
+    "matched_tensors": 7, "rearranged_tensors": 2, "multiplied_tensors": 1, "part_behind": [["p", "q"]],
     "operators_behind": [[["Relu"], ["Elu", "Neg"]]], "meet_again_at": [],
     "checkpoints": {
         "a": {"count": 4, "same_tensor": 3, "kept_by_both": 2, "ambiguous": ["k"], "one_side": [],
@@ -242,7 +242,7 @@ def test_a_pair_of_files_is_told_in_words() -> None:
     told = pair_lines({"pairs": [{}, PAIR]}, 1)
     assert told == [
         "the same network, but for biases or normalisations that one of them has alone: 7 tensors are "
-        "matched, 2 of them in another layout",
+        "matched, 2 of them in another layout, 1 but for a number that one of them is multiplied by",
         "epsilon: 1e-05 in A, 0.001 in C",
         "the plan of A in C: peak 30.0 MB made to fit (1 of 5 decisions are not those of A), "
         "31.0 MB as it is, 1 checkpoints lost; its own plan "
