@@ -20,6 +20,7 @@ from onnxgc.api.budgeting import (
     answer_to,
 )
 from onnxgc.api.trial import trial_run
+from onnxgc.api.updated import as_it_runs
 from onnxgc.emission.plan_files import METADATA_KEY, model_of, plan_as_json, plan_of
 from onnxgc.emission.training import TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_model_writable, data_file, write_model
@@ -374,6 +375,13 @@ def plan_traced_within(
     if updates is not None and request.budget is not None:
         request = replace(request, budget=replace(request.budget, held_bytes=updates.state_bytes))
     answer = answer_to(request, traced.problem, durations, options)
+    if updates is not None:
+
+        def run(solution: Solution) -> tuple[Schedule, int]:
+            planned = judged(model, traced, solution)
+            return planned.schedule, planned.profile.peak_bytes
+
+        answer = as_it_runs(answer, request, traced.problem, durations, options, run)
     solution = answer.solution
     planned = judged(model, traced, solution)
     budget, regular = request.budget, planned.regular_profile.peak_bytes
