@@ -204,6 +204,7 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
         "meet_again_at": [_names(pair) for pair in found.last_from_outputs],
         "carried_over": {
             "checkpoints": len(found_plan.plan.checkpoints),
+            "is_without_sequence": bool(one.planned.solution.plan.sequence),
             "lost": list(found_plan.lost),
             "undecided": found_plan.undecided,
             "decided": found_plan.decided,

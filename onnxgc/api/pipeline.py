@@ -415,7 +415,15 @@ def plan_step_again(
     Raises:
         PlanError: the plan names what is no tensor of the model.
     """
-    return plan_traced_again(model, trace_problem(model, keep_outputs, optimizer), plan)
+    try:
+        return plan_traced_again(model, trace_problem(model, keep_outputs, optimizer), plan)
+    except PlanError as error:
+        if optimizer is None and any("/update/" in name for name in plan.sequence):
+            raise PlanError("the plan was made with an optimizer; give the same one (--optimizer)") from error
+        raise PlanError(
+            f"{error}; `onnxgc compare` carries it over to another file of the same network "
+            "(--plan, --carry-over)"
+        ) from error
 
 
 def plan_traced_again(
@@ -426,8 +434,7 @@ def plan_traced_again(
         return _traced_again(model, traced, plan, like)
     except PlanError as error:
         raise PlanError(
-            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes); "
-            "`onnxgc compare` carries it over to another file of the same network (--plan, --carry-over)"
+            f"{error}; a plan is for the model and the shapes that it was made with (--input-shapes)"
         ) from error
 
 

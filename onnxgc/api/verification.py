@@ -36,7 +36,6 @@ from onnxgc.runtime.execution import check_execution
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
 
-"""How large states and the learning rate are in a check."""
 # A gradient this much smaller than the largest proves nothing when it is compared.
 SMALLEST_GRADIENT_SHARE = 1e-6
 # How far the loss of a session with default settings may be off.

@@ -65,7 +65,7 @@ Updates = Annotated[
     OptimizerName,
     typer.Option(help="Updates of the parameters in the file, with PyTorch's settings; else gradients."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything that is drawn.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each operator.")]
 NoCheck = Annotated[
     bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")

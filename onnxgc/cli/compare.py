@@ -136,7 +136,7 @@ def compare_command(
     check_target("--report", page_target, *read, *(plans or []), json_target)
     written = [] if carry_over is None else _carried_names(carry_over, models[1:])
     for target in written:
-        check_target("--carry-over", target, *read, json_target)
+        check_target("--carry-over", target, *read, *(plans or []), json_target, page_target)
     with stages() as tell:
         found = compare(
             *models,

@@ -56,8 +56,8 @@ _WRONG_VALUES = {
     "int_parsing": "'{input}' is no whole number",
     "int_parsing_size": "'{input}' is no whole number",
     "float_parsing": "'{input}' is no number",
-    "greater_than_equal": "'{input}' is not at least {ge:g}",
-    "less_than_equal": "'{input}' is not at most {le:g}",
+    "greater_than_equal": "'{input}' is not at least {ge:.15g}",
+    "less_than_equal": "'{input}' is not at most {le:.15g}",
 }
 """Kinds of values that typer refuses, in words."""
 

@@ -24,10 +24,12 @@ from onnxgc.model.ir import Array, Node, TrainableModel
 _INNER = np.linspace(-16.0, 16.0, 641)
 # Where one of two spellings may already overflow.
 _OUTER = np.concatenate([sign * np.logspace(1.5, 6, 10) for sign in (-1, 1)])
-_NUMBERS = np.concatenate([_INNER, _OUTER])
+# Where thresholds and the like lie close to each other.
+_NEAR = np.linspace(-1.0, 1.0, 1999)
+_NUMBERS = np.concatenate([_INNER, _OUTER, _NEAR])
 # Deviations and means of rows: usual ones, large ones, those where what is added to a deviation counts, and
 # those where a first activation leaves little or all.
-_ROWS = ((1.0, 0.0), (1.0, 0.0), (20.0, 0.0), (0.003, 0.0), (1.0, -12.0), (1.0, 12.0))
+_ROWS = ((1.0, 0.0), (1.0, 0.0), (20.0, 0.0), (0.003, 0.0), (1e-6, 0.0), (1.0, -12.0), (1.0, 12.0))
 _LONGEST_ROW = 8192
 # So many elements of a row are compared.
 _COMPARED = 64

@@ -152,7 +152,7 @@ def _read_file(path: str) -> onnx.ModelProto:
     except OSError as error:
         raise ModelFileError(f"'{path}' cannot be read: {error.strerror}") from error
     if not content:
-        raise ModelFileError(f"'{path}' is empty (0 bytes)")
+        raise ModelFileError(f"'{path}' is empty (0 bytes); give an ONNX model")
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(content)
     except DecodeError as error:

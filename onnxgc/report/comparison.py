@@ -431,7 +431,7 @@ def checkpoints_table(report: Report, number: int) -> Cells:
         row("  on this side only", [len(side["one_side"]) for side in sides]),
         row("  where the networks differ", [len(side["parted"]) for side in sides]),
     ]
-    return Cells(f"{labels[0]} and {labels[1]}: own plans", ("", *labels), rows)
+    return Cells(f"{labels[0]} and {labels[1]}: plans", ("", *labels), rows)
 
 
 def _of(count: int, total: int) -> str:
@@ -466,8 +466,9 @@ def pair_lines(report: Report, number: int) -> list[str]:
             f"{megabytes(carried['as_it_is_simulated_peak_bytes'])} as it is"
         )
     lost = f", {len(carried['lost'])} checkpoints lost" if carried["lost"] else ""
+    alone = " (its checkpoints, not the order and repeats of its operators)" * carried["is_without_sequence"]
     lines.append(
-        f"the plan of {a} in {b}: peak {megabytes(carried['simulated_peak_bytes'])}{fitted}{lost}; "
+        f"the plan of {a} in {b}{alone}: peak {megabytes(carried['simulated_peak_bytes'])}{fitted}{lost}; "
         f"its own plan {megabytes(carried['own_simulated_peak_bytes'])}, "
         f"storing everything {megabytes(carried['regular_simulated_peak_bytes'])}"
     )

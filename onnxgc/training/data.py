@@ -210,6 +210,11 @@ def split_arrays(
             what = "train with" if part is train else "evaluate on"
             raise TrainingError(f"'{part[bare]}' and '{name}' are both '{bare}' to {what}; leave one out")
         part[bare] = name
+    if evaluated and not train:
+        raise TrainingError(
+            f"there is nothing to train with: {', '.join(map(repr, evaluated.values()))} are to evaluate on; "
+            "give arrays without _test, _val or _validation behind their names"
+        )
     return (
         {bare: arrays[name] for bare, name in train.items()},
         {bare: arrays[name] for bare, name in evaluated.items()},

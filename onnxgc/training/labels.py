@@ -64,10 +64,17 @@ def labels_of(
             if isinstance(scores, _Scores) and isinstance(label, _Label):
                 along = shapes.get(node.input[0], ())[_axis(node, 0) :][:1]
                 if along == (scores.classes,):
-                    found[label.name] = Labels(scores.classes, label.ignored)
+                    read_here = Labels(scores.classes, label.ignored)
+                    found[label.name] = _of_both(found.get(label.name, read_here), read_here)
         elif (result := _result(node, read, numbers, shapes)) is not None:
             known[node.output[0]] = result
     return found
+
+
+def _of_both(one: Labels, other: Labels) -> Labels:
+    """What is a label to two losses."""
+    ignored = one.ignored if one.ignored == other.ignored else None
+    return Labels(min(one.classes, other.classes), ignored)
 
 
 def _result(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from onnxgc import optimize
 from onnxgc.api.budgeting import BudgetRequest, answer_to, regular_peak_bytes
 from onnxgc.api.pipeline import judged, trace_problem
 from onnxgc.api.updated import as_it_runs
+from onnxgc.errors import PlanError
 from onnxgc.model.read import read_model
 from onnxgc.planning.budgets import budget_asked
 from onnxgc.planning.plan import CheckpointPlan, Solution
@@ -52,3 +55,10 @@ def test_what_the_frontier_tells_is_what_its_plans_need() -> None:
     planned = done.report["planned"]["simulated_peak_bytes"]
     assert planned == min(peaks)
     assert planned < done.report["regular"]["simulated_peak_bytes"]
+
+
+def test_a_plan_made_with_an_optimizer_wants_it_again() -> None:
+    made = optimize(chain(4), dry_run=True, optimizer="adamw", budget="80%", time_limit=1)
+    assert optimize(chain(4), dry_run=True, optimizer="adamw", plan=made).plan == made.plan
+    with pytest.raises(PlanError, match="was made with an optimizer"):
+        optimize(chain(4), dry_run=True, plan=made)

@@ -197,6 +197,11 @@ def test_several_models_with_solvers_are_several_networks(
         (("chain.onnx", "renamed.onnx", "--budget", "50%"), "say so (--each)"),
         (("chain.onnx", "--device", "abacus"), "unknown device 'abacus'"),
         (("chain.onnx", "renamed.onnx", "--carry-over", "chain.onnx"), "'chain.onnx' is no folder"),
+        (("chain.onnx", "a/renamed.onnx", "--plan", "a/renamed-plan.json", "--carry-over", "a"), "is one of"),
+        (
+            ("chain.onnx", "a/renamed.onnx", "--report", "a/renamed-plan.json", "--carry-over", "a"),
+            "is one of",
+        ),
         (
             ("chain.onnx", "a/renamed.onnx", "b/renamed.onnx", "--carry-over", "p"),
             "of which two have one name",

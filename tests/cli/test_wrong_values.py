@@ -60,6 +60,7 @@ def refused(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
         (("bench", "m.onnx", "--optimizer", "x"), "'x' is not one of 'none', 'sgd', 'adamw'"),
         (("compare", "m.onnx", "--seed", "1.5"), "'--seed': '1.5' is no whole number"),
         (("compare", "m.onnx", "--seed", "-1"), "'--seed': '-1' is not at least 0"),
+        (("optimize", "m.onnx", "--seed", str(2**64)), f"'{2**64}' is not at most {2**32 - 1}"),
         (("verify", "m.onnx", "m.onnx", "--threads", "9999"), "'9999' is not at most 1024"),
         (("solve", "g.json", "--time-limit", "soon"), "'--time-limit': 'soon' is no number"),
         (("bench", "m.onnx", "--time-limit", "nan"), "'nan' is not at least 0"),

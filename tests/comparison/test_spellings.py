@@ -236,6 +236,10 @@ def _of_length_one_clipped(least: float) -> Part:
     return part
 
 
+def _threshold(least: float) -> Part:
+    return lambda net, x: net.node("ThresholdedRelu", net.node("Add", x, net.constant(-0.5)), alpha=least)
+
+
 def _relative(over: int) -> Part:
     """Shares of a sum of activations, as in linear attention."""
 
@@ -650,6 +654,8 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "softmax along another axis": (_softmax(2), _softmax(1)),
     "softmax along another axis, by its logarithm": (_softmax(1), _softmax_by_its_logarithm(2)),
     "length 1 with a least length": (_of_length_one, _of_length_one_clipped(1e-4)),
+    "length 1 with a small least length": (_of_length_one, _of_length_one_clipped(1e-8)),
+    "thresholds that lie close": (_threshold(0.012), _threshold(0.02)),
     "shares along another axis": (_relative(1), _relative_of_limited),
     "softmax of queries": (_attention, _attention_over_queries),
     "projections that overlap": (_projections, _projections_cut(0, 2, 8)),

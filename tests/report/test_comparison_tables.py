@@ -218,7 +218,8 @@ PAIR: dict[str, Any] = {
         "a": [], "b": [{"tensor": "t", "bytes": 2_000_000, "detail": "a copy"}]
     },
     "carried_over": {
-        "checkpoints": 3, "lost": ["k"], "undecided": 2, "decided": 5, "overruled": 1,
+        "checkpoints": 3, "is_without_sequence": False, "lost": ["k"],
+        "undecided": 2, "decided": 5, "overruled": 1,
         "simulated_peak_bytes": 30_000_000, "as_it_is_simulated_peak_bytes": 31_000_000,
         "own_simulated_peak_bytes": 25_000_000, "regular_simulated_peak_bytes": 50_000_000,
     },

@@ -66,6 +66,13 @@ def test_an_input_that_was_taken_for_evaluation_is_told() -> None:
     assert trainer.updates == 8
 
 
+def test_only_arrays_to_evaluate_on_are_nothing_to_train_with() -> None:
+    with pytest.raises(
+        TrainingError, match=r"^there is nothing to train with: 'x_test', 'y_val' are to eval"
+    ):
+        split_arrays(arrays("x_test", "y_val"))
+
+
 CROSS_ENTROPY = "loss = SoftmaxCrossEntropyLoss <ignore_index = 9> (y, labels)"
 PICKED = """
     axes = Constant <value = int64[1] {1}> ()
@@ -125,6 +132,24 @@ def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | Non
             trainer.fit(spoilt)
         # Before anything is trained.
         assert trainer.updates == before
+
+
+@pytest.mark.parametrize("order", [(4, 2), (2, 4)])
+@pytest.mark.parametrize("ignored", [(9, 9), (9, -7)])
+def test_labels_of_two_losses_are_those_of_both(order: tuple[int, int], ignored: tuple[int, int]) -> None:
+    model = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[N, 16] x, int64[N] labels) => (float loss) {{
+            y = MatMul (x, w)  z = MatMul (x, v)
+            one = SoftmaxCrossEntropyLoss <ignore_index = {ignored[0]}> (y, labels)
+            other = SoftmaxCrossEntropyLoss <ignore_index = {ignored[1]}> (z, labels)
+            loss = Add (one, other)
+        }}""")
+    for name, classes in zip("wv", order, strict=True):
+        value = np.random.default_rng(0).standard_normal((16, classes)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    trainer = Trainer(model, batch=8, threads=1, check=False)
+    assert trainer._file.labels == {"labels": Labels(2, 9 if ignored == (9, 9) else None)}
 
 
 def test_labels_that_onnxgc_adds_are_known_alike() -> None:
