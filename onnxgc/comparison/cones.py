@@ -3,7 +3,8 @@
 Equal forward digests: the same function of the inputs, given weights of the same shapes. Equal backward
 digests: the same way to the outputs. A product with weights is one *layer* with what is added to and
 multiplied with its channels behind it, so that it does not matter whether a bias or a normalisation by
-fixed statistics stands apart, in the product, or in its weights.
+fixed statistics stands apart, in the product, or in its weights. A normalisation by the statistics of the
+batch counts as one by fixed ones; one by those of each sample is an operator of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from onnxgc.comparison.parts import Rows, overlapping
 from onnxgc.comparison.structure import Entity, OfAxis, OfValue, Structure, leaves, rendered
 
 LINEAR = frozenset({"linear", "Conv", "ConvTranspose"})
-_AFFINE = frozenset({"weighted", "shifted", "normalize"})
 
 Role = tuple[int, str]
 
@@ -28,6 +28,7 @@ class Cones:
 
     `backward` has only values that reach an output. `readers` and `operands` are those of layers as a
     whole, each with its role; a reader of an axis that a value brought into a product reads that value.
+    `reads` are the same of each value.
     """
 
     forward: dict[int, str]
@@ -35,6 +36,17 @@ class Cones:
     anchors: dict[int, int]
     readers: dict[int, list[Role]]
     operands: dict[int, list[Role]]
+    reads: list[list[Role]]
+
+    def turned(self) -> Cones:
+        """Those of the network read from its outputs to its inputs."""
+        return replace(
+            self,
+            forward=self.backward,
+            backward=self.forward,
+            readers=self.operands,
+            operands=self.readers,
+        )
 
 
 def digest(*parts: Any) -> str:
@@ -47,10 +59,14 @@ def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: b
     Unless `are_biases_seen`, a product with weights is the same with a bias or a normalisation as without.
     """
     entities = structure.entities
-    live = _reaching(entities, outputs)
-    anchors = _absorbed(entities, live, frozenset(outputs))
+    reads = _reads(entities)
+    live = _reaching(reads, outputs)
+    affine = frozenset(
+        index for index, entity in enumerate(entities) if entity.op in ("weighted", "shifted")
+    ) | by_batch(structure)
+    anchors = _absorbed(entities, reads, affine, live, frozenset(outputs))
     overlaps = overlapping(structure, live)
-    forward = _forward(entities, anchors, overlaps, are_biases_seen)
+    forward = _forward(entities, affine, anchors, overlaps, are_biases_seen)
     for whole in sorted({whole for whole, _ in structure.parts.values()} - live):
         # What is only read in parts is no layer of its own, and none of the same size is the same.
         forward[whole] = digest("packed", forward[whole])
@@ -58,48 +74,70 @@ def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: b
     operands: dict[int, list[Role]] = {value: [] for value in live}
     for value in sorted(live):
         anchor = anchors.get(value, value)
-        for path, operand in _reads(entities, value):
+        for operand, path in reads[value]:
             if anchors.get(operand) != anchor:
                 readers[operand].append((anchor, path))
                 operands[anchor].append((operand, path))
     for value, anchor in anchors.items():
         readers[value].append((anchor, "inside"))
-    backward = _backward(entities, live, anchors, readers, outputs, overlaps, are_biases_seen)
-    return Cones(forward, backward, anchors, readers, operands)
+    backward = _backward(entities, affine, live, anchors, readers, outputs, overlaps, are_biases_seen)
+    return Cones(forward, backward, anchors, readers, operands, reads)
 
 
 def _values_in(entity: Entity) -> Iterable[int]:
     return (leaf.value for _, leaf in leaves(entity.term) if isinstance(leaf, OfValue))
 
 
-def _reads(entities: Sequence[Entity], value: int) -> Iterable[tuple[str, int]]:
-    """The values that a value is made of, and those that brought the axes that it says something of."""
-    for path, leaf in leaves(entities[value].term):
-        if isinstance(leaf, OfValue):
-            yield path, leaf.value
-        else:
-            yield from ((f"{path}|axis", owner) for owner in _owners(entities, leaf.axis))
-
-
-def _owners(entities: Sequence[Entity], axis: int) -> Iterable[int]:
-    """The values that brought an axis into a product, even if others have come to lie on it since."""
-    pending, seen = [axis], {axis}
-    while pending:
-        entity = entities[pending.pop()]
-        if entity.op == "own":
-            yield from _values_in(entity)
+def by_batch(structure: Structure) -> frozenset[int]:
+    """The normalisations by the statistics of the batch: over the first dimension of an input too."""
+    batches: set[int] = set()
+    found: set[int] = set()
+    for index, entity in enumerate(structure.entities):
+        axes = {leaf.axis for _, leaf in leaves(entity.term) if isinstance(leaf, OfAxis)}
+        if entity.op == "input" and not entity.is_axis:
+            batches.update(atom.axis for dim in structure.views[entity.weights[0]].dims[:1] for atom in dim)
+        elif batches.isdisjoint(axes):
+            continue
         elif entity.op == "joined":
-            inner = dict.fromkeys(leaf.axis for _, leaf in leaves(entity.term) if isinstance(leaf, OfAxis))
-            pending += [axis for axis in inner if axis not in seen]
-            seen.update(inner)
+            batches.add(index)
+        elif entity.op == "normalize":
+            found.add(index)
+    return frozenset(found)
 
 
-def grounds(structure: Structure, cones: Cones, value: int) -> set[int]:
+def _reads(entities: Sequence[Entity]) -> list[list[Role]]:
+    """The values that each value is made of, and those that brought the axes that it says something of."""
+    found: list[list[Role]] = []
+    owners: dict[int, frozenset[int]] = {}
+    for index, entity in enumerate(entities):
+        found.append([])
+        if entity.is_axis:
+            owners[index] = _owners(entity, owners)
+            continue
+        for path, leaf in leaves(entity.term):
+            if isinstance(leaf, OfValue):
+                found[index].append((leaf.value, path))
+            else:
+                found[index] += ((owner, f"{path}|axis") for owner in sorted(owners[leaf.axis]))
+    return found
+
+
+def _owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """The values that brought an axis into a product, even if others have come to lie on it since."""
+    if axis.op == "own":
+        return frozenset(_values_in(axis))
+    if axis.op != "joined":
+        return frozenset()
+    inner = {owners[leaf.axis] for _, leaf in leaves(axis.term) if isinstance(leaf, OfAxis)}
+    return next(iter(inner)) if len(inner) == 1 else frozenset().union(*inner)
+
+
+def grounds(cones: Cones, value: int) -> set[int]:
     """What reaches the outputs of the values that one is made of which does not: the nearest on each way."""
     found: set[int] = set()
     pending, seen = [value], {value}
     while pending:
-        for _, operand in _reads(structure.entities, pending.pop()):
+        for operand, _ in cones.reads[pending.pop()]:
             if operand in cones.backward:
                 found.add(operand)
             elif operand not in seen:
@@ -108,36 +146,42 @@ def grounds(structure: Structure, cones: Cones, value: int) -> set[int]:
     return found
 
 
-def _reaching(entities: Sequence[Entity], outputs: Sequence[int]) -> set[int]:
+def _reaching(reads: Sequence[Sequence[Role]], outputs: Sequence[int]) -> set[int]:
     live, pending = set(outputs), list(outputs)
     while pending:
-        for _, operand in _reads(entities, pending.pop()):
+        for operand, _ in reads[pending.pop()]:
             if operand not in live:
                 live.add(operand)
                 pending.append(operand)
     return live
 
 
-def _absorbed(entities: Sequence[Entity], live: set[int], outputs: frozenset[int]) -> dict[int, int]:
+def _absorbed(
+    entities: Sequence[Entity],
+    reads: Sequence[Sequence[Role]],
+    affine: frozenset[int],
+    live: set[int],
+    outputs: frozenset[int],
+) -> dict[int, int]:
     """Values that end in the next weight of the same layer, with the last value of that layer.
 
     A layer is shifted, scaled, and shifted again at most: two normalisations are two layers.
     """
     readers: dict[int, set[int]] = {}
     for value in live:
-        for _, operand in _reads(entities, value):
+        for operand, _ in reads[value]:
             readers.setdefault(operand, set()).add(value)
     following: dict[int, int] = {}
     # How far a layer is: 0 before it is scaled, 1 once it is, 2 when it is shifted behind that.
     stages: dict[int, int] = {}
     for value in sorted(live):
         entity = entities[value]
-        if entity.op not in _AFFINE:
+        if value not in affine:
             continue
         source = next(iter(_values_in(entity)))
         before, stage = entities[source], stages.get(source, 0)
         is_alone = readers[source] == {value} and source not in outputs
-        is_alike = before.op in LINEAR | _AFFINE and set(before.cover) == set(entity.cover)
+        is_alike = (before.op in LINEAR or source in affine) and set(before.cover) == set(entity.cover)
         is_shift = entity.op == "shifted"
         if is_alone and is_alike and (is_shift or stage < 2):
             following[source] = value
@@ -168,14 +212,18 @@ class _Layer:
 
 
 def _forward(
-    entities: Sequence[Entity], anchors: dict[int, int], overlaps: Mapping[int, Rows], are_biases_seen: bool
+    entities: Sequence[Entity],
+    affine: frozenset[int],
+    anchors: dict[int, int],
+    overlaps: Mapping[int, Rows],
+    are_biases_seen: bool,
 ) -> dict[int, str]:
     known: list[str] = []
     layers: dict[int, _Layer] = {}
     for index, entity in enumerate(entities):
         kind = ("axis", entity.size) if entity.is_axis else ()
         raw = digest(*kind, entity.op, rendered(entity.term, known), *overlaps.get(index, ()))
-        layer = None if entity.is_axis else _layer_of(entities, index, raw, known, anchors, layers)
+        layer = _layer_of(entities, affine, index, raw, known, anchors, layers)
         if layer is None:
             known.append(raw)
             continue
@@ -189,6 +237,7 @@ def _forward(
 
 def _layer_of(
     entities: Sequence[Entity],
+    affine: frozenset[int],
     value: int,
     raw: str,
     known: Sequence[str],
@@ -197,9 +246,9 @@ def _layer_of(
 ) -> _Layer | None:
     """The layer up to a value; None for what is no part of one."""
     entity = entities[value]
-    if entity.op in LINEAR:
+    if entity.op in LINEAR and not entity.is_axis:
         return _Layer(raw, is_product=True)
-    if entity.op not in _AFFINE:
+    if value not in affine:
         return None
     source = next(iter(_values_in(entity)))
     if source in anchors and anchors[source] == anchors.get(value, value):
@@ -215,6 +264,7 @@ def _layer_of(
 
 def _backward(
     entities: Sequence[Entity],
+    affine: frozenset[int],
     live: set[int],
     anchors: dict[int, int],
     readers: dict[int, list[Role]],
@@ -232,16 +282,18 @@ def _backward(
             continue
         ways = sorted((known[reader], path) for reader, path in readers[value])
         ends = [place for place, output in enumerate(outputs) if output == value]
-        local = _local(entities, members[value], are_biases_seen)
+        local = _local(entities, affine, members[value], are_biases_seen)
         known[value] = digest(local, ways, ends, *overlaps.get(members[value][0], ()))
     return known
 
 
-def _local(entities: Sequence[Entity], members: Sequence[int], are_biases_seen: bool) -> str:
+def _local(
+    entities: Sequence[Entity], affine: frozenset[int], members: Sequence[int], are_biases_seen: bool
+) -> str:
     """What a layer, or a value that is none, does, whatever it does that to."""
     first = entities[members[0]]
     is_product = first.op in LINEAR
-    since = tuple(entities[value].op for value in members if entities[value].op in _AFFINE)
+    since = tuple(entities[value].op for value in members if value in affine)
     is_alone = len(members) == 1 and first.op == "normalize"
     if is_alone or not (is_product or since):
         return digest(first.op, rendered(first.term, None))

@@ -60,7 +60,7 @@ def total(t: Translation, operands: Sequence[tuple[Ref | None, float]], *, is_te
         elif ref.number is not None and _is_covered(result, ref):
             result = t.terms.plus_number(result, factor * ref.number)
         elif ref.number is not None:
-            result = t.terms.with_weight(result, ref, is_added=True)
+            result = t.terms.with_weight(result, replace(ref, number=factor * ref.number), is_added=True)
     return None if result is None else [result]
 
 
@@ -148,10 +148,12 @@ def where(t: Translation, node: Node) -> Result:
     match condition, first, second:
         case View(), View(), View():
             counted = t.terms.from_the_end(condition, first, second)
-            if counted is not None:
+            extents = t.extents_indexed(node.outputs[0])
+            if counted is not None and first in (t.terms.plus_number(second, extent) for extent in extents):
                 return [counted]
-        case View(), Fixed(number=0.0), View() if t.terms.is_guard(condition, second):
-            return [second]
+        case View(dims=dims), Fixed(number=0.0), View() if t.terms.is_guard(condition, second):
+            if dims == second.dims:
+                return [second]
         case Fixed(table=Table() as seen), View(), Fixed(number=number) if number == -INFINITY:
             return [_masked(t, first, condition, seen)]
         case Fixed(table=Table() as hidden), Fixed(number=number), View() if number == -INFINITY:

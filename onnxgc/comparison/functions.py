@@ -7,9 +7,10 @@ all samples are one, whatever they are made of.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnx import TensorProto
 
 from onnxgc.comparison.structure import OfAxis, OfValue, Structure, leaves, rendered
 from onnxgc.comparison.translation import Along, number_of
-from onnxgc.comparison.values import OF_NUMBERS, OF_ROWS, REDUCTIONS, Operand
+from onnxgc.comparison.values import OF_NUMBERS, OF_ROWS, REDUCTIONS, Operand, Rule
 from onnxgc.model.ir import Array, Node, TrainableModel
 
 _INNER = np.linspace(-16.0, 16.0, 641)
@@ -35,7 +36,8 @@ _LONGEST_ROW = 8192
 _COMPARED = 64
 # Exporters round constants to float32; the nearest approximations in use are 30 times as far apart.
 _TOLERANCE = 1e-6
-_MOST_DEPTH = 64
+# What an operator may be off by, so that differences of numbers that nearly cancel say nothing.
+_ROUNDED = 1e-9
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -44,11 +46,12 @@ class Function:
     """What a tensor is of another one, the first of which it is: its values on all samples.
 
     It is so element by element, or of rows: of all elements along the axes `over`. Of rows it has as many
-    elements, or one of each.
+    elements, or one of each. `errors` are what the values may be off by.
     """
 
     of: str
     values: Array
+    errors: Array
     over: tuple[int, ...] = ()
 
 
@@ -82,22 +85,48 @@ def _function(model: TrainableModel, node: Node, known: Mapping[str, Function]) 
     if rule is None:
         return None
     operands: list[Operand] = []
+    errors: list[Array | None] = []
     sources: set[str] = set()
     for name in node.inputs:
         number = number_of(model, name)
         if number is not None:
             operands.append(number)
+            errors.append(_error_of(number))
             continue
         if name in model.weights or model.types[name].shape != model.types[node.outputs[0]].shape:
             return None
         if name not in known and not model.types[name].is_floating:
             return None
-        function = known.get(name) or Function(name, _NUMBERS)
-        operands.append(function.values)
-        sources.add(function.of)
+        function = known.get(name)
+        operands.append(_NUMBERS if function is None else function.values)
+        errors.append(None if function is None else function.errors)
+        sources.add(name if function is None else function.of)
     if len(sources) != 1:
         return None
-    return Function(sources.pop(), np.asarray(rule(node, operands), np.float64))
+    values = np.asarray(rule(node, operands), np.float64)
+    return Function(sources.pop(), values, _errors(node, rule, operands, errors, values))
+
+
+def _error_of(number: float) -> Array | None:
+    """What a constant is off by; not at all where it is whole or a simple fraction."""
+    is_exact = not math.isfinite(number) or float(256 * number).is_integer()
+    return None if is_exact else np.asarray(2.0**-24 * abs(number))
+
+
+def _errors(
+    node: Node, rule: Rule, operands: Sequence[Operand], errors: Sequence[Array | None], values: Array
+) -> Array:
+    """What values may be off by: as much as they change when each operand is off by its own error."""
+    total = _ROUNDED * np.abs(values)
+    for place, error in enumerate(errors):
+        if error is None:
+            continue
+        changes = []
+        for sign in (-1, 1):
+            moved = [*operands[:place], operands[place] + sign * error, *operands[place + 1 :]]
+            changes.append(np.abs(np.asarray(rule(node, moved), np.float64) - values))
+        total = total + np.maximum(*changes)
+    return np.where(np.isnan(total), np.inf, total)
 
 
 @dataclass(slots=True)
@@ -131,7 +160,10 @@ class _Rows:
                 if shape in (full, _kept(full, row.over)):
                     width = math.prod(full[axis] for axis in row.over) if shape == full else 1
                     values = np.broadcast_to(row.values, (len(row.values), width))[:, :_COMPARED]
-                    found[name] = Function(row.of, values.copy(), row.over)
+                    # What is small beside the rest of a row comes of numbers that cancel.
+                    finite = np.where(np.isfinite(values), values, 0.0)
+                    errors = _TOLERANCE * np.abs(finite).max(axis=1, keepdims=True)
+                    found[name] = Function(row.of, values.copy(), errors, row.over)
             unread.subtract(node.inputs)
             for name in node.inputs:
                 if not unread[name]:
@@ -260,6 +292,7 @@ def spelled_apart(
     for model, structure in (a, b):
         found: dict[str, Along] = {}
         of_kind: dict[int, set[Any]] = {}
+        known_forms = _Forms(structure)
         for name, function in functions_of(model).items():
             is_known = {name, function.of} <= structure.views.keys()
             if not is_known or (not function.over and _is_affine(function.values)):
@@ -268,12 +301,34 @@ def spelled_apart(
             if kind == len(kinds):
                 kinds.append(function)
             found[name] = Along(function.of, kind, function.over)
-            of_kind.setdefault(kind, set()).add(_form(structure, name, function.of))
+            of_kind.setdefault(kind, set()).add(known_forms.of(name, function.of))
         sides.append(found)
         forms.append(of_kind)
-    apart = {kind for kind in forms[0].keys() & forms[1].keys() if forms[0][kind] != forms[1][kind]}
-    first, second = ({n: of for n, of in side.items() if of.kind in apart} for side in sides)
+    shared = forms[0].keys() & forms[1].keys()
+    apart = {kind for kind in shared if forms[0][kind] != forms[1][kind]}
+    inside = [_inside_of_others(model, side, shared) for side, (model, _) in zip(sides, (a, b), strict=True)]
+    first, second = (
+        {name: along for name, along in side.items() if along.kind in apart and name not in others}
+        for side, others in zip(sides, inside, strict=True)
+    )
     return first, second
+
+
+def _inside_of_others(model: TrainableModel, side: Mapping[str, Along], shared: Set[int]) -> set[str]:
+    """The functions of which, in the end, one is made that the other model has not."""
+    made: dict[str, list[str]] = {name: [] for name in side}
+    found: set[str] = set()
+    for node in model.nodes:
+        result = side.get(node.outputs[0]) if node.outputs else None
+        for name in node.inputs:
+            along = side.get(name)
+            if along and result and (along.of, along.axes) == (result.of, result.axes):
+                made[name].append(node.outputs[0])
+    for name in reversed(list(side)):
+        is_other = not made[name] and side[name].kind not in shared
+        if is_other or not found.isdisjoint(made[name]):
+            found.add(name)
+    return found
 
 
 def _is_affine(values: Array) -> bool:
@@ -294,23 +349,36 @@ def _agree(one: Function, other: Function) -> bool:
         return False
     both = is_finite & is_other_finite
     here, there = np.where(both, one.values, 0.0), np.where(both, other.values, 0.0)
-    largest = np.abs(here).max(axis=1, keepdims=True) if one.over else np.abs(here[:inner]).max()
-    return bool((np.abs(here - there) <= _TOLERANCE * (np.abs(here) + largest)).all())
+    errors = np.maximum(one.errors, other.errors)
+    return bool((np.abs(here - there) <= _TOLERANCE * np.abs(here) + errors).all())
 
 
-def _form(structure: Structure, tensor: str, of: str) -> Any:
-    """The normal form of one tensor as of another; what is none of its parts shows as such."""
-    start, end = structure.views[of], structure.views[tensor]
+class _Forms:
+    """The normal forms of tensors as of others; what is none of their parts shows as such."""
 
-    def form(value: int, depth: int) -> Any:
-        if value == start.value:
-            return "x"
-        if value < start.value or depth > _MOST_DEPTH:
-            return "other"
-        entity = structure.entities[value]
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._known: dict[int, dict[int, str]] = {}
+
+    def of(self, tensor: str, start_tensor: str) -> tuple[str, ...]:
+        start, end = self._structure.views[start_tensor], self._structure.views[tensor]
+        known = self._known.setdefault(start.value, {start.value: "x"})
+        pending = [end.value]
+        while pending:
+            value = pending[-1]
+            entity = self._structure.entities[value]
+            parts = [leaf for _, leaf in leaves(entity.term)] if value > start.value else []
+            missing = [p.value for p in parts if isinstance(p, OfValue) and p.value not in known]
+            if value in known or not missing:
+                pending.pop()
+                known.setdefault(value, self._form(value, known) if value > start.value else "other")
+            pending += missing
+        return (known[end.value], f"{end.scale:.5g}", f"{start.scale:.5g}")
+
+    def _form(self, value: int, known: Mapping[int, str]) -> str:
+        entity = self._structure.entities[value]
         parts = [leaf for _, leaf in leaves(entity.term)]
-        known: dict[int, Any] = {p.axis: "axis" for p in parts if isinstance(p, OfAxis)}
-        known |= {p.value: form(p.value, depth + 1) for p in parts if isinstance(p, OfValue)}
-        return repr((entity.op, rendered(entity.term, known)))
-
-    return (form(end.value, 0), f"{end.scale:.5g}", f"{start.scale:.5g}")
+        named = {p.axis: "axis" for p in parts if isinstance(p, OfAxis)}
+        named |= {p.value: known[p.value] for p in parts if isinstance(p, OfValue)}
+        content = repr((entity.op, rendered(entity.term, named)))
+        return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()

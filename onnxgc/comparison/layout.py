@@ -19,6 +19,16 @@ class Atom(NamedTuple):
     size: int
     stride: int = 1
 
+    def is_within(self, other: Atom) -> bool:
+        """Whether this is a run inside of the other atom."""
+        is_inner = other.stride <= self.stride and self.stride * self.size <= other.stride * other.size
+        return self.axis == other.axis and is_inner
+
+    def overlaps(self, other: Atom) -> bool:
+        """Whether both are runs of one axis, and what is apart in one is apart in the other too, in part."""
+        inner, outer = max(self.stride, other.stride), min(self.stride * self.size, other.stride * other.size)
+        return self.axis == other.axis and inner < outer
+
 
 Dim = tuple[Atom, ...]
 Dims = tuple[Dim, ...]

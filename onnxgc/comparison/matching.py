@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from onnxgc.comparison.cones import Cones, grounds, refined
 from onnxgc.comparison.functions import spelled_apart
+from onnxgc.comparison.laying import laid, laid_pairs
 from onnxgc.comparison.parting import BATCH_NORMALISATIONS, Difference, behind, differences, frontier
 from onnxgc.comparison.side import Pair, Side, but_for_layout, but_for_scale, in_all
 from onnxgc.comparison.structure import View
@@ -89,7 +90,8 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
     first, second, has_same_biases = _best_view(a, b)
     found = _matched_values(first, second)
     labels = {other: value for value, other in found.pairs.items()}
-    tensors = _Tensors(first, second, {value: value for value in found.pairs}, labels)
+    own = {value: value for value in found.pairs}
+    tensors = _Tensors(first, second, first.uses(own), second.uses(labels))
     of_a, of_b = {}, {}
     pairs: list[Pair] = []
     for value, other in sorted(found.pairs.items()):
@@ -150,7 +152,8 @@ def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[Side, Side, bool]:
 
 
 def _are_same(a: Side, b: Side) -> bool:
-    return a.outputs_digests() == b.outputs_digests()
+    digests = a.outputs_digests(), b.outputs_digests()
+    return digests[0] == digests[1] and laid(a.cones, a.outputs(), b.cones, b.outputs()).is_possible
 
 
 def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
@@ -187,9 +190,11 @@ class _MatchedValues:
 
 def _matched_values(a: Side, b: Side) -> _MatchedValues:
     forward = _unique_pairs(a.forward(), b.forward())
-    forward |= _ties_broken(a.forward(), b.forward(), a.cones, b.cones, is_forward=True)
+    ties = _ties_broken(a.forward(), b.forward(), a.cones, b.cones, is_forward=True)
+    forward = laid_pairs(a.cones, b.cones, forward | ties, ties, is_forward=True)
     backward = _unique_pairs(a.cones.backward, b.cones.backward)
-    backward |= _ties_broken(a.cones.backward, b.cones.backward, a.cones, b.cones, is_forward=False)
+    ties = _ties_broken(a.cones.backward, b.cones.backward, a.cones, b.cones, is_forward=False)
+    backward = laid_pairs(a.cones, b.cones, backward | ties, ties, is_forward=False)
     of_a: dict[int, set[int]] = {}
     of_b: dict[int, set[int]] = {}
     for pairs in (forward, backward):
@@ -209,7 +214,7 @@ def _matched_values(a: Side, b: Side) -> _MatchedValues:
     for one, other in list(agreed.items()):
         if one not in a.cones.backward and other not in b.cones.backward:
             # Nothing says where it leads: that it is not of another layer like its own, only this does.
-            ends = grounds(a.structure, a.cones, one), grounds(b.structure, b.cones, other)
+            ends = grounds(a.cones, one), grounds(b.cones, other)
             if {agreed.get(ground) for ground in ends[0]} != ends[1]:
                 del agreed[one]
     doubts_a = {one: len(others) for one, others in of_a.items() if one not in agreed}
@@ -283,12 +288,12 @@ def _ties_broken(
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Pairs the tensors of matched values. Values have the labels of their side, the same for a pair."""
+    """Pairs the tensors of matched values. What each is used for is said in the same words for both sides."""
 
     a: Side
     b: Side
-    labels_a: Mapping[int, int]
-    labels_b: Mapping[int, int]
+    uses_a: Mapping[str, str]
+    uses_b: Mapping[str, str]
 
     def paired(self, here: Sequence[str], there: Sequence[str]) -> list[Pair]:
         """The tensors of a value: those alike in all first, then in all but layout, then in all but scale."""
@@ -320,8 +325,8 @@ class _Tensors:
             return [
                 (names[min(place, last[0])], others[min(place, last[1])]) for place in range(max(last) + 1)
             ]
-        uses = _grouped(others, {other: self.b.uses_of(other, self.labels_b) for other in others})
-        alike = _grouped(names, {name: self.a.uses_of(name, self.labels_a) for name in names})
+        uses = _grouped(others, self.uses_b)
+        alike = _grouped(names, self.uses_a)
         return [
             (name, other)
             for use, group in alike.items()

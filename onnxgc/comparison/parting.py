@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgc.comparison.cones import LINEAR
+from onnxgc.comparison.cones import LINEAR, by_batch
 from onnxgc.comparison.side import Pair, Side
 from onnxgc.model.ir import Node, TrainableModel
 
@@ -119,7 +119,7 @@ def differences(a: Side, b: Side, *, is_same: bool) -> tuple[Difference, ...]:
         counts = [str(sum(layers.values())) for layers in shared]
         if shared[0] != shared[1]:
             found.append(Difference(SHARED_WEIGHTS, *counts))
-    epsilons = _epsilons(a.model), _epsilons(b.model)
+    epsilons = _epsilons(a), _epsilons(b)
     counts = [str(sum(side.values())) for side in epsilons]
     if counts[0] != counts[1]:
         found.append(Difference(BATCH_NORMALISATIONS, *counts))
@@ -148,9 +148,14 @@ def _layers_of_weights(side: Side) -> Counter[tuple[str, ...]]:
     return Counter(tuple(sorted(digests)) for digests in users.values())
 
 
-def _epsilons(model: TrainableModel) -> Counter[str]:
-    return Counter(
-        f"{float(node.attribute('epsilon', 1e-5)):.3g}"
+def _epsilons(side: Side) -> Counter[str]:
+    """Those of normalisations by the statistics of the batch, as an operator or written out."""
+    model, entities = side.model, side.structure.entities
+    found = [
+        float(node.attribute("epsilon", 1e-5))
         for node in model.nodes
         if node.op == "BatchNormalization" and node.inputs[3] not in model.weights
-    )
+    ]
+    written = by_batch(side.structure).intersection(side.cones.backward)
+    found += [entities[value].term[2] for value in written]
+    return Counter(f"{epsilon:.3g}" for epsilon in found)

@@ -64,7 +64,8 @@ def product_of_views(t: Translation, first: View, second: View) -> View | None:
     """Batch dimensions lie on each other, columns of the first on rows of the second; the rest is new."""
     if len(first.dims) < 2 or len(second.dims) < 2:
         return None
-    batch = t.structure.broadcast(first.dims[:-2], second.dims[:-2])
+    laid, crossing = t.structure.apart([(OfValue(v.value), v.dims[:-2]) for v in (first, second)])
+    batch = t.structure.broadcast(*laid)
     pairs = paired(first.dims[-1], second.dims[-2])
     if batch is None or pairs is None:
         return None
@@ -78,7 +79,7 @@ def product_of_views(t: Translation, first: View, second: View) -> View | None:
     batches = zip(reversed(first.dims[:-2]), reversed(second.dims[:-2]), strict=False)
     shared = tuple(p for dims in batches for p, q in paired(*dims) or () if p == q)
     both = unordered(OfValue(first.value), OfValue(second.value))
-    value = t.structure.value("matmul", both, unordered(*summed), batch[1], set_in_terms(shared))
+    value = t.structure.value("matmul", both, unordered(*summed), batch[1], set_in_terms(shared), *crossing)
     return View(value, (*batch[0], rows, columns), first.scale * second.scale)
 
 
@@ -120,7 +121,8 @@ def conv(t: Translation, node: Node) -> Result:
         return _with_bias(t, node, View(value, (x.dims[0], new, *(outer for _, outer in apart))))
     what = (
         OfValue(x.value),
-        set_in_terms(channels) if group in (1, extent(channels)) else in_terms(channels),
+        # Each group makes channels of its own, in the order in which these lie.
+        set_in_terms(channels) if group == 1 else in_terms(channels),
         unordered(*((in_terms(dim), numbers) for dim, numbers in places)),
         group,
         any(node.attribute("output_padding") or ()) and tuple(node.attribute("output_padding")),
@@ -180,6 +182,8 @@ def pads(
         pads = list(node.attribute("pads") or [0] * (2 * rank))
         return pads[:rank], pads[rank:]
     source, result = t.shape(node.inputs[0])[2:], t.shape(node.outputs[0])[2:]
+    if node.op == "ConvTranspose":
+        source, result = result, source
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     totals = [
         max((out - 1) * stride + span - size, 0)

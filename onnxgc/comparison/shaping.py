@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,7 +63,13 @@ def cast(t: Translation, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
-    if t.is_floating(node.inputs[0]) and not t.is_floating(node.outputs[0]):
+    if t.is_boolean(node.inputs[0]):
+        t.flags.add(x.value)
+    elif t.is_boolean(node.outputs[0]):
+        if x.value in t.flags:
+            return [replace(x, scale=1.0)]
+        return [View(t.structure.value("is not zero", OfValue(x.value)), x.dims)]
+    elif t.is_floating(node.inputs[0]) and not t.is_floating(node.outputs[0]):
         return [t.terms.unary("truncate", x)]
     return [x]
 
@@ -76,7 +83,7 @@ def gather(t: Translation, node: Node) -> Result:
     axis = int(node.attribute("axis", 0))
     table, indices = t.fixed(node, 0), t.view(node, 1)
     if table is not None and indices is not None and axis == 0:
-        term = (OfValue(indices.value), table.shape)
+        term = (OfValue(indices.value), indices.scale, table.shape)
         new = tuple(
             t.structure.axis("entries", size, *term, place, weights=(table.name,))
             for place, size in enumerate(table.shape[1:])
@@ -166,7 +173,7 @@ def concat(t: Translation, node: Node) -> Result:
     met: list[Any] = []
     for ref in refs:
         if isinstance(ref, Fixed):
-            operands.append(tuple(sorted(ref.shape)))
+            operands.append((tuple(sorted(ref.shape)), ref.number))
         elif isinstance(ref, View):
             rest = t.structure.broadcast(dims, (*ref.dims[:axis], *ref.dims[axis + 1 :]))
             if rest is None:
@@ -243,22 +250,45 @@ def resize(t: Translation, node: Node) -> Result:
     mode = node.attribute("mode", "nearest")
     sizes = [extent(dim) for dim in x.dims]
     how: tuple[Any, ...] = (node.attribute("coordinate_transformation_mode", "half_pixel"),)
+    factors = _factors(t, node, sizes, out)
     if mode == "nearest":
         how += (node.attribute("nearest_mode", "round_prefer_floor"),)
-        is_whole = all(size % before == 0 for size, before in zip(out, sizes, strict=True))
+        is_whole = not any(factors) and all(
+            size % before == 0 for size, before in zip(out, sizes, strict=True)
+        )
         if is_whole and how in _REPEATING:
             how = ("repeated",)
     elif how == ("pytorch_half_pixel",) and min(out) > 1:
         how = ("half_pixel",)
+    if node.attribute("antialias", 0) and any(size < before for size, before in zip(out, sizes, strict=True)):
+        how += ("antialias", int(node.attribute("exclude_outside", 0)))
     if mode == "cubic" or how[0] == "tf_crop_and_resize":
         how += tuple(sorted((key, repr(value)) for key, value in node.attributes.items()))
     dims = tuple(
-        dim if size == before else t.structure.axis("resized", size, in_terms(dim), mode, how)
-        for dim, size, before in zip(x.dims, out, sizes, strict=True)
+        dim
+        if size == before and not factor
+        else t.structure.axis("resized", size, in_terms(dim), mode, how, factor)
+        for dim, size, before, factor in zip(x.dims, out, sizes, factors, strict=True)
     )
-    changed = ((in_terms(dim), extent(new)) for dim, new in zip(x.dims, dims, strict=True) if dim != new)
+    changed = (
+        (in_terms(dim), extent(new), factor)
+        for dim, new, factor in zip(x.dims, dims, factors, strict=True)
+        if dim != new
+    )
     value = t.structure.value("resized", OfValue(x.value), mode, how, unordered(*changed))
     return [View(value, dims, x.scale)]
+
+
+def _factors(t: Translation, node: Node, sizes: Sequence[int], out: Sequence[int]) -> list[float]:
+    """The factor along each dimension; zero where sizes alone say where its elements are taken."""
+    given = t.array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    is_by_sizes = node.attribute("coordinate_transformation_mode", "half_pixel") == "align_corners"
+    if given is None or is_by_sizes or len(given) != len(sizes):
+        return [0.0] * len(sizes)
+    return [
+        0.0 if math.isclose(factor, size / before, rel_tol=1e-5) else factor
+        for factor, size, before in zip(given.tolist(), out, sizes, strict=True)
+    ]
 
 
 # Where an extent is a multiple, these all repeat each element.

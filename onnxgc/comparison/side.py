@@ -74,17 +74,19 @@ class Side:
             name = before[0]
         return name
 
-    def uses_of(self, name: str, label_of: Mapping[int, int]) -> str:
-        """What is made of a tensor itself, and not of another one that holds the same; values by labels."""
-        view, uses = self.structure.views[name], []
-        for output in self.readers.get(name, ()):
-            made = self.structure.views.get(output)
-            if made is not None and made.value == view.value:
-                uses.append(self.uses_of(output, label_of))
-            elif made is not None:
-                unlabelled = self.structure.entities[made.value].op
-                uses.append(str(label_of.get(made.value, unlabelled)))
-        return digest(in_all(view), sorted(uses), name in self.model.outputs)
+    def uses(self, label_of: Mapping[int, int]) -> Mapping[str, str]:
+        """What is made of each tensor itself, and not of another that holds the same; values by labels."""
+        views, found = self.structure.views, dict[str, str]()
+        for name, view in reversed(views.items()):
+            uses: list[str] = []
+            for output in self.readers.get(name, ()):
+                made = views.get(output)
+                if made is not None and made.value == view.value:
+                    uses.append(found[output])
+                elif made is not None:
+                    uses.append(str(label_of.get(made.value, self.structure.entities[made.value].op)))
+            found[name] = digest(in_all(view), sorted(uses), name in self.model.outputs)
+        return found
 
     def forward(self) -> dict[int, str]:
         """Forward digests of the values that matter: those that some tensor holds or an output needs."""
@@ -109,10 +111,14 @@ class Side:
             weight = made.inputs[0]
         return weight
 
-    def outputs_digests(self) -> list[str]:
-        """What the model's own outputs are functions of; the loss, where reading has left none of them."""
+    def outputs(self) -> list[int]:
+        """The values of the model's own outputs; of the loss, where reading has left none of them."""
         names = [name for name in self.model.outputs if name in self.structure.views] or [self.model.loss]
-        return sorted(self.cones.forward[self.structure.views[name].value] for name in names)
+        return [self.structure.views[name].value for name in names]
+
+    def outputs_digests(self) -> list[str]:
+        """What the outputs are functions of."""
+        return sorted(self.cones.forward[value] for value in self.outputs())
 
 
 def in_all(view: View) -> object:

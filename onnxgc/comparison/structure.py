@@ -163,7 +163,7 @@ class Structure:
         rank = max(len(first), len(second))
         dims: list[Dim] = []
         met: list[Any] = []
-        for one, other in zip(_padded(first, rank), _padded(second, rank), strict=True):
+        for one, other in zip(padded(first, rank), padded(second, rank), strict=True):
             if not one or not other or one == other:
                 dims.append(one or other)
                 continue
@@ -177,7 +177,7 @@ class Structure:
     def broadcast_all(self, several: Sequence[Dims]) -> tuple[Dims, Unordered] | None:
         """The same of several operands, in whatever order they come."""
         rank = max(len(dims) for dims in several)
-        columns = list(zip(*(_padded(dims, rank) for dims in several), strict=True))
+        columns = list(zip(*(padded(dims, rank) for dims in several), strict=True))
         result: list[Dim] = []
         met: list[Any] = []
         for column in columns:
@@ -189,6 +189,49 @@ class Structure:
                 if len(set(parts)) > 1:
                     met.append(unordered(*(in_terms((atom,)) for atom in dict.fromkeys(parts))))
         return tuple(result), unordered(*met)
+
+    def apart(self, operands: Sequence[tuple[Any, Dims]]) -> tuple[list[Dims], tuple[Any, ...]]:
+        """Operands, each with a key, in which an axis that lies across itself is one of its own in each.
+
+        So it is known which operand brings which dimension of a result that would hold an axis twice. What
+        is returned beside them is a part of its term.
+        """
+        rank = max(len(dims) for _, dims in operands)
+        laid = [padded(dims, rank) for _, dims in operands]
+        ways = dict.fromkeys(laid)
+        crossing = {atom.axis for one in ways for other in ways for atom in self._crossing(one, other)}
+        if not crossing:
+            return [dims for _, dims in operands], ()
+        # Of operands that are alike, the one that lies further left is the first.
+        order = sorted(range(len(laid)), key=lambda place: [not dim for dim in laid[place]])
+        result, notes, seen = list(laid), list[Any](), list[Any]()
+        for place in order:
+            key = operands[place][0]
+            number = seen.count(key)
+            seen.append(key)
+            result[place] = tuple(
+                tuple(
+                    self.axis("own", atom.size, key, in_terms((atom,)), number)[0]
+                    if atom.axis in crossing
+                    else atom
+                    for atom in dim
+                )
+                for dim in laid[place]
+            )
+            lying = zip(result[place], laid[place], strict=True)
+            notes += [in_terms(own) for own, dim in lying if own != dim]
+        return result, (unordered(*notes),)
+
+    def _crossing(self, one: Dims, other: Dims) -> Iterator[Atom]:
+        """Atoms of the first operand that lie elsewhere in the other one."""
+        elsewhere = [atom for dim in other for atom in dim]
+        for here, there in zip(one, other, strict=True):
+            pairs = paired(here, there) if here and there and here != there else None
+            lying = [(atom, None) for atom in here] if pairs is None and here != there else pairs or []
+            for atom, on in lying:
+                is_broadcast = self.entities[atom.axis].op == "broadcast"
+                if atom != on and not is_broadcast and any(atom.overlaps(a) for a in elsewhere):
+                    yield atom
 
     def _broadcast_in_order(self, several: Sequence[Dims]) -> tuple[Dims, Unordered] | None:
         dims = several[0]
@@ -215,5 +258,5 @@ class Structure:
         return self._index[key]
 
 
-def _padded(dims: Dims, rank: int) -> Dims:
+def padded(dims: Dims, rank: int) -> Dims:
     return ((),) * (rank - len(dims)) + dims

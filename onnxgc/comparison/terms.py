@@ -20,12 +20,14 @@ from onnxgc.comparison.structure import (
     Unordered,
     View,
     in_terms,
+    padded,
     set_in_terms,
     unordered,
 )
 from onnxgc.comparison.tables import Seen, Table
 
 INFINITY = math.inf
+_MOST_TERMS = 16
 _WEIGHTED_MUL, _WEIGHTED_ADD = "weighted", "shifted"
 
 
@@ -57,21 +59,25 @@ class Terms:
     def with_weight(self, x: View, weight: Fixed, is_added: bool) -> View:
         """A weight that is multiplied or added; what scales it is as well a part of the weight."""
         rank = max(len(x.dims), len(weight.shape))
-        dims = list(((),) * (rank - len(x.dims)) + x.dims)
+        x = replace(x, dims=((),) * (rank - len(x.dims)) + x.dims)
+        dims, new = list(x.dims), list[Dim]()
         shape = (1,) * (rank - len(weight.shape)) + weight.shape
         for position, size in enumerate(shape):
             if size > 1 and not dims[position]:
                 dims[position] = self.structure.axis("broadcast", size)
+                new.append(dims[position])
+        if weight.number is not None and new:
+            number = weight.number
+            x = self.plus_number(x, number) if is_added else self.scaled(x, number)
+            return self.expanded(x, tuple(dims), new)
         cover = as_set(*(dim for dim, size in zip(dims, shape, strict=True) if size > 1))
-        value = self.structure.value(
-            _WEIGHTED_ADD if is_added else _WEIGHTED_MUL,
-            OfValue(x.value),
-            set_in_terms(cover),
-            weights=(weight.name, x.scale),
-            cover=cover,
-            known=("shifted" if is_added else "weighted", x.value, weight, cover, x.scale),
-        )
-        return View(value, tuple(dims))
+        return self.weighted_by(replace(x, dims=tuple(dims)), weight, cover, is_added)
+
+    def expanded(self, x: View, dims: Dims, new: Sequence[Dim]) -> View:
+        """The same along new dimensions, which lie where it had none."""
+        known = ("expanded", x.value, x.dims)
+        value = self.structure.value("expand", OfValue(x.value), set_in_terms(*new), known=known)
+        return replace(x, value=value, dims=dims)
 
     def with_table(self, x: View, shape: tuple[int, ...], table: Table, *, is_added: bool) -> View:
         """A constant that counts by its contents, added, or multiplied so that its largest number is 1."""
@@ -133,7 +139,9 @@ class Terms:
         low, high, value = low / x.scale, high / x.scale, x.value
         known = self._known(value)
         if known[0] == "clipped":
-            value, low, high = known[1], max(low, known[2]), min(high, known[3])
+            # The outer limits hold, also where no number is within both.
+            inner = (min(max(known[2], low), high), max(min(known[3], high), low))
+            value, low, high = known[1], *inner
         found = self.structure.value("clip", OfValue(value), low, high, known=("clipped", value, low, high))
         return View(found, x.dims, x.scale)
 
@@ -185,7 +193,7 @@ class Terms:
 
     def normalized(self, x: View, over: Dim, epsilon: float) -> View:
         """x less its mean, divided by its deviation."""
-        rest = tuple(atom for atom in as_set(*x.dims) if atom not in over)
+        rest = as_set(tuple(a for a in atoms_of(x.dims) if not any(a.is_within(other) for other in over)))
         value = self.normalized_value(x.value, over, epsilon / x.scale**2, rest)
         return View(value, x.dims, math.copysign(1.0, x.scale))
 
@@ -221,14 +229,16 @@ class Terms:
         special = self._normalization(x, y) or self._softmax(x, y) or self._of_powers(x, y)
         if special is not None:
             return special
-        dims = self.structure.broadcast(x.dims, y.dims)
+        laid, crossing = self.structure.apart([(OfValue(v.value), v.dims) for v in (x, y)])
+        dims = self.structure.broadcast(*laid)
         if dims is None:
             return None
-        known = self._by_spread(x.value, y.value) or self._by_spread(y.value, x.value)
+        known = self._by_spread(x, y) or self._by_spread(y, x)
         value = self.structure.value(
             "product",
             unordered(OfValue(x.value), OfValue(y.value)),
             dims[1],
+            *crossing,
             known=known or ("product", x, y),
         )
         return View(value, dims[0], x.scale * y.scale)
@@ -254,11 +264,12 @@ class Terms:
         it does not matter in which order an exporter adds.
         """
         special = self._special_sum(*views) if len(views) == 2 else None
-        terms, loose = [special] if special is not None else [], list(weights)
-        for view in views if special is None else ():
-            known = self._summands.get(view.value)
-            terms += [self.scaled(term, view.scale) for term in known.views] if known else [view]
-            loose += known.weights if known else ()
+        views = views if special is None else [special]
+        count = sum(self._summands[view.value].count if view.value in self._summands else 1 for view in views)
+        # A part that is long is known by the two that it is of, so that a sum of many is no square of them.
+        is_whole = not is_term or count <= _MOST_TERMS
+        terms, more = self._terms_of(views) if is_whole else (list(views), [])
+        loose = [*weights, *more]
         x = self._sum_of(terms)
         if x is None:
             return None
@@ -270,9 +281,22 @@ class Terms:
             "partial sum", OfValue(x.value), known=self.structure.known_as.get(x.value, ())
         )
         self._summands[part] = _Summands(
-            tuple(self.scaled(term, 1 / x.scale) for term in terms), tuple(loose)
+            tuple(self.scaled(term, 1 / x.scale) for term in terms), tuple(loose), count
         )
         return replace(x, value=part)
+
+    def _terms_of(self, views: Sequence[View]) -> tuple[list[View], list[Fixed]]:
+        """The values and weights that a sum is of, with those of its parts."""
+        pending, terms, weights = list(reversed(views)), list[View](), list[Fixed]()
+        while pending:
+            view = pending.pop()
+            known = self._summands.get(view.value)
+            if known is None:
+                terms.append(view)
+                continue
+            pending += [self.scaled(term, view.scale) for term in reversed(known.views)]
+            weights += known.weights
+        return terms, weights
 
     def _sum_of(self, views: Sequence[View]) -> View | None:
         """A sum, scaled so that the largest factor is 1."""
@@ -286,12 +310,13 @@ class Terms:
         if len(totals) == 1 or not any(totals.values()):
             ((value, dims), factor), *_ = totals.items()
             return self.scaled(View(value, dims), factor)
-        found = self.structure.broadcast_all([dims for _, dims in totals])
-        if found is None:
-            return None
         scale = max(map(abs, totals.values()))
         terms = [(OfValue(value), factor / scale) for (value, _), factor in totals.items()]
-        return View(self.structure.value("sum", unordered(*terms), found[1]), found[0], scale)
+        laid, crossing = self.structure.apart(list(zip(terms, (dims for _, dims in totals), strict=True)))
+        found = self.structure.broadcast_all(laid)
+        if found is None:
+            return None
+        return View(self.structure.value("sum", unordered(*terms), found[1], *crossing), found[0], scale)
 
     def _special_sum(self, x: View, y: View) -> View | None:
         """A sum of two values that is known to be something else, or less than another value."""
@@ -304,7 +329,7 @@ class Terms:
         for one, other in _both_ways(x, y):
             known: tuple[Any, ...] = ()
             if math.isclose(one.scale, -other.scale, rel_tol=1e-6):
-                known = self._difference(one.value, other.value)
+                known = self._difference(one, other)
             if known:
                 # The recognised form has the sign of what is subtracted from.
                 terms = [(OfValue(v.value), v.scale / one.scale) for v in (x, y)]
@@ -322,12 +347,17 @@ class Terms:
         dims: Dims = ()
         terms: list[Any] = []
         met: list[Any] = []
-        for operand in operands:
+        keyed: list[tuple[Any, Dims]] = []
+        for place, operand in enumerate(operands):
+            key = (OfValue(operand.value), operand.scale) if isinstance(operand, View) else ()
             own: Dims = (
                 tuple(self.structure.axis("broadcast", size) for size in operand.shape)
                 if isinstance(operand, Fixed)
                 else operand.dims
             )
+            keyed.append(((place, key) if is_ordered else key, own))
+        laid, crossing = self.structure.apart(keyed)
+        for own in laid:
             found = self.structure.broadcast(dims, own)
             if found is None:
                 return None
@@ -349,19 +379,38 @@ class Terms:
         for seen in tables:
             dims = self._marked(dims, seen)
         inner = tuple(terms) if is_ordered else unordered(*terms)
-        return View(self.structure.value(op, inner, unordered(*met), weights=weights), dims)
+        return View(self.structure.value(op, inner, unordered(*met), *crossing, weights=weights), dims)
 
     # -- what values are known to be -------------------------------------------------------------
 
     def _known(self, value: int) -> tuple[Any, ...]:
         return self.structure.known_as.get(value, ("",))
 
-    def _difference(self, value: int, less: int) -> tuple[Any, ...]:
-        known = self._known(less)
-        if known[0] == "mean" and known[1] == value:
-            return ("centred", value, known[2])
-        if known[0] == "max" and known[1] == value:
-            return ("below its maximum", value, known[2])
+    def _lies_over(self, rest: View, x: View, over: Dim) -> bool:
+        """Whether each element of what some atoms of x were reduced to lies on those it was made of."""
+        rank = max(len(rest.dims), len(x.dims))
+        pairs = zip(padded(x.dims, rank), padded(rest.dims, rank), strict=True)
+        parted = [(here, there) for here, there in pairs if here != there]
+        is_spread = not any(self._without_spread(tuple(there for _, there in parted)))
+        return is_spread and as_set(*(here for here, _ in parted)) == over
+
+    def _without_spread(self, dims: Dims) -> Dims:
+        """Dimensions, with nothing where a weight alone extends."""
+        axes = self.structure.entities
+        return tuple(() if all(axes[atom.axis].op == "broadcast" for atom in dim) else dim for dim in dims)
+
+    def _lie_alike(self, x: View, y: View) -> bool:
+        """Whether two values extend along the same dimensions, but for those of weights."""
+        rank = max(len(x.dims), len(y.dims))
+        first, second = (padded(self._without_spread(view.dims), rank) for view in (x, y))
+        return first == second
+
+    def _difference(self, x: View, less: View) -> tuple[Any, ...]:
+        value, known = x.value, self._known(less.value)
+        if known[0] in ("mean", "max") and known[1] == value and self._lies_over(less, x, known[2]):
+            return ("centred" if known[0] == "mean" else "below its maximum", value, known[2])
+        if not self._lie_alike(x, less):
+            return ()
         first, second = self._known(value), known
         if first[0] == "mean" and second[0] == "power" and second[2] == 2:
             squared, mean = self._known(first[1]), self._known(second[1])
@@ -395,7 +444,8 @@ class Terms:
     def _normalization(self, x: View, y: View) -> View | None:
         for one, other in ((x, y), (y, x)):
             centred, spread = self._known(one.value), self._known(other.value)
-            if centred[0] == "centred" and spread[0] == "spread" and centred[1:] == spread[1:3]:
+            is_of_both = centred[0] == "centred" and spread[0] == "spread" and centred[1:] == spread[1:3]
+            if is_of_both and self._lies_over(other, one, centred[2]):
                 # Scales that variance and epsilon share cancel; others stay.
                 result = self.normalized(View(centred[1], one.dims), centred[2], spread[3])
                 return self.scaled(result, one.scale * other.scale)
@@ -407,7 +457,8 @@ class Terms:
             if top[0] != "exponential" or bottom[0] != "power" or bottom[2] != -1:
                 continue
             total = self._known(bottom[1])
-            if total[0] == "mean" and total[1] == one.value and total[2] == top[2]:
+            is_whole = total[0] == "mean" and total[1] == one.value and total[2] == top[2]
+            if is_whole and self._lies_over(other, one, top[2]):
                 return self.softmax(View(top[1], one.dims), top[2])
         return None
 
@@ -436,7 +487,13 @@ class Terms:
         return (known[1], known[2]) if known[0] == "power" else (value, 1.0)
 
     def weighted_by(self, x: View, weight: Fixed, cover: Dim, is_added: bool = False) -> View:
-        """A weight of which it is known what it covers in x."""
+        """A weight of which it is known what it covers in x.
+
+        What scales x is a part of the weight, or of weights below one that is added; else it stays outside.
+        """
+        outside = 1.0
+        if is_added and not self._has_weights_along(x.value, cover):
+            outside, x = x.scale, replace(x, scale=1.0)
         value = self.structure.value(
             _WEIGHTED_ADD if is_added else _WEIGHTED_MUL,
             OfValue(x.value),
@@ -445,16 +502,25 @@ class Terms:
             cover=cover,
             known=("shifted" if is_added else "weighted", x.value, weight, cover, x.scale),
         )
-        return View(value, x.dims)
+        return View(value, x.dims, outside)
 
-    def _by_spread(self, value: int, spread: int) -> tuple[Any, ...]:
+    def _has_weights_along(self, value: int, cover: Dim) -> bool:
+        """Whether weights along these axes, which can take in a factor, made a value."""
+        entity = self.structure.entities[value]
+        if not cover or set(entity.cover) != set(cover):
+            return False
+        if entity.op == _WEIGHTED_ADD:
+            return self._has_weights_along(self._known(value)[1], cover)
+        return bool(entity.weights)
+
+    def _by_spread(self, x: View, spread: View) -> tuple[Any, ...]:
         """Whether a product is a value, or its mean, divided by the value's deviation."""
-        known, first = self._known(spread), self._known(value)
+        known, first = self._known(spread.value), self._known(x.value)
         if known[0] != "spread":
             return ()
-        if value == known[1]:
+        if x.value == known[1] and self._lies_over(spread, x, known[2]):
             return ("by its deviation", *known[1:])
-        if first[0] == "mean" and first[1:] == known[1:3]:
+        if first[0] == "mean" and first[1:] == known[1:3] and self._lie_alike(x, spread):
             return ("mean by deviation", *known[1:])
         return ()
 
@@ -463,14 +529,16 @@ class Terms:
         for one, other in _both_ways(x, y):
             shift = self._known(other.value)
             has_shift = shift[0] == "shifted"
-            means, sign = (shift[1], shift[4]) if has_shift else (other.value, other.scale)
-            if one.scale != 1 or (has_shift and other.scale != 1):
+            means, sign = (shift[1], shift[4] * other.scale) if has_shift else (other.value, other.scale)
+            if one.scale != 1:
                 continue
             top, weight, factor = self._without_weight(one.value)
             bottom, same_weight, other_factor = self._without_weight(means)
             if weight[:1] != same_weight[:1] or not math.isclose(factor, -sign * other_factor):
                 continue
             if (top[0], bottom[0]) != ("by its deviation", "mean by deviation") or top[1:] != bottom[1:]:
+                continue
+            if not self._lies_over(other, one, top[2]):
                 continue
             result = self.scaled(self.normalized(View(top[1], dims), top[2], top[3]), factor)
             if weight:
@@ -527,10 +595,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """The values and weights that a sum is of."""
+    """The values and weights that a sum is of, some of which may be sums; `count` values in all."""
 
     views: tuple[View, ...]
-    weights: tuple[Fixed, ...] = ()
+    weights: tuple[Fixed, ...]
+    count: int
 
 
 def _contents(dims: Dims, seen: Seen) -> Unordered:

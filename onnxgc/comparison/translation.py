@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxgc.comparison.layout import Dim, extent
 from onnxgc.comparison.structure import Fixed, OfValue, Structure, View, in_terms, set_in_terms
@@ -23,6 +24,8 @@ Rule = Callable[["Translation", Node], Result]
 # Larger constants are no numbers, settings or indices.
 _LARGEST_READ = 4096
 _SUMS = ("Add", "Sub", "Sum")
+_REARRANGING = ("Cast", "Concat", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_INDEXING = ("Gather", "GatherElements", "GatherND")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class Along:
 class Translation:
     """A structure while it is built. A rule gives views of its node's outputs, or None where it has none.
 
-    `functions` are tensors that are known as a function of another one.
+    `functions` are tensors that are known as a function of another one. `flags` are values that are zero or
+    one, whatever the type of the tensors that hold them.
     """
 
     def __init__(
@@ -54,9 +58,14 @@ class Translation:
         self._model = model
         self._rules = rules
         self._functions = functions or {}
+        self.flags: set[int] = set()
         self._fixed: dict[str, Fixed] = {}
         self._apart = frozenset(model.parameters) | {statistic.name for statistic in model.statistics}
         self._skipped = {name for node in model.nodes if node.once for name in node.outputs}
+        self._readers: dict[str, list[Node]] = {}
+        for node in model.nodes:
+            for name in node.inputs:
+                self._readers.setdefault(name, []).append(node)
         reads = Counter(name for node in model.nodes for name in (*node.inputs, *captured_names(node)))
         in_sums = (name for node in model.nodes if node.op in _SUMS for name in node.inputs)
         self._terms = {name for name in in_sums if reads[name] == 1}.difference(model.outputs, {model.loss})
@@ -139,6 +148,24 @@ class Translation:
 
     def is_floating(self, name: str) -> bool:
         return self._model.types[name].is_floating
+
+    def is_boolean(self, name: str) -> bool:
+        return self._model.types[name].dtype == TensorProto.BOOL
+
+    def extents_indexed(self, name: str) -> set[int]:
+        """How many elements there are of which a tensor, however it is rearranged, holds indices."""
+        pending = [name]
+        found: set[int] = set()
+        while pending:
+            read = pending.pop()
+            for node in self._readers.get(read, ()):
+                if node.op in _REARRANGING:
+                    pending.append(node.outputs[0])
+                elif node.op in _INDEXING and node.inputs[1] == read:
+                    shape = self.shape(node.inputs[0])
+                    has_axis = node.op != "GatherND"
+                    found.update([shape[int(node.attribute("axis", 0))]] if has_axis else shape)
+        return found
 
     def array(self, name: str) -> Array | None:
         """A constant's contents, where it is small."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import onnx
@@ -301,3 +302,81 @@ def test_two_normalisations_in_a_row_are_two() -> None:
             x = net.node("BatchNormalization", x, *(net.weight(CHANNELS) for _ in range(4)))
         ends.append(_ended(net, net.node("Relu", x)))
     assert not _compared(*ends).is_same_network
+
+
+def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
+    """Two branches alike, each with a gate that is made of itself or of the other; and the gated sum."""
+    net = Network()
+    ends = [
+        net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
+        for _ in range(2 * tails)
+    ]
+    gated = []
+    for place, end in enumerate(ends):
+        source = ends[place ^ 1] if is_crossed else end
+        gate = net.node("Sigmoid", net.node("Conv", source, net.weight(CHANNELS, CHANNELS, 1, 1)))
+        gated.append(net.node("Mul", end, gate))
+    whole = net.node("Sum", *gated)
+    return _ended(net, net.node("Relu", whole)), whole
+
+
+@pytest.mark.parametrize("tails", [1, 20])
+def test_branches_alike_that_cross_are_another_network(tails: int) -> None:
+    own, crossed = _crossed(False, tails)[0], _crossed(True, tails)[0]
+    assert not _compared(own, crossed).is_same_network
+    for model in (own, crossed):
+        found = _compared(model, model)
+        assert found.is_same_network
+        assert {item.reason for item in found.unmatched_a} == {Reason.AMBIGUOUS}
+
+
+def test_skips_to_the_other_branch_are_another_network() -> None:
+    def skipped(places: Sequence[int]) -> onnx.ModelProto:
+        net = Network()
+        ends = [net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))) for _ in places]
+        twice = [net.node("Conv", end, net.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
+        sums = [net.node("Tanh", net.node("Add", ends[p], y)) for p, y in zip(places, twice, strict=True)]
+        return _ended(net, net.node("Sum", *sums))
+
+    assert _compared(skipped([0, 1, 2]), skipped([0, 1, 2])).is_same_network
+    assert _compared(skipped([1, 2, 0]), skipped([2, 0, 1])).is_same_network
+    assert not _compared(skipped([0, 1, 2]), skipped([1, 0, 2])).is_same_network
+    assert not _compared(skipped([1, 0, 2]), skipped([1, 2, 0])).is_same_network
+
+
+def test_long_rows_of_blocks_are_matched() -> None:
+    net, y = Network(), "x"
+    for _ in range(400):
+        branch = net.node("Relu", net.node("MatMul", y, net.weight(CHANNELS, CHANNELS)))
+        y = net.node("Add", y, net.node("Add", branch, net.weight(CHANNELS)))
+    model = net.model(
+        net.node("ReduceMean", y, net.ints(1), keepdims=0), (2, TOKENS, CHANNELS), (2, CHANNELS)
+    )
+    started = time.process_time()
+    assert not _compared(model, model).unmatched_a
+    assert time.process_time() - started < 10
+
+
+def test_long_rows_of_transposes_are_matched() -> None:
+    turned = Network()
+    ends = [turned.node("Relu", "x"), turned.node("Relu", "x")]
+    for _ in range(1100):
+        ends[0] = turned.node("Transpose", ends[0], perm=[0, 1, 3, 2])
+    ends = [turned.node("Conv", end, turned.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
+    model = _ended(turned, turned.node("Add", *ends))
+    assert _compared(model, model).is_same_network
+
+
+def test_what_is_made_of_crossed_branches_is_no_pair() -> None:
+    (own, whole), (crossed, _) = _crossed(False), _crossed(True)
+    found = _compared(own, crossed)
+    told = {pair.a: pair.is_same_function for pair in found.pairs}
+    assert told["x"]
+    assert not told.get(whole, False)
+    assert all(pair.is_same_function for pair in _compared(crossed, crossed).pairs)
+
+
+def test_branches_cross_between_the_inputs_and_the_outputs() -> None:
+    found = _compared(_crossed(False)[0], _crossed(True)[0])
+    assert found.last_from_inputs
+    assert found.last_from_outputs

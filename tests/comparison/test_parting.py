@@ -22,11 +22,11 @@ def _tokens(part: Callable[[Network], str], width: int = CHANNELS) -> onnx.Model
     return net.model(pooled, _SEQUENCE, (BATCH, width))
 
 
-def _image(part: Callable[[Network], str], *, has_end: bool = False) -> onnx.ModelProto:
+def _image(part: Callable[[Network], str], *, has_end: bool = False, batch: int = BATCH) -> onnx.ModelProto:
     net = Network()
     pooled = net.node("ReduceMean", part(net), net.ints(2, 3), keepdims=0)
     output = net.node("MatMul", pooled, net.weight(CHANNELS, 3))
-    return net.model(net.node("Tanh", output) if has_end else output, _IMAGE, (BATCH, 3))
+    return net.model(net.node("Tanh", output) if has_end else output, (batch, *_IMAGE[1:]), (batch, 3))
 
 
 def _compared(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
@@ -177,3 +177,55 @@ def test_a_packed_projection_is_read_in_parts() -> None:
     assert not found.differences
     (whole,) = found.unmatched_a
     assert whole.detail.startswith("read in parts")
+
+
+def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
+    """A convolution and a normalisation over groups of its channels of each sample, of which there is one."""
+
+    def part(net: Network) -> str:
+        y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+        parts = net.node("Reshape", y, net.ints(1, groups, -1))
+        ends = net.ones(groups), net.weight(groups)
+        whole = net.node("InstanceNormalization", parts, *ends, epsilon=epsilon)
+        return net.node("Relu", net.node("Reshape", whole, net.ints(1, CHANNELS, EXTENT, EXTENT)))
+
+    return _image(part, batch=1)
+
+
+def test_normalisations_of_one_sample_are_told_from_biases_and_from_each_other() -> None:
+    def biased(net: Network) -> str:
+        return net.node(
+            "Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1), net.weight(CHANNELS))
+        )
+
+    each = _by_groups(CHANNELS, 1e-5)
+    for other in (
+        _by_groups(2, 1e-5),
+        _by_groups(1, 1e-5),
+        _by_groups(CHANNELS, 0.1),
+        _image(biased, batch=1),
+    ):
+        assert not _compared(each, other).is_same_network
+    assert _compared(each, _by_groups(CHANNELS, 1e-5)).is_same_network
+
+
+def test_normalisations_by_the_batch_are_told_where_they_are_written_out() -> None:
+    def written(epsilon: float) -> onnx.ModelProto:
+        def part(net: Network) -> str:
+            y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+            centred = net.node("Sub", y, net.node("ReduceMean", y, net.ints(0, 2, 3)))
+            variance = net.node("ReduceMean", net.node("Mul", centred, centred), net.ints(0, 2, 3))
+            deviation = net.node("Sqrt", net.node("Add", variance, net.constant(epsilon)))
+            scaled = net.node("Mul", net.node("Div", centred, deviation), net.weight(CHANNELS, 1, 1))
+            return net.node("Relu", net.node("Add", scaled, net.weight(CHANNELS, 1, 1)))
+
+        return _image(part)
+
+    for other, told in (
+        (_normalized(1e-5), []),
+        (_normalized(None), [(BATCH_NORMALISATIONS, "1", "0")]),
+        (written(0.125), [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.125")]),
+    ):
+        found = _compared(written(1e-5), other)
+        assert found.is_same_network
+        assert _told(found) == told

@@ -40,6 +40,7 @@ _MAYBE = {
     "product": _of("Mul", "Relu", "Cos"),
     "together": _of("Concat", "Relu", "Cos", axis=1),
     "pooled": _of("MaxPool", "Cos", kernel_shape=[3]),
+    "limited": lambda net, x: net.node("Clip", net.node("Relu", x), net.constant(-6), net.constant(-3)),
     "less": lambda net, x: net.node("Sub", net.node("Exp", x), net.constant(1)),
 }
 
@@ -60,3 +61,13 @@ def test_what_is_never_negative_is_known(name: str) -> None:
 @pytest.mark.parametrize("name", _MAYBE)
 def test_what_may_be_negative_is_not_taken_for_it(name: str) -> None:
     assert not _is_never_negative(_MAYBE[name])
+
+
+def test_a_long_way_back_is_gone() -> None:
+    def part(net: Network, x: str) -> str:
+        x = net.node("Relu", x)
+        for _ in range(1000):
+            x = net.node("Mul", x, net.node("Sigmoid", x))
+        return x
+
+    assert _is_never_negative(part)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from onnxgc.comparison.matching import Matching, match
+from onnxgc.comparison.operators import structure_of
+from onnxgc.comparison.structure import leaves
 from onnxgc.model.read import read_model
 from tests.comparison.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network
 from tests.model.model_helpers import normal, run
@@ -585,6 +589,243 @@ def _not_shuffled(net: Network, x: str) -> str:
     return net.node("Conv", x, net.weight(CHANNELS, 2, 3, 3), group=2, pads=[1, 1, 1, 1])
 
 
+def _shuffled_by_channel(net: Network, x: str) -> str:
+    parts = net.node("Reshape", x, net.ints(BATCH, 2, CHANNELS // 2, EXTENT, EXTENT))
+    shuffled = net.node("Reshape", net.node("Transpose", parts, perm=[0, 2, 1, 3, 4]), net.ints(*_IMAGE))
+    return _by_channel(net, shuffled, x)
+
+
+def _not_shuffled_by_channel(net: Network, x: str) -> str:
+    return _by_channel(net, x, x)
+
+
+def _by_channel(net: Network, x: str, beside: str) -> str:
+    y = net.node("Conv", x, net.weight(CHANNELS, 1, 3, 3), group=CHANNELS, pads=[1, 1, 1, 1])
+    return net.node("Add", y, beside)
+
+
+def _filled_up(**pads: Any) -> Part:
+    return lambda net, x: net.node(
+        "ConvTranspose", x, net.weight(CHANNELS, CHANNELS, 3, 3), strides=[2, 2], **pads
+    )
+
+
+# -- numbers, types and indices that count ---------------------------------------------------------
+
+
+def _between_layers(*parts: Part) -> Part:
+    """Of any numbers, and read by what is no function of one number."""
+
+    def part(net: Network, x: str) -> str:
+        x = net.node("MatMul", x, _stored(net, CHANNELS, CHANNELS))
+        for inner in parts:
+            x = inner(net, x)
+        return net.node("MatMul", x, _stored(net, CHANNELS, CHANNELS, seed=1))
+
+    return part
+
+
+def _softplus_of(number: float) -> Part:
+    return lambda net, x: net.node("Log", net.node("Add", net.node("Exp", x), net.constant(number)))
+
+
+def _logistic_of(number: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        below = net.node("Add", net.node("Exp", net.node("Neg", x)), net.constant(number))
+        return net.node("Div", net.constant(1), below)
+
+    return part
+
+
+def _tanh_of_exponential(number: float) -> Part:
+    return lambda net, x: net.node("Tanh", net.node("Sub", net.node("Exp", x), net.constant(number)))
+
+
+def _sign_of(least: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        square = net.node("Add", net.node("Mul", x, x), net.constant(least))
+        return net.node("Div", x, net.node("Sqrt", square))
+
+    return part
+
+
+def _inverse_of(least: float) -> Part:
+    return lambda net, x: net.node("Reciprocal", net.node("Add", net.node("Relu", x), net.constant(least)))
+
+
+def _log_softmax_above(least: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        scores = net.node("Mul", x, net.constant(40))
+        shares = net.node("Add", net.node("Softmax", scores), net.constant(least))
+        return _linear(net, net.node("Log", shares))
+
+    return part
+
+
+def _power_of_two(net: Network, x: str) -> str:
+    return net.node("Pow", net.constant(2), net.node("Mul", x, net.constant(1 / math.log(2))))
+
+
+def _cast(net: Network, x: str, *types: int) -> str:
+    for kind in types:
+        x = net.node("Cast", x, to=kind)
+    return x
+
+
+def _tripled_cast(*types: int) -> Part:
+    return lambda net, x: _cast(net, net.node("Mul", x, net.constant(3)), *types, TensorProto.FLOAT)
+
+
+def _flags_cast(*types: int) -> Part:
+    return lambda net, x: _cast(net, net.node("Greater", x, net.constant(0.5)), *types, TensorProto.FLOAT)
+
+
+def _entries_of(indices: Part) -> Part:
+    """Of a table of 8 entries, those at the sums of channels."""
+
+    def part(net: Network, x: str) -> str:
+        sums = net.node("ReduceSum", x, net.ints(2), keepdims=0)
+        chosen = indices(net, net.node("Cast", sums, to=TensorProto.INT64))
+        return net.node("Gather", net.weight(8, CHANNELS), chosen)
+
+    return part
+
+
+def _from_the_end(count: int) -> Part:
+    def part(net: Network, x: str) -> str:
+        is_negative = net.node("Less", x, net.ints(0))
+        return net.node("Where", is_negative, net.node("Add", x, net.ints(count)), x)
+
+    return part
+
+
+def _moved_where_negative(net: Network, x: str) -> str:
+    is_negative = net.node("Less", x, net.constant(0))
+    return net.node("Where", is_negative, net.node("Add", x, net.constant(3)), x)
+
+
+def _resized(factor: float = 0.0, tokens: int = 0, **attributes: int) -> Part:
+    def part(net: Network, x: str) -> str:
+        if tokens:
+            return net.node(
+                "Resize", x, "", "", net.ints(BATCH, tokens, CHANNELS), mode="linear", **attributes
+            )
+        factors = _table(net, np.asarray([1, factor, 1], np.float32))
+        return net.node("Resize", x, "", factors, mode="linear", **attributes)
+
+    return part
+
+
+def _limited(*limits: tuple[float, float]) -> Part:
+    def part(net: Network, x: str) -> str:
+        for low, high in limits:
+            x = net.node("Clip", x, net.constant(low), net.constant(high))
+        return x
+
+    return part
+
+
+def _behind_tokens_of(number: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        tokens = net.node("Expand", net.constant(number), net.ints(BATCH, 1, CHANNELS))
+        return net.node("Softmax", net.node("Concat", tokens, x, axis=1), axis=1)
+
+    return part
+
+
+def _guarded_attention(is_turned: bool) -> Part:
+    def part(net: Network, x: str) -> str:
+        scores = net.node("MatMul", x, net.node("Transpose", x, perm=[0, 2, 1]))
+        weights = net.node("Softmax", scores)
+        is_guarded = net.node("IsNaN", weights)
+        if is_turned:
+            is_guarded = net.node("Transpose", is_guarded, perm=[0, 2, 1])
+        return net.node("MatMul", net.node("Where", is_guarded, net.constant(0), weights), x)
+
+    return part
+
+
+# -- what lies on what -----------------------------------------------------------------------------
+
+
+def _of_scores(part: Callable[[Network, str, Callable[[str], str]], str], is_turned: bool) -> Part:
+    """Of a square matrix, with what its rows are reduced to on these or, misplaced, on its columns."""
+
+    def whole(net: Network, x: str) -> str:
+        scores = net.node("MatMul", x, net.node("Transpose", x, perm=[0, 2, 1]))
+
+        def laid(reduced: str) -> str:
+            return net.node("Transpose", reduced, perm=[0, 2, 1]) if is_turned else reduced
+
+        return net.node("MatMul", part(net, scores, laid), x)
+
+    return whole
+
+
+def _by_its_sum(net: Network, x: str, laid: Callable[[str], str]) -> str:
+    e = net.node("Exp", net.node("Sub", x, net.node("ReduceMax", x, net.ints(2))))
+    return net.node("Div", e, laid(net.node("ReduceSum", e, net.ints(2))))
+
+
+def _by_its_deviation(net: Network, x: str, laid: Callable[[str], str]) -> str:
+    centred = net.node("Sub", x, net.node("ReduceMean", x, net.ints(2)))
+    variance = net.node("ReduceMean", net.node("Mul", centred, centred), net.ints(2))
+    return net.node("Div", centred, laid(net.node("Sqrt", net.node("Add", variance, net.constant(1e-5)))))
+
+
+def _differences_of_pairs(over: int) -> Part:
+    def part(net: Network, x: str) -> str:
+        h = _linear(net, x)
+        pairs = net.node("Sub", net.node("Unsqueeze", h, net.ints(1)), net.node("Unsqueeze", h, net.ints(2)))
+        return net.node("ReduceMean", net.node("Relu", pairs), net.ints(over), keepdims=0)
+
+    return part
+
+
+def _with_transposed(axis: int) -> Part:
+    def part(net: Network, x: str) -> str:
+        scores = net.node("MatMul", x, net.node("Transpose", _linear(net, x), perm=[0, 2, 1]))
+        turned = net.node("Transpose", net.node("Tanh", scores), perm=[0, 2, 1])
+        return net.node("MatMul", net.node("Softmax", net.node("Add", scores, turned), axis=axis), x)
+
+    return part
+
+
+def _by_flags_of_pairs(is_turned: bool) -> Part:
+    def part(net: Network, x: str) -> str:
+        scores = net.node("MatMul", x, net.node("Transpose", _linear(net, x), perm=[0, 2, 1]))
+        flags = net.node("ReduceMax", x, net.ints(2), keepdims=0)
+        rows, columns = (net.node("Unsqueeze", flags, net.ints(axis)) for axis in (2, 1))
+        pairs = net.node("Mul", columns, rows) if is_turned else net.node("Mul", rows, columns)
+        return net.node("MatMul", net.node("Mul", net.node("Softmax", scores), pairs), x)
+
+    return part
+
+
+# -- numbers beside weights ------------------------------------------------------------------------
+
+
+def _with_weight(factor: float, *shape: int) -> Part:
+    return lambda net, x: net.node("Add", net.node("Mul", x, net.constant(factor)), net.weight(*shape))
+
+
+def _before_relu(part: Part) -> Part:
+    return lambda net, x: net.node("Relu", part(net, x))
+
+
+def _linear_with_factor(net: Network, x: str) -> str:
+    product = net.node("MatMul", x, net.weight(CHANNELS, CHANNELS))
+    return net.node("Add", net.node("Mul", product, net.constant(2)), net.weight(CHANNELS))
+
+
+def _with_number_spread(op: str, number: float) -> Part:
+    def part(net: Network, x: str) -> str:
+        mean = net.node("ReduceMean", x, net.ints(2))
+        return net.node(op, mean, net.node("Expand", net.constant(number), net.ints(*_SEQUENCE)))
+
+    return part
+
+
 _SAME: Mapping[str, tuple[Part, Part]] = {
     "gelu, halved first": (_gelu, _gelu_halved_first),
     "gelu, by the complement": (_gelu, _gelu_of_complement),
@@ -643,8 +884,30 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     ),
     "sum with positions": (_with_positions(True), _with_positions(False)),
     "divided by what is expanded": (_of_length_one_expanded, _of_length_one_broadcast),
+    "flags of pairs, in either order": (_by_flags_of_pairs(False), _by_flags_of_pairs(True)),
+    "exponential, as a power of two": (
+        _between_layers(lambda net, x: net.node("Exp", x)),
+        _between_layers(_power_of_two),
+    ),
+    "flags, cast there and back": (_flags_cast(), _flags_cast(TensorProto.INT64, TensorProto.BOOL)),
+    "resized by a factor and by sizes": (_resized(1.6), _resized(tokens=8)),
+    "limits apart": (_limited((0, 0.2), (0.5, 0.7)), _limited((0.5, 0.5))),
 }
 _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
+    "softmax, by misplaced sums": (_of_scores(_by_its_sum, False), _of_scores(_by_its_sum, True)),
+    "normalised by misplaced deviations": (
+        _of_scores(_by_its_deviation, False),
+        _of_scores(_by_its_deviation, True),
+    ),
+    "with itself transposed, over rows and columns": (_with_transposed(1), _with_transposed(2)),
+    "scaled before positions": (_with_weight(1, TOKENS, CHANNELS), _with_weight(2, TOKENS, CHANNELS)),
+    "negated before a bias": (
+        _before_relu(_with_weight(1, CHANNELS)),
+        _before_relu(_with_weight(-1, CHANNELS)),
+    ),
+    "other numbers, spread": (_with_number_spread("Add", 1), _with_number_spread("Add", 2)),
+    "other factors, spread": (_with_number_spread("Mul", 1), _with_number_spread("Mul", 2)),
+    "a number that is spread, added or not": (_with_number_spread("Add", 1), _with_number_spread("Sub", 1)),
     "gelu and its approximation": (_gelu, _gelu_by_tanh),
     "swish of another factor": (_swish(1.0), _swish(1.702)),
     "relu and relu6": (_times_eight(_relu), _times_eight(_relu6)),
@@ -689,6 +952,31 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
         _three(lambda net, a, b, c: net.node("Sub", net.node("Sub", a, b), c)),
         _three(lambda net, a, b, c: net.node("Sub", a, net.node("Sub", b, c))),
     ),
+    "logarithms of other sums": (_between_layers(_softplus_of(1)), _between_layers(_softplus_of(3))),
+    "quotients by other sums": (_between_layers(_logistic_of(2)), _between_layers(_logistic_of(3))),
+    "tanh of exponentials": (
+        _between_layers(_tanh_of_exponential(1)),
+        _between_layers(_tanh_of_exponential(0)),
+    ),
+    "small numbers below a root": (_between_layers(_sign_of(1e-8)), _between_layers(_sign_of(1e-4))),
+    "small numbers in a quotient": (_between_layers(_inverse_of(1e-7)), _between_layers(_inverse_of(1e-5))),
+    "what agrees, inside of what does not": (_log_softmax_above(1e-7), _log_softmax_above(3e-7)),
+    "whole numbers and flags": (_tripled_cast(TensorProto.INT64), _tripled_cast(TensorProto.BOOL)),
+    "flags of whole numbers": (
+        _tripled_cast(TensorProto.INT64),
+        _tripled_cast(TensorProto.INT64, TensorProto.BOOL),
+    ),
+    "every other entry": (
+        _entries_of(lambda net, i: i),
+        _entries_of(lambda net, i: net.node("Mul", i, net.ints(2))),
+    ),
+    "entries from the end of fewer": (_entries_of(_from_the_end(8)), _entries_of(_from_the_end(5))),
+    "negative numbers moved": (_between_layers(_tanh), _between_layers(_moved_where_negative, _tanh)),
+    "resized with all elements": (_resized(0.6), _resized(0.6, antialias=1)),
+    "resized by another factor": (_resized(1.9), _resized(tokens=9)),
+    "limits in another order": (_limited((0, 1), (2, 3)), _limited((2, 3), (0, 1))),
+    "other numbers in front": (_behind_tokens_of(0), _behind_tokens_of(1)),
+    "a guard, turned": (_guarded_attention(False), _guarded_attention(True)),
 }
 
 
@@ -710,6 +998,19 @@ def test_what_only_looks_alike_is_not(name: str) -> None:
     assert not found.is_same_network
     assert found.last_from_inputs
     assert found.last_from_outputs
+
+
+def test_a_long_chain_of_activations_takes_no_time() -> None:
+    def gated(op: str) -> Part:
+        def part(net: Network, x: str) -> str:
+            for _ in range(30):
+                x = net.node("Mul", x, net.node("Sigmoid", x))
+            return net.node(op, x)
+
+        return part
+
+    first, second = (_model(gated(op), _SEQUENCE) for op in ("Softplus", "Softsign"))
+    assert not _compared(first, second).is_same_network
 
 
 def test_pads_of_their_own_and_biases_belong_to_the_convolution() -> None:
@@ -771,6 +1072,49 @@ def test_parts_of_groups_are_no_layers_of_all_channels() -> None:
 
 def test_shuffled_channels_are_other_channels() -> None:
     assert not _compared(_model(_shuffled, _IMAGE), _model(_not_shuffled, _IMAGE)).is_same_network
+
+
+def test_what_is_subtracted_is_known_by_its_axis() -> None:
+    first, second = (_model(_differences_of_pairs(over), _SEQUENCE) for over in (1, 2))
+    assert not _compared(first, second).is_same_network
+
+
+def test_channels_shuffled_before_filters_of_each_are_other_channels() -> None:
+    shuffled, not_shuffled = (_model(p, _IMAGE) for p in (_shuffled_by_channel, _not_shuffled_by_channel))
+    assert not _compared(shuffled, not_shuffled).is_same_network
+
+
+def test_pads_of_a_transposed_convolution_are_those_of_its_result() -> None:
+    automatic = _model(_filled_up(auto_pad="SAME_UPPER"), _IMAGE)
+    behind = _model(_filled_up(pads=[0, 0, 1, 1]), _IMAGE)
+    x = normal(*_IMAGE)
+    found = _compared(automatic, behind)
+    assert found.is_same_network
+    _check_values(automatic, behind, x, x, found)
+    assert not _compared(automatic, _model(_filled_up(auto_pad="SAME_LOWER"), _IMAGE)).is_same_network
+
+
+def test_a_long_sum_is_no_square_of_its_terms() -> None:
+    count = 200
+
+    def summed(is_reversed: bool) -> Part:
+        def part(net: Network, x: str) -> str:
+            terms = [net.node("Sin", net.node("Mul", x, net.constant(i / 8))) for i in range(1, count)]
+            terms = terms[::-1] if is_reversed else terms
+            for term in terms:
+                x = net.node("Add", x, term)
+            return x
+
+        return part
+
+    first, second = (read_model(_model(summed(is_reversed), _SEQUENCE)) for is_reversed in (False, True))
+    assert match(first, second).is_same_network
+    entities = structure_of(first).entities
+    assert sum(1 for entity in entities for _ in leaves(entity.term)) < 20 * count
+
+
+def test_a_factor_behind_a_layer_is_a_part_of_its_weights() -> None:
+    assert _compared(_model(_linear, _SEQUENCE), _model(_linear_with_factor, _SEQUENCE)).is_same_network
 
 
 def _check_values(
