@@ -92,6 +92,7 @@ def test_another_plan_of_the_first_file_is_carried_over(found: tuple[Path, Any])
         carried = done.report["pairs"][0]["carried_over"]
         assert carried["simulated_peak_bytes"] <= CLOSE * carried["own_simulated_peak_bytes"]
         assert not done.plans[str(target)].sequence
+        assert carried["is_without_sequence"] == bool(plan.plan.sequence)
     with pytest.raises(PlanError, match="is none of the graph's"):
         compare(target, source, plans=made[:1], freeze_bn=True)
     with pytest.raises(PlanError, match="a plan is for one model"):

@@ -917,7 +917,10 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "softmax along another axis": (_softmax(2), _softmax(1)),
     "softmax along another axis, by its logarithm": (_softmax(1), _softmax_by_its_logarithm(2)),
     "length 1 with a least length": (_of_length_one, _of_length_one_clipped(1e-4)),
-    "length 1 with a small least length": (_of_length_one, _of_length_one_clipped(1e-8)),
+    "length 1 with a small least length": (
+        lambda net, x: _of_length_one(net, _linear(net, x)),
+        lambda net, x: _of_length_one_clipped(1e-6)(net, _linear(net, x)),
+    ),
     "thresholds that lie close": (_threshold(0.012), _threshold(0.02)),
     "shares along another axis": (_relative(1), _relative_of_limited),
     "softmax of queries": (_attention, _attention_over_queries),
