@@ -8,6 +8,7 @@ import inspect
 import logging
 import random
 import types
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,18 +34,23 @@ from onnxgc.rematerialisation.search import (
     within_budget,
 )
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
-from onnxgc.torch.kinds import Call, Form, Read, attributes_read
+from onnxgc.torch.kernels_as_run import as_kernels_run, with_autocast_cache
+from onnxgc.torch.kinds import Call, repeated
 from onnxgc.torch.measuring import Measured
-from onnxgc.torch.outcomes import Left, Outcome, Watched
+from onnxgc.torch.module_state import Binding, MoreState, Pattern, StateRead
+from onnxgc.torch.outcomes import Outcome
 from onnxgc.torch.partition import runnable, split
-from onnxgc.torch.recurrence import as_layers_run
+from onnxgc.torch.refusals import reason_of
+from onnxgc.torch.traced_state import TracedState, other_tensors
 from onnxgc.tracing.devices import device as find_device
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 _MOST_KINDS = 64
 """Kinds of calls whose traces are kept, the latest; each holds two graphs."""
-_MOST_TRACES = 4
-"""Traces of one kind, by what forward has read."""
+_MOST_TRACES = 16
+_MANY_TRACES = 8
+"""Traces of one kind after which it is said why there are more and more."""
+"""Traces of one kind, by the state that forward has read."""
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -222,16 +228,13 @@ class _Unplanned(nn.Module):
         return forward
 
     def forward(
-        self, arguments: Sequence[Any], settings: Mapping[str, Any]
-    ) -> tuple[Any, dict[Left, torch.Tensor], list[Read]]:
-        """What forward gives, the tensors that it leaves behind, and what it has read to do so."""
-        watched = Watched(self.planned)
-        try:
-            with attributes_read() as reads:
-                made = self.own_forward()(*arguments, **settings)
-            return made, watched.left(), reads
-        finally:
-            watched.put_back()
+        self,
+        state: TracedState,
+        tensors: Sequence[torch.Tensor],
+        arguments: Sequence[Any],
+        settings: Mapping[str, Any],
+    ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
+        return state.run(lambda: self.own_forward()(*arguments, **settings), tensors)
 
 
 class _Trace:
@@ -239,14 +242,20 @@ class _Trace:
 
     function: Callable[..., tuple[torch.Tensor, ...]]
     outcome: Outcome
-    reads: Sequence[Read] = ()
+    pattern: Pattern
+    order: tuple[int, ...] = ()
+    """For each tensor of the state, where it stands first among those of the call and the state."""
     is_split = False
 
-    def holds(self) -> bool:
-        """Whether everything that forward has read is as it was."""
-        return all(read.holds() for read in self.reads)
+    def bound(self, call: Call) -> Binding | None:
+        """The state of a call, where it is as the trace takes it to be."""
+        binding = self.pattern.bind()
+        if binding is None or (binding.tensors and repeated((*call.tensors, *binding.tensors)) != self.order):
+            return None
+        return binding
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def run(self, call: Call, binding: Binding) -> Any:
+        tensors = (*call.tensors, *other_tensors(call.tensors, binding))
         try:
             if self.is_split:
                 made = self.function(*tensors)
@@ -259,8 +268,8 @@ class _Trace:
         except Exception as error:
             if self.is_split:
                 raise
-            raise PlanError(f"the module cannot be traced: {_reason(error)}") from error
-        return self.outcome.filled(made)
+            raise PlanError(f"the module cannot be traced: {reason_of(error, call.module)}") from error
+        return self.outcome.filled(made, binding)
 
 
 class PlannedForward:
@@ -278,6 +287,8 @@ class PlannedForward:
         self._inner: _Unplanned = _Unplanned(planned, own)
         self._traces: OrderedDict[Hashable, list[_Trace]] = OrderedDict()
         """By kind of call, one trace for each set of attributes that forward has read."""
+        self._read = StateRead()
+        self._has_warned = False
         self._decided: dict[OperatorProblem, tuple[tuple[int, ...], TorchPlan]] = {}
         """Calls that differ only in what does not change the problem have one plan."""
         functools.update_wrapper(self, module.forward, updated=())
@@ -308,16 +319,27 @@ class PlannedForward:
         key = call.key()
         traces = self._traces.setdefault(key, [])
         self._traces.move_to_end(key)
-        known = next((trace for trace in traces if trace.holds()), None)
-        if known is not None:
-            return known.run(call.tensors)
-        trace = self._trace(call.form)
-        made = trace.run(call.tensors)
+        for trace in traces:
+            binding = trace.bound(call)
+            if binding is not None:
+                return trace.run(call, binding)
+        if traces:
+            self._warn_of_many(len(traces), traces[-1].pattern.differs)
+        trace, made = self._traced(call)
         traces.append(trace)
         if len(self._traces) > _MOST_KINDS:
             self._traces.popitem(last=False)
         del traces[:-_MOST_TRACES]
         return made
+
+    def _warn_of_many(self, count: int, place: str) -> None:
+        if count >= _MANY_TRACES and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"forward reads '{place}', which has changed in {count} calls; each was traced anew, which "
+                "takes time: keep it in a tensor, or change it less often",
+                stacklevel=2,
+            )
 
     def plan(self, *arguments: Any, **settings: Any) -> None:
         """Decides on one kind of call without a step; nothing is done where it needs no gradient."""
@@ -325,7 +347,19 @@ class PlannedForward:
         if call.needs_gradients():
             call.check()
             with contextlib.suppress(_OnlyPlanned):
-                self._trace(call.form, is_only_planned=True).run(call.tensors)
+                self._traced(call, is_only_planned=True)
+
+    def _traced(self, call: Call, is_only_planned: bool = False) -> tuple[_Trace, Any]:
+        """A trace of a call, and what forward gives in it."""
+        while True:
+            state = TracedState(call, self._inner.own_forward(), self._read)
+            trace = self._trace(call, state, is_only_planned)
+            try:
+                return trace, trace.run(call, state.binding)
+            except MoreState:
+                continue
+            finally:
+                state.release()
 
     def _decision(self, step: JointStep) -> tuple[int, ...]:
         if step.problem not in self._decided:
@@ -335,27 +369,35 @@ class PlannedForward:
             self._decided[step.problem] = search(step, most) if isinstance(search, Search) else search(step)
         return self._decided[step.problem][0]
 
-    def _trace(self, form: Form, is_only_planned: bool = False) -> _Trace:
+    def _trace(self, call: Call, state: TracedState, is_only_planned: bool) -> _Trace:
         trace = _Trace()
+        trace.pattern = state.pattern
+        trace.order = repeated((*call.tensors, *state.binding.tensors))
+        form = call.form
+        is_cached = torch.is_autocast_cache_enabled()
+        leaves = [_is_cast_once(one) and is_cached for one in call.tensors]
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            state, arguments, settings = form.rebuilt(tensors)
-            state = {f"{_Unplanned.PREFIX}{name}": value for name, value in state.items()}
+            own, arguments, settings = form.rebuilt(tensors)
+            parameters = [one for one, is_leaf in zip(tensors, leaves, strict=False) if is_leaf]
+            own = {f"{_Unplanned.PREFIX}{name}": value for name, value in own.items()}
             with (
                 _told_of_tracing(),
                 fx.traceback.preserve_node_meta(),
                 _without_other_random_numbers(),
-                as_layers_run(),
+                as_kernels_run(),
+                with_autocast_cache(parameters),
             ):
-                made, left, trace.reads = functional_call(
-                    self._inner, state, (arguments, settings), tie_weights=True
+                found: tuple[Outcome, tuple[torch.Tensor, ...]] = functional_call(
+                    self._inner, own, (state, tensors, arguments, settings), tie_weights=True
                 )
-            trace.outcome, flattened = Outcome.of(made, left)
-            return flattened
+            trace.outcome, made = found
+            return made
 
         def partition(
             joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            state.check()
             step = joint_step(joint.graph, num_fwd_outputs, self._costs)
             sequence = self._decision(step)
             if is_only_planned:
@@ -365,6 +407,12 @@ class PlannedForward:
 
         trace.function = aot_function(flat, runnable, runnable, partition_fn=partition)
         return trace
+
+
+def _is_cast_once(tensor: torch.Tensor) -> bool:
+    """Whether autocast converts a tensor once for all that read it."""
+    is_leaf = tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    return is_leaf and tensor.dtype == torch.float32
 
 
 # Compilation would look into the forward that is planned, and find nothing to plan in it.
@@ -409,12 +457,3 @@ def _without_reports() -> Iterator[None]:
         yield
     finally:
         reporting.disabled = before
-
-
-def _reason(error: Exception) -> str:
-    if "convert all Tensors to FakeTensors" in str(error):
-        return (
-            "it reads a tensor that is none of its inputs, parameters and buffers; register it by "
-            "register_buffer, or pass it to forward"
-        )
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

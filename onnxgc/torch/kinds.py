@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,14 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
-
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None), slice, range, enum.Enum, np.generic),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-"""Types whose values are told apart by what is written for them."""
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from onnxgc.torch.module_state import HOOKS, kind_of, told_apart
 
 
 class _Tensor(enum.Enum):
@@ -42,7 +32,7 @@ class Form:
     spec: pytree.TreeSpec
 
     def rebuilt(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any, Any]:
-        """State, arguments and keywords with these tensors."""
+        """State, arguments and keywords with these tensors; more than these are left alone."""
         count = len(self.names)
         given = iter(tensors[count:])
         leaves = [next(given) if leaf is _Tensor.HERE else leaf for leaf in self.leaves]
@@ -94,87 +84,32 @@ class Call:
                 )
 
     def key(self) -> Hashable:
-        """What a trace depends on, but for the attributes that forward reads."""
-        kinds = tuple(
-            (tuple(one.shape), one.stride(), one.dtype, one.device, one.requires_grad, type(one))
-            for one in self.tensors
-        )
-        first: dict[int, int] = {}
-        repeated = tuple(first.setdefault(id(one), index) for index, one in enumerate(self.tensors))
+        """What a trace depends on, but for the state that forward reads of Python objects."""
+        kinds = tuple(map(kind_of, self.tensors))
         parts = tuple(self.module.modules())
-        hooks = tuple(tuple(vars(part)[name]) for part in parts[1:] for name in _HOOKS if vars(part)[name])
-        modes = (torch.get_default_dtype(), *(part.training for part in parts))
-        casts = tuple(
-            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-        )
+        hooks = tuple(tuple(vars(part)[name]) for part in parts[1:] for name in HOOKS if vars(part)[name])
+        modes = tuple(part.training for part in parts)
         others = tuple(map(told_apart, self.form.leaves))
-        return repr(self.form.spec), self.form.names, others, kinds, repeated, parts, hooks, modes, casts
+        return (
+            *(repr(self.form.spec), self.form.names, others, kinds, repeated(self.tensors), parts, hooks),
+            *(modes, _settings()),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An attribute of a module that forward has read, as it was."""
-
-    module: nn.Module
-    name: str
-    value: Hashable
-
-    def holds(self) -> bool:
-        return told_apart(vars(self.module).get(self.name)) == self.value
+def repeated(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor, where it stands first."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(one), index) for index, one in enumerate(tensors))
 
 
-@contextmanager
-def attributes_read() -> Iterator[list[Read]]:
-    """Collects what is read of modules' own attributes, such as the rate of a Dropout.
-
-    What has changed at the end is left out: forward itself has changed it, as it does with a counter.
-    """
-    found: dict[tuple[int, str], Read] = {}
-    kept: list[Read] = []
-
-    def noted(module: nn.Module, name: str) -> Any:
-        value = object.__getattribute__(module, name)
-        if name not in _OF_EVERY_MODULE and not isinstance(value, torch.Tensor | nn.Module):
-            key = id(module), name
-            if key not in found and name in object.__getattribute__(module, "__dict__"):
-                found[key] = Read(module, name, told_apart(value))
-        return value
-
-    every: Any = nn.Module
-    every.__getattribute__ = noted
-    try:
-        yield kept
-    finally:
-        del every.__getattribute__
-        kept += [read for read in found.values() if read.holds()]
-
-
-def told_apart(value: Any) -> Hashable:
-    """Something that differs for values that a forward may tell apart; other objects are only themselves."""
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return np.ndarray, value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(told_apart, value))
-    if isinstance(value, dict):
-        return type(value), tuple((told_apart(key), told_apart(entry)) for key, entry in value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [part.name for part in dataclasses.fields(value)]
-        return type(value), tuple(told_apart(getattr(value, name, None)) for name in names)
-    return _Itself(value)
-
-
-class _Itself:
-    """Equal to that of the same object alone, which it keeps: another may not get its address."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
+def _settings() -> Hashable:
+    """Settings of PyTorch by which operators are chosen while a module runs."""
+    casts = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    attention: Any = torch.backends.cuda
+    return (
+        torch.get_default_dtype(),
+        *(*casts, torch.is_autocast_cache_enabled()),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled()),
+    )

@@ -1,7 +1,8 @@
 """What each ATen operator of a trace takes on this machine: time, and memory beyond what it returns.
 
 Operators run one at a time on inputs of the right shapes, so that nothing has to fit but the largest of
-them. Operators of equal kind, shapes and settings are measured once.
+them. Operators of equal kind, shapes and settings are measured once. One that refuses such inputs, whose
+values it checks, counts as a copy of what it reads and makes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import fx
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxgc.torch import recurrence
+from onnxgc.torch import kernels_as_run
 
 # Else the profiler's library prints when it begins and ends.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -52,15 +53,22 @@ def _measured(node: fx.Node) -> Cost:
     # A generator that belongs to the module would be another one afterwards.
     given = {name: None if name == "generator" else value for name, value in node.kwargs.items()}
     arguments, settings = fx.map_arg((node.args, given), lambda source: _like(source.meta["val"]))
-    if node.target is recurrence.LAYER_BACKWARD:
-        arguments = recurrence.backward_with_workspace(arguments)
+    if node.target is kernels_as_run.LAYER_BACKWARD:
+        arguments = kernels_as_run.backward_with_workspace(arguments)
     device = next((leaf.device for leaf in _tensors((arguments, settings))), torch.device("cpu"))
 
     def run() -> Any:
         return node.target(*arguments, **settings)  # type: ignore[operator]
 
     with torch.no_grad():
-        workspace = _workspace(run, device)
+        try:
+            workspace = _workspace(run, device)
+        except Exception:  # Operators refuse made-up numbers in as many ways as there are.
+            workspace, held = 0, _tensors((arguments, settings, _like(node.meta.get("val"))))
+
+            def run() -> Any:
+                return [one.clone() for one in held]
+
         fastest = min(_nanoseconds(run, device) for _ in range(_RUNS))
     return Cost(fastest, workspace)
 

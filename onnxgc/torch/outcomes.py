@@ -1,9 +1,11 @@
-"""What a forward gives and what it leaves behind, as tensors in a row and the rest."""
+"""What a forward gives and what it changes in objects, as tensors in a row and the rest."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,84 +15,197 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
+from onnxgc.torch.module_state import ABSENT, Binding, Node, Snapshot, Tally, place_name
+from onnxgc.torch.object_contents import PLAIN, Key, assign, contents
+
+_NO_BINDING = Binding()
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A tensor that forward has put into an attribute of a module, or in the place of a buffer."""
+class Effect:
+    """A change of an object, which its node stands for where calls have others: new contents, or some."""
 
-    module: nn.Module
-    name: str
-    is_buffer: bool
+    target: Any
+    keys: tuple[Key, ...]
+    deleted: tuple[Key, ...]
+    is_whole: bool
 
-    def set(self, value: torch.Tensor) -> None:
-        holder = self.module._buffers if self.is_buffer else vars(self.module)
-        holder[self.name] = value
+    def apply(self, values: Iterable[Any], binding: Binding) -> None:
+        holder = binding.objects[self.target] if isinstance(self.target, Node) else self.target
+        wanted = {} if self.is_whole else dict(contents(holder) or {})
+        for key in self.deleted:
+            wanted.pop(key, None)
+        wanted.update(zip(self.keys, values, strict=True))
+        assign(holder, wanted)
 
 
-class Watched:
-    """The attributes and buffers of modules, to tell afterwards which tensors have come."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What does not change from call to call: `leaves` has None for a tensor.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._before = dict(_held(module))
+    Where forward changes objects or returns some that are no plain values, `template` has all of it.
+    """
 
-    def left(self) -> dict[Left, torch.Tensor]:
-        """Tensors that were not there."""
-        return {
-            left: value
-            for left, value in _held(self._module)
-            if isinstance(value, torch.Tensor) and self._before.get(left) is not value
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+    template: _Template | None = None
+    effects: tuple[Effect, ...] = ()
+
+    @classmethod
+    def of(
+        cls, made: Any, changed: Snapshot, module: nn.Module, binding: Binding
+    ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
+        """The outcome of a forward that gave `made` and has changed objects, and all tensors of it.
+
+        `binding` has the objects that may be others in the next call.
+
+        Raises:
+            PlanError: it has changed something that cannot be changed again in each call.
+        """
+        fixed = (tuple, type, types.FunctionType)
+        nodes = {
+            id(one): node
+            for node, one in binding.objects.items()
+            if node.root is None and not isinstance(one, fixed)
         }
+        effects, values = [], []
+        for effect, entries in _effects(changed, module, nodes):
+            effects.append(effect)
+            values.append(entries)
+        leaves, spec = pytree.tree_flatten(made)
+        if not effects and all(map(_is_plain, leaves)):
+            tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            return cls(spec, tuple(None if isinstance(x, torch.Tensor) else (x,) for x in leaves)), tensors
+        template, found = _Template.of([made, *values], nodes, changed.objects)
+        return cls(spec, (), template, tuple(effects)), tuple(found)
 
-    def put_back(self) -> None:
-        """Attributes as they were, where they now hold other tensors."""
-        for left in self.left():
-            if left.is_buffer or left in self._before:
-                left.set(self._before[left])
-            else:
-                del vars(left.module)[left.name]
+    def filled(self, tensors: Sequence[torch.Tensor], binding: Binding = _NO_BINDING) -> Any:
+        """What forward gives with these tensors; objects are changed as it changes them."""
+        if self.template is None:
+            given = iter(tensors)
+            leaves = [next(given) if leaf is None else leaf[0] for leaf in self.leaves]
+            return pytree.tree_unflatten(leaves, self.spec)
+        made, *values = self.template.filled(tensors, binding)
+        for effect, entries in zip(self.effects, values, strict=True):
+            effect.apply(entries, binding)
+        return made
 
 
-def _held(module: nn.Module) -> Iterator[tuple[Left, Any]]:
-    for part in module.modules():
-        for name, value in vars(part).items():
-            yield Left(part, name, False), value
-        for name, value in part._buffers.items():
-            yield Left(part, name, True), value
+def _is_plain(leaf: Any) -> bool:
+    return type(leaf) is not Tally and isinstance(leaf, (torch.Tensor, *PLAIN))
+
+
+def _effects(
+    changed: Snapshot, module: nn.Module, nodes: Mapping[int, Node]
+) -> Iterator[tuple[Effect, list[Any]]]:
+    fixed = {
+        id(vars(part)[kind]): (name, said)
+        for name, part in module.named_modules()
+        for kind, said in (("_parameters", "a parameter"), ("_modules", "a submodule"))
+    }
+    names = {id(part): name for name, part in module.named_modules()}
+    for holder, before, after in changed.changes():
+        keys = [key for key, value in after.items() if before.get(key, ABSENT) is not value]
+        if id(holder) in fixed:
+            name, said = fixed[id(holder)]
+            wrong = place_name(name, ("attribute", next(iter([*keys, *before]))[1]))
+            raise PlanError(
+                f"forward sets '{wrong}', {said}; call the module once before it is planned, or set it "
+                "outside of forward"
+            )
+        if any(kind == "random" for kind, _ in keys):
+            raise PlanError(
+                "forward draws random numbers from a generator of Python or NumPy, which would be the same "
+                "in each step; draw them by torch, or pass them to forward"
+            )
+        deleted = tuple(key for key in before if key not in after)
+        rest = [key for key in before if key in after]
+        is_in_order = list(after)[: len(rest)] == rest
+        is_whole = isinstance(holder, list | deque) or not is_in_order
+        is_whole = is_whole and id(holder) not in names
+        if is_whole:
+            keys = list(after)
+        effect = Effect(nodes.get(id(holder), holder), tuple(keys), deleted, is_whole)
+        yield effect, [after[key] for key in keys]
 
 
 class _Place:
-    """Stands where a tensor was inside of an object."""
+    """Stands where a tensor, or an object that was there before, was inside of an object."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Object:
-    """An object like one that forward gave, with places for its tensors."""
+class _Template:
+    """A value with places for its tensors, and for the objects of a call that a pattern stands for."""
 
-    template: Any
-    places: tuple[_Place, ...]
+    value: list[Any]
+    tensors: tuple[_Place, ...]
+    objects: tuple[tuple[_Place, Node], ...]
+    kept: tuple[Any, ...]
+    """Objects that are never copied: those that were there before forward, and those that cannot be."""
+    tallies: tuple[Tally, ...]
 
     @classmethod
-    def of(cls, value: Any) -> tuple[_Object, list[torch.Tensor]]:
-        with _Collecting() as collecting:
-            try:
-                template = copy.deepcopy(value)
-            except Exception as error:  # Objects refuse to be copied in as many ways as there are.
-                if not collecting.found:
-                    return cls(value, ()), []
-                raise PlanError(
-                    f"forward returns a '{type(value).__name__}', whose tensors cannot be told; return them "
-                    "in a tuple, a dictionary or a dataclass"
-                ) from error
-        if not collecting.found:
-            return cls(value, ()), []
-        return cls(template, tuple(collecting.places)), collecting.found
+    def of(
+        cls, values: Sequence[Any], nodes: Mapping[int, Node], known: Mapping[int, Any]
+    ) -> tuple[_Template, list[torch.Tensor]]:
+        """The template of some values, and its tensors.
 
-    def filled(self, tensors: Iterator[torch.Tensor]) -> Any:
-        if not self.places:
-            return self.template
-        return copy.deepcopy(self.template, {id(place): next(tensors) for place in self.places})
+        `nodes` are those of objects by address, and `known` are all objects that were there before.
+
+        Raises:
+            PlanError: one of them cannot be copied, and holds tensors.
+        """
+        memo = _Memo(nodes, known)
+        template = []
+        with _Collecting() as collecting:
+            for value in values:
+                count = len(collecting.found)
+                try:
+                    template.append(copy.deepcopy(value, memo))
+                except Exception as error:  # Objects refuse to be copied in as many ways as there are.
+                    if len(collecting.found) > count or Snapshot([value]).has_tensors:
+                        raise PlanError(
+                            f"forward returns or keeps a '{type(value).__name__}', whose tensors cannot be "
+                            "found; use a tuple, a dictionary or a dataclass in its place"
+                        ) from error
+                    template.append(value)
+                    memo.kept[id(value)] = value
+        places, objects = tuple(collecting.places), tuple(memo.objects.items())
+        made = cls(template, places, objects, tuple(memo.kept.values()), tuple(memo.tallies))
+        return made, collecting.found
+
+    def filled(self, tensors: Iterable[torch.Tensor], binding: Binding) -> Any:
+        memo: dict[int, Any] = {id(place): one for place, one in zip(self.tensors, tensors, strict=True)}
+        memo.update((id(place), binding.objects[node]) for place, node in self.objects)
+        memo.update((id(one), one) for one in self.kept)
+        memo.update((id(tally), tally.after(binding.numbers[tally.place])) for tally in self.tallies)
+        return copy.deepcopy(self.value, memo)
+
+
+class _Memo(dict[int, Any]):
+    """The memory of a deep copy in which objects that were there before are not copied."""
+
+    def __init__(self, nodes: Mapping[int, Node], known: Mapping[int, Any]) -> None:
+        super().__init__()
+        self._nodes = nodes
+        self._known = known
+        self._places: dict[Node, _Place] = {}
+        self.objects: dict[_Place, Node] = {}
+        self.kept: dict[int, Any] = {}
+        self.tallies: list[Tally] = []
+
+    def get(self, address: int, default: Any = None) -> Any:
+        node = self._nodes.get(address)
+        if node is not None:
+            if node not in self._places:
+                self._places[node] = _Place()
+                self.objects[self._places[node]] = node
+            return self._places[node]
+        # A tuple may hold tensors of the trace.
+        if address in self._known and not isinstance(self._known[address], tuple):
+            self.kept[address] = self._known[address]
+            return self._known[address]
+        return super().get(address, default)
 
 
 class _Collecting(TorchFunctionMode):
@@ -101,38 +216,9 @@ class _Collecting(TorchFunctionMode):
         self.found: list[torch.Tensor] = []
         self.places: list[_Place] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         self.found.append(args[0])
         self.places.append(_Place())
         return self.places[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What does not change from call to call: `leaves` has None for a tensor."""
-
-    spec: pytree.TreeSpec
-    leaves: tuple[_Object | None, ...]
-    left: tuple[Left, ...]
-
-    @classmethod
-    def of(cls, made: Any, left: dict[Left, torch.Tensor]) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
-        """The outcome of a forward that gave `made`, and all tensors of it."""
-        leaves, spec = pytree.tree_flatten(made)
-        rest: list[_Object | None] = []
-        tensors: list[torch.Tensor] = []
-        for leaf in leaves:
-            opened, inside = (None, [leaf]) if isinstance(leaf, torch.Tensor) else _Object.of(leaf)
-            rest.append(opened)
-            tensors += inside
-        return cls(spec, tuple(rest), tuple(left)), (*tensors, *left.values())
-
-    def filled(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What forward gives with these tensors, which also come where it leaves some."""
-        given = iter(tensors)
-        leaves = [next(given) if rest is None else rest.filled(given) for rest in self.leaves]
-        for left in self.left:
-            left.set(next(given))
-        return pytree.tree_unflatten(leaves, self.spec)

@@ -1,0 +1,250 @@
+"""What Python objects hold, each under a key, so that all that a forward may keep can be walked and changed.
+
+Only objects that programs keep data in are opened: containers, instances, functions with the variables that
+they use, arrays. Everything else (tensors, locks, loggers, objects of PyTorch itself) counts as itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import random
+import sys
+import sysconfig
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+Key = tuple[str, Any]
+"""A kind of place in an object, and its name or number there."""
+
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), slice, range, enum.Enum, np.generic),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+"""Types whose values are told apart by what is written for them."""
+_CONTAINERS = (dict, list, tuple, deque, set, types.SimpleNamespace)
+_CLOSED = frozenset(
+    {"accelerate", "deepspeed", "lightning", "numpy", "onnxgc", "pytorch_lightning", "torch", "tqdm"}
+)
+"""Packages whose objects are not opened: they hold the state of a whole run."""
+_OPEN_OF_STANDARD = frozenset({"__main__", "argparse", "collections"})
+LIBRARIES = (
+    sysconfig.get_paths()["stdlib"],
+    f"{os.sep}site-packages{os.sep}",
+    f"{os.sep}dist-packages{os.sep}",
+)
+_ABSENT = object()
+
+
+def contents(holder: Any) -> dict[Key, Any] | None:
+    """What an object holds; None where it counts as itself."""
+    if isinstance(holder, (*PLAIN, torch.Tensor)):
+        return None
+    if isinstance(holder, types.FunctionType):
+        return _of_function(holder)
+    if isinstance(holder, types.MethodType):
+        return {("method", "object"): holder.__self__, ("method", "function"): holder.__func__}
+    if isinstance(holder, functools.partial):
+        return {("partial", name): getattr(holder, name) for name in ("func", "args", "keywords")}
+    if isinstance(holder, type):
+        return None if is_closed(holder) else dict(_class_attributes(holder))
+    if isinstance(holder, np.ndarray):
+        return None if holder.dtype.hasobject else {("array", ""): holder.tobytes()}
+    drawn = _state_of_generator(holder)
+    if drawn is not None:
+        return {("random", ""): drawn}
+    if not isinstance(holder, (*_CONTAINERS, nn.Module)) and is_closed(type(holder)):
+        return None
+    found: dict[Key, Any] = {}
+    if isinstance(holder, dict):
+        found.update((("item", key), value) for key, value in dict.items(holder))
+    elif isinstance(holder, list | tuple | deque):
+        found.update((("at", index), value) for index, value in enumerate(holder))
+    elif isinstance(holder, set):
+        found["elements", ""] = frozenset(holder)
+    found.update((("attribute", name), value) for name, value in getattr(holder, "__dict__", {}).items())
+    found.update((("slot", name), getattr(holder, name)) for name in _filled_slots(holder))
+    return found
+
+
+def assign(holder: Any, wanted: Mapping[Key, Any]) -> None:
+    """Has an object hold just what is wanted, by keys that `contents` gives for it."""
+    now = contents(holder)
+    assert now is not None, "only what was opened is changed"
+    if isinstance(holder, list):
+        list.__setitem__(holder, slice(None), _of_kind("at", wanted))
+    elif isinstance(holder, deque):
+        deque.clear(holder)
+        deque.extend(holder, _of_kind("at", wanted))
+    for key in now:
+        if key not in wanted:
+            _remove(holder, key)
+    for key, value in wanted.items():
+        if now.get(key, _ABSENT) is not value:
+            _put(holder, key, value)
+    if isinstance(holder, dict):
+        items = {name: value for (kind, name), value in wanted.items() if kind == "item"}
+        if list(items) != list(dict.keys(holder)):
+            base = _mapping(holder)
+            base.clear(holder)
+            for name, value in items.items():
+                base.__setitem__(holder, name, value)
+
+
+def is_same(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> bool:
+    """Whether an object still holds the very same, in the same order."""
+    if list(before) != list(after):
+        return False
+    pairs = zip(before, before.values(), after.values(), strict=True)
+    return all(one is other or (key[0] in _BY_VALUE and one == other) for key, one, other in pairs)
+
+
+_BY_VALUE = ("array", "random", "elements")
+"""Kinds of places that `contents` fills anew at each call."""
+
+
+def is_closed(kind: type) -> bool:
+    """Whether a class belongs to a package whose objects are not opened."""
+    package = kind.__module__.partition(".")[0]
+    return package in _CLOSED or (package in sys.stdlib_module_names and package not in _OPEN_OF_STANDARD)
+
+
+def is_library(function: types.FunctionType) -> bool:
+    """Whether a function comes with Python or from an installed package."""
+    path = function.__code__.co_filename
+    return path.startswith("<frozen") or any(part in path for part in LIBRARIES)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_used(code: types.CodeType) -> frozenset[str]:
+    """Names of globals and attributes that a function reads or writes, in what is defined inside too."""
+    inner = (names_used(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+def _of_function(function: types.FunctionType) -> dict[Key, Any] | None:
+    package = function.__module__.partition(".")[0] if function.__module__ else ""
+    if package in _CLOSED:
+        return None
+    found: dict[Key, Any] = {
+        ("code", ""): function.__code__,
+        ("code", "defaults"): function.__defaults__,
+        ("code", "keywords"): function.__kwdefaults__,
+    }
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        # A cell is empty while what it is for is being made.
+        if (value := _cell(cell)) is not _ABSENT:
+            found["cell", name] = value
+    if not is_library(function):
+        names = sorted(names_used(function.__code__))
+        for name in names:
+            value = function.__globals__.get(name, _ABSENT)
+            if isinstance(value, types.ModuleType):
+                if _is_own_module(value):
+                    read = (attribute for attribute in names if attribute in vars(value))
+                    found.update((("module", (name, part)), vars(value)[part]) for part in read)
+            elif value is not _ABSENT and not isinstance(value, types.BuiltinFunctionType):
+                found["global", name] = value
+    found.update((("attribute", name), value) for name, value in vars(function).items())
+    return found
+
+
+def _is_own_module(module: types.ModuleType) -> bool:
+    path = getattr(module, "__file__", None)
+    return path is not None and not any(part in path for part in LIBRARIES)
+
+
+def _cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
+
+
+def _class_attributes(kind: type) -> Iterator[tuple[Key, Any]]:
+    """What a class keeps itself, but for what makes it a class."""
+    for name, value in vars(kind).items():
+        is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, types.ModuleType)
+        if not name.startswith("__") and not is_code:
+            yield ("class", name), value
+
+
+def _state_of_generator(holder: Any) -> str | None:
+    """Where a generator of random numbers of Python or NumPy stands."""
+    if isinstance(holder, random.Random):
+        return repr(holder.getstate())
+    if isinstance(holder, np.random.Generator):
+        return repr(holder.bit_generator.state)
+    return repr(holder.get_state()) if isinstance(holder, np.random.RandomState) else None
+
+
+def _filled_slots(holder: Any) -> Iterator[str]:
+    for kind in type(holder).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            mangled = f"_{kind.__name__.lstrip('_')}{name}" if _is_private(name) else name
+            if isinstance(vars(kind).get(mangled), types.MemberDescriptorType) and hasattr(holder, mangled):
+                yield mangled
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")
+
+
+def _of_kind(kind: str, held: Mapping[Key, Any]) -> list[Any]:
+    return [value for key, value in held.items() if key[0] == kind]
+
+
+def _mapping(holder: dict[Any, Any]) -> Any:
+    """The type whose methods change a dictionary, whatever its own class makes of them."""
+    return OrderedDict if isinstance(holder, OrderedDict) else dict
+
+
+def _put(holder: Any, key: Key, value: Any) -> None:
+    kind, name = key
+    match kind:
+        case "item":
+            _mapping(holder).__setitem__(holder, name, value)
+        case "attribute":
+            vars(holder)[name] = value
+        case "slot":
+            object.__setattr__(holder, name, value)
+        case "class":
+            setattr(holder, name, value)
+        case "elements":
+            holder.clear()
+            holder.update(value)
+        case "array":
+            np.copyto(holder, np.frombuffer(value, holder.dtype).reshape(holder.shape))
+        case "global":
+            holder.__globals__[name] = value
+        case "module":
+            setattr(holder.__globals__[name[0]], name[1], value)
+        case "cell":
+            holder.__closure__[holder.__code__.co_freevars.index(name)].cell_contents = value
+
+
+def _remove(holder: Any, key: Key) -> None:
+    kind, name = key
+    match kind:
+        case "item":
+            _mapping(holder).__delitem__(holder, name)
+        case "attribute":
+            del vars(holder)[name]
+        case "slot":
+            object.__delattr__(holder, name)
+        case "class":
+            delattr(holder, name)
+        case "global":
+            del holder.__globals__[name]
+        case "module":
+            delattr(holder.__globals__[name[0]], name[1])
+        case "cell":
+            del holder.__closure__[holder.__code__.co_freevars.index(name)].cell_contents

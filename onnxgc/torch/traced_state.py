@@ -1,0 +1,98 @@
+"""The Python state of a module while its forward is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from onnxgc.errors import PlanError
+from onnxgc.torch.kinds import Call
+from onnxgc.torch.module_state import (
+    Binding,
+    MoreState,
+    Pattern,
+    Snapshot,
+    StateRead,
+    attributes_read,
+    functions_of,
+    place_name,
+)
+from onnxgc.torch.outcomes import Outcome
+
+
+class TracedState:
+    """The state that a forward depends on: found, replaced by what a trace uses, put back."""
+
+    def __init__(self, call: Call, own: Callable[..., Any], known: StateRead) -> None:
+        """`own` is the forward that runs."""
+        functions = functions_of(call.module.modules(), own)
+        self._known = known
+        self._size = known.size
+        self._module = call.module
+        self._roots = [call.module, *functions]
+        self.pattern = Pattern(known, call.module, functions)
+        binding = self.pattern.bind()
+        assert binding is not None, "a pattern describes what is there"
+        self.binding = binding
+        self._before = Snapshot(self._roots)
+        self._tensors = (*call.tensors, *other_tensors(call.tensors, binding))
+
+    def release(self) -> None:
+        """Lets go of the call, whose tensors a trace would keep else."""
+        self._tensors, self.binding, self._before = (), Binding(), Snapshot(())
+
+    def run(
+        self, forward: Callable[[], Any], stand_ins: Sequence[torch.Tensor]
+    ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
+        """Runs forward on stand-ins for all tensors, and leaves the state as it was.
+
+        Raises:
+            MoreState: forward has read more of it than was known.
+        """
+        addresses = map(id, self._tensors)
+        try:
+            self.pattern.swap(self.binding, dict(zip(addresses, stand_ins, strict=True)))
+            swapped = Snapshot(self._roots)
+            try:
+                with attributes_read(self._known, swapped, self._module.modules()):
+                    made = forward()
+            finally:
+                if self._is_more_known(swapped):
+                    raise MoreState
+            return Outcome.of(made, swapped, self._module, self.binding)
+        finally:
+            self._before.put_back()
+
+    def _is_more_known(self, swapped: Snapshot) -> bool:
+        """Whether forward has read more than is known, or replaced a number that it may just count on."""
+        held = {id(holder): node for node, holder in self.binding.objects.items()}
+        for holder, before, after in swapped.changes():
+            node = held.get(id(holder))
+            for key in () if node is None else node.keys:
+                one, other = before.get(key), after.get(key)
+                if one is not other and {type(one), type(other)} <= {int, float}:
+                    self._known.counted.add((id(holder), key))
+        return self._known.size != self._size
+
+    def check(self) -> None:
+        """Refuse what backward has changed, which would not change again."""
+        changes = self._before.changes()
+        if changes:
+            self._before.put_back()
+            holder, before, after = changes[0]
+            changed = (key for key in (*after, *before) if before.get(key) is not after.get(key))
+            names = {id(part): name for name, part in self._module.named_modules()}
+            place = place_name(names.get(id(holder), type(holder).__name__), next(changed))
+            raise PlanError(
+                f"backward changes '{place}', which a planned step does not do again; put such a hook on the "
+                "whole module or on its parameters"
+            )
+
+
+def other_tensors(tensors: Sequence[torch.Tensor], binding: Binding) -> tuple[torch.Tensor, ...]:
+    """Each tensor of the state once that is none of the call's."""
+    there = set(map(id, tensors))
+    others = {id(one): one for one in binding.tensors if id(one) not in there}
+    return tuple(others.values())
