@@ -449,11 +449,13 @@ def _without_other_random_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_reports() -> Iterator[None]:
-    """PyTorch writes tracebacks of what fails in a trace, which is told in one line."""
+    """Without the tracebacks that PyTorch writes of what fails, and a warning that it causes itself."""
     reporting = logging.getLogger("torch._subclasses.fake_tensor")
     before = reporting.disabled
     reporting.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
+            yield
     finally:
         reporting.disabled = before

@@ -1,0 +1,249 @@
+"""Planned modules whose forward keeps state in Python objects: each step is the module's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from onnxgc.errors import OnnxgcError, PlanError  # noqa: E402
+from onnxgc.torch import checkpoint  # noqa: E402
+from tests.torch import random_modules  # noqa: E402
+from tests.torch.random_modules import STATEFUL, WIDTH, Plain  # noqa: E402
+
+QUICK: dict[str, Any] = {"budget": 1.0, "device": "a100", "time_limit": None, "step_limit": 2}
+STEPS = 5
+
+
+def written(value: Any) -> Any:
+    """A value such that equal ones are equal, tensors included."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), value.requires_grad, value.detach().tolist()
+    if isinstance(value, list | tuple | deque):
+        return type(value).__name__, [written(entry) for entry in value]
+    if isinstance(value, dict):
+        return type(value).__name__, [(key, written(entry)) for key, entry in value.items()]
+    if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace):
+        return type(value).__name__, written(vars(value))
+    if isinstance(value, random_modules.Own):
+        return written([value.parts, value.value])
+    return repr(value)
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """All that a module and its parts keep in attributes, buffers included."""
+    structure = {*vars(nn.Module()), "forward"} - {"_buffers"}
+    return {
+        f"{name}.{key}": written(value)
+        for name, part in module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(part, random_modules.Part) and key not in structure
+    }
+
+
+def steps(module: nn.Module, seed: int) -> Iterator[dict[str, Any]]:
+    """What there is after each of some steps, between which the module is changed as loops do."""
+    random_modules.SHARED.update(calls=0, last=None)
+    for count in range(STEPS):
+        random_modules.perturbed(module, count, seed)
+        data = random_modules.inputs(seed, count).requires_grad_(count % 2 == 1)
+        module.zero_grad()
+        torch.manual_seed(count)
+        with torch.autocast("cpu", torch.bfloat16, enabled=random_modules.is_autocast(seed)):
+            made = module(data)
+        made.float().square().mean().backward()
+        # What a parameter gets that no output depends on is zero in a planned module, and None else.
+        parameters = [(name, one.grad) for name, one in module.named_parameters()]
+        gradients = {name: one for name, one in parameters if one is not None and one.any()}
+        yield {
+            "output": written(made),
+            "input's gradient": written(data.grad),
+            **{name: written(gradient) for name, gradient in gradients.items()},
+            **{name: written(buffer) for name, buffer in module.named_buffers()},
+            **state_of(module),
+            "shared": written(random_modules.SHARED),
+        }
+
+
+def planned_steps(make: Callable[[], nn.Module], seed: int, options: Any) -> Iterator[dict[str, Any]]:
+    with torch.autocast("cpu", torch.bfloat16, enabled=random_modules.is_autocast(seed)):
+        budget = "min" if seed % 2 else 1.0
+        planned = checkpoint(make(), random_modules.inputs(seed, 0), **{**options, "budget": budget})
+    yield from steps(planned, seed)
+
+
+def check(make: Callable[[], nn.Module], seed: int, options: Any = QUICK) -> str:
+    """Whether a planned module was equal in all steps or refused; fails where it differs."""
+    with warnings.catch_warnings():
+        # That state changes in each call and is traced anew.
+        warnings.filterwarnings("ignore", "forward reads")
+        expected = list(steps(make(), seed))
+        try:
+            found = list(planned_steps(make, seed, options))
+        except OnnxgcError as error:
+            return str(error)
+    for count, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert list(one) == list(other), f"step {count} of seed {seed}"
+        different = [name for name in one if one[name] != other[name]]
+        assert not different, f"step {count} of seed {seed}: {different}"
+    return "equal"
+
+
+@pytest.mark.parametrize("first", range(0, len(STATEFUL), 6))
+def test_each_way_to_keep_state_is_followed(first: int) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(first)
+        return nn.Sequential(*(kind() for kind in STATEFUL[first : first + 6]))
+
+    assert check(make, first) == "equal"
+
+
+@pytest.mark.parametrize("seed", range(300, 308))
+def test_random_modules_are_equal_or_refused(seed: int) -> None:
+    found = check(lambda: random_modules.random_module(seed), seed)
+    assert found == "equal" or "momentum=None" in found
+
+
+def test_a_number_that_forward_only_counts_on_needs_no_new_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = checkpoint(random_modules.Counting(), torch.randn(4, WIDTH), **QUICK)
+    planned(torch.randn(4, WIDTH))
+    monkeypatch.setattr("onnxgc.torch.checkpointing.aot_function", None)
+    for _ in range(3):
+        planned(torch.randn(4, WIDTH))
+    assert planned.calls == 4
+    assert planned.share == 3.75
+
+
+def test_planning_leaves_the_state_alone() -> None:
+    module = nn.Sequential(*(kind() for kind in STATEFUL))
+    random_modules.SHARED.update(calls=0, last=None)
+    before = state_of(module), dict(random_modules.SHARED)
+    planned = checkpoint(module, torch.randn(4, WIDTH), **QUICK)
+    assert (state_of(module), dict(random_modules.SHARED)) == before
+    assert state_of(planned) == before[0]
+
+
+def test_many_traces_are_warned_of_with_the_attribute() -> None:
+    planned = checkpoint(nn.Sequential(random_modules.Growing()), torch.randn(4, WIDTH), **QUICK)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(10):
+            planned(torch.randn(4, WIDTH))
+    said = [str(each.message) for each in caught if "forward reads" in str(each.message)]
+    assert len(said) == 1
+    assert "'0.seen', which has changed in 8 calls" in said[0]
+
+
+def test_tensors_of_the_state_are_not_kept_by_traces() -> None:
+    import gc
+    import weakref
+
+    module = random_modules.NoneFirst()
+    planned = checkpoint(module, torch.randn(4, WIDTH), **QUICK)
+    planned(torch.randn(4, WIDTH))
+    gone = weakref.ref(planned.h)
+    planned(torch.randn(4, WIDTH))
+    planned(torch.randn(4, WIDTH))
+    gc.collect()
+    assert gone() is None
+
+
+class Calling(Plain):
+    """Runs any function behind its layer."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.layer(x))
+
+
+def put(part: Any, name: str, value: Any) -> Any:
+    setattr(part, name, value)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "item": (
+        lambda part, x: x * x.sum().item(),
+        "what runs depends on the value of a tensor; keep it a tensor",
+    ),
+    "branch": (lambda part, x: x if x.sum() > 0 else -x, "torch.where in place of a branch"),
+    "mask": (
+        lambda part, x: x[x > 0],
+        r"aten\.nonzero\.default: the shape of its result.*a mask and torch.where",
+    ),
+    "unique": (lambda part, x: torch.unique(x.round()), r"aten\._unique2\.default: the shape of its result"),
+    "bincount": (lambda part, x: x * torch.bincount(x.argmax(-1)).sum(), "sum a one_hot with num_classes"),
+    "packed": (
+        lambda part, x: nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([4]), batch_first=True).data,
+        "pass padded tensors",
+    ),
+    "ctc": (
+        lambda part, x: F.ctc_loss(x[:, None], torch.ones(1, 2).long(), torch.tensor([4]), torch.tensor([2])),
+        "compute the loss outside of the module",
+    ),
+    "numpy": (lambda part, x: x * float(x.detach().numpy().sum()), "use operators of torch"),
+    "iterator": (lambda part, x: x * next(part.numbers), "'0.numbers' is an iterator"),
+    "parameter": (
+        lambda part, x: put(part, "scale", nn.Parameter(torch.ones(8))) or x,
+        "forward sets '0.scale', a parameter; call the module once before",
+    ),
+    "submodule": (
+        lambda part, x: put(part, "late", nn.Linear(8, 8)) or x,
+        "forward sets '0.late', a submodule; call the module once before",
+    ),
+    "backward": (
+        lambda part, x: x.register_hook(lambda gradient: put(part, "gradient", gradient)) and x,
+        "backward changes '0.gradient'",
+    ),
+    "reentrant": (
+        lambda part, x: torch.utils.checkpoint.checkpoint(part.layer, x, use_reentrant=True),
+        "pass use_reentrant=False",
+    ),
+    "set": (lambda part, x: x + sum(part.tensors), "'0.tensors' is a set of tensors"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_place_the_reason_and_a_way_out(name: str) -> None:
+    function, said = REFUSED[name]
+    part: Any = Calling(function)
+    part.numbers = iter([1.0, 2.0])
+    part.tensors = {torch.ones(8)}
+    with pytest.raises(PlanError, match=said) as refused:
+        checkpoint(nn.Sequential(part), torch.randn(4, WIDTH), **QUICK)
+    assert "'0" in str(refused.value) or name == "reentrant"
+    assert "\n" not in str(refused.value)
+
+
+def test_statistics_over_all_steps_are_refused_with_the_layer() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None))
+    with pytest.raises(PlanError, match=r"in '1': 'BatchNorm1d' averages.*momentum=None.*give it a momentum"):
+        checkpoint(module, torch.randn(4, 8), **QUICK)
+
+
+def test_operators_that_refuse_made_up_numbers_are_measured_all_the_same() -> None:
+    class Gate(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            share = F.one_hot(self.layer(x).argmax(-1), WIDTH).float().mean(0)
+            return (share * self.layer(x).softmax(-1)).sum() * x
+
+    def make(*parts: Callable[[], nn.Module]) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(part() for part in parts))
+
+    options = {"time_limit": 1}
+    assert check(lambda: make(Gate), 0, options) == "equal"
+    norms = (lambda: nn.LayerNorm(8), lambda: nn.BatchNorm1d(8))
+    assert check(lambda: make(Plain, *norms), 1, options) == "equal"
