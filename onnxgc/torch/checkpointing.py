@@ -33,6 +33,7 @@ from onnxgc.rematerialisation.search import (
     SearchOptions,
     within_budget,
 )
+from onnxgc.torch.drawing import OutOfPlace, draw_in_memory_order
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
 from onnxgc.torch.kernels_as_run import as_kernels_run, with_autocast_cache
 from onnxgc.torch.kinds import Call, repeated
@@ -387,6 +388,7 @@ class PlannedForward:
                 _without_other_random_numbers(),
                 as_kernels_run(),
                 with_autocast_cache(parameters),
+                OutOfPlace(),
             ):
                 found: tuple[Outcome, tuple[torch.Tensor, ...]] = functional_call(
                     self._inner, own, (state, tensors, arguments, settings), tie_weights=True
@@ -398,6 +400,7 @@ class PlannedForward:
             joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[fx.GraphModule, fx.GraphModule]:
             state.check()
+            draw_in_memory_order(joint.graph)
             step = joint_step(joint.graph, num_fwd_outputs, self._costs)
             sequence = self._decision(step)
             if is_only_planned:

@@ -48,6 +48,13 @@ _REASONS: tuple[tuple[str, tuple[str, str]], ...] = (
         ),
     ),
     (
+        r"invalid syntax",
+        (
+            "PyTorch cannot write an operator down, such as random_(from, to)",
+            f"use another operator, such as torch.randint, {_APART}",
+        ),
+    ),
+    (
         r"convert all Tensors to FakeTensors",
         (
             "it reads a tensor that is none of its inputs, parameters, buffers and attributes",
@@ -62,7 +69,7 @@ _REASONS: tuple[tuple[str, tuple[str, str]], ...] = (
         ),
     ),
     (
-        r"nested_tensor|SparseTensorImpl|sparse",
+        r"nested_tensor|SparseTensorImpl|aten\.\w*sparse",
         ("a trace takes dense tensors alone", f"use padded or dense tensors, {_APART}"),
     ),
 )

@@ -247,3 +247,35 @@ def test_operators_that_refuse_made_up_numbers_are_measured_all_the_same() -> No
     assert check(lambda: make(Gate), 0, options) == "equal"
     norms = (lambda: nn.LayerNorm(8), lambda: nn.BatchNorm1d(8))
     assert check(lambda: make(Plain, *norms), 1, options) == "equal"
+
+
+DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "alpha": lambda x: F.alpha_dropout(x, 0.5, True),
+    "channels": lambda x: F.dropout(x[..., None].to(memory_format=torch.channels_last), 0.5),
+    "in place": lambda x: x * torch.empty_like(x).bernoulli_(0.3),
+    "by tensor": lambda x: x * torch.empty_like(x).bernoulli_(torch.full((WIDTH, 1), 0.3)),
+    "slice": lambda x: x[:, ::2] * torch.ones_like(x)[:, ::2].bernoulli_(0.3),
+    "out of place": lambda x: x * torch.bernoulli(torch.ones(6, WIDTH).T.expand(3, -1, -1), p=0.3),
+    "normal": lambda x: x * torch.empty_like(x).normal_(),
+    "rrelu": lambda x: F.rrelu(x.contiguous(), training=True),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_numbers_are_drawn_in_the_order_of_the_module(name: str) -> None:
+    class Drawing(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return DRAWN[name](self.layer(x.expand(3, 6, -1)).transpose(1, 2))
+
+    torch.manual_seed(0)
+    plain = Drawing()
+    planned = checkpoint(plain, torch.randn(WIDTH), **QUICK)
+    made = []
+    for module in (plain, planned):
+        torch.manual_seed(1)
+        module.zero_grad()
+        found = module(torch.ones(WIDTH))
+        found.square().mean().backward()
+        made.append([found, plain.layer.weight.grad, torch.rand(1)])
+    assert all(map(torch.equal, *made))
