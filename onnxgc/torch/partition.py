@@ -15,6 +15,9 @@ from onnxgc.torch.kernels_as_run import LAYER, layer_with_workspace
 STATE_BYTES = 5056
 """Of the state of the CPU's generator; that of a CUDA device is smaller."""
 
+_RUNNING_STATISTICS = (3, 4)
+"""Parts of a BatchNormalization that its first run alone gives."""
+
 
 def split(
     joint: fx.GraphModule, step: JointStep, sequence: Sequence[int]
@@ -103,7 +106,9 @@ class _Writer:
         for part in node.users:
             # A tuple would hold all its parts for as long as one of them is still to be taken.
             if part.target is operator.getitem:
-                self.value(part)
+                made = self.value(part)
+                if normalizes_a_batch(node) and is_first and part.args[1] in _RUNNING_STATISTICS:
+                    self._latest[part] = made
 
     def arguments(self, value: Any) -> Any:
         return fx.map_arg(value, self.value)

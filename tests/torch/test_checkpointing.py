@@ -18,9 +18,11 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import checkpoint, checkpointing, plans_of  # noqa: E402
-from onnxgc.torch.joint import JointStep, is_random  # noqa: E402
+from onnxgc.torch import TorchPlan, checkpoint, checkpointing, plans_of  # noqa: E402
+from onnxgc.torch.checkpointing import described, planned_module  # noqa: E402
+from onnxgc.torch.joint import Estimated, JointStep, is_random, normalizes_a_batch  # noqa: E402
 from onnxgc.torch.partition import STATE_BYTES  # noqa: E402
+from onnxgc.tracing.devices import device  # noqa: E402
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
 """Costs from a data sheet, and a search that does not depend on the clock."""
@@ -178,6 +180,22 @@ class Decaying(nn.Module):
             x = torch.tanh(torch.exp(layer(x) + self.scale))
         self.scale.mul_(0.9)
         return x
+
+
+def test_a_normalisation_that_runs_twice_in_forward_updates_its_statistics_once() -> None:
+    def decide(step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
+        (index,) = (at for at, node in enumerate(step.nodes) if node is not None and normalizes_a_batch(node))
+        sequence = list(range(len(step.problem)))
+        sequence.insert(step.turn, index)
+        return tuple(sequence), described(step, sequence)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    planned = planned_module(copy.deepcopy(plain), decide, Estimated(device("a100")))
+    for _ in range(2):
+        losses = [step(module, lambda each: each(images()).square().mean()) for module in (plain, planned)]
+        assert torch.equal(*losses)
+        assert_same(planned, plain)
 
 
 def test_what_reads_a_buffer_that_changes_does_not_run_again() -> None:
