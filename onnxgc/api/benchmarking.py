@@ -17,7 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxgc import __version__
-from onnxgc.api.budgeting import DEFAULT_DEVICE, BudgetRequest
+from onnxgc.api.budgeting import DEFAULT_DEVICE, BudgetRequest, check_times
 from onnxgc.api.feeds import feeds_of, feeds_of_updates
 from onnxgc.api.pipeline import (
     OptimizeResult,
@@ -207,6 +207,7 @@ def bench(
         raise RuntimeFailedError(
             f"{runs} runs after {warm_up} to warm up time nothing; give at least one run"
         )
+    check_times(device, calibrate)
     settings = SessionSettings(threads=threads, providers=providers_named(provider))
     if device is None and calibrate is None:
         device = _DEVICES.get(settings.providers[0], DEFAULT_DEVICE)
@@ -219,8 +220,9 @@ def bench(
         solver=solver,
         objective=objective,
         order=order,
-        device=device,
-        calibrate=calibrate,
+        # Else they are for the prediction alone.
+        device=None if budget is None else device,
+        calibrate=None if budget is None else calibrate,
         time_limit=time_limit,
         step_limit=step_limit,
         loss=loss,

@@ -86,8 +86,7 @@ class BudgetRequest:
             )
         if solver == BUDGET.name and not request.is_asked:
             raise PlanError(f"the solver '{BUDGET.name}' needs --budget, such as 8GiB or 60%")
-        if device is not None and calibrate is not None:
-            raise PlanError("--device and --calibrate both say where times come from; give one of them")
+        check_times(device, calibrate)
         return request
 
     @property
@@ -101,6 +100,18 @@ class BudgetRequest:
             return durations_ns(step, timing), f"measured, kept in '{self.calibrate}'", note
         chosen = self.device or find_device(DEFAULT_DEVICE)
         return durations_ns(step, chosen), f"data sheet of {chosen.name}", ""
+
+
+def check_times(device: str | None, calibrate: str | os.PathLike[str] | None) -> None:
+    """Refuses times from two places, and a device that there is not.
+
+    Raises:
+        PlanError, DurationError: which of these.
+    """
+    if device is not None and calibrate is not None:
+        raise PlanError("--device and --calibrate both say where times come from; give one of them")
+    if device is not None:
+        find_device(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,10 @@ def compare(
                 "of several files of one network the default plans are compared; for the solvers on each of "
                 "several networks say so (--each)"
             )
+        if device is not None:
+            raise PlanError(
+                "--device is for times of plans, of which files of one network show none; leave it out"
+            )
         found = _compare_networks([source, *others], asked, tell)
     elif each:
         if solvers is None:

@@ -210,6 +210,8 @@ def optimize(
         raise PlanError(
             "a plan says what to do: leave out solver, objective, checkpoints, budget, extra time and pareto"
         )
+    if given is not None and time_limit is not None:
+        raise PlanError("a plan takes the place of a search: leave out --time-limit (time_limit)")
     wanted = parse_objective(objective)
     chosen = optimizer_of(optimizer)
     request = BudgetRequest.of(
@@ -222,6 +224,15 @@ def optimize(
         solver="manual" if checkpoints else solver,
         objective=wanted,
     )
+    of_budgets = {
+        "order": None if request.order is Order.FREE else order,
+        "device": device,
+        "calibrate": calibrate,
+        "step_limit": step_limit,
+    }
+    for key, value in of_budgets.items():
+        if value is not None and not request.is_asked:
+            raise PlanError(f"{key} goes with a budget, extra_time or pareto; give one, or leave it out")
     started = time.perf_counter()
     target = None if dry_run or output is None else os.fspath(output)
     if target is not None:

@@ -24,7 +24,7 @@ from onnxgc.rematerialisation.search import (
     tell_nobody,
     within_budget,
 )
-from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.base import DEFAULT_DRAWS, SolverOptions
 from onnxgc.solvers.registry import solver_for
 
 
@@ -38,7 +38,7 @@ def solve_graph(
     time_limit: float | None = None,
     seed: int = 0,
     slots: int | None = None,
-    draws: int = 10,
+    draws: int | None = None,
 ) -> dict[str, Any]:
     """Find checkpoints for a graph file; the result is ready for JSON.
 
@@ -49,12 +49,12 @@ def solve_graph(
         solver: a name in the registry; without one, the solver for the objective.
         objective: `paper` (the default), `general` or `peak`. The peak is that of
             `onnxgc.planning.joint.joint_of_bare_graph`.
-        checkpoints: identifiers as text; these and no others are kept, whatever `solver` says.
+        checkpoints: identifiers as text; these and no others are kept, which is the solver `manual`.
         interior_only: leave the source and the target, which are always kept, out of the result.
         time_limit: seconds for the search.
         seed: of all that is drawn.
         slots: states that the solver `revolve` may store at once.
-        draws: valid sets that the solver `random` compares.
+        draws: valid sets that the solver `random` compares, by default 10.
 
     Raises:
         GraphFileError: the file is not a graph of the required form.
@@ -64,6 +64,10 @@ def solve_graph(
     chosen = solver_for(solver, wanted or Objective.PAPER)
     if solver == "manual" and checkpoints is None:
         raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+    if checkpoints is not None and solver not in (None, "manual"):
+        raise PlanError(f"--checkpoints chooses the solver 'manual', not '{solver}'; leave one of them out")
+    if draws is not None and chosen.name != "random":
+        raise PlanError(f"--draws is for the solver 'random', not '{chosen.name}'; leave it out")
     if slots is not None and chosen.name != "revolve":
         raise PlanError(f"--slots is for the solver 'revolve', not '{chosen.name}'; leave it out")
     file = read_graph_file(path)
@@ -75,7 +79,7 @@ def solve_graph(
     problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in sizes.items()})
     identifier = {str(vertex): vertex for vertex in file.graph.vertices}
     kept = tuple(identifier.get(text, text) for text in checkpoints or ())
-    options = SolverOptions(kept, wanted, time_limit, seed, draws, slots)
+    options = SolverOptions(kept, wanted, time_limit, seed, DEFAULT_DRAWS if draws is None else draws, slots)
     solution = (solver_for("manual") if checkpoints is not None else chosen).solve(problem, options)
 
     end_size = sum(sizes[vertex] for vertex in ends)
@@ -108,7 +112,8 @@ def solve_operator_graph(
 
     Args:
         path: a file as `onnxgc.rematerialisation.graph_file` describes it.
-        budget: a size in the file's unit, a share of the peak in node order (`.8` or `80%`), or `min`.
+        budget: a size in the file's unit (`4.5`, `12`), a share of the peak in node order (`.8`, `80%`), or
+            `min`.
         extra_time: in place of a budget: the least peak at so much extra duration, a share of the regular.
         order: `free`, or `fixed` for first runs in node order.
         time_limit: seconds for the search; `None` for no limit, with a `step_limit`.
@@ -121,11 +126,12 @@ def solve_operator_graph(
         BudgetFormError: the budget is not written as one.
         BudgetError: no sequence fits, or none was found.
     """
-    wanted = budget_asked(budget, extra_time)
-    if wanted is None:
+    if budget is None and extra_time is None:
         raise PlanError("an operator graph needs --budget, such as .8, or --extra-time, such as 10%")
     chosen_order = Order.named(order)
     file = read_operator_graph(path)
+    wanted = budget_asked(budget, extra_time, file.size_scale)
+    assert wanted is not None, "one of the two is given"
     problem = file.problem
     regular = judge(problem, range(len(problem)))
     options = SearchOptions(chosen_order, time_limit, step_limit, seed, tell=progress or tell_nobody)
@@ -139,8 +145,6 @@ def solve_operator_graph(
         found, least_peak_floor = least.found, least.floor
     else:
         limit = wanted.bytes_of(regular.peak)
-        if wanted.size_bytes is not None:
-            limit = int(wanted.size_bytes * file.size_scale)
         found = within_budget(problem, limit, options)
     if isinstance(found, NoSequence):
         assert limit is not None, "the least peak is always found"

@@ -185,6 +185,12 @@ def check_with_budget(is_asked: bool, given: Mapping[str, object], ways: str) ->
             raise PlanError(f"{option} goes with {ways}")
 
 
+def check_talk(quiet: bool, verbose: bool) -> None:
+    """Fail where both nothing and more than usual is to be printed."""
+    if quiet and verbose:
+        raise PlanError("--quiet prints nothing and --verbose prints more; drop one of them")
+
+
 def settings_of(context: typer.Context, *but: str) -> tuple[tuple[str, str], ...]:
     """The options of a call that were given, with their values; without those named in `but`."""
     given: list[tuple[str, str]] = []

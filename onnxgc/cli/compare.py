@@ -26,6 +26,7 @@ from onnxgc.cli.arguments import (
     Trainable,
     Untie,
     check_json_target,
+    check_talk,
     check_target,
     check_with_budget,
     console_for,
@@ -120,6 +121,7 @@ def compare_command(
     quiet: Quiet = False,
 ) -> None:
     """Solvers side by side on a model, two plans, or one network from several frameworks."""
+    check_talk(quiet, verbose)
     shapes = parse_shapes(input_shapes or [])
     named = () if solvers is None else _names(solvers)
     wanted = None if solvers is None or ALL in named else named

@@ -18,6 +18,7 @@ from onnxgc.cli.arguments import (
     Trainable,
     Untie,
     check_json_target,
+    check_talk,
     console_for,
     parse_shapes,
     stages,
@@ -43,6 +44,7 @@ def inspect_command(
     ] = False,
 ) -> None:
     """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
+    check_talk(quiet, verbose)
     shapes = parse_shapes(input_shapes or [])
     check_json_target(json_target, *files_of(model))
     console = console_for(json_target, is_quiet=quiet)

@@ -25,6 +25,7 @@ from onnxgc.cli.arguments import (
     Updates,
     check_apart,
     check_json_target,
+    check_talk,
     check_target,
     check_with_budget,
     console_for,
@@ -180,8 +181,10 @@ def optimize_command(
         "--step-limit": step_limit,
     }
     check_with_budget(asked, of_budgets, "--budget or --pareto; give one, such as --budget 60%")
-    if verify_runs and dry_run:
-        raise PlanError("--verify needs the file that --dry-run does not write; drop one of them")
+    for option, is_given in {"--verify": verify_runs, "--save-external-data": save_external_data}.items():
+        if is_given and dry_run:
+            raise PlanError(f"{option} needs the file that --dry-run does not write; drop one of them")
+    check_talk(quiet, verbose)
     target = output or f"{Path(model).stem}-training.onnx"
     check_apart("OUTPUT", target)
     check_json_target(json_target, *files_of(model), target, data_file(target), calibrate)

@@ -32,8 +32,8 @@ def solve_command(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Least extra time in so much memory: a size in the file's unit, .8 or 80% of the peak in "
-            "node order, or min."
+            help="Least extra time in so much memory: a size in the file's unit such as 12 or 4.5, .8 or 80% "
+            "of the peak in node order, or min."
         ),
     ] = None,
     extra_time: Annotated[
@@ -76,7 +76,9 @@ def solve_command(
     ] = None,
     seed: Seed = 0,
     slots: Annotated[int | None, typer.Option(min=1, help="States that revolve may store at once.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Valid sets that random compares.")] = 10,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Valid sets that random compares [default: 10].")
+    ] = None,
 ) -> None:
     """Find the checkpoints of a forward graph, or the fastest sequence of operators in a memory budget."""
     check_json_target(json_target, graph)
@@ -87,6 +89,7 @@ def solve_command(
             "--checkpoints": checkpoints,
             "--interior-only": interior_only or None,
             "--slots": slots,
+            "--draws": draws,
         }
         extra = next((name for name, value in given.items() if value is not None), None)
         if extra is not None:

@@ -40,6 +40,7 @@ from onnxgc.report.training import epochs_table, run_line
 from onnxgc.training import SGD, AdamW, Event, Trainer, constant, cosine, step, with_warm_up
 from onnxgc.training.data import read_arrays, split_arrays
 from onnxgc.training.learning_rates import Schedule
+from onnxgc.training.source import batch_of
 
 _LOSSES_SHOWN = 0.9
 """How much of the shown loss is that of earlier updates."""
@@ -161,6 +162,8 @@ def train_command(
     given_options = dict(settings_of(context))
     if is_planned and (fixed := [option for option in _OF_PLANNING if option in given_options]):
         raise TrainingError(f"a training file is planned already; leave out {', '.join(fixed)}")
+    if is_planned and forward is None and (out or validation):
+        raise TrainingError(f"{'--out' if out else '--validation'} needs {_FORWARD_MODEL}")
     given = {
         "loss": None if loss == "auto" else loss,
         "budget": budget,
@@ -180,22 +183,28 @@ def train_command(
             model=forward,
             optimizer=chosen,
             learning_rate=rate,
-            batch=batch if is_planned or forward is not None else batch or _DEFAULT_BATCH,
+            batch=batch if is_planned or forward else batch_of(model, shapes, batch, _DEFAULT_BATCH),
             accumulate=accumulate,
             workers=workers,
             provider=None if provider is None else provider.value,
             threads=threads,
-            seed=seed,
+            seed=seed if "--seed" in given_options else None,
             progress=tell,
             **options,
         )
     samples, tests = split_arrays(arrays, trainer.inputs)
+    listed = ", ".join(map(repr, tests))
+    if tests and evaluated is not None:
+        raise TrainingError(f"'{data}' has {listed} to evaluate on beside --validation; leave one out")
+    if tests and is_planned and forward is None:
+        raise TrainingError(f"to evaluate on {listed} needs {_FORWARD_MODEL}")
     tests = tests if evaluated is None else evaluated
     total = epochs * (trainer.updates_of(samples) or 1)
     rate.schedule = _schedule(schedule, lr, warm_up, total)
     for note in trainer.report.get("notes", ()):
         console.print(f"note: {note}", markup=False)
     console.print(run_line(trainer.described()), markup=False)
+    heard: set[str] = set()
     with _bar(Console(file=sys.stderr, quiet=quiet or not is_first), console) as shown:
         history = trainer.fit(
             samples,
@@ -204,8 +213,11 @@ def train_command(
             state=target,
             save_every=save_every,
             resume=resume,
-            callbacks=[shown],
+            callbacks=[shown, lambda event: heard.add(event.kind)],
         )
+    if "update" not in heard:
+        note = f"the state has {len(history)} epochs already, which --epochs counts; none was added"
+        console.print(f"note: {note}", markup=False)
     console.print(epochs_table(history))
     if workers is not None:
         workers.close()
@@ -219,6 +231,7 @@ def train_command(
 
 
 _DEFAULT_BATCH = 32
+_FORWARD_MODEL = "the forward model of the training file; give it by --model"
 _OF_PLANNING = (
     "--optimizer", "--momentum", "--nesterov", "--weight-decay", "--clip-norm", "--loss", "--budget",
     "--time-limit", "--plan", "--trainable", "--freeze", "--freeze-bn", "--input-shapes",

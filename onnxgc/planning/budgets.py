@@ -63,10 +63,11 @@ class Budget:
         return whole - self.held_bytes
 
 
-def parse_budget(given: str | float) -> Budget:
+def parse_budget(given: str | float, unit_size: int | None = None) -> Budget:
     """A budget from text or a number: an int is bytes, a float below or equal to 1 a share.
 
-    In text without a unit the same holds: `.8` is a share, `8000000` is bytes.
+    In text without a unit the same holds: `.8` is a share, `8000000` is bytes. With a `unit_size` a number
+    above 1 is a size in a unit of so many, a fraction too: `4.5`.
 
     Raises:
         BudgetFormError: it is none of these, or not above 0.
@@ -83,14 +84,14 @@ def parse_budget(given: str | float) -> Budget:
     if found is None or (found[2].lower() not in _UNITS and found[2] != "%"):
         raise BudgetFormError(f"the budget '{text}' is no size; {_HELP}")
     amount, unit = Fraction(Decimal(found[1])), found[2].lower()
-    is_share = unit == "%" or (not unit and "." in found[1])
+    is_share = unit == "%" or (not unit and "." in found[1] and (unit_size is None or amount <= 1))
     size = amount / 100 if unit == "%" else amount * _UNITS[unit]
     if size <= 0 or (size < 1 and not is_share):
         raise BudgetFormError(f"the budget '{text}' is nothing; {_HELP}")
     if size >= _TOO_MANY_BYTES:
         raise BudgetFormError(f"the budget '{text}' is more than any memory; {_HELP}")
     if not is_share:
-        return Budget(size_bytes=int(size))
+        return Budget(size_bytes=int(size * (unit_size or 1)))
     if size > 1 and not unit:
         raise BudgetFormError(f"the budget '{text}' is more than everything; {_HELP}")
     return Budget(share=size)
@@ -109,13 +110,15 @@ def parse_extra_time(given: str | float) -> Fraction:
     return Fraction(Decimal(found[1])) / (100 if found[2] else 1)
 
 
-def budget_asked(budget: str | float | None, extra_time: str | float | None) -> Budget | None:
-    """The budget of both options together; none for neither.
+def budget_asked(
+    budget: str | float | None, extra_time: str | float | None, unit_size: int | None = None
+) -> Budget | None:
+    """The budget of both options together, as `parse_budget` reads it; none for neither.
 
     Raises:
         BudgetFormError: one is not well written, or there is a limit on memory and one on time.
     """
-    wanted = None if budget is None else parse_budget(budget)
+    wanted = None if budget is None else parse_budget(budget, unit_size)
     if extra_time is None:
         return wanted
     if wanted is not None and not wanted.is_least:

@@ -16,6 +16,8 @@ from onnxgc.rematerialisation.search import Order
 from onnxgc.solvers.families import GraphFamily, why_not_in
 from onnxgc.solvers.reversal import ReversalObjective
 
+DEFAULT_DRAWS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
@@ -36,7 +38,7 @@ class SolverOptions:
     objective: Objective | None = None
     time_limit_seconds: float | None = None
     seed: int = 0
-    draws: int = 10
+    draws: int = DEFAULT_DRAWS
     slots: int | None = None
     budget_bytes: int | None = None
     durations: Mapping[str, int] | None = field(default=None, compare=False, repr=False)

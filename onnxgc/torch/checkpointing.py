@@ -134,9 +134,35 @@ def planned_module(
 
 
 def plans_of(module: nn.Module) -> tuple[TorchPlan, ...]:
-    """The plans that `checkpoint` has made for a module so far, in order."""
-    forward = module.__dict__.get("forward")
-    return forward.plans if isinstance(forward, PlannedForward) else ()
+    """The plans that `checkpoint` has made for a module and its submodules so far, in order.
+
+    Wrappers do not hide them: modules around a planned one (of data parallel training, of `torch.compile`, of
+    adapters), and functions in the place of its forward, as Accelerate puts them.
+    """
+    found: dict[int, PlannedForward] = {}
+    for inner in module.modules():
+        forward = planned_forward(inner.__dict__.get("forward"))
+        if forward is not None:
+            found.setdefault(id(forward), forward)
+    return tuple(plan for forward in found.values() for plan in forward.plans)
+
+
+def planned_forward(function: Any) -> PlannedForward | None:
+    """The planned forward behind functions that wrap it: what they name as wrapped, bind, or close over."""
+    waiting, seen = [function], set[int]()
+    while waiting:
+        function = waiting.pop(0)
+        if isinstance(function, PlannedForward):
+            return function
+        if id(function) in seen or not callable(function) or isinstance(function, nn.Module | type):
+            continue
+        seen.add(id(function))
+        waiting += [getattr(function, name, None) for name in ("__wrapped__", "__func__", "func")]
+        waiting += getattr(function, "__dict__", {}).values()
+        for cell in getattr(function, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # It is not filled yet.
+                waiting.append(cell.cell_contents)
+    return None
 
 
 class Decide(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,6 +73,7 @@ class Source:
         """A forward model, planned for batches of so many samples; `options` are those of `optimize`."""
         settings = dict(options)
         shapes = dict(settings.pop("input_shapes", None) or {})
+        batch = batch_of(model, shapes, batch)
         if batch is not None:
             shapes = {**_shapes_at(model, batch), **shapes}
         result = optimize(
@@ -185,24 +186,55 @@ class Source:
         return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in stored)
 
 
-def _shapes_at(source: Model, batch: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of inputs with another number of samples, where all their other dimensions are numbers.
+def batch_of(
+    source: Model, shapes: Mapping[str, Sequence[int]], batch: int | None, default: int | None = None
+) -> int | None:
+    """How many samples a step takes, by `batch` or by the shapes that inputs are given.
+
+    Raises:
+        TrainingError: these differ, or a batch has no samples.
+    """
+    if batch is not None and batch < 1:
+        raise TrainingError(f"a batch of {batch} samples is none; give at least 1")
+    if not shapes:
+        return default if batch is None else batch
+    graph = load_proto(source)[0].graph
+    counted = _first_dimensions(graph)
+    first = next(iter(counted.values()), "")
+    given = {name: shapes[name][0] for name, size in counted.items() if size == first and shapes.get(name)}
+    for name, samples in given.items():
+        if batch is not None and samples != batch:
+            raise TrainingError(
+                f"batches of {batch} are asked for, and the shape given to '{name}' has {samples} samples"
+                "; give one of them, or the same number in both"
+            )
+    return batch or next(iter(given.values()), default)
+
+
+def _first_dimensions(graph: onnx.GraphProto) -> dict[str, int | str]:
+    """For each input whose first dimension counts samples, its number or name.
 
     Samples are counted by first dimensions without a number, else by those of the first input's number.
     """
-    if batch < 1:
-        raise TrainingError(f"a batch of {batch} samples is none; give at least 1")
-    graph = load_proto(source)[0].graph
     stored = {tensor.name for tensor in graph.initializer}
+    sizes: dict[str, int | str] = {}
+    for value in graph.input:
+        shape = value.type.tensor_type.shape.dim
+        if value.name not in stored and shape:
+            sizes[value.name] = shape[0].dim_value or shape[0].dim_param
+    is_named = any(isinstance(size, str) for size in sizes.values())
+    first = next(iter(sizes.values()), 0)
+    return {
+        name: size for name, size in sizes.items() if (isinstance(size, str) if is_named else size == first)
+    }
+
+
+def _shapes_at(source: Model, batch: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of inputs with another number of samples, where all their other dimensions are numbers."""
+    graph = load_proto(source)[0].graph
+    counted = _first_dimensions(graph)
     shapes = {
         value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim)
         for value in graph.input
-        if value.name not in stored
     }
-    counts = [shape[0] for shape in shapes.values() if shape]
-    counted = 0 if 0 in counts else next(iter(counts), 0)
-    return {
-        name: (batch, *shape[1:])
-        for name, shape in shapes.items()
-        if shape and shape[0] == counted and all(shape[1:])
-    }
+    return {name: (batch, *shapes[name][1:]) for name in counted if all(shapes[name][1:])}

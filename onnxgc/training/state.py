@@ -55,11 +55,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Parameters, an optimizer's states and running statistics by name, and how far the run is."""
+    """Parameters, an optimizer's states and running statistics by name, and how far the run is.
+
+    `settings` are what a run that goes on must have as well; states of earlier versions have none.
+    """
 
     position: Position
     arrays: Mapping[str, Array]
     optimizer: Mapping[str, Any] | None = field(default=None)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
@@ -72,6 +76,7 @@ def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
         "schema": SCHEMA,
         "version": __version__,
         "optimizer": state.optimizer,
+        "settings": dict(state.settings),
         **asdict(state.position),
     }
     arrays = {_as_stored(name): np.asarray(array, order="C") for name, array in state.arrays.items()}
@@ -102,7 +107,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
         whole = ("updates", "draws", "epoch", "batches", "samples", "seed", "batch")
         counts = {key: int(about[key]) for key in whole}
         position = Position(**counts, losses=float(about["losses"]), history=history)
-        return RunState(position, arrays, about["optimizer"])
+        return RunState(position, arrays, about["optimizer"], dict(about.get("settings", {})))
     except FileNotFoundError:
         raise TrainingError(f"there is no state file '{name}'; leave out resuming to begin anew") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -48,6 +48,8 @@ from onnxgc.training.source import Source
 from onnxgc.training.state import Position, RunState, load_state, save_state
 
 _PROVIDERS = ("cpu", "cuda")
+_OF_A_RUN = ("loss", "samples of an update")
+"""Settings that a run has from beginning to end; within an epoch it has more."""
 
 
 class StopTraining(Exception):  # noqa: N818
@@ -98,8 +100,9 @@ class Trainer:
     (then `model` is the forward model, which is asked for to evaluate and to export). `optimizer` is
     sgd, adamw (the default), or either with its settings. For a forward model
     `batch` is the number of samples of a step, and `options` are those of `optimize`, such as `budget`,
-    `loss` or `freeze`. `learning_rate` is a number, or a function of the number of updates made before.
-    Weights that the file does not store are drawn from `seed`. With `accumulate` each update takes the mean
+    `loss` or `freeze`. `learning_rate` is a number, or a function of the number of updates made before; it
+    may be assigned later, as nothing else may. Weights that the file does not store are drawn from `seed`,
+    by default 0. With `accumulate` each update takes the mean
     gradient of so many steps. `provider` is cpu or cuda, by default what the machine has.
 
     Raises:
@@ -118,7 +121,7 @@ class Trainer:
         workers: Workers | None = None,
         provider: str | None = None,
         threads: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         progress: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
@@ -127,8 +130,9 @@ class Trainer:
         self._providers, device = _providers_of(provider)
         self._accumulate = accumulate
         self._workers = workers
-        self._schedule = learning_rate if callable(learning_rate) else constant(_rate(learning_rate))
-        self._position = Position(seed=seed)
+        self._schedule = _schedule_of(learning_rate)
+        self._seed = seed
+        self._position = Position(seed=seed or 0)
         tell = progress or (lambda stage: None)
         accumulates = accumulate > 1 or workers is not None
         given = source_of(source)
@@ -158,14 +162,33 @@ class Trainer:
                 chosen,
                 accumulates=accumulates,
                 batch=batch,
-                seed=seed,
+                seed=seed or 0,
                 tell=tell,
                 options=options,
             )
+        self._order: Mapping[str, Any] = {}
         self._file = self._source.file
         self._engine = Engine(self._source, providers=self._providers, device=device, threads=threads)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuses what would be set without effect."""
+        if not name.startswith("_") and name != "learning_rate":
+            raise TrainingError(
+                f"'{name}' of a Trainer cannot be changed, only learning_rate can; make a new Trainer "
+                f"with another {name}"
+            )
+        super().__setattr__(name, value)
+
     # -- one step ----------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update; a number or a function of the updates before may be assigned."""
+        return self._rate(self._position.updates)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | Schedule) -> None:
+        self._schedule = _schedule_of(rate)
 
     @property
     def batch(self) -> int:
@@ -335,6 +358,11 @@ class Trainer:
         Raises:
             TrainingError: data do not fit, the loss is no number, or another run is at work on the state.
         """
+        if state is None and (resume or save_every is not None):
+            which = "resume" if resume else "save_every"
+            raise TrainingError(f"{which} needs a file to keep the run in; give state as well")
+        if epochs < 1 or (save_every is not None and save_every < 1):
+            raise TrainingError("epochs and save_every must be at least 1")
         with held_alone(state) if state is not None and self._saves else nullcontext():
             return self._fit(data, epochs, validation, shuffle, state, save_every, resume, callbacks)
 
@@ -350,6 +378,7 @@ class Trainer:
         callbacks: Sequence[Callable[[Event], None]],
     ) -> list[dict[str, Any]]:
         batches = self._data(data, shuffle)
+        self._order = _order_of(batches)
         if resume and state is not None and os.path.exists(state):
             self.load(state)
             batches = self._data(data, shuffle)
@@ -520,7 +549,19 @@ class Trainer:
         self._check_finite("saved")
         arrays = {name: self._engine.arrays.array(name) for name in self._engine.kept}
         position = replace(self._position, batch=self.batch)
-        save_state(RunState(position, arrays, optimizer_as_json(self._source.optimizer)), path)
+        optimizer = optimizer_as_json(self._source.optimizer)
+        save_state(RunState(position, arrays, optimizer, self._settings()), path)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a run that goes on must have as well, beside its optimizer; inside of an epoch all of it."""
+        workers = 1 if self._workers is None else self._workers.count
+        return {
+            "loss": self._file.loss_kind,
+            "samples of an update": self.batch * self._accumulate * workers,
+            "accumulate": self._accumulate,
+            "workers": workers,
+            **self._order,
+        }
 
     def _check_finite(self, what: str) -> None:
         """Refuses to have spoilt parameters take the place of good ones in a file."""
@@ -553,11 +594,7 @@ class Trainer:
                 f"the state '{name}' was made with the optimizer {_told(state.optimizer)}, and this run has "
                 f"{_told(given)}; give the same settings, or begin from exported weights"
             )
-        if state.position.batches and state.position.batch != self.batch:
-            raise TrainingError(
-                f"the state '{name}' is in the middle of an epoch of batches of {state.position.batch}, and "
-                f"this run has {self.batch}; go on with the same"
-            )
+        self._check_same(name, state)
         for key in kept:
             array, here = state.arrays[key], arrays.array(key)
             if array.shape != here.shape or array.dtype != here.dtype:
@@ -569,6 +606,31 @@ class Trainer:
             arrays.put(key, state.arrays[key])
         self._engine.forget_sums()
         self._position = state.position
+
+    def _check_same(self, name: str, state: RunState) -> None:
+        """Refuses a state that this run would go on from in another way than it was begun."""
+        position = state.position
+        here: dict[str, Any] = {"batch": self.batch, **self._settings()}
+        made = {"batch": position.batch or self.batch, **state.settings}
+        # What a state of an earlier version does not say is taken for the same.
+        compared = here if position.batches else _OF_A_RUN if state.settings else ("batch",)
+        for key in compared:
+            if made.get(key, here[key]) != here[key]:
+                raise TrainingError(
+                    f"the state '{name}' was made with {key} {made[key]}, and this run has {key} {here[key]}"
+                    "; go on with the same, or begin from exported weights"
+                )
+        if self._seed is not None and self._seed != position.seed:
+            raise TrainingError(
+                f"the state '{name}' was made with seed {position.seed}, and this run has seed {self._seed}; "
+                "leave the seed out, or give the same"
+            )
+        drawn = [key for key in self._source.drawn if key not in state.arrays]
+        if drawn and self._position.seed != position.seed:
+            raise TrainingError(
+                f"the state '{name}' was made with seed {position.seed}, from which '{drawn[0]}' was drawn, "
+                "which is not trained; give the same seed"
+            )
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The forward model's own file with the trained weights and statistics, to deploy.
@@ -599,6 +661,22 @@ class _Told:
     def __call__(self, event: Event) -> None:
         for callback in self._callbacks:
             callback(event)
+
+
+def _order_of(data: Data) -> dict[str, Any]:
+    """On what the place of a batch in its epoch depends."""
+    return {"samples": data.samples, "shuffle": data.shuffle} if isinstance(data, ArrayData) else {}
+
+
+def _schedule_of(rate: float | Schedule) -> Schedule:
+    if callable(rate):
+        return rate
+    try:
+        return constant(_rate(float(rate)))
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            f"the learning rate is {rate!r}; give a number, or a function of the updates made before"
+        ) from error
 
 
 def _rate(value: float) -> float:

@@ -448,7 +448,7 @@ def test_a_state_is_of_the_same_settings(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"with the optimizer adamw .* weight_decay 0.01.* has adamw"):
         Trainer(chain(2), optimizer=AdamW(weight_decay=0.1), batch=32, check=False).load(path)
     with pytest.raises(
-        TrainingError, match="in the middle of an epoch of batches of 32, and this run has 64"
+        TrainingError, match="was made with batch 32, and this run has batch 64; go on with the same"
     ):
         Trainer(chain(2), batch=64, check=False).load(path)
     again = Trainer(chain(2), batch=32, threads=1, check=False)

@@ -1,0 +1,145 @@
+"""Options that contradict one another, or that would be ignored, are refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgc
+from onnxgc.api import bench, compare
+from onnxgc.api.solving import solve_operator_graph
+from onnxgc.cli import main as command_line
+from onnxgc.errors import OnnxgcError
+from tests.api.chains import chain
+from tests.training.samples import samples
+
+DRY = ("optimize", "model.onnx", "--no-check", "--dry-run")
+TRAIN = ("train", "model.onnx", "--data", "data.npz")
+FILE = ("train", "training.onnx", "--data", "data.npz")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, files that were made of it, data, and graphs."""
+    here = tmp_path_factory.mktemp("files")
+    onnx.save(chain(2, batch=64), here / "model.onnx")
+    onnx.save(chain(2, batch=64), here / "other.onnx")
+    how: dict[str, Any] = {"check": False, "optimizer": "sgd"}
+    onnxgc.optimize(here / "model.onnx", here / "training.onnx", **how)
+    data = samples(0, 64)
+    np.savez(here / "data.npz", **data)
+    np.savez(here / "tested.npz", **data, **{f"{name}_test": array for name, array in data.items()})
+    edges = [[number, number + 1] for number in range(4)]
+    vertices = [{"id": number, "size": 1} for number in range(5)]
+    nodes = [{"id": number, "size": 1.5, "duration": 1} for number in range(5)]
+    bare = {"vertices": vertices, "edges": edges, "source": 0, "target": 4}
+    (here / "graph.json").write_text(json.dumps(bare), encoding="utf-8")
+    operators = {"nodes": nodes, "edges": [*edges, [0, 4]]}
+    (here / "operators.json").write_text(json.dumps(operators), encoding="utf-8")
+    return here
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ((*DRY, "--plan", "training.onnx", "--time-limit", "1"), "leave out --time-limit"),
+        ((*DRY, "--plan", "training.onnx", "--budget", "60%"), "a plan says what to do"),
+        ((*DRY, "--plan", "training.onnx", "--checkpoints", "x"), "a plan says what to do"),
+        ((*DRY, "--save-external-data"), "--save-external-data needs the file that --dry-run does not write"),
+        ((*DRY, "--verify", "1"), "--verify needs the file that --dry-run does not write"),
+        ((*DRY, "--quiet", "--verbose"), "drop one of them"),
+        ((*DRY, "--device", "a100"), "--device goes with --budget"),
+        (("inspect", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
+        (("compare", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
+        (("compare", "model.onnx", "other.onnx", "--device", "a100"), "--device is for times of plans"),
+        (("compare", "model.onnx", "other.onnx", "--budget", "60%"), "(--each)"),
+        (("bench", "model.onnx", "--plan", "training.onnx", "--time-limit", "1"), "leave out --time-limit"),
+        (("verify", "model.onnx", "training.onnx", "--input-shapes", "x:32,16"), "with a plan file alone"),
+        (("verify", "model.onnx", "training.onnx", "--loss", "mse"), "with a plan file alone"),
+        (("solve", "graph.json", "--draws", "3"), "--draws is for the solver 'random', not 'acg'"),
+        (("solve", "graph.json", "--slots", "3"), "--slots is for the solver 'revolve', not 'acg'"),
+        (("solve", "graph.json", "--checkpoints", "1", "--solver", "acg"), "chooses the solver 'manual'"),
+        (("solve", "operators.json", "--budget", "80%", "--draws", "3"), "--draws is for checkpoints"),
+        ((*TRAIN, "--batch", "16", "--input-shapes", "x:32,16"), "'x' has 32 samples; give one of them"),
+        ((*TRAIN, "--plan", "training.onnx", "--time-limit", "1"), "leave out --time-limit"),
+        ((*TRAIN, "--momentum", "0.9"), "settings of sgd"),
+        ((*TRAIN, "--model", "other.onnx"), "two forward models are given"),
+        (("train", "model.onnx", "--data", "tested.npz", "--validation", "data.npz"), "leave one out"),
+        ((*FILE, "--batch", "16"), "a training file is planned already; leave out batch"),
+        ((*FILE, "--accumulate", "2"), "a training file is planned already; leave out accumulate"),
+        ((*FILE, "--weight-decay", "0.1"), "a training file is planned already; leave out --weight-decay"),
+        ((*FILE, "--input-shapes", "x:32,16"), "leave out --input-shapes"),
+        ((*FILE, "--out", "trained.onnx"), "--out needs the forward model of the training file"),
+        ((*FILE, "--validation", "data.npz"), "--validation needs the forward model of the training file"),
+        (
+            ("train", "training.onnx", "--data", "tested.npz"),
+            "needs the forward model of the training file; give it by --model",
+        ),
+    ],
+)
+def test_no_option_is_ignored(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    before = set(folder.iterdir())
+    monkeypatch.setattr("sys.argv", ["onnxgc", *words])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    error = capsys.readouterr().err
+    assert (ended.value.code, error.count("\n")) == (2, 1)
+    assert told in error
+    assert set(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda model: onnxgc.optimize(model, order="fixed"), "order goes with a budget"),
+        (lambda model: onnxgc.optimize(model, device="a100"), "device goes with a budget"),
+        (lambda model: onnxgc.optimize(model, calibrate="times.json"), "calibrate goes with a budget"),
+        (lambda model: onnxgc.optimize(model, step_limit=3), "step_limit goes with a budget"),
+        (lambda model: bench(model, step_limit=3), "step_limit goes with a budget"),
+        (lambda model: bench(model, device="a100", calibrate="times.json"), "both say where times come from"),
+        (lambda model: bench(model, device="abacus"), "unknown device 'abacus'"),
+        (lambda model: compare(model, model, device="a100"), "--device is for times of plans"),
+    ],
+)
+def test_no_argument_is_ignored(call: Callable[[onnx.ModelProto], object], words: str) -> None:
+    with pytest.raises(OnnxgcError, match=words):
+        call(chain(2, batch=64))
+
+
+@pytest.mark.parametrize(
+    "budget, limit", [("4.5", 4.5), (4.5, 4.5), ("5", 5), ("6.2", 6), ("100%", 4.5), (1.0, 4.5)]
+)
+def test_a_budget_of_a_bare_graph_is_a_size_in_its_unit(folder: Path, budget: Any, limit: float) -> None:
+    """Sizes are 1.5 each; a limit is rounded down to a multiple of what all are multiples of."""
+    assert solve_operator_graph(folder / "operators.json", budget=budget)["budget"] == limit
+
+
+def test_a_fraction_up_to_1_is_a_share(folder: Path) -> None:
+    with pytest.raises(OnnxgcError, match=r"no sequence fits 3\.5"):
+        solve_operator_graph(folder / "operators.json", budget=".8")
+
+
+def test_a_run_that_is_done_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    state = str(tmp_path / "run.safetensors")
+    words = ["onnxgc", "train", "training.onnx", "--data", "data.npz", "--state", state, "--resume"]
+    monkeypatch.setattr("sys.argv", words)
+    for is_done in (False, True):
+        with pytest.raises(SystemExit):
+            command_line.main()
+        assert ("the state has 1 epochs already" in capsys.readouterr().out) is is_done

@@ -1,0 +1,179 @@
+"""Settings of a run, of a call, and of a saved state are in force or refused in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgc.errors import TrainingError
+from onnxgc.training import Event, StopTraining, Trainer, cosine
+from tests.api.chains import chain
+from tests.training.samples import samples
+
+QUICK: dict[str, Any] = {"optimizer": "sgd", "threads": 1, "check": False}
+
+
+def trainer_of(**how: Any) -> Trainer:
+    return Trainer(chain(2), **{**QUICK, "batch": 32, **how})
+
+
+def test_an_assigned_learning_rate_is_that_of_the_next_update() -> None:
+    assigned, given = trainer_of(learning_rate=0.5), trainer_of(learning_rate=0.125)
+    assigned.learning_rate = 0.125
+    assert assigned.learning_rate == 0.125
+    for trainer in (assigned, given):
+        trainer.step(samples(0, 32))
+    np.testing.assert_array_equal(assigned.array("w0"), given.array("w0"))
+    assigned.learning_rate = cosine(0.5, total=2)
+    assert assigned.learning_rate == pytest.approx(0.25)
+    history = assigned.fit(samples(1, 32), 1)
+    assert history[-1]["learning_rate"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), "fast", None])
+def test_an_assigned_rate_that_is_none_is_one_line(rate: Any) -> None:
+    trainer = trainer_of(learning_rate=0.5)
+    with pytest.raises(TrainingError, match="the learning rate is"):
+        trainer.learning_rate = rate
+    assert trainer.learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["lr", "batch", "optimizer", "seed", "accumulate", "updates", "weight_decay"]
+)
+def test_other_assignments_are_refused(name: str) -> None:
+    with pytest.raises(TrainingError, match=f"'{name}' of a Trainer cannot be changed"):
+        setattr(trainer_of(), name, 3)
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ({"resume": True}, "resume needs a file"),
+        ({"save_every": 2}, "save_every needs a file"),
+        ({"epochs": 0}, "at least 1"),
+        ({"save_every": 0, "state": "run.safetensors"}, "at least 1"),
+    ],
+)
+def test_settings_of_fit_without_effect_are_refused(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        trainer_of().fit(samples(0, 32), **how)
+
+
+def two_inputs(first: int | str = "N", second: int | str = "N") -> onnx.ModelProto:
+    model = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[{first}, 4] x, float[{second}, 4] z) => (float[{first}, 4] y) {{
+            a = MatMul (x, w)
+            b = MatMul (z, w)
+            y = Sub (a, b)
+        }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    return model
+
+
+def test_shapes_and_a_batch_that_differ_are_refused() -> None:
+    for model in (two_inputs(), two_inputs(3, 3), two_inputs("N", "M")):
+        with pytest.raises(TrainingError, match=r"batches of 16 are asked for, and .* to 'x' has 32 samples"):
+            Trainer(model, batch=16, input_shapes={"x": (32, 4)}, loss="mse", **QUICK)
+
+
+def test_a_given_shape_sets_the_samples_of_other_inputs() -> None:
+    trainer = Trainer(two_inputs(), input_shapes={"z": (8, 4)}, loss="mse", **QUICK)
+    assert trainer.batch == 8
+    assert trainer.inputs["x"] == (8, 4)
+    same = Trainer(two_inputs(), batch=8, input_shapes={"x": (8, 4)}, loss="mse", **QUICK)
+    assert same.inputs == trainer.inputs
+    # An input of another count holds something else.
+    alone = Trainer(two_inputs("N", 1), batch=8, input_shapes={"z": (1, 4)}, loss="mse", **QUICK)
+    assert (alone.inputs["x"], alone.inputs["z"]) == ((8, 4), (1, 4))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state at the end of an epoch."""
+    path = tmp_path_factory.mktemp("ended") / "run.safetensors"
+    trainer_of(seed=3).fit(samples(0, 128), 1, state=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state in the middle of an epoch."""
+    path = tmp_path_factory.mktemp("halfway") / "run.safetensors"
+
+    def stop(event: Event) -> None:
+        if event.updates == 1:
+            raise StopTraining
+
+    trainer_of(seed=3).fit(samples(0, 128), 1, state=path, callbacks=[stop])
+    return path
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ({"batch": 64}, "made with samples of an update 32, and this run has samples of an update 64"),
+        ({"batch": 64, "accumulate": 2}, "made with samples of an update 32"),
+        ({"loss": "mse"}, "made with loss cross-entropy, and this run has loss mse"),
+        ({"seed": 4}, "made with seed 3, and this run has seed 4"),
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun(ended: Path, how: dict[str, Any], words: str) -> None:
+    data = samples(0, 128)
+    if how.get("loss") == "mse":
+        data = {"x": data["x"], "target": np.zeros((128, 4), np.float32)}
+    with pytest.raises(TrainingError, match=words):
+        trainer_of(**how).fit(data, 2, state=ended, resume=True)
+
+
+def test_a_seed_that_is_left_out_is_the_states(ended: Path) -> None:
+    trainer = trainer_of()
+    trainer.load(ended)
+    assert trainer._position.seed == 3
+    trainer_of(seed=3).load(ended)
+
+
+@pytest.mark.parametrize(
+    "how, fit, size, words",
+    [
+        ({}, {"shuffle": False}, 128, "made with shuffle True, and this run has shuffle False"),
+        ({}, {}, 96, "made with samples 128, and this run has samples 96"),
+        ({"batch": 16, "accumulate": 2}, {}, 128, "made with batch 32, and this run has batch 16"),
+    ],
+)
+def test_an_epoch_goes_on_as_it_was_begun(
+    halfway: Path, how: dict[str, Any], fit: dict[str, Any], size: int, words: str
+) -> None:
+    with pytest.raises(TrainingError, match=words):
+        trainer_of(**how).fit(samples(0, size), 1, state=halfway, resume=True, **fit)
+
+
+def test_other_data_may_follow_at_the_end_of_an_epoch(ended: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.safetensors"
+    again.write_bytes(ended.read_bytes())
+    history = trainer_of().fit(samples(1, 96), 2, state=again, resume=True, shuffle=False)
+    assert [entry["samples"] for entry in history] == [128, 96]
+
+
+def test_weights_that_were_drawn_and_are_frozen_need_the_seed_of_the_run(tmp_path: Path) -> None:
+    model = parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[N, 4] x) => (float[N, 4] y) {
+            w = ConstantOfShape <value = float {0.5}> (shape)
+            a = MatMul (x, w)
+            y = MatMul (a, v)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([4, 4], np.int64), "shape"))
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "v"))
+    how: dict[str, Any] = {**QUICK, "batch": 8, "freeze": ("w",), "loss": "mse"}
+    path = tmp_path / "run.safetensors"
+    Trainer(model, seed=5, **how).save(path)
+    with pytest.raises(TrainingError, match="made with seed 5, from which 'w' was drawn"):
+        Trainer(model, **how).load(path)
+    Trainer(model, seed=5, **how).load(path)
