@@ -11,10 +11,12 @@ from onnxgc.errors import ModelFileError, OnnxgcError
 from onnxgc.gradients.registry import RULES, STOPS
 from onnxgc.model.costs import node_flops
 from onnxgc.model.ir import TrainableModel
-from onnxgc.model.load import source_of
+from onnxgc.model.lift import draft_of
+from onnxgc.model.load import load_proto, source_of
 from onnxgc.model.parameters import ParameterDecision
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.runtime.cuda import left_to_the_cpu
+from onnxgc.runtime.faults import FoundFault, faults_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Inspection:
 
     `obstacles` are the errors that stop the model from being planned, in the words that `optimize`
     uses; the fields behind it are empty as far as an obstacle hides them. `left_to_the_cpu` counts, by
-    operator, the nodes of the training graph that have no CUDA kernel at its opset.
+    operator, the nodes of the training graph that have no CUDA kernel at its opset. `runtime_faults` are
+    known faults of ONNX Runtime that the model itself shows: its inference is wrong there, training is not.
     """
 
     weights: tuple[ParameterDecision, ...]
@@ -50,6 +53,7 @@ class Inspection:
     opset: int | None = None
     left_to_the_cpu: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    runtime_faults: tuple[FoundFault, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -80,6 +84,17 @@ class Inspection:
             "planned": {"simulated_peak_bytes": self.planned_peak_bytes},
             "opset": self.opset,
             "left_to_the_cpu": dict(self.left_to_the_cpu),
+            "runtime_faults": [
+                {
+                    "name": found.fault.name,
+                    "nodes": list(found.nodes),
+                    "cause": found.fault.cause,
+                    "levels": found.fault.levels,
+                    "versions": found.fault.versions,
+                    "detail": str(found),
+                }
+                for found in self.runtime_faults
+            ],
             "notes": list(self.notes),
             "obstacles": list(self.obstacles),
         }
@@ -126,6 +141,7 @@ def inspect(
         _operator_uses(model),
         model.loss_kind,
         inputs={name: model.types[name].shape for name in (*model.inputs, *model.targets)},
+        runtime_faults=faults_in(draft_of(*load_proto(source)).with_changes(types=model.types)),
     )
     try:
         planned = plan_step(model, "acg")

@@ -130,8 +130,8 @@ def _verdict(
         )
     if ran.ended_by:
         raise ModelFileError(
-            f"ONNX Runtime crashed ({ran.signal_name}) while {doing} the model as it is; export it again, give "
-            "other --input-shapes, or pass --no-check to plan it untried"
+            f"ONNX Runtime crashed ({ran.signal_name}) while {doing} the model as it is; export it again, "
+            "give other --input-shapes, or pass --no-check to plan it untried"
         )
     failure = ran.errors[-1] if ran.errors else "it gave no reason"
     if limit := _missing_kernel(failure, proto, model):

@@ -66,6 +66,8 @@ def inspect_command(
         console.print(operators_table(found["operators"]))
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
+    for fault in found["runtime_faults"]:
+        console.print(f"wrong in a default session: {fault['detail']}", markup=False)
     for name, shape in found["inputs"].items():
         console.print(f"input {name}: {'x'.join(map(str, shape)) or 'scalar'}", markup=False)
     roles = [weight["role"] for weight in shown]

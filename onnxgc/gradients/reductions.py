@@ -6,7 +6,7 @@ import math
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import reciprocal_or_zero, reduce_sum, reshape
+from onnxgc.gradients.shaping import expand, reciprocal_or_zero, reduce_sum, reshape
 
 
 def _reduced_axes(g: GradientContext) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def _spread(g: GradientContext, gradient: str, axes: tuple[int, ...]) -> str:
     """dy repeated along the reduced axes."""
     shape = g.input_shape(0)
     gradient = _kept(g, axes, gradient)
-    return gradient if all(shape[axis] == 1 for axis in axes) else g.emit("Expand", gradient, g.ints(*shape))
+    return gradient if all(shape[axis] == 1 for axis in axes) else expand(g, gradient, shape)
 
 
 def reduce_sum_rule(g: GradientContext) -> None:

@@ -20,7 +20,19 @@ def reshape(g: GradientContext, tensor: str, shape: tuple[int, ...]) -> str:
 
 def zeros(g: GradientContext, shape: tuple[int, ...]) -> str:
     """Zeros of the element type of input 0."""
-    return g.emit("Expand", g.scalar(0.0), g.ints(*shape))
+    return expand(g, g.scalar(0.0), shape)
+
+
+def expand(g: GradientContext, tensor: str, shape: tuple[int, ...]) -> str:
+    """A tensor of the element type of input 0 broadcast to a shape.
+
+    To nothing it is made anew: ONNX Runtime drops an Expand of a size of one to zero.
+    """
+    if 0 in shape:
+        dtype = g.input_type(0).dtype
+        value = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(dtype)))
+        return g.emit("ConstantOfShape", g.ints(*shape), value=value)
+    return g.emit("Expand", tensor, g.ints(*shape))
 
 
 def reduce_sum(g: GradientContext, tensor: str, axes: tuple[int, ...], *, keepdims: bool = False) -> str:

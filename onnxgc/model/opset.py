@@ -13,7 +13,7 @@ from onnx import defs, helper, inliner, numpy_helper, version_converter
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.draft import Draft, NameSource, attributes_of
-from onnxgc.model.ir import Node, TensorType, Weight
+from onnxgc.model.ir import Array, Node, TensorType, Weight
 from onnxgc.model.lift import lift_constants, with_node_names
 from onnxgc.model.lowering import CannotLowerError, is_newer_function, lowered_nodes
 from onnxgc.model.shapes import resolved
@@ -21,6 +21,7 @@ from onnxgc.model.weights import ArrayWeight, is_external
 
 TARGET_OPSET = 18
 TARGET_IR_VERSION = 9
+_FIRST_OPSET_OF_AXES_AS_INPUT = 18
 # Below it Add and its kind broadcast by an attribute, which no tool raises correctly.
 OLDEST_OPSET = 7
 # Up to it Resize and Upsample count from the first element, and nearest rounds towards it or away from it.
@@ -64,6 +65,7 @@ def at_target_opset(draft: Draft, kept: Container[str] = ()) -> Draft:
     Raises:
         ModelFileError: an operator of an older opset cannot be raised.
     """
+    draft = draft if "MeanVarianceNormalization" in kept else _centred(draft)
     draft = _expanded(draft, [op for op in EXPANDED_ALWAYS if op not in kept])
     if draft.opset > TARGET_OPSET:
         return _lowered(resolved(draft))
@@ -144,6 +146,56 @@ def _expanded(draft: Draft, operators: Sequence[str]) -> Draft:
     names = [("", name) for name in operators]
     graph = inliner.inline_selected_functions(shell, names, inline_schema_functions=True).graph
     return _lifted(draft, graph)
+
+
+def _centred(draft: Draft) -> Draft:
+    """The draft with MeanVarianceNormalization by the deviations' own mean square.
+
+    ONNX defines it by the difference of two mean squares, which for a constant channel is zero or, by
+    rounding, below: NaN either way, in forward or by the derivative of the root. Here the variance has the
+    smallest number for its least, so that the derivative there is that of the mean alone.
+    """
+    names, weights, nodes = NameSource(draft.tensor_names()), dict(draft.weights), list[Node]()
+    for node in draft.nodes:
+        kind = draft.type_of(node.inputs[0]) if node.inputs else None
+        if node.op != "MeanVarianceNormalization" or node.domain or kind is None:
+            nodes.append(node)
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
+        axes = list(node.attribute("axes") or (0, 2, 3))
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.finfo(np.float32)
+        least = limits.smallest_subnormal if dtype == np.float16 else limits.tiny
+        given: dict[str, Array] = {
+            "axes": np.asarray(axes, np.int64),
+            "least": np.asarray(least).astype(dtype),
+            "epsilon": np.asarray(1e-9).astype(dtype),
+        }
+        constant = {part: names.fresh(f"{node.outputs[0]}_{part}") for part in given}
+        by_input = draft.opset >= _FIRST_OPSET_OF_AXES_AS_INPUT
+        reduced = (constant.pop("axes"),) if by_input else ()
+        axes_attribute = {} if by_input else {"axes": axes}
+        weights |= {name: ArrayWeight(given[part]) for part, name in constant.items()}
+        weights |= {name: ArrayWeight(given["axes"]) for name in reduced}
+        x, y = node.inputs[0], node.outputs[0]
+        mean, centred, square, variance, bounded, root, divisor = (
+            names.fresh(f"{y}_{part}")
+            for part in ("mean", "centred", "square", "variance", "bounded", "root", "divisor")
+        )
+        for op, inputs, output, more in (
+            ("ReduceMean", (x, *reduced), mean, axes_attribute),
+            ("Sub", (x, mean), centred, {}),
+            ("Mul", (centred, centred), square, {}),
+            ("ReduceMean", (square, *reduced), variance, axes_attribute),
+            ("Max", (variance, constant["least"]), bounded, {}),
+            ("Sqrt", (bounded,), root, {}),
+            ("Add", (root, constant["epsilon"]), divisor, {}),
+            ("Div", (centred, divisor), y, {}),
+        ):
+            name = f"{node.name}/{output}"
+            nodes.append(Node(op, inputs, (output,), more, name, node.origin or node.name, op))
+    if len(nodes) == len(draft.nodes):
+        return draft
+    return resolved(draft.with_changes(nodes=tuple(nodes), weights=weights))
 
 
 def _with_defaults(node: Node, opset: int) -> Node:

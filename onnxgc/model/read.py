@@ -24,6 +24,7 @@ from onnxgc.model.quantized import check_not_quantized
 from onnxgc.model.recurrent import with_unrolled_recurrence
 from onnxgc.model.shapes import check_static, resolved, with_input_shapes
 from onnxgc.model.sharing import twin_notes, untied
+from onnxgc.model.sound import without_runtime_faults
 from onnxgc.model.trainable import (
     in_current_form,
     with_batch_statistics,
@@ -83,6 +84,7 @@ def read_model(
     draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
     draft = with_floor_pooling(resolved(with_explicit_pads(draft)))
+    draft = resolved(without_runtime_faults(draft))
     check_static(draft)
 
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])

@@ -29,7 +29,7 @@ from onnxgc.model.folding import (
     shape_value,
 )
 from onnxgc.model.fused import FusedOperators, is_fused
-from onnxgc.model.ir import Array, Node, TensorType, Weight
+from onnxgc.model.ir import Array, Node, TensorType, Weight, dtype_name
 from onnxgc.model.rebatching import Rebatching
 from onnxgc.model.sequences import Sequences
 from onnxgc.model.spelling import spelled
@@ -43,6 +43,7 @@ _POSITIVE_OUTPUTS = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool"
 # Their scale and shift have the axes from a certain one on.
 _SCALED_BEHIND_AN_AXIS = frozenset(["LayerNormalization", "RMSNormalization"])
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
+_SAME = ("SAME_UPPER", "SAME_LOWER", b"SAME_UPPER", b"SAME_LOWER")
 # Operators whose output has the type of their first input, which ONNX's inference does not know.
 _SAME_AS_INPUT = frozenset(
     ["GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "RotaryEmbedding"]
@@ -50,6 +51,8 @@ _SAME_AS_INPUT = frozenset(
 
 
 _NAMELESS = "?"
+# How ONNX's inference says that an operator does not take a type.
+_OF_TYPES = "has unsupported type"
 # What a Loop gives its body: the number of the step, and whether it goes on.
 _NUMBER = TensorType(onnx.TensorProto.INT64, ())
 _CONDITION = TensorType(onnx.TensorProto.BOOL, ())
@@ -326,6 +329,7 @@ class _Walk:
         if node.op == "GatherND" and not node.domain and _static(found.get(node.outputs[0])) is None:
             found |= _gathered(node, types)
         _drop_windows_in_padding(node, types, found)
+        _without_output_padding(node, types, found)
         problem = self._impossible(node, found)
         return self._inconsistent(node, problem) if problem else found
 
@@ -453,10 +457,23 @@ class _Walk:
 
     def _inconsistent(self, node: Node, reason: str) -> str:
         reads = [(name, self.type_of(name)) for name in node.inputs if name]
+        if _OF_TYPES in reason:
+            return self._of_wrong_type(node, reads)
         shapes = ", ".join(f"'{name}' {_text(kind.shape)}" for name, kind in reads if kind is not None)
         return (
             f"node '{node.name}' ({operator_name(node)}) does not fit its inputs: {reason}; "
             f"it reads {shapes or 'nothing'}; check the input shapes ({self._inputs()}){self._made_for()}"
+        )
+
+    def _of_wrong_type(self, node: Node, reads: Sequence[tuple[str, TensorType | None]]) -> str:
+        """Why an operator is not defined for the types that it reads, and what would help."""
+        types = ", ".join(f"'{name}' {dtype_name(kind.dtype)}" for name, kind in reads if kind is not None)
+        opset = self.draft.opset
+        later = _opset_of_types(node, opset, [kind for _, kind in reads])
+        way = f"export the model at opset {later}, or" if later else "export the model"
+        return (
+            f"node '{node.name}' ({operator_name(node)}) is not defined for the types that it reads at opset "
+            f"{opset}: {types}; {way} with this operator in float32 (by a Cast before and behind it)"
         )
 
     def _not_static(self, name: str, node: Node) -> str:
@@ -622,6 +639,51 @@ def _drop_windows_in_padding(
             )
         )
         found[output] = _proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
+
+
+def _opset_of_types(node: Node, opset: int, kinds: Sequence[TensorType | None]) -> int | None:
+    """The first later opset in which an operator takes all of these types, or None."""
+    if node.domain:
+        return None
+    names = {"FLOAT": "float", "DOUBLE": "double"}
+    for later in range(opset + 1, defs.onnx_opset_version() + 1):
+        schema = defs.get_schema(node.op, later, "")
+        allowed = {text for entry in schema.inputs for text in entry.types}
+        wanted = (onnx.TensorProto.DataType.Name(kind.dtype) for kind in kinds if kind is not None)
+        if all(f"tensor({names.get(name, name.lower())})" in allowed for name in wanted):
+            return later
+    return None
+
+
+def _without_output_padding(
+    node: Node, types: Mapping[str, onnx.TypeProto], found: dict[str, onnx.TypeProto]
+) -> None:
+    """Correct the extent of ConvTranspose with auto_pad, which output_padding does not change.
+
+    ONNX's inference adds it. Source: ONNX ConvTranspose-11, `auto_pad`: output_shape[i] = input_shape[i] *
+    strides[i]; where all windows together reach less far, runtimes end there.
+    """
+    if node.op != "ConvTranspose" or node.domain or node.attribute("output_shape"):
+        return
+    if node.attribute("auto_pad", "NOTSET") not in _SAME or not any(node.attribute("output_padding") or ()):
+        return
+    source, weight = (_static(types[name]) for name in node.inputs[:2])
+    kind = _static(found.get(node.outputs[0]))
+    if source is None or weight is None or kind is None:
+        return
+    ones = [1] * (len(source.shape) - 2)
+    spatial = tuple(
+        min(size * stride, (size - 1) * stride + dilation * (width - 1) + 1 + added)
+        for size, width, stride, dilation, added in zip(
+            source.shape[2:],
+            weight.shape[2:],
+            node.attribute("strides") or ones,
+            node.attribute("dilations") or ones,
+            node.attribute("output_padding"),
+            strict=True,
+        )
+    )
+    found[node.outputs[0]] = _proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
 
 
 def _proto(kind: TensorType) -> onnx.TypeProto:

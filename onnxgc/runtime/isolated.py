@@ -22,7 +22,13 @@ from onnxgc.model.ir import Array, TensorType
 _CHILD = Path(__file__).with_name("child.py")
 PLAIN, STOCK = "ORT_DISABLE_ALL", "ORT_ENABLE_ALL"
 # What the runtime, the C++ library and Python say where memory has run out.
-_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory", "failed to allocate", "Cannot allocate")
+_OF_MEMORY = (
+    "bad_alloc",
+    "MemoryError",
+    "Failed to allocate memory",
+    "failed to allocate",
+    "Cannot allocate",
+)
 _LAST_OF_OUTPUT = 2000
 _NUMPY_KINDS = "biufcUSO"
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnxgc.api import optimize, trial
-from onnxgc.errors import ModelFileError
+from onnxgc.errors import ModelFileError, ShapeError
+from onnxgc.model.ir import TensorType
 from onnxgc.model.read import read_model
+from onnxgc.runtime import isolated
 from onnxgc.runtime.ort import SessionSettings, make_session
 from tests.model.model_helpers import normal, text_model, with_weights
 
@@ -46,20 +55,123 @@ def test_a_model_that_does_not_load_is_refused() -> None:
         trial.trial_run(with_weights(source, w=normal(3, 4)), optimize(model(GOOD), loss="mse").planned.model)
 
 
-def test_a_model_that_stock_optimisation_breaks_is_tried_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime does not always load what it saved itself."""
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Lets another program take the place of the one that runs the model."""
 
-    def with_broken_optimiser(
-        source: onnx.ModelProto, *, settings: SessionSettings, is_silent: bool
-    ) -> object:
-        if not settings.file_order:
-            raise RuntimeError("type inference failed")
-        return make_session(source, settings=settings, is_silent=is_silent)
+    def take(program: str) -> None:
+        path = tmp_path / "child.py"
+        path.write_text(program)
+        monkeypatch.setattr(isolated, "_CHILD", path)
 
-    monkeypatch.setattr(trial, "make_session", with_broken_optimiser)
-    assert trial.trial_run(model(GOOD), read_model(model(GOOD), loss="mse")) == ""
-    with pytest.raises(ModelFileError, match="does not run on ONNX Runtime"):
-        trial.trial_run(model(BROKEN), read_model(model(BROKEN), loss="mse"))
+    return take
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
+def test_a_crash_of_the_runtime_is_one_line(child: Callable[[str], None], name: str) -> None:
+    child(f"import os, signal; os.kill(os.getpid(), signal.{name})")
+    with pytest.raises(ModelFileError, match=rf"crashed \({name}\).*--no-check") as caught:
+        optimize(model(GOOD), loss="mse")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "raise MemoryError",
+        "import os, sys; print('terminate called: std::bad_alloc', file=sys.stderr, flush=True); os.abort()",
+    ],
+)
+def test_where_memory_runs_out_there_is_no_verdict(child: Callable[[str], None], program: str) -> None:
+    child(program)
+    notes = optimize(model(GOOD), loss="mse").report["notes"]
+    assert any("memory ran out" in note for note in notes)
+
+
+def test_a_model_that_needs_more_memory_than_there_is_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "available_bytes", lambda: 10)
+    notes = optimize(model(BROKEN), loss="mse").report["notes"]
+    assert any("not tried: that takes at least" in note for note in notes)
+
+
+def test_a_runtime_that_hangs_is_stopped(
+    child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child("import time; time.sleep(60)")
+    monkeypatch.setattr(trial, "MAX_SECONDS", 0.2)
+    notes = optimize(model(GOOD), loss="mse").report["notes"]
+    assert any("still starting on it after" in note for note in notes)
+
+
+def test_the_process_ends_when_the_wait_does(
+    child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C."""
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def communicate(self, *_: object, **__: object) -> tuple[bytes, bytes]:
+            started.append(self)
+            raise KeyboardInterrupt
+
+    child("import time; time.sleep(60)")
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimize(model(GOOD), loss="mse")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_the_process_ends_with_its_caller() -> None:
+    lifeline, held = os.pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        waiting = [
+            sys.executable,
+            "-c",
+            f"import runpy; runpy.run_path({str(isolated._CHILD)!r})['_end_with_the_caller']()",
+        ]
+        process = subprocess.Popen(waiting, stdin=lifeline, cwd=folder)
+        os.close(lifeline)
+        os.close(held)
+        assert process.wait(20) == 1
+
+
+def test_shapes_that_differ_from_inferred_ones_are_refused() -> None:
+    source = model(GOOD)
+    read = read_model(source, loss="mse")
+    wrong = replace(read, types={**read.types, "y": TensorType(onnx.TensorProto.FLOAT, (2, 5))})
+    with pytest.raises(
+        ShapeError, match=r"MatMul 'y' gives 'y' as float32 \[2, 4\].*float32 \[2, 5\].*--no-check"
+    ):
+        trial.trial_run(source, wrong)
+    other = replace(read, types={**read.types, "y": TensorType(onnx.TensorProto.DOUBLE, (2, 4))})
+    with pytest.raises(ShapeError, match="float64"):
+        trial.trial_run(source, other)
+
+
+def test_half_precision_that_the_runtime_widens_is_no_dispute() -> None:
+    source = text_model("(float16[2,3] x) => (float16[2,3] y) { h = Mul(x, w) y = Softmax(h) }")
+    source.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float16), "w"))
+    assert trial.trial_run(source, read_model(source, loss="mse")) == ""
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("stride, kernel, dilation", [(2, 1, 1), (2, 4, 1), (3, 1, 1), (3, 4, 2)])
+def test_transposed_convolution_by_auto_pad_and_output_padding(
+    auto_pad: str, stride: int, kernel: int, dilation: int
+) -> None:
+    """ONNX's inference adds the padding to an extent that does not change by it."""
+    attributes = f'auto_pad="{auto_pad}", strides=[{stride}], dilations=[{dilation}], output_padding=[1]'
+    source = text_model(
+        f"(float[1,2,4] x) => (float[] loss) {{ y = ConvTranspose<{attributes}>(x, w) l = Mul(y, y) "
+        "loss = ReduceSum<keepdims=0>(l) }"
+    )
+    source = with_weights(source, w=normal(2, 3, kernel))
+    (right,) = make_session(source).run(None, {"x": normal(1, 2, 4)})
+    emitted = optimize(source, loss="loss").training_graph.model
+    for settings in (SessionSettings(), SessionSettings(file_order=False)):
+        found = make_session(emitted, settings=settings).run(["loss"], {"x": normal(1, 2, 4)})[0]
+        np.testing.assert_allclose(found, right, rtol=1e-5)
 
 
 def test_a_model_of_many_operations_is_loaded_but_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +213,18 @@ def test_a_type_without_a_kernel_on_the_cpu_is_told_and_not_refused() -> None:
     value = onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, (2, 3), np.ones(6))
     source.graph.initializer.append(value)
     notes = optimize(source, loss="mse").report["notes"]
-    assert any("could not be tried on the CPU" in note for note in notes)
+    (note,) = [note for note in notes if "could not be tried on the CPU" in note]
+    assert all(part in note for part in ("CPUExecutionProvider", "Mul for bfloat16", "'y'", "float32"))
+
+
+def test_an_operator_that_does_not_take_a_type_is_no_matter_of_shapes() -> None:
+    source = text_model("(bfloat16[1,3,4] x) => (bfloat16[1,3,4] y) { y = Conv(x, w) }")
+    source.graph.initializer.append(
+        onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, (3, 3, 1), np.ones(9))
+    )
+    with pytest.raises(ShapeError, match=r"Conv.*opset 18.*'x' bfloat16.*opset 22") as caught:
+        optimize(source, loss="mse")
+    assert "check the input shapes" not in str(caught.value)
 
 
 def test_an_input_that_is_declared_empty_is_fed_empty() -> None:
