@@ -42,7 +42,7 @@ def _type(value: Array) -> str:
 
 
 def _vector(name: str, body: str, *shape: int, length: int) -> FaultCase:
-    weights = {"w": normal(*shape), "u": normal(length, seed=1)}
+    weights: dict[str, Array] = {"w": normal(*shape), "u": normal(length, seed=1)}
     return FaultCase("vector product", name, body, weights, {"x": normal(*shape, seed=2)})
 
 
@@ -70,10 +70,10 @@ def _pool(name: str, pool: str, *pads: int) -> FaultCase:
 
 
 def _scatter(reduction: str) -> FaultCase:
-    weights = {
+    weights: dict[str, Array] = {
         "w": np.ones((1, 128), np.float32),
         "d": np.ones((2, 128), np.float32),
-        "i": np.random.default_rng(0).integers(-2, 2, (16384, 1)),
+        "i": np.asarray(np.random.default_rng(0).integers(-2, 2, (16384, 1))),
     }
     body = f'h = Mul(x, w) y = ScatterND<reduction="{reduction}">(d, i, h)'
     feeds = {"x": 1 + np.float32(1e-4) * normal(16384, 128)}
