@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import random
+import threading
 import types
 import warnings
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_function
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.planning.budgets import Budget, parse_budget
@@ -52,6 +54,8 @@ _MOST_TRACES = 16
 _MANY_TRACES = 8
 """Traces of one kind after which it is said why there are more and more."""
 """Traces of one kind, by the state that forward has read."""
+_TRACING = threading.RLock()
+"""Held by the thread that traces: meanwhile parameters of the module and settings of PyTorch are others."""
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -261,7 +265,19 @@ class _Unplanned(nn.Module):
         arguments: Sequence[Any],
         settings: Mapping[str, Any],
     ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
-        return state.run(lambda: self.own_forward()(*arguments, **settings), tensors)
+        given = pytree.tree_flatten((arguments, settings))
+
+        def forward() -> Any:
+            made = self.own_forward()(*arguments, **settings)
+            leaves, spec = pytree.tree_flatten((arguments, settings))
+            if spec != given[1] or any(one is not other for one, other in zip(leaves, given[0], strict=True)):
+                raise PlanError(
+                    "forward changes a list or dictionary among its arguments; return it, or keep it in an "
+                    "attribute or an object"
+                )
+            return made
+
+        return state.run(forward, tensors)
 
 
 class _Trace:
@@ -276,7 +292,7 @@ class _Trace:
 
     def bound(self, call: Call) -> Binding | None:
         """The state of a call, where it is as the trace takes it to be."""
-        binding = self.pattern.bind()
+        binding = self.pattern.bind(call.objects)
         if binding is None or (binding.tensors and repeated((*call.tensors, *binding.tensors)) != self.order):
             return None
         return binding
@@ -339,17 +355,32 @@ class PlannedForward:
         return _run_uncompiled(self, arguments, settings)
 
     def run(self, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-        call = Call.of(self._planned, arguments, settings)
-        if not call.needs_gradients() or call.is_inside_a_trace():
+        with _TRACING:
+            call = Call.of(self._planned, arguments, settings)
+            is_planned = call.needs_gradients() and not call.is_inside_a_trace()
+            known = self._known(call) if is_planned else None
+            if is_planned and known is None:
+                return self._traced_and_kept(call)
+        if known is None:
             return self._inner.own_forward()(*arguments, **settings)
+        return known[0].run(call, known[1])
+
+    def _known(self, call: Call) -> tuple[_Trace, Binding] | None:
+        """The trace that holds for a call, and the state that the call has for it."""
         call.check()
+        key = call.key()
+        for trace in self._traces.get(key, ()):
+            binding = trace.bound(call)
+            if binding is not None:
+                self._traces.move_to_end(key)
+                return trace, binding
+        return None
+
+    def _traced_and_kept(self, call: Call) -> Any:
+        """What forward gives in a new trace, which is kept."""
         key = call.key()
         traces = self._traces.setdefault(key, [])
         self._traces.move_to_end(key)
-        for trace in traces:
-            binding = trace.bound(call)
-            if binding is not None:
-                return trace.run(call, binding)
         if traces:
             self._warn_of_many(len(traces), traces[-1].pattern.differs)
         trace, made = self._traced(call)
@@ -373,7 +404,7 @@ class PlannedForward:
         call = Call.of(self._planned, arguments, settings)
         if call.needs_gradients():
             call.check()
-            with contextlib.suppress(_OnlyPlanned):
+            with _TRACING, contextlib.suppress(_OnlyPlanned):
                 self._traced(call, is_only_planned=True)
 
     def _traced(self, call: Call, is_only_planned: bool = False) -> tuple[_Trace, Any]:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
 from onnxgc.torch.module_state import HOOKS, kind_of, told_apart
+from onnxgc.torch.object_contents import contents
 
 
 class _Tensor(enum.Enum):
@@ -56,6 +57,11 @@ class Call:
         others = (_Tensor.HERE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         return cls(module, Form(tuple(state), tuple(others), spec), (*state.values(), *tensors))
 
+    @property
+    def objects(self) -> list[Any]:
+        """Arguments that hold others, but for those that PyTorch takes apart itself."""
+        return [leaf for leaf in self.form.leaves if leaf is not _Tensor.HERE and contents(leaf) is not None]
+
     def needs_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
 
@@ -84,12 +90,14 @@ class Call:
                 )
 
     def key(self) -> Hashable:
-        """What a trace depends on, but for the state that forward reads of Python objects."""
+        """What a trace depends on, but for what objects hold that forward reads."""
         kinds = tuple(map(kind_of, self.tensors))
         parts = tuple(self.module.modules())
         hooks = tuple(tuple(vars(part)[name]) for part in parts[1:] for name in HOOKS if vars(part)[name])
         modes = tuple(part.training for part in parts)
-        others = tuple(map(told_apart, self.form.leaves))
+        others = tuple(
+            told_apart(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves
+        )
         return (
             *(repr(self.form.spec), self.form.names, others, kinds, repeated(self.tensors), parts, hooks),
             *(modes, _settings()),

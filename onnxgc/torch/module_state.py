@@ -36,6 +36,8 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 """Stands for an attribute that is not there."""
 _STRUCTURE = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, submodules, hooks and mode are compared otherwise."""
+_MAX_DEPTH = 8
+"""Keys that the name of a place has at most."""
 _METHODS = frozenset(dir(nn.Module)) - {"forward"}
 """Names that no instance has of its own."""
 _MODULE_FILE = nn.Module.__init__.__code__.co_filename
@@ -142,6 +144,7 @@ class Snapshot:
         self.objects: dict[int, Any] = {}
         """All but plain values and tensors, by address."""
         self.has_tensors = False
+        self._inside: dict[int, tuple[Any, Key]] = {}
         waiting = list(roots)
         while waiting:
             holder = waiting.pop()
@@ -153,10 +156,24 @@ class Snapshot:
             if found is not None:
                 self._held[id(holder)] = holder, found
                 waiting.extend(found.values())
+                for key, value in found.items():
+                    self._inside.setdefault(id(value), (holder, key))
 
     def value(self, holder: Any, key: Key) -> Any:
         """What an object held at a place."""
         return self._held[id(holder)][1].get(key, ABSENT) if id(holder) in self._held else ABSENT
+
+    def name_of(self, holder: Any, key: Key, module: nn.Module) -> str:
+        """A place as programs write it, by the paths of a module's parts."""
+        names = {id(part): name for name, part in module.named_modules()}
+        keys = [key]
+        while id(holder) not in names and id(holder) in self._inside and len(keys) < _MAX_DEPTH:
+            holder, key = self._inside[id(holder)]
+            keys.append(key)
+        name: str = names.get(id(holder), "")
+        for each in reversed(keys):
+            name = place_name(name, each)
+        return name
 
     def changes(self) -> list[tuple[Any, dict[Key, Any], dict[Key, Any]]]:
         """Objects that hold something else now, with what they held and hold."""
@@ -180,18 +197,26 @@ def attributes_read(known: StateRead, snapshot: Snapshot, parts: Iterable[nn.Mod
     """
     addresses = set(map(id, parts))
 
+    def begin_again(value: Any) -> None:
+        """At once: what is done to a tensor that is no input of the trace would be done for good."""
+        if not isinstance(value, PLAIN) and Snapshot([value]).has_tensors:
+            raise MoreState
+
     def noted(module: nn.Module, name: str) -> Any:
         held: dict[str, Any] = object.__getattribute__(module, "__dict__")
         if id(module) not in addresses:
             pass
         elif name == "__dict__":
-            if sys._getframe(1).f_code.co_filename != _MODULE_FILE:
-                known.attributes[id(module), ""] = module, ""
+            key = id(module), ""
+            if sys._getframe(1).f_code.co_filename != _MODULE_FILE and key not in known.attributes:
+                known.attributes[key] = module, ""
+                begin_again(held)
         elif name not in _STRUCTURE and (id(module), name) not in known.attributes:
             value = held.get(name, ABSENT)
             is_own = value is not ABSENT or not (name in _METHODS or _is_registered(held, name))
             if is_own and snapshot.value(module, ("attribute", name)) is value:
                 known.attributes[id(module), name] = module, name
+                begin_again(value)
         return object.__getattribute__(module, name)
 
     every: Any = nn.Module
@@ -298,8 +323,10 @@ class Binding:
 class Pattern:
     """What the state that a forward reads looks like: the objects, and values where they decide."""
 
-    def __init__(self, known: StateRead, module: nn.Module, functions: Iterable[Any]) -> None:
-        """`functions` are those that forward may run, and classes.
+    def __init__(
+        self, known: StateRead, module: nn.Module, functions: Iterable[Any], arguments: list[Any]
+    ) -> None:
+        """`functions` are those that forward may run, and classes; `arguments` are objects of the call.
 
         Raises:
             PlanError: something is read that cannot be followed, such as an iterator.
@@ -315,6 +342,7 @@ class Pattern:
                 attributes.setdefault(id(part), (part, []))[1].append(name)
         self._roots = [self._root(part, names) for part, names in attributes.values()]
         self._roots += [node for each in functions if (node := self._whole(each)) is not None]
+        self._arguments = self._opened(arguments, "argument")
 
     def _root(self, module: nn.Module, names: Sequence[str]) -> Node:
         name = self._names[id(module)]
@@ -367,14 +395,13 @@ class Pattern:
             )
         return _Value(value, told_apart(value))
 
-    def bind(self) -> Binding | None:
-        """The objects as they are now; None where they do not look so any more."""
+    def bind(self, arguments: list[Any]) -> Binding | None:
+        """The objects as they are now, with those of a call; None where they do not look so any more."""
         binding = Binding()
         taken: dict[int, Node] = {}
-        for node in self._roots:
-            if not self._bound(node, node.root, binding, taken):
-                return None
-        return binding
+        holders = [*((node, node.root) for node in self._roots), (self._arguments, arguments)]
+        is_met = all(self._bound(node, holder, binding, taken) for node, holder in holders)
+        return binding if is_met else None
 
     def _bound(self, node: Node, holder: Any, binding: Binding, taken: dict[int, Node]) -> bool:
         known = binding.objects.get(node, ABSENT)

@@ -6,6 +6,7 @@ they use, arrays. Everything else (tensors, locks, loggers, objects of PyTorch i
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
 import os
@@ -51,6 +52,10 @@ def contents(holder: Any) -> dict[Key, Any] | None:
         return _of_function(holder)
     if isinstance(holder, types.MethodType):
         return {("method", "object"): holder.__self__, ("method", "function"): holder.__func__}
+    if is_cached(holder):
+        return {("cached", ""): holder.__wrapped__}
+    if isinstance(holder, contextvars.ContextVar):
+        return {("context", ""): holder.get(None)}
     if isinstance(holder, functools.partial):
         return {("partial", name): getattr(holder, name) for name in ("func", "args", "keywords")}
     if isinstance(holder, type):
@@ -108,6 +113,11 @@ def is_same(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> bool:
 
 _BY_VALUE = ("array", "random", "elements")
 """Kinds of places that `contents` fills anew at each call."""
+
+
+def is_cached(function: Any) -> bool:
+    """Whether a function keeps its results, by `functools.cache` or `lru_cache`."""
+    return isinstance(function, functools._lru_cache_wrapper)
 
 
 def is_closed(kind: type) -> bool:
@@ -172,6 +182,7 @@ def _class_attributes(kind: type) -> Iterator[tuple[Key, Any]]:
     """What a class keeps itself, but for what makes it a class."""
     for name, value in vars(kind).items():
         is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, types.ModuleType)
+        is_code = is_code and not is_cached(value)
         if not name.startswith("__") and not is_code:
             yield ("class", name), value
 
@@ -223,6 +234,8 @@ def _put(holder: Any, key: Key, value: Any) -> None:
             holder.update(value)
         case "array":
             np.copyto(holder, np.frombuffer(value, holder.dtype).reshape(holder.shape))
+        case "context":
+            holder.set(value)
         case "global":
             holder.__globals__[name] = value
         case "module":

@@ -17,8 +17,8 @@ from onnxgc.torch.module_state import (
     StateRead,
     attributes_read,
     functions_of,
-    place_name,
 )
+from onnxgc.torch.object_contents import is_cached
 from onnxgc.torch.outcomes import Outcome
 
 
@@ -31,17 +31,20 @@ class TracedState:
         self._known = known
         self._size = known.size
         self._module = call.module
-        self._roots = [call.module, *functions]
-        self.pattern = Pattern(known, call.module, functions)
-        binding = self.pattern.bind()
+        arguments = call.objects
+        self._roots = [call.module, *functions, arguments]
+        self.pattern = Pattern(known, call.module, functions, arguments)
+        binding = self.pattern.bind(arguments)
         assert binding is not None, "a pattern describes what is there"
         self.binding = binding
         self._before = Snapshot(self._roots)
+        self._cached = [each for each in self._before.objects.values() if is_cached(each)]
         self._tensors = (*call.tensors, *other_tensors(call.tensors, binding))
 
     def release(self) -> None:
         """Lets go of the call, whose tensors a trace would keep else."""
         self._tensors, self.binding, self._before = (), Binding(), Snapshot(())
+        self._roots, self._cached = [], []
 
     def run(
         self, forward: Callable[[], Any], stand_ins: Sequence[torch.Tensor]
@@ -52,6 +55,7 @@ class TracedState:
             MoreState: forward has read more of it than was known.
         """
         addresses = map(id, self._tensors)
+        self._clear_caches()
         try:
             self.pattern.swap(self.binding, dict(zip(addresses, stand_ins, strict=True)))
             swapped = Snapshot(self._roots)
@@ -64,6 +68,12 @@ class TracedState:
             return Outcome.of(made, swapped, self._module, self.binding)
         finally:
             self._before.put_back()
+            self._clear_caches()
+
+    def _clear_caches(self) -> None:
+        """Of `functools`: a trace can use nothing from before, and leaves nothing that is of use."""
+        for each in self._cached:
+            each.cache_clear()
 
     def _is_more_known(self, swapped: Snapshot) -> bool:
         """Whether forward has read more than is known, or replaced a number that it may just count on."""
@@ -83,8 +93,7 @@ class TracedState:
             self._before.put_back()
             holder, before, after = changes[0]
             changed = (key for key in (*after, *before) if before.get(key) is not after.get(key))
-            names = {id(part): name for name, part in self._module.named_modules()}
-            place = place_name(names.get(id(holder), type(holder).__name__), next(changed))
+            place = self._before.name_of(holder, next(changed), self._module)
             raise PlanError(
                 f"backward changes '{place}', which a planned step does not do again; put such a hook on the "
                 "whole module or on its parameters"

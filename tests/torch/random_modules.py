@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import functools
 import random
 import types
 import warnings
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 WIDTH = 8
+FACTOR: contextvars.ContextVar[float] = contextvars.ContextVar("factor", default=1.0)
 SHARED: dict[str, Any] = {"calls": 0, "last": None}
 
 
@@ -303,6 +306,32 @@ class Unregistered(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.others[0](self.layer(x))
+
+
+class Teacher(Part):
+    def begin(self) -> None:
+        self.others = [nn.Linear(WIDTH, WIDTH).requires_grad_(False)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for kept, one in zip(self.others[0].parameters(), self.layer.parameters(), strict=True):
+                kept.mul_(0.9).add_(one, alpha=0.1)
+        return self.layer(x) - self.others[0](x)
+
+
+class OfCache(Part):
+    @functools.lru_cache  # noqa: B019 - programs do it
+    def steps(self, size: int) -> Tensor:
+        return torch.arange(size) / size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.steps(WIDTH)
+
+
+class OfContext(Part):
+    def forward(self, x: Tensor) -> Tensor:
+        FACTOR.set(3.0 - FACTOR.get())
+        return self.layer(x) * FACTOR.get()
 
 
 class OfArray(Part):

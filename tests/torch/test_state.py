@@ -7,6 +7,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
 def steps(module: nn.Module, seed: int) -> Iterator[dict[str, Any]]:
     """What there is after each of some steps, between which the module is changed as loops do."""
     random_modules.SHARED.update(calls=0, last=None)
+    random_modules.FACTOR.set(1.0)
     for count in range(STEPS):
         random_modules.perturbed(module, count, seed)
         data = random_modules.inputs(seed, count).requires_grad_(count % 2 == 1)
@@ -156,6 +158,60 @@ def test_tensors_of_the_state_are_not_kept_by_traces() -> None:
     planned(torch.randn(4, WIDTH))
     gc.collect()
     assert gone() is None
+
+
+class Session:
+    """An argument that forward reads and changes."""
+
+    def __init__(self) -> None:
+        self.before: Any = None
+        self.factor = 1.0
+
+
+class OfArguments(Plain):
+    def forward(self, x: Tensor, session: Session | None = None) -> Tensor:
+        assert session is not None
+        x = self.layer(x) * session.factor
+        if session.before is not None:
+            x = x + session.before
+        session.before = x.detach()
+        return x
+
+
+def test_objects_among_the_arguments_are_read_and_changed_in_each_call() -> None:
+    torch.manual_seed(0)
+    plain, sessions = OfArguments(), (Session(), Session())
+    planned = checkpoint(plain, (torch.randn(4, WIDTH), Session()), **QUICK)
+    for factor in (1.0, 1.0, 2.0, 1.0):
+        x = torch.randn(4, WIDTH)
+        for session in sessions:
+            session.factor = factor
+        made = [module(x, each) for module, each in zip((plain, planned), sessions, strict=True)]
+        assert torch.equal(*made)
+        assert torch.equal(sessions[0].before, sessions[1].before)
+
+
+def test_a_list_among_the_arguments_that_forward_changes_is_refused() -> None:
+    class Appending(Plain):
+        def forward(self, x: Tensor, seen: Any = ()) -> Tensor:
+            seen.append(1.0)
+            return self.layer(x) * len(seen)
+
+    with pytest.raises(PlanError, match="changes a list or dictionary among its arguments; return it"):
+        checkpoint(Appending(), (torch.randn(4, WIDTH), []), **QUICK)
+
+
+def test_threads_may_call_one_planned_module() -> None:
+    torch.manual_seed(0)
+    plain = Plain()
+    planned = checkpoint(plain, torch.randn(4, WIDTH), **QUICK)
+
+    def equal(count: int) -> bool:
+        x = torch.randn(count, WIDTH)
+        return torch.equal(planned(x), plain.layer(x))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(equal, [1, 2, 3, 4, 1, 2, 3, 4]))
 
 
 class Calling(Plain):
