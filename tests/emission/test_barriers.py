@@ -8,7 +8,7 @@ from onnxgc.emission.barriers import BarrierWriter
 from onnxgc.model.ir import Array, Node, TensorType
 
 LARGE, SMALL = TensorType(onnx.TensorProto.FLOAT, (64, 64)), TensorType(onnx.TensorProto.FLOAT, (4,))
-TYPES = dict.fromkeys(("loss", "x", "y", "dx", "dy"), LARGE) | {"stored": SMALL, "vector": SMALL}
+TYPES = dict.fromkeys(("loss", "x", "y", "z", "dx", "dy", "dz"), LARGE) | {"stored": SMALL, "vector": SMALL}
 
 
 def writer() -> BarrierWriter:
@@ -57,3 +57,35 @@ def test_the_barrier_opens_its_group() -> None:
     barriers.group([Node("Neg", ("x",), ("dx",))])
     group = barriers.group([Node("Exp", ("dx",), ("vector",)), Node("Neg", ("y",), ("dy",))])
     assert [node.op for node in group] == ["Slice", "Shape", "Exp", "Add", "Reshape", "Neg"]
+
+
+def test_the_token_is_the_last_tensor_of_its_group() -> None:
+    """A group that waited for the first would overlap with the rest of the group before."""
+    barriers = writer()
+    barriers.group([Node("Neg", ("x",), ("dx",)), Node("Neg", ("y",), ("dy",))])
+    assert tokens(barriers.group([Node("Neg", ("z",), ("dz",))])) == ["dy"]
+
+
+def test_a_group_of_nothing_late_passes_the_token_on() -> None:
+    barriers = writer()
+    barriers.group([Node("Neg", ("x",), ("dx",))])
+    barriers.group([Node("Neg", ("stored",), ("vector",))])
+    assert tokens(barriers.group([Node("Neg", ("y",), ("dy",))])) == ["dx"]
+
+
+def test_what_is_always_held_waits_whatever_its_size() -> None:
+    barriers = writer()
+    held = barriers.group([Node("Neg", ("stored",), ("vector",))], frozenset({"stored"}))
+    assert [node.op for node in held] == ["Slice", "Shape", "Add", "Reshape", "Neg"]
+    assert held[-1].inputs == ("stored/held1",)
+
+
+def test_tensors_of_no_elements_keep_their_zeros() -> None:
+    """Without `allowzero` a 0 in the shape would be read as the input's own size there."""
+    barriers = writer()
+    barriers.small_bytes = -1
+    empty = TensorType(onnx.TensorProto.FLOAT, (0, 4))
+    barriers.type_of = lambda name: empty if name in ("x", "dx") else LARGE
+    group = barriers.group([Node("Neg", ("x",), ("dx",))])
+    (reshape,) = (node for node in group if node.op == "Reshape")
+    assert reshape.attribute("allowzero") == 1

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import TorchPlan, checkpoint, checkpointing, plans_of  # noqa: E402
+from onnxgc.torch import TorchPlan, checkpoint, checkpointing, partition, plans_of  # noqa: E402
 from onnxgc.torch.checkpointing import described, planned_module  # noqa: E402
 from onnxgc.torch.joint import Estimated, JointStep, is_random, normalizes_a_batch  # noqa: E402
 from onnxgc.torch.partition import STATE_BYTES  # noqa: E402
@@ -163,6 +163,32 @@ def test_random_operators_draw_in_the_order_of_the_module(monkeypatch: pytest.Mo
         if node is not None and is_random(node)
     )
     assert set(second.reads) & set(first.writes)
+
+
+def test_the_generator_goes_on_behind_what_is_drawn_again() -> None:
+    """The step after one that draws masks again must not draw those of the step before."""
+    module = nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh()))
+    )
+    planned = checkpoint(module, torch.randn(64, 16), budget="min", **QUICK)
+    assert plans_of(planned)[0].repeated > 0
+    states: list[Tensor] = []
+    for network in (module, planned):
+        torch.manual_seed(0)
+        network(torch.ones(64, 16)).sum().backward()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_what_is_drawn_again_leaves_the_generator_as_it_is() -> None:
+    cpu = torch.device("cpu")
+    torch.manual_seed(0)
+    state = partition.generator_state(cpu)
+    first = torch.rand(3)
+    now = torch.get_rng_state()
+    again = partition.drawn_again(state, cpu, torch.rand, (3,), {})
+    assert torch.equal(again, first)
+    assert torch.equal(torch.get_rng_state(), now)
 
 
 class Decaying(nn.Module):

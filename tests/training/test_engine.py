@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.runtime.ort import make_session
 from onnxgc.tracing.optimizers import AdamW
-from onnxgc.training import Trainer
+from onnxgc.training import Trainer, engine
+from onnxgc.training.files import TrainingFile
 from onnxgc.training.source import Source
 from tests.api.chains import chain
 from tests.training.samples import samples
@@ -48,6 +51,18 @@ def test_statistics_that_others_read_are_replaced_behind_them() -> None:
     assert trainer.step(samples(0)) == apart["loss"]
     for name in ("w", "s", "b", "v", "mean", "variance"):
         np.testing.assert_array_equal(trainer.array(name), apart[f"{name}_new"], err_msg=name)
+
+
+def test_statistics_are_written_in_place_where_one_node_reads_them() -> None:
+    """One that is read twice, or not at all, may be replaced before its last reader or has none to follow."""
+    names = ("none", "one", "two", "three")
+    nodes = [
+        helper.make_node("Add", [name, name] if turn else [name, "x"], [f"{name}{turn}"])
+        for name, turn in (("one", 0), ("two", 1), ("three", 0), ("three", 1))
+    ]
+    graph = helper.make_model(helper.make_graph(nodes, "g", [], []))
+    file = SimpleNamespace(graph=graph, statistics={name: f"{name}_new" for name in names})
+    assert set(engine._beside(cast(TrainingFile, file))) == {"none", "two", "three"}
 
 
 def test_sessions_of_a_few_sizes_stay() -> None:
