@@ -315,12 +315,14 @@ def _check_apart(output: str, source: str | os.PathLike[str] | None) -> None:
 def _check_values(model: TrainableModel, values: Mapping[str, Array]) -> None:
     for name, value in values.items():
         if name not in model.weights:
-            raise ModelFileError(f"a value is given for '{name}', which is no weight of the model")
+            raise ModelFileError(
+                f"a value is given for '{name}', which is no weight of the model; leave it out"
+            )
         wanted, found = model.weights[name].type, type_of_array(np.asarray(value))
         if wanted != found:
             raise ModelFileError(
                 f"the value given for '{name}' is {dtype_name(found.dtype)} {list(found.shape)}, "
-                f"the model has {dtype_name(wanted.dtype)} {list(wanted.shape)}"
+                f"the model has {dtype_name(wanted.dtype)} {list(wanted.shape)}; give it as the model has it"
             )
 
 
@@ -458,7 +460,7 @@ def _traced_again(
     else:
         known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
     if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
-        raise PlanError("the plan's order does not have the model's tensors")
+        raise PlanError("the plan's order does not have the model's tensors; make the plan for this model")
     options = SolverOptions(known.checkpoints, Objective.PEAK)
     solution = solver_for("manual").solve(traced.problem, options)
     planned = judged(model, traced, replace(solution, plan=plan), like)

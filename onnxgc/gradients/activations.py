@@ -259,7 +259,7 @@ def dropout(g: GradientContext) -> None:
     ratio = g.constant_input(1)
     if ratio is None:
         raise UnsupportedOperatorError(
-            f"Dropout '{g.node.origin or g.node.name}' computes its ratio in the graph, which has no "
+            f"{g.node.place} computes its ratio in the graph, which has no "
             "gradient rule; export the model with a constant ratio"
         )
     kept = 1.0 - float(ratio.reshape(()))

@@ -73,7 +73,7 @@ def einsum(g: GradientContext) -> None:
     equation = parsed(_text(g.attribute("equation")), shapes)
     if tuple(equation.sizes[label] for label in equation.output) != g.output_shape():
         raise UnsupportedOperatorError(
-            f"Einsum '{g.node.origin or g.node.name}' has an axis of 1 that broadcasts over another of the "
+            f"{g.node.place} has an axis of 1 that broadcasts over another of the "
             "same letter, which has no gradient rule; Expand that operand first, or name it by an ellipsis"
         )
     for index, labels in enumerate(equation.operands):

@@ -208,6 +208,19 @@ def needs_gradient(model: TrainableModel, rules: Mapping[str, Rule], stops: froz
     if missing:
         raise UnsupportedOperatorError(_missing_rules(missing))
     if model.loss not in active:
+        stopping = [
+            node.place
+            for node in model.nodes
+            if not useful.isdisjoint(node.outputs)
+            and not active.isdisjoint(reads_of(node))
+            and active.isdisjoint(node.outputs)
+        ]
+        if stopping:
+            raise NoParametersError(
+                f"no trainable parameter reaches the loss '{model.loss}': the gradient stops at "
+                f"{_first(stopping)}, which has whole numbers or steps as its result; take the loss of what "
+                "goes into it"
+            )
         raise NoParametersError(
             f"no trainable parameter reaches the loss '{model.loss}'; "
             "run `onnxgc inspect` to see how each weight was taken, and name some with --trainable"
@@ -218,7 +231,7 @@ def needs_gradient(model: TrainableModel, rules: Mapping[str, Rule], stops: froz
 def _missing_rules(nodes: Sequence[Node]) -> str:
     by_rule: dict[str, list[str]] = {}
     for node in nodes:
-        by_rule.setdefault(node.rule, []).append(f"'{node.origin or node.name}'")
+        by_rule.setdefault(node.rule, []).append(node.named)
     listed = "; ".join(
         f"{rule} at {_first(list(dict.fromkeys(names)))}" for rule, names in sorted(by_rule.items())
     )
@@ -320,7 +333,7 @@ def _check_given(context: GradientContext) -> None:
     left_out = sorted(context.wanted - {index for index, _, _ in context.chunks})
     if left_out:
         raise UnsupportedOperatorError(
-            f"{node.op} '{node.origin or node.name}' has no gradient rule for its input {left_out[0]} "
+            f"{node.place} has no gradient rule for its input {left_out[0]} "
             f"('{node.inputs[left_out[0]]}'), which depends on a parameter; freeze that parameter, or leave "
             "it out of --trainable"
         )

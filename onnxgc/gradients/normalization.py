@@ -20,7 +20,7 @@ def batch_normalization(g: GradientContext) -> None:
     """
     if g.attribute("training_mode", 0):
         raise UnsupportedOperatorError(
-            f"BatchNormalization '{g.node.origin or g.node.name}' is in training mode and its statistics are "
+            f"{g.node.place} is in training mode and its statistics are "
             "read, which has no gradient rule; export the model without these outputs"
         )
     rank = len(g.input_shape(0))

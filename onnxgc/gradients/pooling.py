@@ -172,7 +172,7 @@ def max_unpool(g: GradientContext) -> None:
     windows = _unpooled_windows(g)
     if g.output_shape()[2:] != windows:
         raise UnsupportedOperatorError(
-            f"MaxUnpool '{g.node.origin or g.node.name}' has an output_shape other than {list(windows)}, "
+            f"{g.node.place} has an output_shape other than {list(windows)}, "
             "which its windows give and its indices count through; leave output_shape out and Pad the result"
         )
     count = math.prod(g.input_shape(0))

@@ -21,7 +21,7 @@ def _reduced_axes(g: GradientContext) -> tuple[int, ...]:
     axes = g.constant_input(1)
     if axes is None:
         raise UnsupportedOperatorError(
-            f"{g.node.op} '{g.node.origin or g.node.name}' computes its axes in the graph, which has no "
+            f"{g.node.place} computes its axes in the graph, which has no "
             "gradient rule; export the model with constant axes"
         )
     if axes.size:

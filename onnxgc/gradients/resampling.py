@@ -71,7 +71,7 @@ def _constant(g: GradientContext, index: int, what: str) -> Array:
     value = g.constant_input(index)
     if value is None:
         raise UnsupportedOperatorError(
-            f"{g.node.op} '{g.node.origin or g.node.name}' computes its {what} in the graph, which has no "
+            f"{g.node.place} computes its {what} in the graph, which has no "
             f"gradient rule; export the model with constant {what}"
         )
     return value.reshape(-1)

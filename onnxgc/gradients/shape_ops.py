@@ -301,7 +301,7 @@ def _integers(g: GradientContext, index: int, what: str) -> tuple[int, ...]:
     value = g.constant_input(index)
     if value is None:
         raise UnsupportedOperatorError(
-            f"{g.node.op} '{g.node.origin or g.node.name}' computes its {what} in the graph, which has no "
+            f"{g.node.place} computes its {what} in the graph, which has no "
             f"gradient rule; export the model with constant {what}"
         )
     return tuple(int(number) for number in value.reshape(-1))

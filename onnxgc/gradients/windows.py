@@ -110,7 +110,7 @@ def windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
             total = (out - 1) * stride + dilation * (size - 1) + 1 - extent
             if total < _LEAST_TOTAL_PAD:
                 raise UnsupportedOperatorError(
-                    f"{g.node.op} '{g.node.origin or g.node.name}' has auto_pad {auto_pad} and a stride so "
+                    f"{g.node.place} has auto_pad {auto_pad} and a stride so "
                     "much larger than its kernel that runtimes crop the input in different places; "
                     "export the model with explicit pads"
                 )

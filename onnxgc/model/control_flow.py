@@ -14,6 +14,7 @@ import onnx
 from onnx import helper
 
 from onnxgc.model.draft import ONNX_DOMAINS, Draft, attributes_of, operator_name, subgraphs
+from onnxgc.model.exporters import module_of
 from onnxgc.model.ir import Array, Node, TensorType, Weight
 from onnxgc.model.unrolling import Budget
 from onnxgc.model.weights import constant_value, initializers
@@ -238,7 +239,16 @@ class ControlFlow:
             attributes[setting] = list(values)
         name = self._fresh_node(f"{source.name}/{op}_{outputs[0]}")
         self._walk.visit(
-            Node(op, tuple(inputs), tuple(outputs), attributes, name=name, origin=source.origin, rule=op)
+            Node(
+                op,
+                tuple(inputs),
+                tuple(outputs),
+                attributes,
+                name=name,
+                origin=source.origin,
+                module=source.module,
+                rule=op,
+            )
         )
 
     def _new_constant(self, wanted: str, value: Array) -> str:
@@ -355,6 +365,7 @@ def _outside(proto: onnx.NodeProto, names: Mapping[str, str]) -> Node:
         attributes_of(proto),
         name=proto.name,
         origin=proto.name,
+        module=module_of(proto),
         domain=domain,
     )
     return node.with_changes(rule=operator_name(node))

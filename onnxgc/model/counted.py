@@ -219,7 +219,18 @@ class _Counting:
     ) -> None:
         """An operator in the place of a node, which keeps the node's name if it makes its output."""
         name = node.name if output == node.outputs[0] else self.node_names.fresh(f"{node.name}_{op}")
-        self.nodes.append(Node(op, inputs, (output,), attributes, name=name, origin=node.origin, rule=rule))
+        self.nodes.append(
+            Node(
+                op,
+                inputs,
+                (output,),
+                attributes,
+                name=name,
+                origin=node.origin,
+                module=node.module,
+                rule=rule,
+            )
+        )
 
     def _finish(self, node: Node, op: str, *inputs: str, made: int = TensorProto.FLOAT) -> None:
         """The operator that makes a node's output, with a Cast behind it where that has another type."""

@@ -225,7 +225,7 @@ def _not_computable(blocked: list[Node], ready: set[str]) -> ModelFileError:
         for name in reads_of(node):
             if name not in ready and name not in computed:
                 return ModelFileError(
-                    f"node '{node.name}' ({operator_name(node)}) reads tensor '{name}', which no node, "
+                    f"node {node.named} ({operator_name(node)}) reads tensor '{name}', which no node, "
                     "input or initializer provides; the file is not a valid ONNX model"
                 )
     return ModelFileError(

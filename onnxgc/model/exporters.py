@@ -17,6 +17,8 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # Metadata of the graph: a line for each parameter and buffer of the module, folded ones too.
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+# Metadata of a node: the modules that it lies in.
+_SCOPES = "pkg.torch.onnx.name_scopes"
 # What its optimiser puts a normalisation into keeps its name without marks; the bias is named after it.
 _FUSED_BIAS = "_bias"
 _IN_SIGNATURE = re.compile(r"^\w+: (\w+) target='([^']*)'", re.MULTILINE)
@@ -49,6 +51,14 @@ def as_exported(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[s
         name: replace(weight, exported_as=said(name, weight)) if isinstance(weight, StoredWeight) else weight
         for name, weight in weights.items()
     }
+
+
+def module_of(node: onnx.NodeProto) -> str:
+    """The path of the module that a node was written for, as `layer1.0.conv1`, where the file has it."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
+    # The modules from the outermost on, which has no name, and the name of the operation.
+    modules = _names(scopes)[:-1]
+    return modules[-1] if modules else ""
 
 
 def folding_notes(model: onnx.ModelProto) -> tuple[str, ...]:

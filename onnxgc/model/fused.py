@@ -171,7 +171,7 @@ class _Form:
 
     def refused(self, reason: str) -> UnsupportedOperatorError:
         return UnsupportedOperatorError(
-            f"{RUNTIME_DOMAIN}::{self.node.op} '{self.node.name}' cannot be written in standard operators: "
+            f"{RUNTIME_DOMAIN}::{self.node.op} {self.node.named} cannot be written in standard operators: "
             f"{reason}; export the model without ONNX Runtime's optimisation"
         )
 
@@ -198,6 +198,7 @@ class _Form:
                 attributes,
                 name=name,
                 origin=self.node.origin,
+                module=self.node.module,
                 rule=rule,
                 domain=domain,
             )

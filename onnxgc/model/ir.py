@@ -60,10 +60,10 @@ class Node:
     """One operator.
 
     `inputs` holds "" where an optional input is absent. `origin` names the node of the source
-    model that this one stands for or was lowered from. `rule` is the key of its gradient rule,
-    normally the operator's name; the empty rule stops the gradient. `once` marks a node that
-    must run exactly once a step (batch statistics, running statistics): its results are stored
-    and it is never recomputed.
+    model that this one stands for or was lowered from, and `module` the path of its module, where
+    the file has it. `rule` is the key of its gradient rule, normally the operator's name; the empty
+    rule stops the gradient. `once` marks a node that must run exactly once a step (batch statistics,
+    running statistics): its results are stored and it is never recomputed.
     """
 
     op: str
@@ -75,6 +75,17 @@ class Node:
     rule: str = ""
     once: bool = False
     domain: str = ""
+    module: str = ""
+
+    @property
+    def named(self) -> str:
+        """The node as a user finds it: its name in the source model, and its module's path."""
+        return f"'{self.origin or self.name}'" + (f" in module '{self.module}'" if self.module else "")
+
+    @property
+    def place(self) -> str:
+        """The operator with `named`, as in: Conv 'node_conv2d_3' in module 'layer1.0.conv1'."""
+        return f"{self.domain}::{self.op} {self.named}" if self.domain else f"{self.op} {self.named}"
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Value of an attribute as a Python value (int, float, str, list, TensorProto, ...)."""

@@ -15,7 +15,7 @@ from onnxgc.model.draft import (
     operator_name,
     topologically_sorted,
 )
-from onnxgc.model.exporters import as_exported, folding_notes
+from onnxgc.model.exporters import as_exported, folding_notes, module_of
 from onnxgc.model.fused import in_runtime_domain
 from onnxgc.model.ir import Node, Weight
 from onnxgc.model.weights import constant_value, filled_value, initializers
@@ -72,6 +72,7 @@ def lift_constants(
             attributes_of(proto),
             name=proto.name,
             origin=proto.name,
+            module=module_of(proto),
             domain=domain,
         )
         filled = filled_value(node, lifted) if node.op == "ConstantOfShape" and not domain else None

@@ -158,9 +158,10 @@ def _read_file(path: str) -> onnx.ModelProto:
     except DecodeError as error:
         if content.startswith(_FIRST_BYTE):
             raise ModelFileError(
-                f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded"
+                f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded; export or "
+                "copy it again"
             ) from error
-        raise ModelFileError(f"'{path}' is not an ONNX file") from error
+        raise ModelFileError(f"'{path}' is not an ONNX file; give an exported model") from error
     return model
 
 
@@ -180,11 +181,15 @@ def _loaded(path: str) -> onnx.ModelProto:
 
 def _check_graph(model: onnx.ModelProto, label: str) -> None:
     if not model.HasField("graph") or (not model.ir_version and not model.graph.node):
-        raise ModelFileError(f"{label} is not an ONNX model, or is truncated: it holds no graph")
+        raise ModelFileError(
+            f"{label} is not an ONNX model, or is truncated: it holds no graph; export it again"
+        )
     if not model.graph.node:
-        raise ModelFileError(f"{label} has an empty graph: there is no operator to train")
+        raise ModelFileError(f"{label} has an empty graph: there is no operator to train; export it again")
     if not model.graph.output:
-        raise ModelFileError(f"{label} has no outputs, so nothing can be trained")
+        raise ModelFileError(
+            f"{label} has no outputs, so nothing can be trained; export it with the scores as output"
+        )
 
 
 def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
@@ -332,7 +337,9 @@ def _check_model(model: onnx.ModelProto, label: str) -> None:
         if "topologically sorted" in str(error):
             # Lifting sorts the nodes, and says better what is wrong if that cannot be done.
             return
-        raise ModelFileError(f"{label} is not a valid ONNX model: {_first_line(error)}") from error
+        raise ModelFileError(
+            f"{label} is not a valid ONNX model: {_first_line(error)}; export it again"
+        ) from error
 
 
 def _with_default_domain(

@@ -120,7 +120,7 @@ def _first_floating(draft: Draft, trained: Collection[str]) -> str:
     names = ", ".join(f"'{output}'" for output in draft.outputs)
     raise LossError(
         f"none of the outputs ({names}) is a floating-point tensor that the model computes, so there is "
-        "nothing to train on"
+        "nothing to train on; export the model with the scores or the loss as an output"
     )
 
 

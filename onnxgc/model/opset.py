@@ -52,7 +52,7 @@ def check_supported(draft: Draft) -> None:
     for node in draft.nodes:
         if node.op == "Scan" and not node.domain and draft.opset < _OLDEST_SCAN:
             raise ModelFileError(
-                f"Scan '{node.name}' has the form of opset {draft.opset}, which is not supported; "
+                f"{node.place} has the form of opset {draft.opset}, which is not supported; "
                 f"export the model at opset {_OLDEST_SCAN} or later"
             )
 
@@ -192,7 +192,9 @@ def _centred(draft: Draft) -> Draft:
             ("Div", (centred, divisor), y, {}),
         ):
             name = f"{node.name}/{output}"
-            nodes.append(Node(op, inputs, (output,), more, name, node.origin or node.name, op))
+            nodes.append(
+                Node(op, inputs, (output,), more, name, node.origin or node.name, op, module=node.module)
+            )
     if len(nodes) == len(draft.nodes):
         return draft
     return resolved(draft.with_changes(nodes=tuple(nodes), weights=weights))
@@ -266,7 +268,7 @@ def _with_flattening_hardmax(draft: Draft) -> Draft:
             continue
         kind = draft.type_of(node.inputs[0])
         if kind is None:
-            raise RuntimeError(f"Hardmax '{node.name}' of an older opset needs a static shape")
+            raise RuntimeError(f"{node.place} of an older opset needs a static shape")
         axis, rank = int(node.attribute("axis", 1)), len(kind.shape)
         over_last = node.with_changes(attributes={"axis": -1})
         if axis in (-1, rank - 1):
@@ -277,10 +279,26 @@ def _with_flattening_hardmax(draft: Draft) -> Draft:
         weights[shape] = ArrayWeight(np.asarray(kind.shape, np.int64))
         nodes += [
             Node(
-                "Flatten", node.inputs, (flat,), {"axis": axis}, f"{node.name}/flat", node.origin, "Flatten"
+                "Flatten",
+                node.inputs,
+                (flat,),
+                {"axis": axis},
+                f"{node.name}/flat",
+                node.origin,
+                "Flatten",
+                module=node.module,
             ),
             over_last.with_changes(inputs=(flat,), outputs=(found,), name=f"{node.name}/found"),
-            Node("Reshape", (found, shape), node.outputs, {}, node.name, node.origin, "Reshape"),
+            Node(
+                "Reshape",
+                (found, shape),
+                node.outputs,
+                {},
+                node.name,
+                node.origin,
+                "Reshape",
+                module=node.module,
+            ),
         ]
     return draft.with_changes(nodes=tuple(nodes), weights=weights)
 
@@ -301,9 +319,7 @@ def _with_older_modes(node: Node, draft: Draft) -> Node:
     if node.attribute("mode", "nearest") == "nearest":
         scales = draft.weights[node.inputs[2]].load() if node.inputs[2] in draft.weights else None
         if scales is None or (scales.min() < 1 < scales.max()):
-            raise RuntimeError(
-                f"Resize '{node.name}' of an older opset needs constant scales of one direction"
-            )
+            raise RuntimeError(f"{node.place} of an older opset needs constant scales of one direction")
         modes["nearest_mode"] = "ceil" if scales.min() < 1 else "floor"
     return node.with_changes(attributes={**node.attributes, **modes})
 
@@ -325,7 +341,7 @@ def _lifted(draft: Draft, graph: onnx.GraphProto) -> Draft:
 
 def _with_origin(node: Node, before: dict[str, Node]) -> Node:
     source = before.get(node.name)
-    return node if source is None else node.with_changes(origin=source.origin)
+    return node if source is None else node.with_changes(origin=source.origin, module=source.module)
 
 
 def _is_seen(weight: Weight) -> bool:

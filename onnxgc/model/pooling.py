@@ -47,7 +47,11 @@ def with_explicit_pads(draft: Draft) -> Draft:
                 for name, values in zip(settings, limits.values(), strict=True)
             }
             inputs = (node.inputs[0], *settings)
-            nodes.append(Node("Slice", inputs, (cut,), {}, f"{node.name}/cut", node.origin, "Slice"))
+            nodes.append(
+                Node(
+                    "Slice", inputs, (cut,), {}, f"{node.name}/cut", node.origin, "Slice", module=node.module
+                )
+            )
             node = node.with_changes(inputs=(cut,))
         dropped = ("auto_pad", "ceil_mode")
         attributes = {key: value for key, value in node.attributes.items() if key not in dropped}
@@ -66,7 +70,7 @@ def _total_pads(node: Node, draft: Draft) -> list[int] | None:
     strides = node.attribute("strides") or [1] * len(kernel)
     if any(dilation > 1 for dilation in node.attribute("dilations") or ()):
         raise UnsupportedOperatorError(
-            f"{node.op} '{node.origin or node.name}' has auto_pad and dilations, which ONNX Runtime pads for "
+            f"{node.place} has auto_pad and dilations, which ONNX Runtime pads for "
             "fewer elements than ONNX says; export the model with explicit pads"
         )
     return [

@@ -41,11 +41,11 @@ def check_not_quantized(draft: Draft, parameters: Iterable[str]) -> None:
         if is_reached:
             reached.update(node.outputs)
         if _is_quantizing(node) and (is_reached or every):
-            cutting.setdefault(operator_name(node), []).append(node.name)
+            cutting.setdefault(operator_name(node), []).append(node.named)
     if not cutting:
         return
     listed = ", ".join(
-        f"{len(names)} {operator} (first '{names[0]}')" for operator, names in sorted(cutting.items())
+        f"{len(names)} {operator} (first {names[0]})" for operator, names in sorted(cutting.items())
     )
     raise UnsupportedOperatorError(
         f"the model is quantised, and whole numbers have no gradient: {listed}; train the floating-point "

@@ -107,7 +107,16 @@ class _Graph:
     ) -> None:
         name = self.node_names.fresh(outputs[0])
         self.nodes.append(
-            Node(op, tuple(inputs), tuple(outputs), attributes, name=name, origin=source.origin, rule=op)
+            Node(
+                op,
+                tuple(inputs),
+                tuple(outputs),
+                attributes,
+                name=name,
+                origin=source.origin,
+                module=source.module,
+                rule=op,
+            )
         )
 
 
@@ -382,14 +391,16 @@ class _Recurrence:
         functions = self.node.attribute("activations") or usual
         if len(functions) != len(usual):
             raise UnsupportedOperatorError(
-                f"{self._where} has {len(functions)} activations, and needs {len(usual)}"
+                f"{self._where} has {len(functions)} activations, and needs {len(usual)}; "
+                "export it with as many"
             )
         given = [iter(self.node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta")]
         found: list[_Activation] = []
         for function in functions:
             if function.lower() not in _ACTIVATIONS:
                 raise UnsupportedOperatorError(
-                    f"{self._where} has the activation '{function}', which ONNX does not have"
+                    f"{self._where} has the activation '{function}', which ONNX does not have; "
+                    f"export the model with one of {', '.join(sorted(_ACTIVATIONS))}"
                 )
             name, defaults = _ACTIVATIONS[function.lower()]
             settings = [next(values, default) for values, default in zip(given, defaults, strict=False)]
@@ -404,7 +415,7 @@ class _Recurrence:
 
     @property
     def _where(self) -> str:
-        return f"{self.node.op} '{self.node.name}'"
+        return self.node.place
 
     def _check_shapes(self) -> None:
         count, rows, hidden = len(self.directions), self.gates * self.hidden, self.hidden

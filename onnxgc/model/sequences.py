@@ -154,7 +154,7 @@ class Sequences:
         step = int(split)
         if step < 1:
             raise ShapeError(
-                f"SplitToSequence '{node.name}' splits into parts of {step} elements; "
+                f"{node.place} splits into parts of {step} elements; "
                 "export the model with parts of one or more"
             )
         return [min(step, length - start) for start in range(0, length, step)]

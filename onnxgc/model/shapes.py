@@ -45,6 +45,15 @@ _SCALED_BEHIND_AN_AXIS = frozenset(["LayerNormalization", "RMSNormalization"])
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 _SAME = ("SAME_UPPER", "SAME_LOWER", b"SAME_UPPER", b"SAME_LOWER")
 # Operators whose output has the type of their first input, which ONNX's inference does not know.
+_IN_PLACE_OF = {
+    "NonZero": "a mask (Where, or a product) in place of indices, as `x[mask]` and `nonzero` make them",
+    "Compress": "a mask (Where, or a product) in place of a choice of elements",
+    "Unique": "counts over a fixed number of classes (OneHot, ReduceSum) in place of `unique` or `bincount`",
+    "NonMaxSuppression": "its outputs in front of NonMaxSuppression, which a loss is taken of",
+    "Range": "a constant length, or a mask over the longest one, in place of a length from the data",
+    "StringSplit": "numbers as inputs in place of texts",
+}
+"""What to write in place of operators whose outputs are as large as the data say."""
 _SAME_AS_INPUT = frozenset(
     ["GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "RotaryEmbedding"]
 )
@@ -382,7 +391,7 @@ class _Walk:
             return declared
         others = self._outside_of_onnx(node)
         return (
-            f"the shape of tensor '{outputs[0]}' cannot be inferred: node '{node.name}' is "
+            f"the shape of tensor '{outputs[0]}' cannot be inferred: node {node.named} is "
             f"{operator_name(node)}, an operator outside of ONNX{others}; export the model with standard "
             "operators"
         )
@@ -461,7 +470,7 @@ class _Walk:
             return self._of_wrong_type(node, reads)
         shapes = ", ".join(f"'{name}' {_text(kind.shape)}" for name, kind in reads if kind is not None)
         return (
-            f"node '{node.name}' ({operator_name(node)}) does not fit its inputs: {reason}; "
+            f"node {node.named} ({operator_name(node)}) does not fit its inputs: {reason}; "
             f"it reads {shapes or 'nothing'}; check the input shapes ({self._inputs()}){self._made_for()}"
         )
 
@@ -472,7 +481,7 @@ class _Walk:
         later = _opset_of_types(node, opset, [kind for _, kind in reads])
         way = f"export the model at opset {later}, or" if later else "export the model"
         return (
-            f"node '{node.name}' ({operator_name(node)}) is not defined for the types that it reads at opset "
+            f"node {node.named} ({operator_name(node)}) is not defined for the types that it reads at opset "
             f"{opset}: {types}; {way} with this operator in float32 (by a Cast before and behind it)"
         )
 
@@ -480,15 +489,20 @@ class _Walk:
         if any(True for _ in subgraphs(node)):
             decided = "which branch runs" if node.op == "If" else "how long it runs"
             return (
-                f"tensor '{name}' (node '{node.name}', {operator_name(node)}) has no static shape: "
+                f"tensor '{name}' (node {node.named}, {operator_name(node)}) has no static shape: "
                 f"{self._deciding(node)} {decided}; export the model without this control flow"
             )
         computed = [read for read in node.inputs if read and read not in self.weights]
         on = ", ".join(f"'{read}'" for read in computed) or "nothing"
+        advice = _IN_PLACE_OF.get(operator_name(node))
+        advice = (
+            f"export the model with {advice}"
+            if advice
+            else f"export the model with static shapes, or pass other --input-shapes (now {self._inputs()})"
+        )
         return (
-            f"tensor '{name}' (node '{node.name}', {operator_name(node)}) has no static shape: it depends on "
-            f"the values of {on}, which are known only at run time; export the model with static shapes, "
-            f"or pass other --input-shapes (now {self._inputs()})"
+            f"tensor '{name}' (node {node.named}, {operator_name(node)}) has no static shape: it depends on "
+            f"the values of {on}, which are known only at run time; {advice}"
         )
 
     def _deciding(self, node: Node) -> str:
@@ -549,7 +563,7 @@ def _chosen_shape(
         if declared is not None and len(given) != len(declared):
             raise ShapeError(
                 f"--input-shapes gives input '{name}' {len(given)} dimensions ({_text(given)}), "
-                f"but it has {len(declared)} ({_text(declared)})"
+                f"but it has {len(declared)} ({_text(declared)}); give a size for each"
             )
         if any(size < 1 for size in given):
             raise ShapeError(

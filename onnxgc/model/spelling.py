@@ -188,7 +188,16 @@ def _plain(
     **attributes: object,
 ) -> Node:
     name = f"{node.name}/{part}" if part else node.name
-    return Node(op, tuple(inputs), tuple(outputs), attributes, name=name, origin=node.origin, rule=op)
+    return Node(
+        op,
+        tuple(inputs),
+        tuple(outputs),
+        attributes,
+        name=name,
+        origin=node.origin,
+        module=node.module,
+        rule=op,
+    )
 
 
 def _number(value: float, kind: TensorType) -> Array:

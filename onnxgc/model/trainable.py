@@ -51,7 +51,7 @@ def in_current_form(draft: Draft) -> Draft:
         attributes = node.attributes
         if attributes.get("spatial", 1) == 0:
             raise UnsupportedOperatorError(
-                f"node '{node.name}' is a BatchNormalization with a statistic for each position (spatial=0), "
+                f"node {node.named} is a BatchNormalization with a statistic for each position (spatial=0), "
                 "which no opset from 9 on has; export the model at opset 9 or later"
             )
         if node.op == "BatchNormalization" and len(outputs) == 1:
@@ -157,6 +157,7 @@ def with_dropout_on(draft: Draft) -> Draft:
                     node.outputs[:1],
                     name=node.name,
                     origin=node.origin,
+                    module=node.module,
                     rule="Identity",
                 )
             )
@@ -347,7 +348,17 @@ class _BatchStatistics:
         output = self.tensors.fresh(wanted)
         name = self.node_names.fresh(f"{node.name}_{op}_{output}")
         self.nodes.append(
-            Node(op, inputs, (output,), attributes, name=name, origin=node.origin, rule="", once=True)
+            Node(
+                op,
+                inputs,
+                (output,),
+                attributes,
+                name=name,
+                origin=node.origin,
+                module=node.module,
+                rule="",
+                once=True,
+            )
         )
         return output
 
@@ -401,5 +412,5 @@ def _ratio(node: Node, draft: Draft) -> float | None:
         return None if weight is None else float(weight.load().reshape(-1)[0])
     ratio = float(node.attribute("ratio", _DEFAULT_RATIO))
     if not 0.0 <= ratio < 1.0 or math.isnan(ratio):
-        raise ShapeError(f"Dropout '{node.name}' has the ratio {ratio}; it must be at least 0 and below 1")
+        raise ShapeError(f"{node.place} has the ratio {ratio}; it must be at least 0 and below 1")
     return ratio

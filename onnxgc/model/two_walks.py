@@ -62,7 +62,7 @@ class TwoWalks:
 
     def refused(self, node: Node, reason: str) -> CannotRebatchError:
         return CannotRebatchError(
-            f"node '{node.origin or node.name}' ({operator_name(node)}) cannot be read for these input "
+            f"node {node.named} ({operator_name(node)}) cannot be read for these input "
             f"shapes: {reason} "
             f"({self.made_for()}); {CURE}"
         )

@@ -26,7 +26,7 @@ class Budget:
         self.taken += operators
         if self.taken > LARGEST_UNROLLED:
             raise UnsupportedOperatorError(
-                f"{node.op} '{node.name}' has {steps} steps, and unrolled the model would come to more than "
+                f"{node.place} has {steps} steps, and unrolled the model would come to more than "
                 f"{self.taken} operators, over the limit of {LARGEST_UNROLLED}; export it for shorter "
                 "sequences, or pass --input-shapes with fewer steps"
             )

@@ -52,7 +52,8 @@ class StoredWeight:
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelFileError(
-                f"the contents of tensor '{self.tensor.name}' cannot be read: {reason}"
+                f"the contents of tensor '{self.tensor.name}' cannot be read: {reason}; "
+                "export the model again, with its external data beside it"
             ) from error
 
 
@@ -141,7 +142,9 @@ def constant_value(node: onnx.NodeProto, folder: str) -> Weight:
         if attribute.name in _VALUE_DTYPES:
             value = helper.get_attribute_value(attribute)
             return ArrayWeight(np.asarray(value, dtype=_VALUE_DTYPES[attribute.name]))
-    raise ModelFileError(f"the Constant node of tensor '{node.output[0]}' has no value")
+    raise ModelFileError(
+        f"the Constant node of tensor '{node.output[0]}' has no value; export the model again"
+    )
 
 
 def filled_value(node: Node, weights: Mapping[str, Weight]) -> FilledWeight | None:
