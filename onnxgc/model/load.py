@@ -158,8 +158,8 @@ def _read_file(path: str) -> onnx.ModelProto:
     except DecodeError as error:
         if content.startswith(_FIRST_BYTE):
             raise ModelFileError(
-                f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded; export or "
-                "copy it again"
+                f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded; "
+                "export or copy it again"
             ) from error
         raise ModelFileError(f"'{path}' is not an ONNX file; give an exported model") from error
     return model
