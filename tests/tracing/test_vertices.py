@@ -13,25 +13,27 @@ def test_only_what_backward_does_not_read_passes() -> None:
     model = parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[8, 16] x) => (float[8, 4] y) {
-            a = MatMul (x, w)
+            p = Neg (x)
+            a = MatMul (p, w)
             t = Tanh (a)
             n = Neg (t)
             s = Neg (n)
             first = Neg (s)
             second = Neg (s)
             e = Add (first, second)
-            y = MatMul (e, v)
+            l = Neg (e)
+            r = ReduceSum <keepdims = 1> (l, last)
+            y = MatMul (r, v)
         }""")
     draw = np.random.default_rng(0)
-    for name, shape in {"w": (16, 16), "v": (16, 4)}.items():
+    for name, shape in {"w": (16, 16), "v": (1, 4)}.items():
         value = draw.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(value, name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "last"))
     traced = trace_problem(read_model(model))
-    # Backward of Tanh reads its result, not its input; that of Neg reads nothing; two operators read s.
-    assert {name: traced.vertex(name) for name in "atnse"} == {
-        "a": "t",
-        "t": "t",
-        "n": "s",
-        "s": "s",
-        "e": "e",
-    }
+    vertices = {name: traced.vertex(name) for name in "xpatnselr"}
+    # Inputs are always there. Backward of MatMul reads p and r, that of Tanh its result, that of Neg and
+    # ReduceSum nothing. Two operators read s, and r has another size than l.
+    assert vertices == {
+        "x": "x", "p": "p", "a": "t", "t": "t", "n": "s", "s": "s", "e": "l", "l": "l", "r": "r"
+    }  # fmt: skip
