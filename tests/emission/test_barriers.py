@@ -89,3 +89,14 @@ def test_tensors_of_no_elements_keep_their_zeros() -> None:
     group = barriers.group([Node("Neg", ("x",), ("dx",))])
     (reshape,) = (node for node in group if node.op == "Reshape")
     assert reshape.attribute("allowzero") == 1
+
+
+def test_the_largest_input_is_held() -> None:
+    """A view of a vector would not be worth its nodes; one of the largest tensor waits as the node does."""
+    barriers = writer()
+    group = barriers.group([Node("Add", ("stored", "x"), ("dx",))])
+    assert group[-1].inputs == ("stored", "x/held1")
+    barriers = writer()
+    # As large as what counts as small is small.
+    barriers.small_bytes = LARGE.size_bytes
+    assert [node.op for node in barriers.group([Node("Neg", ("x",), ("dx",))])] == ["Neg"]
