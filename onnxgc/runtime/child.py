@@ -64,6 +64,8 @@ class _Attempts:
         options = self._ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.enable_mem_pattern = False
+        # For one run no weight is worth a second copy in the form that its kernel likes best.
+        options.add_session_config_entry("session.disable_prepacking", "1")
         options.graph_optimization_level = getattr(self._ort.GraphOptimizationLevel, level)
         if self._request["threads"]:
             options.intra_op_num_threads = self._request["threads"]

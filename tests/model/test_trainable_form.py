@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import torch
 
+from onnxgc.api import optimize
 from onnxgc.model.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
 from tests.model.model_helpers import normal, run_read, text_model, with_weights
 
 STATISTICS = {
@@ -232,3 +235,30 @@ def test_batch_normalization_in_evaluation_mode_beside_others_stays_so() -> None
         source = with_weights(text_model(MIXED % modes, opset=15), **STATISTICS, **others)
         assert len(read_model(source, loss="mse").statistics) == 4
     assert read_model(source, loss="mse", freeze_bn=True).statistics == ()
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_mean_variance_normalization_of_a_constant_channel(opset: int) -> None:
+    """Its deviation is zero, and so is what passes through it: gradients are those of the mean alone."""
+    body = (
+        "(float[2,3,4,4] x) => (float[] loss) { a = Add(x, w) y = MeanVarianceNormalization(a) p = Mul(y, v) "
+        "q = Add(p, v) l = Mul(q, q) loss = ReduceSum<keepdims=0>(l) }"
+    )
+    w, v = np.zeros((1, 3, 4, 4)), normal(1, 3, 4, 4).astype(np.float64)
+    x = normal(2, 3, 4, 4)
+    x[:, 0] = 0.3
+    source = with_weights(text_model(body, opset=opset), w=w, v=v)
+    emitted = optimize(source, loss="loss", check=False).training_graph.model
+    names = [output.name for output in emitted.graph.output]
+    found = dict(zip(names, make_session(emitted).run(None, {"x": x}), strict=True))
+    assert all(np.isfinite(value).all() for value in found.values())
+    wt, vt = (torch.from_numpy(value).requires_grad_() for value in (w, v))
+    centred = torch.from_numpy(x).double() + wt
+    centred = centred - centred.mean((0, 2, 3), keepdim=True)
+    spread = (centred**2).mean((0, 2, 3), keepdim=True)
+    normalised = centred / (spread.clamp(min=1e-36).sqrt() + 1e-9)
+    ((normalised * vt + vt) ** 2).sum().backward()
+    for name, wanted in (("w_grad", wt.grad), ("v_grad", vt.grad)):
+        assert wanted is not None
+        # In the constant channel itself the mean's rounding decides, over a deviation of nothing.
+        np.testing.assert_allclose(found[name][:, 1:], wanted.numpy()[:, 1:], rtol=1e-4, atol=1e-4)

@@ -185,3 +185,20 @@ def test_random_chains_are_right_in_every_session(seed: int) -> None:
     np.testing.assert_allclose(own[0], right, rtol=1e-4)
     for one, two in zip(own, default, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4 * max(1.0, np.abs(one).max(initial=0)))
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_gradients_of_empty_tensors_are_empty_in_every_session(keepdims: int) -> None:
+    ending = "s = Identity(r)" if keepdims else "s = Unsqueeze(r, one)"
+    body = (
+        f"(float[3,0] x) => (float[] loss) {{ z = Concat<axis=0>(a, a) h = MatMul(z, x) "
+        f"r = ReduceSum<keepdims={keepdims}>(h, one) {ending} t = Add(s, b) l = Mul(t, t) "
+        "loss = ReduceSum<keepdims=0>(l) }"
+    )
+    weights = {"a": normal(2, 3), "b": normal(4, 1), "one": np.asarray([1])}
+    emitted = optimize(with_weights(text_model(body), **weights), loss="loss").training_graph.model
+    assert shown(emitted) == []
+    feeds = {"x": np.zeros((3, 0), np.float32)}
+    own, default = make_session(emitted).run(None, feeds), outputs(emitted, feeds, ALL)
+    for one, two in zip(own, default, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-6)
