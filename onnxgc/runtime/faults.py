@@ -106,11 +106,8 @@ def _label(node: Node) -> str:
 
 def _vector_products(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes("MatMul"):
-        turned = [
-            (behind := graph.behind(node, side)) is not None and behind.op == "Transpose" for side in (0, 1)
-        ]
-        ranks = [len(graph.shape(name) or (0, 0)) for name in node.inputs]
-        if (turned[0] and ranks[1] == 1) or (turned[1] and ranks[0] == 1):
+        left, right = graph.behind(node, 0), graph.shape(node.inputs[1])
+        if left is not None and left.op == "Transpose" and right is not None and len(right) == 1:
             yield node
 
 

@@ -102,7 +102,7 @@ def test_every_fault_has_a_case() -> None:
     [
         "h = Mul(x, w) t = Transpose<perm=[1,0]>(h) y = MatMul(t, m)",
         "h = Mul(x, w) y = MatMul(h, u)",
-        "h = Mul(x, w) t = Transpose<perm=[1,0]>(h) y = MatMul(u, h)",
+        "h = Mul(x, w) t = Transpose<perm=[1,0]>(h) y = MatMul(u, t)",
     ],
 )
 def test_products_that_are_right_are_not_named(body: str) -> None:
