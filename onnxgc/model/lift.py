@@ -18,6 +18,7 @@ from onnxgc.model.draft import (
 from onnxgc.model.exporters import as_exported, folding_notes, module_of
 from onnxgc.model.fused import in_runtime_domain
 from onnxgc.model.ir import Node, Weight
+from onnxgc.model.trainable import MARK, MARKS
 from onnxgc.model.weights import constant_value, filled_value, initializers
 
 # What a model without an import of ai.onnx gets, so that a loss can be appended.
@@ -69,7 +70,7 @@ def lift_constants(
             proto.op_type,
             tuple(proto.input),
             tuple(proto.output),
-            attributes_of(proto),
+            attributes_of(proto) | _marks_of(proto),
             name=proto.name,
             origin=proto.name,
             module=module_of(proto),
@@ -81,6 +82,11 @@ def lift_constants(
         else:
             computing.append(node)
     return tuple(computing), lifted
+
+
+def _marks_of(proto: onnx.NodeProto) -> dict[str, int]:
+    """What `export_training` says of a node beside its attributes."""
+    return {entry.value: 1 for entry in proto.metadata_props if entry.key == MARK and entry.value in MARKS}
 
 
 def with_node_names(nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -32,6 +32,7 @@ from onnxgc.model.trainable import (
     with_masked_softmax,
     with_own_statistics,
     with_seeded_random,
+    with_stopped_gradients,
     without_identities,
 )
 
@@ -81,7 +82,7 @@ def read_model(
     draft = without_identities(with_dropout_on(draft))
     draft, draw = with_counted_draws(draft) if counted_draws else (draft, "")
     draft = with_masked_softmax(with_seeded_random(draft))
-    draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
+    draft, statistics = with_batch_statistics(with_stopped_gradients(draft), freeze_bn=freeze_bn)
     draft, roles = with_loss(draft, choice)
     draft = with_floor_pooling(resolved(with_explicit_pads(draft)))
     draft = resolved(without_runtime_faults(draft))

@@ -24,8 +24,13 @@ from onnxgc.model.weights import ArrayWeight
 _DEFAULT_MOMENTUM = 0.9
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _DEFAULT_RATIO = 0.5
-# Marks a BatchNormalization in evaluation mode among others in training mode, through all conversions.
+# Marks a BatchNormalization in evaluation mode, through all conversions.
 EVALUATED = "__evaluated"
+# Marks an Identity that no gradient passes, a detach() of PyTorch.
+STOPPED = "__stopped"
+# The key of either mark among the metadata of a node in a file.
+MARK = "onnxgc.mark"
+MARKS = frozenset([EVALUATED, STOPPED])
 _OPTIONAL_OUTPUTS = frozenset(
     ["BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss", "Unique"]
 )
@@ -110,7 +115,7 @@ def without_identities(draft: Draft) -> Draft:
     for node in draft.nodes:
         node = node.with_changes(inputs=tuple(renamed.get(name, name) for name in node.inputs))
         node = _past_cast(node, casts, draft)
-        if not _is_identity(node, draft):
+        if node.attribute(STOPPED) or not _is_identity(node, draft):
             kept.append(node)
             casts |= _as_cast(node)
             continue
@@ -248,8 +253,8 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
         if node.attribute(EVALUATED):
             lowering.nodes.append(_without_mark(node))
             lowering.notes.append(
-                f"BatchNormalization '{node.name}' keeps its running statistics: it is in evaluation mode, "
-                "and others of the file are in training mode"
+                f"BatchNormalization '{node.name}' keeps its running statistics: "
+                "the file says that it is in evaluation mode"
             )
         elif node.op == "BatchNormalization" and not node.domain:
             lowering.lower(node)
@@ -258,6 +263,12 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
     changed = draft.with_changes(nodes=tuple(lowering.nodes), weights={**draft.weights, **lowering.constants})
     statistics = tuple(Statistic(name, updated) for name, updated in lowering.updated.items())
     return changed.with_notes(*lowering.notes), statistics
+
+
+def with_stopped_gradients(draft: Draft) -> Draft:
+    """The draft whose marked Identity nodes stop the gradient."""
+    nodes = (node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node for node in draft.nodes)
+    return draft.with_changes(nodes=tuple(nodes))
 
 
 def _without_mark(node: Node) -> Node:

@@ -17,7 +17,7 @@ from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.draft import operator_name
 from onnxgc.model.forward import ForwardModel, OfBatch, OfEachSample
 from onnxgc.model.ir import Node, Weight
-from onnxgc.model.trainable import EVALUATED
+from onnxgc.model.trainable import MARKS
 from onnxgc.torch.operators.registry import INDICES, OPERATORS, SETTINGS
 
 DTYPES: Mapping[int, torch.dtype] = {
@@ -114,7 +114,7 @@ def _refusal(node: Node) -> str:
     known = _parameters(_key(node))
     if known is None:
         return ""
-    unknown = sorted(name for name in node.attributes if name != EVALUATED and name not in known)
+    unknown = sorted(name for name in node.attributes if name not in MARKS and name not in known)
     return f"{node.op} with the attribute {', '.join(unknown)}" if unknown else ""
 
 
@@ -183,8 +183,8 @@ def _as_tensor(name: str, model: ForwardModel) -> Value | SizeOfBatch:
 def _settings(node: Node, own: int) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in node.attributes.items():
-        if name == EVALUATED:
-            settings["evaluated"] = value
+        if name in MARKS:
+            settings[name.lstrip("_")] = value
         elif name in _TYPE_ATTRIBUTES:
             settings[name] = OwnType() if value == own else DTYPES[value]
         elif isinstance(value, onnx.TensorProto):

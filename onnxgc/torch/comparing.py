@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import ExportError, OnnxgcError
@@ -33,10 +34,11 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A file, and whether all of its BatchNormalization is in evaluation mode, which it cannot say."""
+    """A file, the module as it was captured, and the same in the operators that were converted."""
 
     proto: onnx.ModelProto
-    freeze_bn: bool
+    captured: ExportedProgram
+    converted: ExportedProgram
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def check_equal(
 def _read(exported: Exported, inputs: list[Tensor]) -> OnnxModule:
     names = [value.name for value in exported.proto.graph.input]
     shapes = {name: tuple(value.shape) for name, value in zip(names, inputs, strict=True)}
-    network = from_onnx(exported.proto, input_shapes=shapes, freeze_bn=exported.freeze_bn)
+    network = from_onnx(exported.proto, input_shapes=shapes)
     return network.to(inputs[0].device if inputs else "cpu")
 
 

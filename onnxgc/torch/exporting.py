@@ -28,7 +28,8 @@ from torch.utils import _pytree as pytree
 from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import ExportError, RuntimeUnavailableError
 from onnxgc.torch.comparing import Exported, check_equal, left_as_it_was
-from onnxgc.torch.randomness import AsDropout
+from onnxgc.torch.randomness import AsExported
+from onnxgc.torch.stopping import with_detached
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ def export_training(
         check_model_writable(path)
     call = _Call.of(module, args, kwargs or {})
     with left_as_it_was(module):
-        module.train()
+        if not module.training:
+            module.train()
         _check_parts(module)
         exported = _exported(module, call, dynamic_batch)
         if check:
@@ -161,8 +163,11 @@ def _exported(module: nn.Module, call: _Call, dynamic_batch: bool) -> Exported:
 def _captured(module: nn.Module, call: _Call, batch: Any) -> ExportedProgram:
     try:
         shapes = None if batch is None else _shapes(module, call, batch)
-        with _quiet(), AsDropout():
-            return torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
+        with _quiet(), AsExported():
+            program = torch.export.export(
+                module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
+            )
+        return with_detached(program)
     except Exception as error:  # Capturing fails in as many ways as there are modules.
         raise ExportError(f"the module cannot be captured: {_first_line(error)}") from error
 
@@ -186,10 +191,10 @@ def _converted(module: nn.Module, program: ExportedProgram) -> Exported:
     # It needs what PyTorch's exporter needs.
     from onnxgc.torch.repairs import put_right
 
-    are_all_frozen = put_right(converted.model, module, program)
+    put_right(converted.model, module, program)
     proto = converted.model_proto
     _check_parameters(proto, module, program)
-    return Exported(proto, freeze_bn=are_all_frozen)
+    return Exported(proto, program, converted.exported_program or program)
 
 
 def _check_parameters(proto: onnx.ModelProto, module: nn.Module, program: ExportedProgram) -> None:

@@ -1,4 +1,4 @@
-"""Random choices of modules: as Dropout, which a file can switch off, or left out."""
+"""Functions of modules in the forms that an exporter keeps; random choices as Dropout, or left out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
-class AsDropout(TorchFunctionMode):
-    """In it random choices are made by `dropout`, of which ONNX has an operator.
+class AsExported(TorchFunctionMode):
+    """In it functions are called in the forms that PyTorch's exporter keeps; `last` is the last one called.
 
-    So the file chooses in training as the module does, and nothing in evaluation.
+    Random choices are made by `dropout`, of which ONNX has an operator: the file chooses in training as the
+    module does, and nothing in evaluation. Label smoothing and normalisation without running statistics are
+    written out.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = ""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _BY_DROPOUT.get(func, func)(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name != "__get__":
+            self.last = name
+        return _FORMS.get(func, func)(*args, **(kwargs or {}))
 
 
 class WithoutChoices(TorchFunctionMode):
@@ -88,6 +97,133 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: A
     return F.scaled_dot_product_attention(query, key, value, mask, *rest[1:], **named)[:, 0]
 
 
+def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: A002
+    """With the smoothing of labels, and classes in shares, in operators of their own.
+
+    Source: the documentation of `torch.nn.CrossEntropyLoss`.
+    """
+    given = inspect.signature(F.cross_entropy).bind(input, target, *rest, **named)
+    given.apply_defaults()
+    weight, smoothing = given.arguments["weight"], given.arguments["label_smoothing"]
+    axis = 1 if input.ndim > 1 else 0
+    is_legacy = given.arguments["size_average"] is not None or given.arguments["reduce"] is not None
+    if is_legacy or not (smoothing or target.is_floating_point() or input.ndim == 1):
+        return F.cross_entropy(*given.args, **given.kwargs)
+    reduction, ignored = given.arguments["reduction"], given.arguments["ignore_index"]
+    classes = input.shape[axis]
+    along = [-1] + [1] * (input.ndim - 1 - axis)
+    log = F.log_softmax(input, axis)
+    weighted = log if weight is None else log * weight.reshape(along)
+    if target.is_floating_point():
+        shares = target * (1.0 - smoothing) + smoothing / classes
+        each = -(weighted * shares).sum(axis)
+        samples = target.numel() // classes
+        return {"none": lambda: each, "sum": each.sum, "mean": lambda: each.sum() / samples}[reduction]()
+    counted = target != ignored
+    labels = torch.where(counted, target, torch.zeros_like(target))
+    picked = weighted.gather(axis, labels.unsqueeze(axis)).squeeze(axis)
+    each = -(picked * (1.0 - smoothing) + weighted.sum(axis) * (smoothing / classes))
+    each = torch.where(counted, each, torch.zeros_like(each))
+    if reduction == "mean":
+        of_class = torch.ones_like(each) if weight is None else weight[labels]
+        return each.sum() / torch.where(counted, of_class, torch.zeros_like(of_class)).sum()
+    return each.sum() if reduction == "sum" else each
+
+
+def _cross_entropy_loss(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    named = ("none", "mean", "sum")[reduction]
+    return _cross_entropy(
+        input, target, weight, None, ignore_index, None, named, label_smoothing=label_smoothing
+    )
+
+
+def _normalised(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Of [N, C, ...], with a weight and a bias of each channel."""
+    of_channels = [1, -1] + [1] * (x.ndim - 2)
+    made = (x - mean) * (variance + eps).rsqrt()
+    made = made if weight is None else made * weight.reshape(of_channels)
+    return made if bias is None else made + bias.reshape(of_channels)
+
+
+def _of_batch(
+    x: Tensor, axes: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    mean = x.mean(axes, keepdim=True)
+    return _normalised(x, mean, (x - mean).square().mean(axes, keepdim=True), weight, bias, eps)
+
+
+def _batch_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Without running statistics by those of the batch, which the exporter computes outside of its operator."""
+    if running_mean is None or running_var is None:
+        axes = [axis for axis in range(input.ndim) if axis != 1]
+        return _of_batch(input, axes, weight, bias, eps)
+    return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _batch_norm_of_torch(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = False,
+) -> Tensor:
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """By running statistics in operators of their own: the exporter's BatchNormalization would take the batch's."""
+    if not use_input_stats and running_mean is not None and running_var is not None:
+        of_channels = [1, -1] + [1] * (input.ndim - 2)
+        mean, variance = (value.reshape(of_channels) for value in (running_mean, running_var))
+        return _normalised(input, mean, variance, weight, bias, eps)
+    return F.instance_norm(input, None, None, weight, bias, use_input_stats=True, eps=eps)
+
+
+def _instance_norm_of_torch(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = False,
+) -> Tensor:
+    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
 def _named_rest(args: tuple[Any, ...]) -> dict[str, Any]:
     """What of attention's positional arguments stands behind the rate of its Dropout."""
     return dict(zip(("is_causal", "scale", "enable_gqa"), args[5:], strict=False))
@@ -97,7 +233,13 @@ def _is_share(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and isinstance(args[1], float | int) and args[0].is_floating_point()
 
 
-_BY_DROPOUT: Mapping[Any, Callable[..., Any]] = {
+_FORMS: Mapping[Any, Callable[..., Any]] = {
+    F.cross_entropy: _cross_entropy,
+    torch._C._nn.cross_entropy_loss: _cross_entropy_loss,
+    F.batch_norm: _batch_norm,
+    torch.batch_norm: _batch_norm_of_torch,
+    F.instance_norm: _instance_norm,
+    torch.instance_norm: _instance_norm_of_torch,
     Tensor.bernoulli_: _bernoulli_,
     F.dropout: _dropout,
     F.dropout1d: _by_feature(2),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Container, Mapping
 from itertools import chain, count
 from typing import Any
@@ -15,17 +14,17 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from onnxgc.model.trainable import EVALUATED, MARK, STOPPED
+
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
+_HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 # Operators that hand on a bias which the exporter computes.
 _HANDED_ON = ("Expand", "Cast", "CastLike", "Identity")
 
 
-def put_right(model: ir.Model, module: nn.Module, program: ExportedProgram) -> bool:
-    """Changes in place what the exporter made of a module that was captured as `program`.
-
-    Returns whether the file is to be read with `freeze_bn`.
-    """
+def put_right(model: ir.Model, module: nn.Module, program: ExportedProgram) -> None:
+    """Changes in place what the exporter made of a module that was captured as `program`."""
     graph = model.graph
     _name_weights(graph, module)
     _name_inputs(graph)
@@ -33,12 +32,11 @@ def put_right(model: ir.Model, module: nn.Module, program: ExportedProgram) -> b
     _name_outputs(graph, program)
     _drop_computed_biases(graph)
     ir.passes.common.RemoveUnusedNodesPass()(model)
-    modes = _modes_of_normalisations(program)
-    _mark_trained_normalisations(graph, modes)
+    _mark_normalisations(graph, _modes_of_normalisations(program))
+    _mark_stopped_gradients(graph)
     for node in graph.all_nodes():
         # It tells of the machine, not of the model.
         node.metadata_props.pop(_STACK_TRACE, None)
-    return bool(modes) and not any(modes.values())
 
 
 def _name_weights(graph: ir.Graph, module: nn.Module) -> None:
@@ -144,28 +142,30 @@ def _is_zero(value: ir.Value | None) -> bool:
     return False
 
 
-def _mark_trained_normalisations(graph: ir.Graph, modes: Mapping[str, bool]) -> None:
-    """Says which BatchNormalization is in training mode where some are not; where none is, it warns."""
+def _mark_normalisations(graph: ir.Graph, modes: Mapping[str, bool]) -> None:
+    """Says which BatchNormalization is in training mode, where some are not, and which in evaluation."""
     if all(modes.values()):
-        return
-    if not any(modes.values()):
-        warnings.warn(
-            "all BatchNormalization of the module is in evaluation mode, which the file cannot say; "
-            "pass freeze_bn=True where it is read",
-            stacklevel=2,
-        )
         return
     taken = {value.name for node in graph.all_nodes() for value in node.outputs}
     for node in graph.all_nodes():
         if node.op_type != "BatchNormalization":
             continue
         running = [value for value in node.inputs[3:] if value is not None]
-        if modes.get(str(running[0].name)):
+        if not modes.get(str(running[0].name)):
+            node.metadata_props[MARK] = EVALUATED
+        else:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
             node.resize_outputs(3)
             for value, read in zip(node.outputs[1:], running, strict=True):
                 value.name = _unused(f"{read.name}_new", taken)
                 value.type, value.shape = read.type, read.shape
+
+
+def _mark_stopped_gradients(graph: ir.Graph) -> None:
+    """Says of what stands for a detach() that it stops the gradient."""
+    for node in graph.all_nodes():
+        if node.op_type == "Identity" and "'aten.detach.default'" in node.metadata_props.get(_HIERARCHY, ""):
+            node.metadata_props[MARK] = STOPPED
 
 
 def _modes_of_normalisations(program: ExportedProgram) -> dict[str, bool]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from onnxgc.torch.operators.settings import Ints, Number, ints, number
 
 
-def identity(x: Tensor) -> Tensor:
-    return x
+def identity(x: Tensor, *, stopped: int = 0) -> Tensor:
+    return x.detach() if stopped else x
 
 
 def div(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,44 @@
+"""Where a captured module stops gradients, as `detach()`, of which a file has a mark."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+_DETACH = torch.ops.aten.detach.default
+# They make a number of a tensor.
+_NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+
+
+def with_detached(program: ExportedProgram) -> ExportedProgram:
+    """Has, in place, a `detach()` behind each region under `no_grad` and before each number of a tensor.
+
+    The exporter writes out both, and gradients would flow through them.
+    """
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target in _NUMBERS:
+            (source,) = node.args
+            with graph.inserting_before(node):
+                node.args = (_detached(graph, source),)
+        elif node.target is operator.getitem and _is_without_gradients(node.args[0]):
+            if isinstance(value := node.meta.get("val"), Tensor) and value.is_floating_point():
+                with graph.inserting_after(node):
+                    detached = _detached(graph, node)
+                node.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
+    program.graph_module.recompile()
+    return program
+
+
+def _is_without_gradients(node: fx.Node) -> bool:
+    return node.target is _REGION and not node.args[0]
+
+
+def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    made = graph.call_function(_DETACH, (node,))
+    made.meta = dict(node.meta)
+    return made
