@@ -267,7 +267,9 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
 
 def with_stopped_gradients(draft: Draft) -> Draft:
     """The draft whose marked Identity nodes stop the gradient."""
-    nodes = (node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node for node in draft.nodes)
+    nodes = (
+        node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node for node in draft.nodes
+    )
     return draft.with_changes(nodes=tuple(nodes))
 
 

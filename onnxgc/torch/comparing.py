@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import math
 import warnings
@@ -19,12 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxgc.errors import ExportError, OnnxgcError
 from onnxgc.model.folding import RANDOM
+from onnxgc.torch.advice import advice_on
 from onnxgc.torch.module import OnnxModule, from_onnx
 from onnxgc.torch.places import place_of
 from onnxgc.torch.randomness import WithoutChoices
 
-# Of what the file itself rounds (constants, attributes), and what the model makes of it, in units of rounding.
-_UNITS = 4.0
+# Of what the file rounds itself (constants, attributes) and what becomes of it, in units of rounding.
+_UNITS = 32.0
 _MOVES = 16.0
 # Of the largest norm of a kind: in float64 a gradient that vanishes is as small as that.
 _VANISHING_UNITS = 1e3
@@ -35,6 +37,8 @@ _MAX_DRAWS = 4
 _SPREAD = 0.1
 # A number with no more bits than that is the one that was meant: 1, 0.5, -2.
 _EXACT_BITS = 12
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
 _TYPES = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16}
 # Counts the steps of a normalisation; only an average over all steps reads it.
 _COUNTER = "num_batches_tracked"
@@ -84,8 +88,8 @@ def check_equal(
     """Compares what a file computes, and its gradients, with the module in training mode.
 
     Both run in float64, on the given inputs and on others like them. What differs by more than the file's
-    own rounding of constants, inputs and weights makes of it, in two draws, is a fault. A module that rounds
-    itself is compared in its own types.
+    own rounding of constants, inputs and weights makes of it, in two draws, is a fault. Where a module that
+    rounds by itself differs in float64, its own types decide.
 
     Raises:
         ExportError: they differ; the line names the output, the statistic or the parameter, and the place.
@@ -94,7 +98,7 @@ def check_equal(
     try:
         network = _read(exported, inputs)
     except OnnxgcError as error:
-        raise ExportError(f"the exported file cannot be read back: {error}; check=False writes it") from error
+        raise ExportError(_unreadable(exported, error)) from error
     _check_roles(network, module)
     _tell_of_changed_buffers(network, module, args, kwargs)
     random = sorted({node.op_type for node in exported.proto.graph.node} & (RANDOM - {"Dropout"}))
@@ -106,13 +110,28 @@ def check_equal(
         )
         return
     call = (args, dict(kwargs))
-    sides = _in_double(network, module, call)
-    if sides is None:
+    sides, rounds = _in_double(network, module, call)
+    fault = None if sides is None else _fault(sides, call)
+    if sides is None or (fault is not None and rounds):
         sides = Sides(_read(exported, inputs), module, None, _coarsest(exported, module))
-    for training in (True, False):
-        fault = _fault(sides, call, training)
-        if fault is not None:
-            raise ExportError(f"{fault.text}; {place_of(exported.captured, exported.converted, sides, fault)}")
+        fault = _fault(sides, call)
+    if fault is not None:
+        raise ExportError(f"{fault.text}; {place_of(exported.converted, sides, fault)}")
+
+
+def _unreadable(exported: Exported, error: OnnxgcError) -> str:
+    """The error, with the submodule and the operator of the node that it names, and what to do."""
+    text = str(error)
+    named = [node for node in exported.proto.graph.node if node.name and f"'{node.name}'" in text]
+    told = {e.key: e.value for node in named[:1] for e in node.metadata_props}
+    scopes = ast.literal_eval(told.get(_SCOPES, "[]"))
+    classes = ast.literal_eval(told.get(_CLASSES, "[]"))
+    operator = classes[-1] if classes else ""
+    advice = advice_on(operator) or advice_on(text)
+    if not advice:
+        return f"the exported file cannot be read back: {text}; check=False writes it"
+    where = f"'{scopes[-2]}'" if len(scopes) > 1 and scopes[-2] else "forward"
+    return f"the exported file cannot be read back: {operator or text} in {where}: {advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +155,8 @@ class Sides:
             side.train(training)
         with (
             left_as_it_was(side),
-            torch.set_grad_enabled(training),
+            _default_type(self.dtype),
+            torch.enable_grad(),
             WithoutChoices() if training else nullcontext(),
         ):
             if side is self.network:
@@ -166,7 +186,9 @@ class Sides:
         kind, name = key
         if kind == "output":
             mode = "training mode" if training else "evaluation"
-            text = f"output '{self.network.output_names[int(name)]}' of the file is not the module's in {mode}"
+            text = (
+                f"output '{self.network.output_names[int(name)]}' of the file is not the module's in {mode}"
+            )
         elif kind == "statistic":
             text = f"the running statistic '{name}' is not updated as in the module"
         else:
@@ -226,8 +248,12 @@ def gradients_of(outputs: list[Tensor], of: list[Tensor], seed: int) -> list[Ten
     return list(torch.autograd.grad(sum(total[1:], total[0]), of, allow_unused=True))
 
 
-def _fault(sides: Sides, call: _Arguments, training: bool) -> Fault | None:
-    """What differs in the first two draws, or in all that differ of some more."""
+def _fault(sides: Sides, call: _Arguments) -> Fault | None:
+    return _fault_in(sides, call, training=True) or _fault_in(sides, call, training=False)
+
+
+def _fault_in(sides: Sides, call: _Arguments, *, training: bool) -> Fault | None:
+    """What differs in two draws, of which each that differs asks for one more."""
     found: list[Fault] = []
     for seed in range(_MAX_DRAWS):
         fault = _fault_of_draw(sides, call, seed, training)
@@ -264,10 +290,8 @@ def _fault_of_draw(sides: Sides, call: _Arguments, seed: int, training: bool) ->
         kind = key[0]
         if kind != "gradient" and (key not in expected or key not in found):
             continue
-        other = expected.get(key)
-        one = found.get(key)
-        one = torch.zeros_like(other) if one is None else one
-        other = torch.zeros_like(one) if other is None else other
+        # What one side gives no gradient has one of zeros.
+        one, other = _both(found.get(key), expected.get(key))
         if one.shape != other.shape:
             return sides.fault(key, call, seed, training)
         least = _VANISHING_UNITS * sides.exactness * largest.get(kind, 0.0)
@@ -301,6 +325,14 @@ def _check_roles(network: OnnxModule, module: nn.Module) -> None:
         raise ExportError(f"the constant '{name}' of the file is taken for a parameter; make it a buffer")
 
 
+def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Two tensors, of which an absent one is zeros like the other."""
+    if one is None:
+        assert other is not None, "one side has the tensor"
+        return torch.zeros_like(other), other
+    return one, torch.zeros_like(one) if other is None else other
+
+
 def _drawn(call: _Arguments, seed: int, dtype: torch.dtype | None) -> _Arguments:
     """The given arguments for the first draw; then samples in another order, and numbers nearer to zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -323,7 +355,7 @@ def _drawn(call: _Arguments, seed: int, dtype: torch.dtype | None) -> _Arguments
     return args, kwargs
 
 
-class _Rounding(TorchDispatchMode):
+class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether anything is computed in another floating type than float64."""
 
     found = False
@@ -336,8 +368,19 @@ class _Rounding(TorchDispatchMode):
         return result
 
 
-def _in_double(network: OnnxModule, module: nn.Module, call: _Arguments) -> Sides | None:
-    """Both in float64, or None where the module, or a part of it, computes in a type of its own."""
+@contextmanager
+def _default_type(dtype: torch.dtype | None) -> Iterator[None]:
+    """Tensors that forward makes have the type too, unless it says another."""
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype or before)
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_double(network: OnnxModule, module: nn.Module, call: _Arguments) -> tuple[Sides | None, bool]:
+    """Both in float64, if they can be, and whether a part of the module rounds to a type of its own."""
     types = {p.dtype for p in module.parameters() if p.is_floating_point()}
     unit = max(map(_eps, types), default=_eps(torch.float32)) / 2
     try:
@@ -347,14 +390,12 @@ def _in_double(network: OnnxModule, module: nn.Module, call: _Arguments) -> Side
                 if isinstance(value, Tensor) and value.is_floating_point():
                     vars(part)[name] = value.double()
         sides = Sides(network.double(), double, torch.float64, unit)
-        with _Rounding() as rounding:
+        with _Rounding() as rounding:  # type: ignore[no-untyped-call]
             sides.step(double, _drawn(call, 0, torch.float64), 0, True)
-        if rounding.found:
-            return None
         sides.step(sides.network, _drawn(call, 0, torch.float64), 0, True)
     except Exception:  # Copying and running in another type fail in as many ways as there are modules.
-        return None
-    return sides
+        return None, True
+    return sides, rounding.found
 
 
 def _eps(dtype: torch.dtype) -> float:
@@ -365,7 +406,9 @@ def _coarsest(exported: Exported, module: nn.Module) -> float:
     """The rounding of the coarsest type in which the file computes."""
     types = {p.dtype for p in module.parameters() if p.is_floating_point()}
     for node in exported.proto.graph.node:
-        types |= {_TYPES[a.i] for a in node.attribute if node.op_type == "Cast" and a.name == "to" and a.i in _TYPES}
+        types |= {
+            _TYPES[a.i] for a in node.attribute if node.op_type == "Cast" and a.name == "to" and a.i in _TYPES
+        }
     return max(map(_eps, types), default=_eps(torch.float32))
 
 

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -27,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import ExportError, RuntimeUnavailableError
+from onnxgc.torch.advice import Whereabouts, advice_on, place_of_operator
 from onnxgc.torch.comparing import Exported, check_equal, left_as_it_was
 from onnxgc.torch.randomness import AsExported
 from onnxgc.torch.stopping import with_detached
@@ -34,6 +36,8 @@ from onnxgc.torch.stopping import with_detached
 logger = logging.getLogger(__name__)
 
 _OPSET = 18
+# The file of torch that packs sequences.
+_PACKING = "torch/nn/utils/rnn.py"
 _ADVICE = "For more information"
 
 
@@ -161,15 +165,23 @@ def _exported(module: nn.Module, call: _Call, dynamic_batch: bool) -> Exported:
 
 
 def _captured(module: nn.Module, call: _Call, batch: Any) -> ExportedProgram:
+    forms, whereabouts = AsExported(), Whereabouts(module)
     try:
         shapes = None if batch is None else _shapes(module, call, batch)
-        with _quiet(), AsExported():
-            program = torch.export.export(
-                module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
-            )
+        with _quiet(), forms, whereabouts:
+            program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
         return with_detached(program)
     except Exception as error:  # Capturing fails in as many ways as there are modules.
-        raise ExportError(f"the module cannot be captured: {_first_line(error)}") from error
+        told = f"the module cannot be captured: {_first_line(error)}"
+        if whereabouts.is_inside:
+            told += f" (at {forms.last} in {whereabouts.told})"
+        packs = any(frame.filename.endswith(_PACKING) for frame in traceback.extract_tb(error.__traceback__))
+        raise ExportError(_with_advice(f"{told}, a packed sequence" if packs else told)) from error
+
+
+def _with_advice(told: str) -> str:
+    advice = advice_on(told)
+    return f"{told}; {advice}" if advice else told
 
 
 def _shapes(module: nn.Module, call: _Call, batch: Any) -> dict[str, Any]:
@@ -186,7 +198,9 @@ def _converted(module: nn.Module, program: ExportedProgram) -> Exported:
                 program, dynamo=True, optimize=False, verbose=False, opset_version=_OPSET
             )
     except Exception as error:
-        raise ExportError(f"the module cannot be converted to ONNX: {_reason(error)}") from error
+        raise ExportError(
+            _with_advice(f"the module cannot be converted to ONNX: {_reason(error, program)}")
+        ) from error
     assert converted is not None, "an export by torch.export returns its result"
     # It needs what PyTorch's exporter needs.
     from onnxgc.torch.repairs import put_right
@@ -238,13 +252,14 @@ def _quiet() -> Iterator[None]:
                 other.setLevel(level)
 
 
-def _reason(error: BaseException) -> str:
-    """Of a failed conversion: the operator, and what it failed of at first."""
+def _reason(error: BaseException, program: ExportedProgram) -> str:
+    """Of a failed conversion: the operator, its submodule, and what it failed of at first."""
     node = ""
     while error.__cause__ is not None:
         error = error.__cause__
         node = node or next(iter(re.findall(r"target=torch\.ops\.([\w.]+)", str(error))), "")
-    return (f"{node}: " if node else "") + _first_line(error)
+    path = place_of_operator(program, node) if node else ""
+    return (f"{node}{f' in {path!r}' if path else ''}: " if node else "") + _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

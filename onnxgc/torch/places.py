@@ -16,6 +16,8 @@ from onnxgc.torch.randomness import WithoutChoices
 if TYPE_CHECKING:
     from onnxgc.torch.comparing import Fault, Sides
 
+# The name under which a parameter stands beside the results of operators.
+_PARAMETER = ("the parameter",)
 # Values that are those of another computation, not of another rounding.
 _APART = 1e-5
 _ADVICE = "write it in other operators, or leave it out of the module"
@@ -25,7 +27,7 @@ _UNFOUND = (
 )
 
 
-def place_of(captured: ExportedProgram, converted: ExportedProgram, sides: Sides, fault: Fault) -> str:
+def place_of(converted: ExportedProgram, sides: Sides, fault: Fault) -> str:
     """The first operator whose values, or whose gradients, the file has not; and what to do."""
     try:
         found = _custom(sides, fault) or _parting(converted, sides, fault) or _UNFOUND
@@ -53,7 +55,9 @@ def _custom(sides: Sides, fault: Fault) -> str:
         return ""
     args, kwargs = fault.call
     with torch.enable_grad(), WithoutChoices():
-        outputs = [leaf for leaf in pytree.tree_leaves(sides.module(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [
+            leaf for leaf in pytree.tree_leaves(sides.module(*args, **kwargs)) if isinstance(leaf, Tensor)
+        ]
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -63,8 +67,8 @@ def _custom(sides: Sides, fault: Fault) -> str:
         seen.add(node)
         if (function := getattr(node, "_forward_cls", None)) is not None:
             return (
-                f"the backward of {function.__name__} (torch.autograd.Function) is lost: a file has that of the "
-                "operators in its forward; write it in operators whose own backward is meant"
+                f"the backward of {function.__name__} (torch.autograd.Function) is lost: a file has that of "
+                "the operators in its forward; write it in operators whose own backward is meant"
             )
         waiting += [other for other, _ in node.next_functions if other is not None]
     return ""
@@ -104,38 +108,67 @@ def _parting(program: ExportedProgram, sides: Sides, fault: Fault) -> str:
         made = ours.run(fault.training, network._value("onnxgc_like"), *inputs, *network.weights())
         results = theirs.run(*_arguments(program, sides, inputs))
     nodes = {node.name: node for node in program.graph_module.graph.nodes}
-    common = [name for name in theirs.found if name in ours.found and _is_like(ours.found[name], theirs.found[name])]
+    outputs = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+    returned = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)][-len(outputs) :]
+    for name, value in theirs.found.items():
+        for one, other in zip(outputs, returned, strict=True):
+            if value is other:
+                ours.found.setdefault(name, one)
+    common = [
+        name for name in theirs.found if name in ours.found and _is_like(ours.found[name], theirs.found[name])
+    ]
     for name in common:
         if _are_apart(ours.found[name], theirs.found[name]):
             return f"{said(nodes[name])} has other values in the file; {_ADVICE}"
     if fault.key[0] != "gradient":
         return ""
-    outputs = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
-    returned = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)][-len(outputs) :]
-    flowing = [name for name in common if ours.found[name].requires_grad or theirs.found[name].requires_grad]
-    flowing = [name for name in flowing if ours.found[name].requires_grad and theirs.found[name].requires_grad]
+    _with_parameter(program, sides, fault.key[1], ours, theirs)
+    flowing = [name for name in (*_PARAMETER, *common) if name in ours.found]
+    flowing = [
+        name for name in flowing if ours.found[name].requires_grad and theirs.found[name].requires_grad
+    ]
     found = gradients_of(outputs, [ours.found[name] for name in flowing], fault.seed)
     expected = gradients_of(returned, [theirs.found[name] for name in flowing], fault.seed)
-    for name, one, other in reversed(list(zip(flowing, found, expected, strict=True))):
-        if one is None and other is None:
-            continue
-        one = torch.zeros_like(ours.found[name]) if one is None else one
-        other = torch.zeros_like(one) if other is None else other
-        if _are_apart(one, other):
-            user = next(iter(nodes[name].users))
-            return f"the gradient that {said(user)} passes on is another in the file; {_ADVICE}"
+    for name, *pair in reversed(list(zip(flowing, found, expected, strict=True))):
+        ours_here, theirs_here = (torch.zeros_like(ours.found[name]) if g is None else g for g in pair)
+        if _are_apart(ours_here, theirs_here):
+            user = next(iter(nodes[name].users)) if name in nodes else _reader_of(program, fault.key[1])
+            return (
+                f"the gradient that {said(user)} passes on is another in the file; {_ADVICE}" if user else ""
+            )
     return ""
+
+
+def _with_parameter(
+    program: ExportedProgram, sides: Sides, name: str, ours: _Values, theirs: _Values
+) -> None:
+    """Notes the parameter itself on both sides."""
+    keys = {other: key for key, other in sides.network.onnx_names().items()}
+    if name in keys and _reader_of(program, name) is not None:
+        ours.found[_PARAMETER[0]] = sides.network.get_parameter(keys[name])
+        theirs.found[_PARAMETER[0]] = dict(sides.module.named_parameters())[name]
+
+
+def _reader_of(program: ExportedProgram, name: str) -> fx.Node | None:
+    """The first operator that reads a parameter."""
+    targets = program.graph_signature.inputs_to_parameters
+    places = (node for node in program.graph_module.graph.nodes if targets.get(node.name) == name)
+    return next((user for place in places for user in place.users), None)
 
 
 def _arguments(program: ExportedProgram, sides: Sides, inputs: list[Tensor]) -> list[Any]:
     """What the graph of a captured module takes: weights by their names, and the inputs."""
-    held = dict(sides.module.named_parameters(remove_duplicate=False))
+    held: dict[str, Tensor] = dict(sides.module.named_parameters(remove_duplicate=False))
     held |= dict(sides.module.named_buffers(remove_duplicate=False))
     given = iter(inputs)
     values: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.target is None:
-            values.append(next(given) if type(spec.arg).__name__ == "TensorArgument" else getattr(spec.arg, "value", None))
+            values.append(
+                next(given)
+                if type(spec.arg).__name__ == "TensorArgument"
+                else getattr(spec.arg, "value", None)
+            )
             continue
         value = held.get(spec.target, program.constants.get(spec.target))
         is_float = isinstance(value, Tensor) and value.is_floating_point() and sides.dtype is not None

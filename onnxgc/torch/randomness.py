@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class AsExported(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name != "__get__":
+        if name not in _SILENT:
             self.last = name
         return _FORMS.get(func, func)(*args, **(kwargs or {}))
 
@@ -97,7 +98,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: A
     return F.scaled_dot_product_attention(query, key, value, mask, *rest[1:], **named)[:, 0]
 
 
-def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: A002
+def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> Tensor:
     """With the smoothing of labels, and classes in shares, in operators of their own.
 
     Source: the documentation of `torch.nn.CrossEntropyLoss`.
@@ -117,8 +118,8 @@ def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> T
     if target.is_floating_point():
         shares = target * (1.0 - smoothing) + smoothing / classes
         each = -(weighted * shares).sum(axis)
-        samples = target.numel() // classes
-        return {"none": lambda: each, "sum": each.sum, "mean": lambda: each.sum() / samples}[reduction]()
+        total = each if reduction == "none" else each.sum()
+        return total / (target.numel() // classes) if reduction == "mean" else total
     counted = target != ignored
     labels = torch.where(counted, target, torch.zeros_like(target))
     picked = weighted.gather(axis, labels.unsqueeze(axis)).squeeze(axis)
@@ -131,7 +132,7 @@ def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> T
 
 
 def _cross_entropy_loss(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
     reduction: int = 1,
@@ -154,15 +155,13 @@ def _normalised(
     return made if bias is None else made + bias.reshape(of_channels)
 
 
-def _of_batch(
-    x: Tensor, axes: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
+def _of_batch(x: Tensor, axes: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     mean = x.mean(axes, keepdim=True)
     return _normalised(x, mean, (x - mean).square().mean(axes, keepdim=True), weight, bias, eps)
 
 
 def _batch_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -171,7 +170,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Without running statistics by those of the batch, which the exporter computes outside of its operator."""
+    """Without running statistics by those of the batch, which the exporter computes outside of it."""
     if running_mean is None or running_var is None:
         axes = [axis for axis in range(input.ndim) if axis != 1]
         return _of_batch(input, axes, weight, bias, eps)
@@ -179,7 +178,7 @@ def _batch_norm(
 
 
 def _batch_norm_of_torch(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
@@ -193,7 +192,7 @@ def _batch_norm_of_torch(
 
 
 def _instance_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -202,7 +201,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """By running statistics in operators of their own: the exporter's BatchNormalization would take the batch's."""
+    """By running statistics in operators of their own: BatchNormalization would train them."""
     if not use_input_stats and running_mean is not None and running_var is not None:
         of_channels = [1, -1] + [1] * (input.ndim - 2)
         mean, variance = (value.reshape(of_channels) for value in (running_mean, running_var))
@@ -211,7 +210,7 @@ def _instance_norm(
 
 
 def _instance_norm_of_torch(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
@@ -224,6 +223,23 @@ def _instance_norm_of_torch(
     return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
+def _by_divisor(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
+    """An average by a divisor of its own, which the exporter leaves out, as a factor."""
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+
+    def pooled(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        given = {**dict(zip(names, rest, strict=False)), **named}
+        divisor, size = given.get("divisor_override"), given["kernel_size"]
+        if not divisor or given.get("ceil_mode"):
+            return pool(x, *rest, **named)
+        given |= {"count_include_pad": True, "divisor_override": None}
+        size = [size] * axes if isinstance(size, int) else list(size) * (axes // len(size))
+        result: Tensor = pool(x, **given) * (math.prod(size) / divisor)
+        return result
+
+    return pooled
+
+
 def _named_rest(args: tuple[Any, ...]) -> dict[str, Any]:
     """What of attention's positional arguments stands behind the rate of its Dropout."""
     return dict(zip(("is_causal", "scale", "enable_gqa"), args[5:], strict=False))
@@ -233,9 +249,13 @@ def _is_share(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and isinstance(args[1], float | int) and args[0].is_floating_point()
 
 
+# What torch calls beside the operators of a module.
+_SILENT = frozenset(["__get__", "__set__", "_set_grad_enabled"])
 _FORMS: Mapping[Any, Callable[..., Any]] = {
     F.cross_entropy: _cross_entropy,
     torch._C._nn.cross_entropy_loss: _cross_entropy_loss,
+    F.avg_pool2d: _by_divisor(F.avg_pool2d, 2),
+    F.avg_pool3d: _by_divisor(F.avg_pool3d, 3),
     F.batch_norm: _batch_norm,
     torch.batch_norm: _batch_norm_of_torch,
     F.instance_norm: _instance_norm,

@@ -25,17 +25,19 @@ def with_detached(program: ExportedProgram) -> ExportedProgram:
             (source,) = node.args
             with graph.inserting_before(node):
                 node.args = (_detached(graph, source),)
-        elif node.target is operator.getitem and _is_without_gradients(node.args[0]):
-            if isinstance(value := node.meta.get("val"), Tensor) and value.is_floating_point():
-                with graph.inserting_after(node):
-                    detached = _detached(graph, node)
-                node.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
+        elif _is_without_gradients(node):
+            with graph.inserting_after(node):
+                detached = _detached(graph, node)
+            node.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
     program.graph_module.recompile()
     return program
 
 
 def _is_without_gradients(node: fx.Node) -> bool:
-    return node.target is _REGION and not node.args[0]
+    """Whether it is a number of floating type that a region under `no_grad` gives."""
+    region, value = node.args[0] if node.target is operator.getitem else None, node.meta.get("val")
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(region, fx.Node) and region.target is _REGION and not region.args[0] and is_float
 
 
 def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -214,11 +214,6 @@ def test_a_batch_that_cannot_be_symbolic_stays_as_it_is() -> None:
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
 
 
-class _Detached(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.detach(), self.bias)
-
-
 class _Branching(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() > 0 else x
@@ -232,7 +227,6 @@ class _Singular(nn.Linear):
 @pytest.mark.parametrize(
     "module, reason",
     [
-        (_Detached(3, 3), "gradient of the parameter 'weight' is not the module's"),
         (_Branching(3, 3), "the module cannot be captured: .*data-dependent"),
         (_Singular(3, 3), r"cannot be converted to ONNX: aten\._linalg_svd"),
         (nn.Sequential(nn.BatchNorm1d(3, momentum=None)), "'0' averages its running statistics"),
@@ -254,15 +248,6 @@ def test_what_cannot_be_made_right_is_refused_in_one_line(
 
 
 def test_what_a_file_cannot_say_is_told() -> None:
-    class Frozen(nn.Sequential):
-        def train(self, mode: bool = True) -> Frozen:
-            super().train(mode)
-            self[1].eval()
-            return self
-
-    with pytest.warns(UserWarning, match="freeze_bn=True"):
-        export_training(Frozen(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3), dynamic_batch=False)
-
     class Counting(nn.Linear):
         def __init__(self) -> None:
             super().__init__(3, 3)

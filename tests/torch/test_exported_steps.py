@@ -1,0 +1,256 @@
+"""What an export could lose without a word: the file trains as the module does, or the call is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+import onnxgc
+from onnxgc.errors import ExportError
+from onnxgc.runtime.ort import make_session
+from onnxgc.torch import export_training, randomness
+
+pytest.importorskip("onnxscript")
+
+_ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+_CLASSES = torch.tensor([0, 2, -100, 4, 1, 2])
+_WEIGHT = [0.3, 1.0, 2.0, 0.7, 1.5]
+_STEP_TOLERANCE = 2e-5
+
+
+class Whole(nn.Module):
+    """A function of layers that it may use."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.linear, self.other = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.inner = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
+        self.register_buffer("weight", torch.tensor(_WEIGHT))
+
+    weight: Tensor
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def assert_trains_alike(module: nn.Module, *inputs: Tensor) -> None:
+    """One step by default settings, with squares of the output as the loss, beside the module's own."""
+    proto = export_training(module, inputs, dynamic_batch=False)
+    result = onnxgc.optimize(proto, loss="mse")
+    outputs = module.double()(*(x.double() if x.is_floating_point() else x for x in inputs))
+    target = torch.zeros_like(outputs)
+    F.mse_loss(outputs, target).backward()
+    graph = result.training_graph
+    feeds = {value.name: x.numpy() for value, x in zip(proto.graph.input, inputs, strict=True)}
+    feeds["target"] = target.float().numpy()
+    trained = {name: p for name, p in module.named_parameters() if name in graph.gradient_of}
+    session = make_session(graph.model)
+    found = session.run([graph.gradient_of[name] for name in trained], feeds)
+    for (name, parameter), gradient in zip(trained.items(), found, strict=True):
+        true = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert np.allclose(gradient, true.numpy(), rtol=1e-4, atol=_STEP_TOLERANCE), name
+    missing = [
+        n for n, p in module.named_parameters() if n not in trained and p.grad is not None and p.grad.any()
+    ]
+    assert not missing
+
+
+def _under_no_grad(m: Whole, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        constant, also = m.other(x).tanh(), m.linear(x)
+    return m.linear(x) * constant + m.other(x) + 1e-2 * also
+
+
+def _evaluated(part: nn.Module) -> nn.Module:
+    for other in part.modules():
+        if isinstance(other, nn.modules.batchnorm._NormBase) and other.running_mean is not None:
+            nn.init.normal_(other.running_mean)
+    return part.eval()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: m.linear(x) * m.other(x).detach() + m.other(x),
+        lambda m, x: F.linear(x, m.linear.weight.detach(), m.linear.bias),
+        _under_no_grad,
+        lambda m, x: m.linear(x) * m.other(x).sum().item(),
+        lambda m, x: F.batch_norm(m.linear(x), None, None, m.weight, training=True) + m.other(x),
+        lambda m, x: m.linear(
+            F.avg_pool2d(x[:, None].expand(-1, 4, -1)[:, None], 2, 2, 1, divisor_override=3)[
+                :, 0, :2
+            ].flatten(1)[:, :4]
+        ),
+    ],
+    ids=["detach", "parameter", "no_grad", "item", "batch_norm", "divisor"],
+)
+def test_what_exporters_lose_is_in_the_file(function: Callable[..., Tensor]) -> None:
+    assert_trains_alike(Whole(function), _ROWS)
+
+
+@pytest.mark.parametrize(
+    "shape, classes, weighted, reduction",
+    [
+        ((6, 4), _CLASSES, True, "mean"),
+        ((6, 4), _CLASSES, True, "sum"),
+        ((6, 4), None, True, "mean"),
+        ((6, 3, 4), _CLASSES[:, None].expand(6, 3), False, "none"),
+        ((6, 3, 4), _CLASSES[:, None].expand(6, 3), True, "mean"),
+    ],
+)
+def test_label_smoothing_is_written_out(
+    shape: tuple[int, ...], classes: Tensor | None, weighted: bool, reduction: str
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(shape, generator=generator)
+    labels = torch.rand(6, 5, generator=generator) if classes is None else classes.contiguous()
+
+    def loss(m: Whole, x: Tensor, labels: Tensor) -> Tensor:
+        logits = m.linear(x).movedim(-1, 1)
+        weight = m.weight if weighted else None
+        found = F.cross_entropy(logits, labels, weight, label_smoothing=0.1, reduction=reduction)
+        return found.reshape(-1, 1)
+
+    assert_trains_alike(Whole(loss), x, labels)
+
+
+@pytest.mark.parametrize(
+    "layers, evaluated",
+    [
+        ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)], [1]),
+        ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)], [1, 2]),
+        ([nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 4)], [0]),
+        (
+            [
+                nn.Unflatten(1, (2, 2)),
+                nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
+                nn.Flatten(),
+            ],
+            [1],
+        ),
+    ],
+    ids=["mixed", "all", "without", "instance"],
+)
+def test_submodules_keep_their_modes(layers: list[nn.Module], evaluated: list[int]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(*layers, nn.Linear(4, 3)).train()
+    for place in evaluated:
+        _evaluated(module[place])
+    assert_trains_alike(module, _ROWS)
+    assert [place for place, part in enumerate(module) if not part.training] == evaluated
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2.001
+
+
+@pytest.mark.parametrize(
+    "function, lost, place",
+    [
+        (
+            lambda m, x: F.cross_entropy(m.linear(x), x.argmax(1), label_smoothing=1e-3),
+            F.cross_entropy,
+            "cross_entropy",
+        ),
+        (lambda m, x: 1e-3 * m.linear(x).detach() * m.linear(x) + m.linear(x), None, "detach in forward"),
+        (
+            lambda m, x: F.avg_pool2d(m.linear(x)[None], 2, divisor_override=5),
+            F.avg_pool2d,
+            "avg_pool2d in forward",
+        ),
+        (lambda m, x: _Scaled.apply(m.linear(x)), None, r"backward of _Scaled \(torch.autograd.Function\)"),
+    ],
+    ids=["smoothing", "detach", "divisor", "function"],
+)
+def test_a_lossy_export_is_refused_whatever_is_drawn_and_the_place_is_named(
+    function: Callable[..., Tensor], lost: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = {form: by for form, by in randomness._FORMS.items() if form is not lost}
+    monkeypatch.setattr(randomness, "_FORMS", forms)
+    monkeypatch.setattr("onnxgc.torch.repairs._mark_stopped_gradients", lambda graph: None)
+    for seed in range(2):
+        module = Whole(function)
+        torch.manual_seed(seed)
+        with pytest.raises(ExportError, match=place):
+            export_training(module, torch.randn(6, 4), dynamic_batch=False)
+
+
+def test_modules_that_round_by_themselves_are_compared_in_their_own_types() -> None:
+    module = Whole(lambda m, x: m.linear(x).to(torch.bfloat16).float().tanh() + m.other(x))
+    export_training(module, _ROWS, dynamic_batch=False)
+
+
+def _packed(m: Whole, x: Tensor) -> Tensor:
+    lengths = torch.tensor([3, 2, 1, 1, 1, 1])
+    packed = nn.utils.rnn.pack_padded_sequence(
+        m.linear(x)[:, None].expand(-1, 3, -1), lengths, batch_first=True
+    )
+    return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0]
+
+
+class _Cache:
+    """What is no tensor."""
+
+
+@pytest.mark.parametrize(
+    "function, told",
+    [
+        (_packed, "packed sequences have no form in ONNX; pass the padded batch"),
+        (
+            lambda m, x: m.linear(x)[x[:, 0] > 0],
+            r"aten.index.Tensor in 'inside': how much it chooses .*torch.where",
+        ),
+        (
+            lambda m, x: m.linear(x)[(x > 0).nonzero()[:, 0]],
+            r"aten.nonzero.default in 'inside': how much it chooses",
+        ),
+        (
+            lambda m, x: m.linear(x).masked_select(x[:, :1] > 0),
+            r"masked_select.default in 'inside': .*torch.where",
+        ),
+        (lambda m, x: m.linear(x) + torch.bincount((x[:, 0] > 0).long(), minlength=5), r"bincount.*one_hot"),
+        (
+            lambda m, x: m.linear(x) * torch.unique(x.long()).sum(),
+            r"unique.*in 'inside': .*outside of the module",
+        ),
+        (lambda m, x: m.linear(x) if x.sum() > 0 else x, r"data-dependent.*in 'inside'\); .*torch.where"),
+        (lambda m, x: m.linear(x) * torch.from_numpy(x.detach().numpy()).sum(), "in 'inside'.*leaves torch"),
+        (
+            lambda m, x: torch.linalg.svdvals(m.linear(x)),
+            r"aten._linalg_svd.* in 'inside': .*no such operator",
+        ),
+        (lambda m, x: (m.linear(x), _Cache()), "use_cache=False"),
+    ],
+    ids=[
+        "packed",
+        "mask",
+        "nonzero",
+        "masked_select",
+        "bincount",
+        "unique",
+        "branch",
+        "numpy",
+        "svd",
+        "cache",
+    ],
+)
+def test_refusals_name_operator_and_submodule_and_lead_on(function: Callable[..., Any], told: str) -> None:
+    module = nn.Sequential()
+    module.add_module("inside", Whole(function))
+    with pytest.raises(ExportError, match=told) as caught:
+        export_training(module, _ROWS, dynamic_batch=False)
+    assert "\n" not in str(caught.value)
