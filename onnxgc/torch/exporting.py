@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from onnxgc.emission.write import check_model_writable, write_model
@@ -140,6 +141,11 @@ def _check_parts(module: nn.Module) -> None:
             raise ExportError(
                 f"'{name}' averages its running statistics over all steps (momentum=None), "
                 "which ONNX has no operator for; give it a momentum"
+            )
+        if isinstance(part, _InstanceNorm) and part.track_running_stats and part.training:
+            raise ExportError(
+                f"'{name}' trains running statistics of an InstanceNorm, which ONNX has no operator for; "
+                "give it track_running_stats=False, or put it into evaluation mode"
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.padding_idx is not None:
             warnings.warn(

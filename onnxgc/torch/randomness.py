@@ -118,7 +118,7 @@ def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> T
     if target.is_floating_point():
         shares = target * (1.0 - smoothing) + smoothing / classes
         each = -(weighted * shares).sum(axis)
-        total = each if reduction == "none" else each.sum()
+        total: Tensor = each if reduction == "none" else each.sum()
         return total / (target.numel() // classes) if reduction == "mean" else total
     counted = target != ignored
     labels = torch.where(counted, target, torch.zeros_like(target))

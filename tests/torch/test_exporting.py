@@ -230,6 +230,7 @@ class _Singular(nn.Linear):
         (_Branching(3, 3), "the module cannot be captured: .*data-dependent"),
         (_Singular(3, 3), r"cannot be converted to ONNX: aten\._linalg_svd"),
         (nn.Sequential(nn.BatchNorm1d(3, momentum=None)), "'0' averages its running statistics"),
+        (nn.InstanceNorm1d(3, track_running_stats=True), "'' trains running statistics of an InstanceNorm"),
         (nn.Bilinear(3, 3, 3), "forward does not take these arguments: missing"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
