@@ -30,7 +30,9 @@ _UNFOUND = (
 def place_of(converted: ExportedProgram, sides: Sides, fault: Fault) -> str:
     """The first operator whose values, or whose gradients, the file has not; and what to do."""
     if not fault.training:
-        return "forward asks for its mode in a way that a file cannot say; write it so that both are one graph"
+        return (
+            "forward asks for its mode in a way that a file cannot say; write it so that both are one graph"
+        )
     try:
         found = _custom(sides, fault) or _parting(converted, sides, fault) or _UNFOUND
     except Exception:  # It only explains, and a module that can be captured need not run so.
