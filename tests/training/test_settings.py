@@ -177,3 +177,12 @@ def test_weights_that_were_drawn_and_are_frozen_need_the_seed_of_the_run(tmp_pat
     with pytest.raises(TrainingError, match="made with seed 5, from which 'w' was drawn"):
         Trainer(model, **how).load(path)
     Trainer(model, seed=5, **how).load(path)
+
+
+def test_batches_of_an_update_count_by_their_samples() -> None:
+    whole, parts = trainer_of(batch=48, learning_rate=0.5), trainer_of(accumulate=2, learning_rate=0.5)
+    data = samples(0, 48)
+    whole.step(data)
+    cut = [{name: array[chosen] for name, array in data.items()} for chosen in (slice(32), slice(32, 48))]
+    parts.step(cut)
+    np.testing.assert_allclose(parts.array("w0"), whole.array("w0"), rtol=1e-5, atol=1e-6)
