@@ -38,7 +38,10 @@ def _time_limit(text: str) -> Any:
 
 Model = Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")]
 Loss = Annotated[str, typer.Option(help="As in optimize.")]
-Trainable = Annotated[list[str] | None, typer.Option(help="Glob of weights that train; repeatable.")]
+Trainable = Annotated[
+    list[str] | None,
+    typer.Option(help="Glob of the weights that train, alone; +GLOB: in addition. Repeatable."),
+]
 Freeze = Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")]
 FreezeBn = Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")]
 Untie = Annotated[bool, typer.Option("--untie", help="As in optimize.")]

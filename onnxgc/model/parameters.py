@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
 
 import numpy as np
 from onnx import TensorProto
@@ -14,6 +14,7 @@ from onnx import TensorProto
 from onnxgc.errors import NoParametersError
 from onnxgc.model.control_flow import INITIAL_STATE
 from onnxgc.model.draft import Draft, operator_name
+from onnxgc.model.globs import matches
 from onnxgc.model.ir import Array, Node, TensorType, Weight
 from onnxgc.model.value_patterns import (
     are_sine_and_cosine,
@@ -100,6 +101,43 @@ HANDED_ON = frozenset({
     "Sigmoid", "Softplus", "Tanh", "DepthToSpace", "SpaceToDepth", INITIAL_STATE,
 })
 # fmt: on
+# Floating inputs that are no parameters, by operator, and why; all others of more than one element are.
+# What reads its first input alone hands on no gradient, and is named below.
+_ALL = tuple(range(1, 16))
+SETTINGS: Mapping[str, tuple[tuple[int, ...], str]] = {
+    "BatchNormalization": ((3, 4), "running statistic"),
+    "CastLike": ((1,), "tells a type alone"),
+    "Clip": ((1, 2), "limit"),
+    "Dropout": ((1,), "rate"),
+    "GatherBlockQuantized": (_ALL, "scale of a quantised weight"),
+    "Mod": ((1,), "divisor"),
+    "NegativeLogLikelihoodLoss": ((1, 2), "weights of classes"),
+    "Pad": ((2,), "value of the padding"),
+    "Resize": ((1, 2), "region and scales"),
+    "RotaryEmbedding": ((1, 2), "table of sines and cosines"),
+    "STFT": ((2,), "window"),
+    "SoftmaxCrossEntropyLoss": ((1, 2), "weights of classes"),
+    "Upsample": ((1,), "scales"),
+}
+# Their floating inputs behind the data are scales and zero points; the bias of the first two is learned.
+_QUANTISED: Mapping[str, tuple[int, ...]] = {
+    "MatMulNBits": (5,),
+    "MatMulBnb4": (),
+    "DequantizeLinear": (),
+    "QuantizeLinear": (),
+    "DynamicQuantizeMatMul": (4,),
+}
+# Names made of these alone are those of constants.
+_WORDS_OF_CONSTANTS = frozenset(
+    {
+        *("add", "clone", "const", "constant", "cst", "default", "dim", "div", "eps", "epsilon", "exponent"),
+        *("float", "full", "half", "in", "input", "lifted", "like", "literal", "max", "min", "mul", "number"),
+        *("one", "two", "three", "four", "five", "six", "zero", "out", "output", "pow", "scalar", "size"),
+        *("sqrt", "sub", "tensor", "to", "val", "value", *"abckmnpqstxyz"),
+    }
+)
+# Of an attention's operator: a mask, which may be a learned bias.
+_ATTENTION_MASK = 3
 _NOT_DIFFERENTIABLE = frozenset(
     {"Shape", "Size", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "ArgMax"}
     | {"ArgMin", "NonZero", "DequantizeLinear", "Range", "OneHot", "Sign", "Floor", "Ceil"}
@@ -122,10 +160,12 @@ _SUMMING = ("MatMul", "Gemm", "Einsum")
 _USES_OF_TABLES = frozenset({"Mul", "Add", "Gather"})
 # Masks of attention over a few thousand tokens.
 _LARGEST_LOOKED_AT = 1 << 24
+# In front of a glob that trains in addition to what is found by use.
+_ADDED = "+"
 NOT_FLOATING = "not a floating-point tensor"
 
 # What to look at in constants. A name is to be put in by the reader: one line tells of many.
-_IF_LEARNED = "if it is learned, pass --trainable NAME"
+_IF_LEARNED = "if it is learned, pass --trainable +NAME"
 _SINGLE_NUMBER = f"taken for a constant, as single numbers are; {_IF_LEARNED}"
 _NOTHING_MASKED = f"taken for a mask of zeros that masks nothing; {_IF_LEARNED}"
 _OF_DATA = f"taken for the mean or deviation of the data; {_IF_LEARNED}"
@@ -140,7 +180,8 @@ def classify_weights(
 ) -> tuple[ParameterDecision, ...]:
     """What each weight is taken for; `trainable` and `freeze` are globs that overrule it.
 
-    Where both match, `trainable` wins, so that everything but a head can be frozen.
+    `trainable` alone means that nothing else trains; a glob with a plus in front, as in `+scale`, trains in
+    addition to what is found by use. Where both match, `trainable` wins.
 
     Raises:
         NoParametersError: a glob matches no float weight, or is to train running statistics alone.
@@ -154,13 +195,16 @@ def classify_weights(
     decisions = _without_tables_of_angles(decisions, draft, uses)
     floating = [decision.name for decision in decisions if decision.type.is_floating]
     for option, globs in (("--trainable", trainable), ("--freeze", freeze)):
-        for glob in globs:
-            matched = [d for d in decisions if d.type.is_floating and fnmatchcase(d.name, glob)]
+        for given in globs:
+            glob = given.removeprefix(_ADDED) if option == "--trainable" else given
+            matched = [d for d in decisions if d.type.is_floating and matches(d.name, glob)]
             if not matched:
                 raise _unmatched(option, glob, floating)
             if option == "--trainable" and all(d.role is Role.STATISTIC for d in matched):
                 raise _of_statistics(glob, matched[0])
-    return tuple(_overruled(decision, trainable, freeze) for decision in decisions)
+    added = [glob.removeprefix(_ADDED) for glob in trainable]
+    is_alone = bool(added) and not freeze and not all(glob.startswith(_ADDED) for glob in trainable)
+    return tuple(_overruled(decision, added, freeze, is_alone) for decision in decisions)
 
 
 def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
@@ -178,7 +222,25 @@ def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
         if decision.role is Role.CONSTANT and decision.doubt:
             doubtful.setdefault(decision.doubt, []).append(decision.name)
     constants = (f"{_counted(names)}: {doubt}" for doubt, names in doubtful.items())
-    return (*tied, *(decision.doubt for decision in parameters if decision.doubt), *constants)
+    doubts = (decision.doubt for decision in parameters if decision.doubt)
+    return (*tied, *doubts, *constants, *_fixed(decisions))
+
+
+def _fixed(decisions: Iterable[ParameterDecision]) -> Iterator[str]:
+    """One line for all floating tensors that are constants by their use, single numbers counted apart."""
+    fixed = [
+        decision
+        for decision in decisions
+        if decision.role is Role.CONSTANT and decision.type.is_floating and not decision.doubt
+    ]
+    tensors = [decision.name for decision in fixed if decision.type.element_count > 1]
+    numbers = [decision.name for decision in fixed if decision.type.element_count == 1]
+    if tensors:
+        more = f", and {len(numbers)} single numbers" if numbers else ""
+        yield (
+            f"floating tensors that are no parameters: {_counted(tensors)}{more}; `onnxgc inspect` has the "
+            "reasons, and --trainable +NAME trains one"
+        )
 
 
 _ROLES_OF_EXPORTED = {
@@ -234,7 +296,7 @@ class _Uses:
                     seen.update(fresh)
                     pending += fresh
                 else:
-                    found.append(self._judge(weight, tensor, node, index))
+                    found.append(self._judge(name, weight, tensor, node, index))
         return found or [self._as_output(weight, name) for name in self._outputs if name in seen][:1]
 
     def _as_output(self, weight: Weight, output: str) -> _Use:
@@ -248,10 +310,14 @@ class _Uses:
     def _hands_on(self, node: Node, index: int) -> bool:
         return not node.domain and node.op in HANDED_ON and (index == 0 or node.op == "Concat")
 
-    def _judge(self, weight: Weight, tensor: str, node: Node, index: int) -> _Use:
+    def _judge(self, name: str, weight: Weight, tensor: str, node: Node, index: int) -> _Use:
         where = f"input {index} of {operator_name(node)} '{node.name}'"
         if index < 0:
             where = f"a subgraph of {operator_name(node)} '{node.name}'"
+        if not weight.type.element_count:
+            return _Use(node, index, Role.CONSTANT, f"without elements: {where}")
+        if _is_of_quantised(node, index):
+            return _Use(node, index, Role.CONSTANT, f"scale of a quantised weight: {where}")
         if node.domain or index < 0:
             # Operands of unknown operators and of subgraphs train, so that a missing rule is told and not
             # passed over.
@@ -283,17 +349,26 @@ class _Uses:
         if index in INITIAL_STATES.get(node.op, ()) and not _is_zero(weight):
             return _Use(node, index, Role.PARAMETER, f"initial state: {where}")
         if index in ARITHMETIC.get(node.op, ()):
-            return self._judge_operand(weight, tensor, node, index, where)
+            return self._judge_operand(name, weight, tensor, node, index, where)
         if node.op in _SCATTERING and not _is_initializer(weight):
             return _Use(node, index, Role.CONSTANT, f"what is written to: {where}")
-        if index == 0 and node.op not in _NOT_DIFFERENTIABLE and weight.type.element_count > 1:
-            # The data of an operator, as a class token is once it was concatenated.
-            return _Use(node, index, Role.PARAMETER, where)
-        return _Use(node, index, Role.CONSTANT, f"setting of the operator: {where}")
+        settings, why = SETTINGS.get(node.op, ((), ""))
+        if index in settings:
+            return _Use(node, index, Role.CONSTANT, f"{why}: {where}")
+        if node.op in _NOT_DIFFERENTIABLE:
+            return _Use(node, index, Role.CONSTANT, f"without influence on a gradient: {where}")
+        if node.op == "Attention" and index == _ATTENTION_MASK and _is_mask(weight):
+            return _Use(node, index, Role.CONSTANT, f"mask of attention: {where}")
+        if weight.type.element_count == 1 and not _is_named(weight):
+            return _Use(node, index, Role.CONSTANT, f"single number: {where}")
+        # The data of an operator, as a class token is once it was concatenated, or learned keys.
+        return _Use(node, index, Role.PARAMETER, where)
 
-    def _judge_operand(self, weight: Weight, tensor: str, node: Node, index: int, where: str) -> _Use:
+    def _judge_operand(
+        self, name: str, weight: Weight, tensor: str, node: Node, index: int, where: str
+    ) -> _Use:
         if weight.type.element_count <= 1 and not self._is_learned_number(weight, node, index):
-            doubt = _SINGLE_NUMBER if self._may_be_learned(weight, tensor, node, index) else ""
+            doubt = _SINGLE_NUMBER if self._may_be_learned(weight, name, tensor, node, index) else ""
             return _Use(node, index, Role.CONSTANT, f"single number: {where}", doubt)
         values = _values(weight)
         if node.op in ("Add", "Where", "Sub") and is_additive_mask(values):
@@ -357,8 +432,8 @@ class _Uses:
                     seen |= found
         return False
 
-    def _may_be_learned(self, weight: Weight, tensor: str, node: Node, index: int) -> bool:
-        """Whether one number that scales or shifts data could be a weight, by its value."""
+    def _may_be_learned(self, weight: Weight, name: str, tensor: str, node: Node, index: int) -> bool:
+        """Whether one number that scales or shifts data could be a weight, by its value or its name."""
         if node.op not in ("Mul", "Div", "Add", "Sub") or self._is_epsilon(node):
             return False
         other = node.inputs[1 - index]
@@ -366,6 +441,8 @@ class _Uses:
             return False
         source = self._producers.get(tensor)
         if source is not None and source.op in _BOUNDING:
+            return True
+        if _is_initializer(weight) and not weight.type.shape and _is_called_as_learned(name):
             return True
         number = float(_values(weight).reshape(-1)[0])
         is_neutral = number == 1 and node.op == "Mul"
@@ -514,17 +591,39 @@ def _without_tables_of_angles(
 
 
 def _overruled(
-    decision: ParameterDecision, trainable: Sequence[str], freeze: Sequence[str]
+    decision: ParameterDecision, trainable: Sequence[str], freeze: Sequence[str], is_alone: bool
 ) -> ParameterDecision:
     if not decision.type.is_floating or decision.role is Role.STATISTIC:
         return decision
     for glob in trainable:
-        if fnmatchcase(decision.name, glob):
+        if matches(decision.name, glob):
             return replace(decision, role=Role.PARAMETER, reason=f"--trainable {glob}", doubt="")
-    for glob in freeze:
-        if fnmatchcase(decision.name, glob) and decision.role is Role.PARAMETER:
-            return replace(decision, role=Role.FROZEN, reason=f"--freeze {glob}")
-    return decision
+    if decision.role is not Role.PARAMETER:
+        return decision
+    if is_alone:
+        return replace(decision, role=Role.FROZEN, reason="--trainable names others", doubt="")
+    found = [glob for glob in freeze if matches(decision.name, glob)]
+    return replace(decision, role=Role.FROZEN, reason=f"--freeze {found[0]}") if found else decision
+
+
+def _is_called_as_learned(name: str) -> bool:
+    """Whether a name says something of its own, as `logit_scale` does, and `val_12` does not."""
+    if name.startswith(("onnx::", "/")):
+        return False
+    words = re.findall(r"[a-z]+", re.split(r"[/.:]", name.rstrip("/"))[-1].lower())
+    return bool(words) and not _WORDS_OF_CONSTANTS.issuperset(words)
+
+
+def _is_of_quantised(node: Node, index: int) -> bool:
+    learned = _QUANTISED.get(node.op)
+    if learned is None and not node.op.startswith("QLinear"):
+        return False
+    return index > 0 and index not in (learned or ())
+
+
+def _is_mask(weight: Weight) -> bool:
+    values = _values(weight)
+    return is_additive_mask(values) or is_binary_mask(values) or holds_distances(values) or _is_zero(weight)
 
 
 def _is_named(weight: Weight) -> bool:

@@ -42,6 +42,7 @@ def in_current_form(draft: Draft) -> Draft:
     An unread output (a mask, indices) would hold memory. Older forms of BatchNormalization have
     attributes and outputs that the version converter refuses; `with_batch_statistics` needs neither.
     """
+    draft = _without_updated_statistics(draft)
     read = {*draft.consumers(), *draft.outputs}
     # A file that says of some that they train says of the others that they do not.
     trains = any(n.op == "BatchNormalization" and n.attribute("training_mode", 0) for n in draft.nodes)
@@ -65,6 +66,25 @@ def in_current_form(draft: Draft) -> Draft:
             attributes |= {EVALUATED: 1} if evaluated or node.attribute(EVALUATED) else {}
         nodes.append(node.with_changes(outputs=tuple(outputs), attributes=attributes))
     return draft.with_changes(nodes=tuple(nodes))
+
+
+def _without_updated_statistics(draft: Draft) -> Draft:
+    """The draft without outputs that are updated running statistics, which a training file has itself."""
+    read = draft.consumers()
+    updated = {
+        output: running
+        for node in draft.nodes
+        if node.op == "BatchNormalization" and not node.domain and node.attribute("training_mode", 0)
+        for output, running in zip(node.outputs[1:], node.inputs[3:], strict=False)
+        if output in draft.outputs and output not in read
+    }
+    notes = (
+        f"output '{output}' is the running statistic '{running}' after a step; the training file has it as "
+        f"'{running}_new'"
+        for output, running in updated.items()
+    )
+    kept = tuple(name for name in draft.outputs if name not in updated)
+    return draft.with_changes(outputs=kept).with_notes(*notes) if updated else draft
 
 
 def with_own_statistics(draft: Draft) -> Draft:

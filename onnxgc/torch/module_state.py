@@ -232,6 +232,13 @@ def _is_registered(held: Mapping[str, Any], name: str) -> bool:
     return any(name in held.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
 
 
+def ask_for_types(functions: Iterable[Any]) -> bool:
+    """Whether one of these functions may ask for the type of a number, for which a tally gives its own."""
+    return any(
+        "type" in names_used(each.__code__) for each in functions if isinstance(each, types.FunctionType)
+    )
+
+
 def functions_of(modules: Iterable[nn.Module], own: Callable[..., Any]) -> list[Any]:
     """Functions that a forward may run, but for those of libraries, and classes: both may keep state.
 
@@ -478,7 +485,7 @@ def place_name(name: str, key: Key) -> str:
         return str(part)
     if kind == "module":
         return ".".join(part)
-    if kind in ("array", "random", "elements"):
+    if kind in ("array", "random", "elements", "referent"):
         return name
     return f"{name}.{part}" if name else str(part)
 

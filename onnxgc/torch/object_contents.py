@@ -14,6 +14,7 @@ import random
 import sys
 import sysconfig
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,6 +57,9 @@ def contents(holder: Any) -> dict[Key, Any] | None:
         return {("cached", ""): holder.__wrapped__}
     if isinstance(holder, contextvars.ContextVar):
         return {("context", ""): holder.get(None)}
+    if isinstance(holder, weakref.ReferenceType):
+        referent = holder()
+        return None if isinstance(referent, torch.Tensor) else {("referent", ""): referent}
     if isinstance(holder, functools.partial):
         return {("partial", name): getattr(holder, name) for name in ("func", "args", "keywords")}
     if isinstance(holder, type):

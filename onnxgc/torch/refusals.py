@@ -62,6 +62,17 @@ _REASONS: tuple[tuple[str, tuple[str, str]], ...] = (
         ),
     ),
     (
+        r"flag of leaf variables|requires_grad_\(\)",
+        ("it changes `requires_grad` of a tensor in forward", "set it outside of forward"),
+    ),
+    (
+        r"^FunctionalTensor\(|^FakeTensor\(",
+        (
+            "it looks a tensor up by itself, for which a trace has another one",
+            "use a name or a number as the key",
+        ),
+    ),
+    (
         r"use_reentrant=True",
         (
             "torch.utils.checkpoint with use_reentrant=True runs outside of a trace",

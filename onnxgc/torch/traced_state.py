@@ -15,6 +15,7 @@ from onnxgc.torch.module_state import (
     Pattern,
     Snapshot,
     StateRead,
+    ask_for_types,
     attributes_read,
     functions_of,
 )
@@ -29,6 +30,7 @@ class TracedState:
         """`own` is the forward that runs."""
         functions = functions_of(call.module.modules(), own)
         self._known = known
+        self._may_count = not ask_for_types(functions)
         self._size = known.size
         self._module = call.module
         arguments = call.objects
@@ -80,7 +82,7 @@ class TracedState:
         held = {id(holder): node for node, holder in self.binding.objects.items()}
         for holder, before, after in swapped.changes():
             node = held.get(id(holder))
-            for key in () if node is None else node.keys:
+            for key in node.keys if node is not None and self._may_count else ():
                 one, other = before.get(key), after.get(key)
                 if one is not other and {type(one), type(other)} <= {int, float}:
                     self._known.counted.add((id(holder), key))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ import onnx
 from onnxgc.errors import OptimizerError
 from onnxgc.gradients.engine import BackwardChunk, ConstantPool, Differentiated, fresh_name
 from onnxgc.model.draft import reads_of
+from onnxgc.model.globs import matches
 from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
 from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
@@ -408,14 +408,14 @@ class _Writer:
         """The first group that matches each parameter."""
         groups = () if isinstance(self._optimizer, Accumulation) else self._optimizer.groups
         for group in groups:
-            if not any(fnmatchcase(name, group.pattern) for name in self._types):
+            if not any(matches(name, group.pattern) for name in self._types):
                 raise OptimizerError(
                     f"the parameter group '{group.pattern}' matches none of the {len(self._types)} "
                     "parameters; `onnxgc inspect` lists them"
                 )
         other = ParameterGroup("*")
         return {
-            name: next((group for group in groups if fnmatchcase(name, group.pattern)), other)
+            name: next((group for group in groups if matches(name, group.pattern)), other)
             for name in self._types
         }
 

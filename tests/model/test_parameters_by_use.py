@@ -44,6 +44,23 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
             e = Expand(w, s)  c = Concat<axis=1>(e, x)  y = Add(c, p) }""",
         {"w": (1, 1, 4), "p": (1, 6, 4)},
     ),
+    "learned keys": (
+        """(float[1,5,8] x) => (float[1,5,8] y) { k = Concat<axis=1>(p, x)  v = Concat<axis=1>(r, x)
+            y = Attention<q_num_heads=2, kv_num_heads=2>(x, k, v, b) }""",
+        {"p": (1, 3, 8), "r": (1, 3, 8), "b": (5, 8)},
+    ),
+    "learned past": (
+        """(float[1,2,5,4] x) => (float[1,2,5,4] y) { y, o, q = Attention(x, x, x, , p, r) }""",
+        {"p": (1, 2, 3, 4), "r": (1, 2, 3, 4)},
+    ),
+    "updates": (
+        """(float[4,3] x) => (float[4,3] y) <int64[2,1] i = {0, 2}> { y = ScatterND(x, i, w) }""",
+        {"w": (2, 3)},
+    ),
+    "offsets": (
+        """(float[1,1,4,4] x) => (float[1,1,3,3] y) { y = DeformConv(x, w, o) }""",
+        {"w": (1, 1, 2, 2), "o": (1, 8, 3, 3)},
+    ),
     "recurrent": (
         "(float[5,2,3] x) => (float[5,1,2,4] y) { y = LSTM<hidden_size=4>(x, w, r, b) }",
         {"w": (1, 16, 3), "r": (1, 16, 4), "b": (1, 32)},
@@ -54,7 +71,9 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_these_are_parameters(case: str) -> None:
     body, shapes = CASES[case]
-    model = with_weights(text_model(body), **{name: normal(*shape) for name, shape in shapes.items()})
+    opset = 23 if "Attention" in body or "DeformConv" in body else 18
+    model = text_model(body, opset=opset, ir_version=10)
+    model = with_weights(model, **{name: normal(*shape) for name, shape in shapes.items()})
     found = roles(model)
     assert {name: found[name] for name in shapes} == dict.fromkeys(shapes, "parameter")
     if "Concat" not in body:
@@ -164,6 +183,86 @@ def test_scale_and_shift_of_the_data_are_both_doubted() -> None:
         )
 
 
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mask of attention": (
+        "(float[1,5,8] x) => (float[1,5,8] y) { y = Attention<q_num_heads=2, kv_num_heads=2>(x, x, x, s) }",
+        {"s": np.triu(np.full((5, 5), -1e9, np.float32), 1)},
+    ),
+    "angles": (
+        """(float[1,2,4,8] x) => (float[1,2,4,8] y) <int64[1,4] i = {0,1,2,3}> {
+            y = RotaryEmbedding(x, s, t, i) }""",
+        {"s": normal(4, 4), "t": normal(4, 4)},
+    ),
+    "weights of classes": (
+        "(float[4,3] x, int64[4] t) => (float y) { y = SoftmaxCrossEntropyLoss(x, t, s) }",
+        {"s": normal(3)},
+    ),
+    "scales": ("(float[1,1,4,4] x) => (float[1,1,8,8] y) { y = Resize(x, , s) }", {"s": np.ones(4)}),
+    "limit": ("(float[4] x) => (float[4] y) { y = Clip(x, s) }", {"s": np.float32(0.5)}),
+    "scale of 4 bits": (
+        "(float[2,16] x) => (float[2,3] y) { y = com.microsoft.MatMulNBits<K=16, N=3>(x, b, s) }",
+        {"b": np.ones((3, 1, 8), np.uint8), "s": normal(3)},
+    ),
+    "no elements": ("(float[2,0] x) => (float[2,0] y) { y = Add(x, s) }", {"s": normal(0)}),
+    "no factors": ("(float[2,0] x) => (float[2,0] y) { y = Mul(x, s) }", {"s": normal(1, 0)}),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_these_are_settings(case: str) -> None:
+    body, values = SETTINGS[case]
+    opset = 23 if "Attention" in body or "Rotary" in body else 18
+    imports = f'"" : {opset}, "com.microsoft" : 1'
+    model = with_weights(
+        onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> g {body}"), **values
+    )
+    assert {name: roles(model)[name] for name in values} == dict.fromkeys(values, "constant")
+
+
+def test_a_single_number_with_a_name_of_its_own_is_asked_about() -> None:
+    body = "(float[2,3] x) => (float[2,4] y) { h = MatMul(x, w)  y = Mul(h, NAME) }"
+    for name, is_asked in (("logit_scale", True), ("tau_2", True), ("half", False), ("val_12", False)):
+        values: dict[str, Any] = {"w": normal(3, 4), name: np.float32(0.5)}
+        notes = read_model(with_weights(text_model(body.replace("NAME", name)), **values)).notes
+        said = f"'{name}': taken for a constant, as single numbers are; if it is learned, pass"
+        assert any(note.startswith(said) for note in notes) == is_asked
+
+
+def test_constants_are_counted_with_the_first_names() -> None:
+    body = """(float[2,3] x) => (float[2,3] y) { h = MatMul(x, w)  m = Mul(h, mask)  c = Clip(m, low)
+        n = Add(c, other)  y = Mul(n, half) }"""
+    values: dict[str, Any] = {"w": normal(3, 3), "low": np.float32(0.25), "half": np.float32(0.5)}
+    values |= {"mask": np.array([0, 1, 1], np.float32), "other": np.array([0, -1e9, 0], np.float32)}
+    notes = read_model(with_weights(text_model(body), **values), loss="mse").notes
+    assert (
+        "floating tensors that are no parameters: 'mask', 'other' (2 weights), and 2 single numbers; "
+        "`onnxgc inspect` has the reasons, and --trainable +NAME trains one"
+    ) in notes
+
+
+def test_brackets_in_names_may_be_written_as_they_are() -> None:
+    body = "(float[2,3] x) => (float[2,3] y) { h = MatMul(x, NAME0)  y = MatMul(h, NAME1) }"
+    model = text_model(body)
+    for node, index in zip(model.graph.node, range(2), strict=True):
+        node.input[1] = f"layers[{index}].weight"
+    model = with_weights(model, **{f"layers[{index}].weight": normal(3, 3) for index in range(2)})
+    for glob in ("layers[0].weight", "layers[0].*", "layers[[]0].weight", "layers?0?.*"):
+        assert read_model(model, loss="mse", freeze=[glob]).parameters == ("layers[1].weight",)
+    assert read_model(model, loss="mse", trainable=["layers[1]*"]).parameters == ("layers[1].weight",)
+
+
+def test_outputs_that_are_updated_statistics_are_those_of_the_training_file() -> None:
+    body = """(float[4,3] x) => (float[4,3] y, float[3] new_mean, float[3] new_variance) {
+        h = MatMul(x, w)
+        y, new_mean, new_variance = BatchNormalization<training_mode=1>(h, g, b, mean, v) }"""
+    values = {"w": normal(3, 3), "g": normal(3), "b": normal(3), "mean": normal(3), "v": np.ones(3)}
+    found = read_model(with_weights(text_model(body), **values), loss="mse")
+    assert [statistic.name for statistic in found.statistics] == ["mean", "v"]
+    assert found.outputs == ("y",)
+    said = "output 'new_mean' is the running statistic 'mean' after a step; the training file has it as"
+    assert any(note.startswith(said) for note in found.notes)
+
+
 def test_globs_overrule() -> None:
     body = """(float[2,3] x) => (float[2,4] y) {
         z = MatMul(x, body_w)  h = MatMul(z, head_w)  s = Mul(h, scale)  y = Add(s, head_b) }"""
@@ -176,7 +275,9 @@ def test_globs_overrule() -> None:
     model = with_weights(text_model(body), **values)
     assert read_model(model).parameters == ("body_w", "head_w", "head_b")
     assert read_model(model, freeze=["body_*"]).parameters == ("head_w", "head_b")
-    assert read_model(model, trainable=["scale"]).parameters == ("body_w", "head_w", "head_b", "scale")
+    assert read_model(model, trainable=["+scale"]).parameters == ("body_w", "head_w", "head_b", "scale")
+    assert read_model(model, trainable=["scale"]).parameters == ("scale",)
+    assert read_model(model, trainable=["scale", "+head_*"]).parameters == ("head_w", "head_b", "scale")
     assert read_model(model, freeze=["*"], trainable=["head_*"]).parameters == ("head_w", "head_b")
     assert roles(model, freeze=["body_*"])["body_w"] == "frozen"
 

@@ -149,7 +149,7 @@ def test_values_as_they_start_are_no_masks(nodes: str, value: Array) -> None:
 def test_zeros_in_the_place_of_a_mask_are_told() -> None:
     source = with_weights(text_model(ATTENTION % "m = Add(s, k)"), w=normal(8, 8), k=NOTHING)
     assert any("'k': taken for a mask of zeros" in note for note in read_model(source).notes)
-    model = read_model(source, trainable=["k"])
+    model = read_model(source, trainable=["+k"])
     assert model.parameters == ("w", "k")
     assert not any("'k'" in note for note in model.notes)
 
@@ -200,9 +200,9 @@ def test_numbers_that_may_be_learned_are_told(
     assert bool(notes) is is_told
     if is_told:
         assert notes == [
-            "'k': taken for a constant, as single numbers are; if it is learned, pass --trainable NAME"
+            "'k': taken for a constant, as single numbers are; if it is learned, pass --trainable +NAME"
         ]
-        assert "k" in read_model(source, trainable=["k"]).parameters
+        assert "k" in read_model(source, trainable=["+k"]).parameters
 
 
 def test_several_numbers_are_told_in_one_line() -> None:
@@ -221,7 +221,7 @@ def test_several_numbers_are_told_in_one_line() -> None:
 def test_frozen_and_trainable_overrule_values() -> None:
     source = with_weights(text_model(ROTATED), w=normal(8, 8), cos=COSINES, sin=SINES)
     assert read_model(source).parameters == ("w",)
-    assert read_model(source, trainable=["cos"]).parameters == ("w", "cos")
+    assert read_model(source, trainable=["+cos"]).parameters == ("w", "cos")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])

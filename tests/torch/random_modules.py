@@ -8,6 +8,7 @@ import functools
 import random
 import types
 import warnings
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -326,6 +327,28 @@ class OfCache(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.steps(WIDTH)
+
+
+class OfReference(Part):
+    def begin(self) -> None:
+        self.moments = Moments()
+        self.reference = weakref.ref(self.moments)
+
+    def forward(self, x: Tensor) -> Tensor:
+        moments = self.reference()
+        assert moments is not None
+        moments.count += 1
+        return self.layer(x) * (moments.count % 2 + 1)
+
+
+class OfTypes(Part):
+    def begin(self) -> None:
+        self.calls: float = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) if type(self.calls) is int else x
+        self.calls += 1 if self.calls < 2 else 0.5
+        return self.layer(x)
 
 
 class OfContext(Part):

@@ -267,6 +267,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         lambda part, x: torch.utils.checkpoint.checkpoint(part.layer, x, use_reentrant=True),
         "pass use_reentrant=False",
     ),
+    "switched": (
+        lambda part, x: part.layer.weight.requires_grad_(False).sum() + x,
+        "changes `requires_grad` of a tensor in forward; set it outside",
+    ),
+    "key": (lambda part, x: x * {1: 2}[part.layer.weight], "use a name or a number as the key"),
     "set": (lambda part, x: x + sum(part.tensors), "'0.tensors' is a set of tensors"),
 }
 
