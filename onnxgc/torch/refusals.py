@@ -62,7 +62,7 @@ _REASONS: tuple[tuple[str, tuple[str, str]], ...] = (
         ),
     ),
     (
-        r"flag of leaf variables|requires_grad_\(\)",
+        r"flags of leaf variables",
         ("it changes `requires_grad` of a tensor in forward", "set it outside of forward"),
     ),
     (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import types
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +38,8 @@ def written(value: Any) -> Any:
         return type(value).__name__, [(key, written(entry)) for key, entry in value.items()]
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace):
         return type(value).__name__, written(vars(value))
+    if isinstance(value, weakref.ref):
+        return written(value())
     if isinstance(value, random_modules.Own):
         return written([value.parts, value.value])
     return repr(value)
@@ -147,9 +151,6 @@ def test_many_traces_are_warned_of_with_the_attribute() -> None:
 
 
 def test_tensors_of_the_state_are_not_kept_by_traces() -> None:
-    import gc
-    import weakref
-
     module = random_modules.NoneFirst()
     planned = checkpoint(module, torch.randn(4, WIDTH), **QUICK)
     planned(torch.randn(4, WIDTH))
