@@ -346,8 +346,9 @@ class _Uses:
             if not weight.type.shape and not _is_named(weight):
                 return _Use(node, index, Role.CONSTANT, f"single number: {where}")
             return _Use(node, index, Role.PARAMETER, where)
-        if index in INITIAL_STATES.get(node.op, ()) and not _is_zero(weight):
-            return _Use(node, index, Role.PARAMETER, f"initial state: {where}")
+        if index in INITIAL_STATES.get(node.op, ()):
+            role = Role.CONSTANT if _is_zero(weight) else Role.PARAMETER
+            return _Use(node, index, role, f"initial state: {where}")
         if index in ARITHMETIC.get(node.op, ()):
             return self._judge_operand(name, weight, tensor, node, index, where)
         if node.op in _SCATTERING and not _is_initializer(weight):

@@ -70,13 +70,13 @@ def in_current_form(draft: Draft) -> Draft:
 
 def _without_updated_statistics(draft: Draft) -> Draft:
     """The draft without outputs that are updated running statistics, which a training file has itself."""
-    read = draft.consumers()
+    read = frozenset(draft.consumers())
     updated = {
         output: running
         for node in draft.nodes
-        if node.op == "BatchNormalization" and not node.domain and node.attribute("training_mode", 0)
+        if node.op == "BatchNormalization" and not node.domain and read.isdisjoint(node.outputs[1:])
         for output, running in zip(node.outputs[1:], node.inputs[3:], strict=False)
-        if output in draft.outputs and output not in read
+        if output in draft.outputs
     }
     notes = (
         f"output '{output}' is the running statistic '{running}' after a step; the training file has it as "

@@ -213,7 +213,9 @@ def test_rules_and_stops_are_disjoint() -> None:
     [
         (
             lambda: _model(
-                "y, p, r = BatchNormalization<training_mode=1>(x, s, b, m, q)", ("y", "p", "r"), **_NORM
+                "y, p, r = BatchNormalization<training_mode=1>(x, s, b, m, q) z = Add(y, p)",
+                ("z", "r"),
+                **_NORM,
             ),
             ("BatchNormalization", "'/net/y'", "statistics"),
         ),
