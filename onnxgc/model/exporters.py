@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -75,6 +75,24 @@ def folding_notes(model: onnx.ModelProto) -> tuple[str, ...]:
     if marked & stored:
         unmarked = (tensor.name for tensor in model.graph.initializer if tensor.name not in marked)
         folded.update(dict.fromkeys(name for name in unmarked if declared.get(name) == "PARAMETER"))
+    gone = [name for name, kind in declared.items() if kind == "PARAMETER" and name not in {*stored, *folded}]
+    return (*_folding_note(folded), *_note_of_gone(gone))
+
+
+def _note_of_gone(names: Sequence[str]) -> tuple[str, ...]:
+    """A line where parameters of the module are not in the file at all."""
+    if not names:
+        return ()
+    listed = ", ".join(f"'{name}'" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"parameters of the module are not in the file: {listed}{more}; forward does not use them, or the "
+        "exporter took them out since they change nothing at their first values, as a factor of 1 does "
+        "(torch.onnx.export(..., optimize=False) keeps those)",
+    )
+
+
+def _folding_note(folded: Mapping[str, None]) -> tuple[str, ...]:
     if not folded:
         return ()
     names = ", ".join(f"'{name}'" for name in list(folded)[:3])

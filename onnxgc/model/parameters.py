@@ -435,6 +435,8 @@ class _Uses:
 
     def _may_be_learned(self, weight: Weight, name: str, tensor: str, node: Node, index: int) -> bool:
         """Whether one number that scales or shifts data could be a weight, by its value or its name."""
+        if node.op == "Pow" and index == 1:
+            return _is_named(weight)
         if node.op not in ("Mul", "Div", "Add", "Sub") or self._is_epsilon(node):
             return False
         other = node.inputs[1 - index]

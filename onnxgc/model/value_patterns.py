@@ -73,13 +73,26 @@ def holds_sines_and_cosines(values: Array) -> bool:
 
 
 def holds_distances(values: Array) -> bool:
-    """Whether each row rises or falls from zero by the same step throughout, as linear biases do."""
+    """Whether rows rise or fall by one step throughout, from zero or to both sides of a diagonal."""
     if values.ndim == 0 or values.shape[-1] < _FEWEST_DISTANCES:
         return False
+    if _holds_distances_from_diagonal(values):
+        return True
     steps = np.diff(values.astype(np.float64))
     largest = np.max(np.abs(values.astype(np.float64)))
     even = np.ptp(steps, axis=-1) <= _ROUNDING * _precision(values) * largest
     return bool(np.any(steps) and np.all(even) and not np.any(values[..., 0]))
+
+
+def _holds_distances_from_diagonal(values: Array) -> bool:
+    """Whether [..., L, S] is |i - j| times a factor for each matrix, the last row at the last column."""
+    if values.ndim < 2 or values.shape[-2] > values.shape[-1]:
+        return False
+    rows, columns = values.shape[-2:]
+    distances = np.abs(np.arange(columns) - np.arange(columns - rows, columns)[:, None])
+    factors = values[..., -1:, -2:-1].astype(np.float64)
+    apart = np.abs(values - factors * distances)
+    return bool(np.any(factors) and apart.max() <= _ROUNDING * _precision(values) * np.abs(values).max())
 
 
 def are_sine_and_cosine(one: Array, other: Array) -> bool:

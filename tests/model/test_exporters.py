@@ -80,6 +80,23 @@ x: USER_INPUT
     assert note.startswith("the exporter computed with 'table' and")
 
 
+def test_a_parameter_that_the_exporter_took_out_is_named() -> None:
+    signature = "p_w: PARAMETER target='w'\np_gone: PARAMETER target='gone'\nb_k: BUFFER target='mean'\n"
+    model = exported({"w": {KIND: "PARAMETER"}})
+    model.graph.metadata_props.add(key=SIGNATURE, value=signature)
+    notes = [note for note in read_model(model, loss="mse").notes if "not in the file" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("parameters of the module are not in the file: 'gone'; forward does not use")
+
+
+def test_a_learned_exponent_is_asked_about() -> None:
+    model = text_model("(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }")
+    model = with_weights(model, w=normal(4, 4), e=np.full((1,), 3, np.float32))
+    model.producer_name = "pytorch"
+    notes = read_model(by_older(model), loss="mse").notes
+    assert any(note.startswith("'e': taken for a constant, as single numbers are") for note in notes)
+
+
 def test_what_a_normalisation_was_put_into_trains_and_is_told() -> None:
     """The optimiser keeps the weight's name, calls the bias after it, and marks neither."""
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"

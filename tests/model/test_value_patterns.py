@@ -29,6 +29,7 @@ INTERLEAVED = np.stack([np.sin(ANGLES), np.cos(ANGLES)], -1).reshape(POSITIONS, 
 LOWER = np.tril(np.ones((POSITIONS, POSITIONS), np.float32))
 FORBIDDING = np.where(LOWER == 1, 0, -np.inf).astype(np.float32)
 DISTANCES = np.where(LOWER == 1, -np.abs(np.subtract.outer(np.arange(6), np.arange(6))) / 2, -1e9)
+BOTH_WAYS = -0.5 * np.abs(np.arange(8, dtype=np.float32)[:, None] - np.arange(8, dtype=np.float32))
 SLOPES = -(0.5 ** np.arange(1, 3, dtype=np.float32)).reshape(2, 1, 1) * np.arange(6, dtype=np.float32)
 NOTHING = np.zeros((1, POSITIONS, POSITIONS), np.float32)
 ONES = np.ones((POSITIONS, WIDTH), np.float32)
@@ -119,6 +120,7 @@ def test_numbers_that_count_up_are_constants(nodes: str, first: int) -> None:
         ("m = Add(s, k)", NOTHING, "mask that masks nothing"),
         ("o = Add(s, k) m = Add(o, k)", NOTHING, "mask that masks nothing"),
         ("o = Add(s, k) m = Mul(o, big)", SLOPES, "distances of positions"),
+        ("m = Add(s, k)", BOTH_WAYS, "distances of positions"),
     ],
 )
 def test_masks_are_constants(nodes: str, mask: Array, reason: str) -> None:
