@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -254,3 +255,43 @@ def test_refusals_name_operator_and_submodule_and_lead_on(function: Callable[...
     with pytest.raises(ExportError, match=told) as caught:
         export_training(module, _ROWS, dynamic_batch=False)
     assert "\n" not in str(caught.value)
+
+
+class _Piece(nn.Module):
+    """One layer, drawn, that may be in evaluation, and a way around it."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        layers: list[Callable[[], nn.Module]] = [
+            lambda: nn.BatchNorm1d(4),
+            lambda: nn.BatchNorm1d(4, track_running_stats=False),
+            lambda: nn.LayerNorm(4, eps=1e-2),
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+            lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.GroupNorm(1, 2), nn.Flatten()),
+            lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten()),
+        ]
+        self.layer = draw.choice(layers)()
+        self.around = draw.choice(["none", "residual", "detach", "no_grad", "item"])
+        self.linear = nn.Linear(4, 4)
+        if draw.random() < 0.4:
+            _evaluated(self.layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        if self.around == "residual":
+            return x + y
+        if self.around == "detach":
+            return y + 1e-2 * self.linear(x) * self.linear(x).detach()
+        if self.around == "no_grad":
+            with torch.no_grad():
+                constant = self.linear(x)
+            return y + constant * self.linear(x)
+        return y * (1.0 + self.linear(x).mean().item()) if self.around == "item" else y
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_modules_train_in_the_file_as_they_do(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(4, 4), *(_Piece(draw) for _ in range(3)), nn.Linear(4, 2))
+    assert_trains_alike(module, _ROWS)
