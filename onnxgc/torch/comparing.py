@@ -386,6 +386,9 @@ def _in_double(network: OnnxModule, module: nn.Module, call: _Arguments) -> tupl
     try:
         double = copy.deepcopy(module).double()
         for part in double.modules():
+            if isinstance(part, nn.RMSNorm) and part.eps is None:
+                # Its default is the rounding of the type that it runs in.
+                part.eps = max(map(_eps, types), default=_eps(torch.float32))
             for name, value in vars(part).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     vars(part)[name] = value.double()

@@ -195,6 +195,15 @@ def test_modules_that_round_by_themselves_are_compared_in_their_own_types() -> N
     export_training(module, _ROWS, dynamic_batch=False)
 
 
+def test_a_default_that_follows_the_type_is_no_difference() -> None:
+    torch.manual_seed(0)
+    export_training(nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4)), 1e-3 * _ROWS, dynamic_batch=False)
+    with torch.no_grad():
+        module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.RMSNorm(4))
+        next(module.parameters()).mul_(1e-2)
+    export_training(module, _ROWS, dynamic_batch=False)
+
+
 def _packed(m: Whole, x: Tensor) -> Tensor:
     lengths = torch.tensor([3, 2, 1, 1, 1, 1])
     packed = nn.utils.rnn.pack_padded_sequence(
