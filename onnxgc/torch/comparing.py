@@ -419,7 +419,7 @@ def _tell_of_changed_buffers(
     network: OnnxModule, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     updated = set(network.onnx_names().values())
-    with left_as_it_was(module), torch.no_grad(), WithoutChoices():
+    with left_as_it_was(module), torch.enable_grad(), WithoutChoices():
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         module(*args, **kwargs)
         for name, buffer in module.named_buffers():

@@ -159,6 +159,11 @@ class _Scaled(torch.autograd.Function):
         return gradients[0] * 2.001
 
 
+def _hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: 2 * gradient)
+    return x
+
+
 @pytest.mark.parametrize(
     "function, lost, place",
     [
@@ -174,8 +179,9 @@ class _Scaled(torch.autograd.Function):
             "avg_pool2d in forward",
         ),
         (lambda m, x: _Scaled.apply(m.linear(x)), None, r"backward of _Scaled \(torch.autograd.Function\)"),
+        (lambda m, x: _hooked(m.linear(x)), None, "a tensor hook"),
     ],
-    ids=["smoothing", "detach", "divisor", "function"],
+    ids=["smoothing", "detach", "divisor", "function", "hook"],
 )
 def test_a_lossy_export_is_refused_whatever_is_drawn_and_the_place_is_named(
     function: Callable[..., Tensor], lost: Any, place: str, monkeypatch: pytest.MonkeyPatch
