@@ -27,7 +27,7 @@ from onnxgc.emission.write import check_model_writable, data_file, write_model
 from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
 from onnxgc.model.ir import Array, TrainableModel, dtype_name
-from onnxgc.model.load import source_of
+from onnxgc.model.load import load_proto, source_of
 from onnxgc.model.read import read_model
 from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
@@ -288,7 +288,7 @@ def read_again(
     input_shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> TrainableModel:
     """The model as these options read it."""
-    return read_model(
+    model = read_model(
         source,
         input_shapes=input_shapes,
         loss=options.loss,
@@ -299,6 +299,13 @@ def read_again(
         # Who trains by an optimizer in the graph resumes runs, and must then draw what would have been drawn.
         counted_draws=options.optimizer is not None,
     )
+    if not options.keep_outputs:
+        return model
+    graph = load_proto(source)[0].graph
+    fed = {value.name for value in (*graph.input, *graph.initializer)}
+    left_out = [repr(value.name) for value in graph.output if value.name in fed]
+    note = f"--keep-outputs leaves out {', '.join(left_out)}: the step is fed what it would return"
+    return replace(model, notes=(*model.notes, note)) if left_out else model
 
 
 def _check_apart(output: str, source: str | os.PathLike[str] | None) -> None:

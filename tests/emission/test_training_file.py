@@ -177,6 +177,14 @@ def test_keep_outputs_returns_the_models_own() -> None:
     assert [value.name for value in plain.graph.output] == ["loss", "w_grad"]
 
 
+def test_outputs_that_are_fed_are_left_out_with_a_note() -> None:
+    body = "g (float[2,3] x) => (float[2,3] y, float[2,3] x, float[3,3] w) {a = MatMul(x, w) y = Relu(a)}"
+    found = optimize(build(body, w=normal(3, 3)), loss="mse", keep_outputs=True)
+    assert [value.name for value in found.training_graph.model.graph.output] == ["loss", "w_grad", "y"]
+    (note,) = (note for note in found.planned.model.notes if "--keep-outputs" in note)
+    assert note == "--keep-outputs leaves out 'x', 'w': the step is fed what it would return"
+
+
 def test_a_branch_that_captures_tensors_runs_once() -> None:
     """Nothing trains behind it, and what its subgraphs read must still be there when it runs."""
     branches = {
