@@ -29,8 +29,9 @@ from torch.utils import _pytree as pytree
 
 from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import ExportError, RuntimeUnavailableError
-from onnxgc.torch.advice import Whereabouts, advice_on, place_of_operator
+from onnxgc.torch.advice import advice_on
 from onnxgc.torch.comparing import Exported, check_equal, left_as_it_was
+from onnxgc.torch.export_location import Whereabouts, place_of_operator
 from onnxgc.torch.randomness import AsExported
 from onnxgc.torch.stopping import with_detached
 

@@ -225,7 +225,7 @@ class _Cache:
 @pytest.mark.parametrize(
     "function, told",
     [
-        (_packed, "packed sequences have no form in ONNX; pass the padded batch"),
+        (_packed, "lengths of packed sequences are values, which no trace has; pass the padded batch"),
         (
             lambda m, x: m.linear(x)[x[:, 0] > 0],
             r"aten.index.Tensor in 'inside': how much it chooses .*torch.where",

@@ -233,24 +233,24 @@ def put(part: Any, name: str, value: Any) -> Any:
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "item": (
         lambda part, x: x * x.sum().item(),
-        "what runs depends on the value of a tensor; keep it a tensor",
+        "forward decides by the values of a tensor; choose by torch.where",
     ),
-    "branch": (lambda part, x: x if x.sum() > 0 else -x, "torch.where in place of a branch"),
+    "branch": (lambda part, x: x if x.sum() > 0 else -x, "choose by torch.where, or decide outside"),
     "mask": (
         lambda part, x: x[x > 0],
-        r"aten\.nonzero\.default: the shape of its result.*a mask and torch.where",
+        r"aten\.nonzero\.default: how much it chooses depends on values; weigh all elements by a mask",
     ),
-    "unique": (lambda part, x: torch.unique(x.round()), r"aten\._unique2\.default: the shape of its result"),
-    "bincount": (lambda part, x: x * torch.bincount(x.argmax(-1)).sum(), "sum a one_hot with num_classes"),
+    "unique": (lambda part, x: torch.unique(x.round()), r"aten\._unique2\.default: how many values differ"),
+    "bincount": (lambda part, x: x * torch.bincount(x.argmax(-1)).sum(), "sum torch.nn.functional.one_hot"),
     "packed": (
         lambda part, x: nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([4]), batch_first=True).data,
-        "pass padded tensors",
+        "pass the padded batch and mask",
     ),
     "ctc": (
         lambda part, x: F.ctc_loss(x[:, None], torch.ones(1, 2).long(), torch.tensor([4]), torch.tensor([2])),
         "compute the loss outside of the module",
     ),
-    "numpy": (lambda part, x: x * float(x.detach().numpy().sum()), "use operators of torch"),
+    "numpy": (lambda part, x: x * float(x.detach().numpy().sum()), "write it in torch"),
     "iterator": (lambda part, x: x * next(part.numbers), "'0.numbers' is an iterator"),
     "parameter": (
         lambda part, x: put(part, "scale", nn.Parameter(torch.ones(8))) or x,

@@ -1,0 +1,60 @@
+"""Where in a module an export fails."""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from onnxgc.torch.places import path_of
+
+
+class Whereabouts:
+    """Notes the submodule whose forward runs; after an error, the innermost that it came from."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._names = {id(part): name for name, part in module.named_modules()}
+        self._running: list[str] = []
+
+    @property
+    def is_inside(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def told(self) -> str:
+        path = self._running[-1]
+        return f"'{path}'" if path else "forward"
+
+    def __enter__(self) -> Self:
+        self._hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave),
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, part: nn.Module, _: Any) -> None:
+        if id(part) in self._names:
+            self._running.append(self._names[id(part)])
+
+    def _leave(self, part: nn.Module, _: Any, __: Any) -> None:
+        if id(part) in self._names and self._running:
+            self._running.pop()
+
+
+def place_of_operator(program: ExportedProgram, operator: str) -> str:
+    """The path of the first submodule that calls an operator, as errors name it: `aten.cdist.default`."""
+    wanted = re.sub(r"^aten\._?|_forward\b|\.\w+$", "", operator)
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and wanted and wanted in str(node.target):
+            return path_of(node)
+    return ""
