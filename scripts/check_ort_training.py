@@ -27,8 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 from onnxgc.api import optimize  # noqa: E402
 from onnxgc.api.feeds import feeds_of  # noqa: E402
-from onnxgc.model.initialise import draw_weights  # noqa: E402
 from onnxgc.model.read import read_model  # noqa: E402
+from onnxgc.model.weight_roles.initialization import draw_weights  # noqa: E402
 from onnxgc.runtime.ort import load_onnxruntime  # noqa: E402
 from onnxgc.tracing.optimizers import SGD  # noqa: E402
 

@@ -53,9 +53,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from onnxgc import __version__
 from onnxgc.api import emit, plan_step, store_all_schedule
 from onnxgc.emission.barriers import ZERO
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array, dtype_name
+from onnxgc.model.core.ir import Array, dtype_name
 from onnxgc.model.read import read_model
+from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.runtime import ort as runtime_ort
 from onnxgc.runtime.measure import random_feeds
 from onnxgc.runtime.ort import SessionSettings, make_session

@@ -14,10 +14,10 @@ import onnx
 import pytest
 
 import onnxgc
+from onnxgc.budget.operator_graph_file import parse_operator_graph
 from onnxgc.planning.allocations import Allocations, allocations
-from onnxgc.rematerialisation.graph_file import parse_operator_graph
 from onnxgc.runtime.profile import RunProfile
-from onnxgc.solvers.acg import ACG
+from onnxgc.solvers.paper.acg import ACG
 from scripts import benchmark
 from scripts.benchmarking import (
     exactness,
@@ -32,8 +32,8 @@ from scripts.benchmarking import (
 )
 from scripts.benchmarking.layered import layered_graph
 from scripts.benchmarking.records import MODELS, Progress
-from tests.comparison.networks import Network, renamed
 from tests.graph.random_graphs import chain
+from tests.matching.networks import Network, renamed
 
 
 def figures(folder: Path, name: str) -> Any:

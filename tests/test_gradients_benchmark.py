@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from scripts import benchmark
 from scripts.benchmarking import file_gradients, gradients
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel

@@ -22,23 +22,31 @@ LAYERS = (
     "runtime",
     "torch",
     "emission",
-    "comparison",
+    "matching",
     "tracing",
     "gradients",
     "model",
     "solvers",
-    "rematerialisation",
+    "budget",
     "planning",
     "graph",
     "errors",
 )
 """From top to bottom. A layer may import itself and those below it."""
 
+FOLDERS = {
+    "model": ("weight_roles", "training_mode", "opset", "static_shapes", "rebatch", "files", "core"),
+    "solvers": ("baselines", "peak", "paper"),
+    "budget": ("improve", "bounds"),
+    "matching": ("operators", "probes", "normal_form"),
+}
+"""Folders of a layer, from top to bottom; a file beside them may import and be imported by all."""
+
 FORBIDDEN = {
     "graph": ("onnx", "onnxgc.model"),
     "planning": ("onnx", "onnxgc.model"),
     "solvers": ("onnx", "onnxgc.model", "onnxgc.gradients"),
-    "rematerialisation": ("onnx", "onnxgc.model", "onnxgc.gradients"),
+    "budget": ("onnx", "onnxgc.model", "onnxgc.gradients"),
     "gradients": ("onnxgc.solvers",),
 }
 """What a layer does not know, whatever the order says."""
@@ -46,8 +54,8 @@ FORBIDDEN = {
 HOMES = {
     "onnxruntime": "runtime",
     "torch": "torch",
-    "highspy": "rematerialisation",
-    "numba": "rematerialisation",
+    "highspy": "budget",
+    "numba": "budget",
 }
 """Packages that are optional or heavy, and the one layer that imports each."""
 
@@ -68,6 +76,10 @@ def violations(path: Path, package: Path) -> list[str]:
     parent = ".".join(("onnxgc", *inner.parent.parts))
     offered = OFFERED.get(inner.as_posix())
     found = [(line, complaint(layer, module)) for module, line in imported(tree, parent) if module != offered]
+    if layer in FOLDERS and len(inner.parts) > 2:
+        found += [
+            (line, inner_complaint(layer, inner.parts[1], module)) for module, line in imported(tree, parent)
+        ]
     if layer != PRINTING_LAYER:
         found += [(line, "only cli prints") for line in prints(tree)]
     return [f"{inner}:{line}: {reason}" for line, reason in sorted(found) if reason]
@@ -107,6 +119,19 @@ def complaint(layer: str, module: str) -> str:
     return ""
 
 
+def inner_complaint(layer: str, folder: str, module: str) -> str:
+    """Why a file in a folder of a layer may not import `module` from another folder of it, or ""."""
+    order = FOLDERS[layer]
+    if folder not in order:
+        return f"'{layer}/{folder}' is no folder of {layer}; add it to FOLDERS"
+    parts = module.split(".")
+    if parts[:2] != ["onnxgc", layer] or len(parts) < 4 or parts[2] not in order:
+        return ""
+    if order.index(parts[2]) < order.index(folder):
+        return f"{layer}/{folder} is below {layer}/{parts[2]} and may not import {module}"
+    return ""
+
+
 def prints(tree: ast.Module) -> Iterator[int]:
     for node in ast.walk(tree):
         match node:
@@ -129,7 +154,7 @@ def test_every_file_keeps_the_rules() -> None:
         ("graph/a.py", "from onnx import helper"),
         ("planning/a.py", "import onnx.helper as h"),
         ("planning/a.py", "import onnxruntime"),
-        ("solvers/a.py", "from onnxgc.model.ir import Node"),
+        ("solvers/a.py", "from onnxgc.model.core.ir import Node"),
         ("solvers/a.py", "from onnxgc.gradients import rules"),
         ("gradients/a.py", "from onnxgc.solvers import registry"),
         ("gradients/a.py", "from onnxgc import solvers"),
@@ -150,6 +175,9 @@ def test_every_file_keeps_the_rules() -> None:
         ("runtime/a.py", "sys.stdout.write('done')"),
         ("runtime/a.py", "def f():\n    from onnxgc.training import Trainer"),
         ("helpers.py", ""),
+        ("model/core/a.py", "from onnxgc.model.files.load import load_proto"),
+        ("solvers/paper/a.py", "from ..peak import solver"),
+        ("model/other/a.py", "import numpy"),
     ],
 )
 def test_a_breach_is_found(tmp_path: Path, file: str, source: str) -> None:
@@ -165,13 +193,14 @@ def test_a_breach_is_found(tmp_path: Path, file: str, source: str) -> None:
         ("graph/a.py", "import networkx\nfrom onnxgc.errors import PlanError\nfrom . import segments"),
         ("graph/a.py", "import onnx_ir"),
         ("solvers/a.py", "from onnxgc.planning.problem import CheckpointProblem\nfrom ..graph import tree"),
-        ("gradients/a.py", "import onnx\nfrom onnxgc.model.ir import Node"),
+        ("gradients/a.py", "import onnx\nfrom onnxgc.model.core.ir import Node"),
         ("emission/a.py", "from onnxgc import __version__, gradients"),
         ("runtime/a.py", "import onnxruntime\nfrom onnxgc.emission import barriers"),
         ("torch/a.py", "import torch\nfrom torch import fx"),
         ("cli/a.py", "import onnxgc\nfrom onnxgc.api import optimize\nprint('done')"),
         ("__init__.py", "from onnxgc.api import optimize"),
         ("__main__.py", "from onnxgc.cli.main import main"),
+        ("model/files/a.py", "from onnxgc.model.core.ir import Node\nfrom onnxgc.model import read"),
     ],
 )
 def test_what_is_allowed_passes(tmp_path: Path, file: str, source: str) -> None:

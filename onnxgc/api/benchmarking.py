@@ -29,15 +29,15 @@ from onnxgc.api.pipeline import (
 )
 from onnxgc.emission.write import write_model
 from onnxgc.errors import RuntimeFailedError
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
+from onnxgc.model.weight_roles.initialization import draw_weights
+from onnxgc.planning.order import Order
 from onnxgc.planning.schedule import Schedule
 from onnxgc.planning.simulate import MemoryProfile, simulate
-from onnxgc.rematerialisation.search import Order
-from onnxgc.runtime.calibrate import device_name
+from onnxgc.runtime.calibration_run import device_name
+from onnxgc.runtime.interleaved_timing import seconds_in_turns
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, providers_named
-from onnxgc.runtime.turns import seconds_in_turns
 from onnxgc.tracing.devices import device as find_device
 from onnxgc.tracing.optimizers import Optimizer
 

@@ -9,23 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.from_step import StepProblem, problem_of
+from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence
+from onnxgc.budget.trade_off import trade_off
 from onnxgc.errors import PlanError
-from onnxgc.planning.budgets import Budget, budget_asked
+from onnxgc.planning.memory_budget import Budget, budget_asked
+from onnxgc.planning.order import Order
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.rematerialisation.floors import floor_of_problem
-from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.problem import judge
-from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence, Order
-from onnxgc.rematerialisation.trade_off import trade_off
-from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
-from onnxgc.runtime.calibrate import calibration_in
+from onnxgc.runtime.calibration_run import calibration_in
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.budget import BUDGET, floor_operator, plan_of, plans_of_least_peak, search_options
 from onnxgc.tracing.devices import Device
 from onnxgc.tracing.devices import device as find_device
 from onnxgc.tracing.durations import durations_ns
-from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.step_graph import TrainingStep
 
 DEFAULT_DEVICE = "a100"
 """Whose times count where neither a device nor a calibration is given."""
@@ -181,8 +182,8 @@ def _order_alone(
 ) -> tuple[tuple[str, ...], int]:
     """Operators once each, in the order of the lowest peak that was found, and that peak."""
     # Imported here: it brings the compiler along.
-    from onnxgc.rematerialisation.neighbourhoods import order_of_least_peak
-    from onnxgc.rematerialisation.search import compile_loops
+    from onnxgc.budget.improve.local_moves import order_of_least_peak
+    from onnxgc.budget.search import compile_loops
 
     compile_loops(options.tell)
     options.tell("planning: the order alone")

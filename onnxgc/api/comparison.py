@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from onnxgc.api.budgeting import BudgetRequest
-from onnxgc.api.counterparts import Network, compared_networks, planned_network, shapes_for
+from onnxgc.api.network_pairs import Network, compared_networks, planned_network, shapes_for
 from onnxgc.api.pipeline import (
     PlannedStep,
     Progress,
@@ -27,20 +27,21 @@ from onnxgc.api.pipeline import (
     trace_problem,
 )
 from onnxgc.api.plan_difference import difference_of, peak_step
+from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.from_step import problem_of
+from onnxgc.budget.search import compile_loops
 from onnxgc.emission.plan_files import plan_of
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
-from onnxgc.model.ir import TrainableModel
-from onnxgc.model.load import source_of
+from onnxgc.model.core.ir import TrainableModel
+from onnxgc.model.files.load import source_of
+from onnxgc.planning.order import Order
 from onnxgc.planning.plan import CheckpointPlan, Objective
-from onnxgc.rematerialisation.floors import floor_of_problem
-from onnxgc.rematerialisation.search import Order, compile_loops
-from onnxgc.rematerialisation.training_steps import problem_of
 from onnxgc.report.comparison import file_label
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.budget import floor_operator
 from onnxgc.solvers.registry import SOLVERS
-from onnxgc.tracing.blocks import Blocks, repeated_blocks
-from onnxgc.tracing.computation import TracedProblem
+from onnxgc.tracing.repeated_blocks import Blocks, repeated_blocks
+from onnxgc.tracing.solver_graph import TracedProblem
 from onnxgc.tracing.transformer_layers import layerwise_checkpoints
 
 PER_BLOCK, LAYER_WISE, TORCH_BUDGET = "per-block", "layer-wise", "torch-budget"
@@ -361,7 +362,7 @@ def _torch_budget(
     source: Any, model: TrainableModel, traced: TracedProblem, read: ReadOptions, stored: PlannedStep
 ) -> Row | _Left:
     try:
-        from onnxgc.torch.own_budget import tensors_saved
+        from onnxgc.torch.torch_partitioner_budget import tensors_saved
 
         saved = tensors_saved(
             source,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onnxgc.api.pipeline import PlannedStep
-from onnxgc.model.ir import Array, dtype_name
+from onnxgc.model.core.ir import Array, dtype_name
 from onnxgc.runtime.measure import random_feeds
 from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP
 

@@ -9,14 +9,14 @@ from typing import Any
 from onnxgc.api.pipeline import plan_step
 from onnxgc.errors import ModelFileError, OnnxgcError
 from onnxgc.gradients.registry import RULES, STOPS
-from onnxgc.model.costs import node_flops
-from onnxgc.model.ir import TrainableModel
-from onnxgc.model.lift import draft_of
-from onnxgc.model.load import load_proto, source_of
-from onnxgc.model.parameters import ParameterDecision
+from onnxgc.model.core.ir import TrainableModel
+from onnxgc.model.core.node_flops import node_flops
+from onnxgc.model.files.lift_weights import draft_of
+from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.runtime.cuda import left_to_the_cpu
-from onnxgc.runtime.faults import FoundFault, faults_in
+from onnxgc.model.weight_roles.classify import ParameterDecision
+from onnxgc.runtime.cuda_kernels import left_to_the_cpu
+from onnxgc.runtime.known_faults import FoundFault, faults_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,33 +19,33 @@ from onnxgc.api.budgeting import (
     FrontierPoint,
     answer_to,
 )
-from onnxgc.api.trial import trial_run
-from onnxgc.api.updated import as_it_runs
+from onnxgc.api.optimizer_peaks import as_it_runs
+from onnxgc.api.trial_run import trial_run
 from onnxgc.emission.plan_files import METADATA_KEY, model_of, plan_as_json, plan_of
 from onnxgc.emission.training import TrainingGraph, emit_training_graph
 from onnxgc.emission.write import check_model_writable, data_file, write_model
 from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
 from onnxgc.gradients.engine import fresh_name
-from onnxgc.model.ir import Array, TrainableModel, dtype_name
-from onnxgc.model.load import load_proto, source_of
+from onnxgc.model.core.ir import Array, TrainableModel, dtype_name
+from onnxgc.model.core.stored_weights import external_file
+from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.model.read import read_model
-from onnxgc.model.weights import external_file
 from onnxgc.planning.objective import PaperObjective, paper_objective
+from onnxgc.planning.order import Order
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, TimeCost, parse_objective
 from onnxgc.planning.schedule import Schedule, build_schedule, with_late_replacements
 from onnxgc.planning.simulate import MemoryProfile, simulate
-from onnxgc.rematerialisation.search import Order
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import solver_for
-from onnxgc.tracing.computation import TracedProblem, checkpoint_problem
+from onnxgc.tracing.gradient_types import type_of_array
 from onnxgc.tracing.optimizers import (
     Optimizer,
     optimizer_as_json,
     optimizer_from_json,
     optimizer_of,
 )
-from onnxgc.tracing.trace import TrainingStep, trace
-from onnxgc.tracing.types import type_of_array
+from onnxgc.tracing.solver_graph import TracedProblem, checkpoint_problem
+from onnxgc.tracing.step_graph import TrainingStep, trace
 
 LOSS_SCALE = "loss_scale"
 # What a user asked for by name is done, whatever it costs.

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from onnxgc.api.pipeline import PlannedStep
-from onnxgc.planning.held import held_at_peak
+from onnxgc.planning.peak_contents import held_at_peak
 from onnxgc.planning.schedule import Compute, Release
 from onnxgc.planning.simulate import MemoryProfile
 

@@ -6,24 +6,24 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onnxgc.errors import BudgetError, PlanError
-from onnxgc.graph.graph_file import read_graph_file
-from onnxgc.planning.budgets import budget_asked
-from onnxgc.planning.plan import Objective, Status, parse_objective
-from onnxgc.planning.problem import CheckpointProblem, TensorCost
-from onnxgc.rematerialisation.floors import Floor, floor_of_problem
-from onnxgc.rematerialisation.graph_file import OperatorGraphFile, read_operator_graph
-from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.problem import judge
-from onnxgc.rematerialisation.search import (
+from onnxgc.budget.bounds.peak_bound import Floor, floor_of_problem
+from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.operator_graph_file import OperatorGraphFile, read_operator_graph
+from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
     BudgetedSequence,
     NoSequence,
-    Order,
     SearchOptions,
     tell_nobody,
     within_budget,
 )
+from onnxgc.errors import BudgetError, PlanError
+from onnxgc.graph.graph_file import read_graph_file
+from onnxgc.planning.memory_budget import budget_asked
+from onnxgc.planning.order import Order
+from onnxgc.planning.plan import Objective, Status, parse_objective
+from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.base import DEFAULT_DRAWS, SolverOptions
 from onnxgc.solvers.registry import solver_for
 
@@ -111,7 +111,7 @@ def solve_operator_graph(
     could still be saved as a share of the whole duration, `gap_of_extra` of the extra alone.
 
     Args:
-        path: a file as `onnxgc.rematerialisation.graph_file` describes it.
+        path: a file as `onnxgc.budget.operator_graph_file` describes it.
         budget: a size in the file's unit (`4.5`, `12`), a share of the peak in node order (`.8`, `80%`), or
             `min`.
         extra_time: in place of a budget: the least peak at so much extra duration, a share of the regular.

@@ -26,13 +26,13 @@ from onnxgc.api.pipeline import (
 from onnxgc.emission.plan_files import METADATA_KEY, is_plan_file, plan_from_json
 from onnxgc.emission.write import write_model
 from onnxgc.errors import ModelFileError, PlanError, RuntimeFailedError
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array
-from onnxgc.model.lift import draft_of
-from onnxgc.model.load import load_proto, source_of
-from onnxgc.model.weights import StoredWeight
+from onnxgc.model.core.ir import Array
+from onnxgc.model.core.stored_weights import StoredWeight
+from onnxgc.model.files.lift_weights import draft_of
+from onnxgc.model.files.load import load_proto, source_of
+from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.planning.plan import CheckpointPlan
-from onnxgc.runtime.execution import check_execution
+from onnxgc.runtime.execution_check import check_execution
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from onnxgc.emission.write import check_writable, write_text
 from onnxgc.errors import OutputFileError, PlanError, ShapeError
-from onnxgc.rematerialisation.search import Order
+from onnxgc.planning.order import Order
 from onnxgc.report.comparison import Cells
 
 

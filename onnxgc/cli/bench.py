@@ -35,8 +35,8 @@ from onnxgc.cli.arguments import (
     writer,
 )
 from onnxgc.errors import PlanError
-from onnxgc.model.load import check_model_file, files_of
-from onnxgc.rematerialisation.search import Order
+from onnxgc.model.files.load import check_model_file, files_of
+from onnxgc.planning.order import Order
 from onnxgc.report.benchmark import figures_table, paper_row, run_lines
 from onnxgc.runtime.ort import PROVIDERS
 from onnxgc.solvers.registry import SOLVERS

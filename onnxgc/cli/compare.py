@@ -11,7 +11,7 @@ import typer
 
 from onnxgc.api.budgeting import DEFAULT_DEVICE
 from onnxgc.api.comparison import RULES, compare
-from onnxgc.api.page import page_of_comparison
+from onnxgc.api.memory_pages import page_of_comparison
 from onnxgc.cli.arguments import (
     FiguresAsJson,
     Freeze,
@@ -39,8 +39,8 @@ from onnxgc.cli.arguments import (
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.emission.write import write_text
 from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
-from onnxgc.model.load import check_model_file, files_of
-from onnxgc.rematerialisation.search import Order
+from onnxgc.model.files.load import check_model_file, files_of
+from onnxgc.planning.order import Order
 from onnxgc.report.comparison import (
     checkpoints_table,
     detail_lines,

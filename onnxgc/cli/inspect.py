@@ -24,8 +24,8 @@ from onnxgc.cli.arguments import (
     stages,
     write_json,
 )
-from onnxgc.model.load import files_of
-from onnxgc.model.parameters import NOT_FLOATING
+from onnxgc.model.files.load import files_of
+from onnxgc.model.weight_roles.classify import NOT_FLOATING
 from onnxgc.report.tables import megabytes, operators_table, weights_table
 
 

@@ -10,7 +10,8 @@ import typer
 
 from onnxgc.api import optimize, verify
 from onnxgc.api.budgeting import DEFAULT_DEVICE
-from onnxgc.api.page import page_of
+from onnxgc.api.memory_pages import page_of
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.cli.arguments import (
     FiguresAsJson,
     Freeze,
@@ -38,8 +39,8 @@ from onnxgc.cli.arguments import (
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.emission.write import data_file, write_text
 from onnxgc.errors import PlanError, VerificationError
-from onnxgc.model.load import files_of
-from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
+from onnxgc.model.files.load import files_of
+from onnxgc.planning.order import Order
 from onnxgc.report.budgets import frontier_plot, frontier_table, plan_within_budget, verdict_on_time
 from onnxgc.report.plots import curve_of, memory_plot
 from onnxgc.report.tables import (

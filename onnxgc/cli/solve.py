@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from onnxgc.api.solving import solve_graph, solve_operator_graph
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.cli.arguments import (
     Seed,
     check_json_target,
@@ -16,8 +17,8 @@ from onnxgc.cli.arguments import (
     write_json,
 )
 from onnxgc.errors import PlanError
+from onnxgc.planning.order import Order
 from onnxgc.planning.plan import Objective
-from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS, Order
 from onnxgc.solvers.registry import SOLVERS
 
 

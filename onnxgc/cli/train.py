@@ -34,7 +34,7 @@ from onnxgc.cli.arguments import (
 )
 from onnxgc.emission.write import check_model_writable, data_file
 from onnxgc.errors import TrainingError
-from onnxgc.model.load import check_model_file, files_of
+from onnxgc.model.files.load import check_model_file, files_of
 from onnxgc.report.tables import megabytes
 from onnxgc.report.training import epochs_table, run_line
 from onnxgc.training import SGD, AdamW, Event, Trainer, constant, cosine, step, with_warm_up
@@ -257,7 +257,7 @@ def _workers() -> Any:
 
 
 def _is_planned(model: str) -> bool:
-    from onnxgc.model.load import load_proto
+    from onnxgc.model.files.load import load_proto
     from onnxgc.training.files import is_training_file
 
     return is_training_file(load_proto(model)[0])

@@ -19,7 +19,7 @@ from onnxgc.cli.arguments import (
 )
 from onnxgc.emission.plan_files import is_plan_file
 from onnxgc.errors import VerificationError
-from onnxgc.model.load import check_model_file, files_of
+from onnxgc.model.files.load import check_model_file, files_of
 from onnxgc.report.tables import checks_table, measured_line
 
 

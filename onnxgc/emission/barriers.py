@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
 ZERO = "barrier_zero"

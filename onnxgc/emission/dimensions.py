@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxgc.model.draft import reads_of
-from onnxgc.model.ir import Node, TensorType
+from onnxgc.model.core.draft import reads_of
+from onnxgc.model.core.ir import Node, TensorType
 from onnxgc.tracing.runtime_costs import IN_PLACE_OPERATORS, VIEW_OPERATORS, workspace_bytes
 
 

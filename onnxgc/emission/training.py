@@ -17,14 +17,14 @@ from onnxgc import __version__
 from onnxgc.emission.barriers import ZERO, BarrierWriter
 from onnxgc.emission.dimensions import dimension_names
 from onnxgc.gradients.engine import ConstantPool, fresh_name
-from onnxgc.model.draft import reads_of
-from onnxgc.model.ir import Array, Node, TensorType
-from onnxgc.model.weights import ArrayWeight, write_weight
+from onnxgc.model.core.draft import reads_of
+from onnxgc.model.core.ir import Array, Node, TensorType
+from onnxgc.model.core.stored_weights import ArrayWeight, write_weight
 from onnxgc.planning.schedule import Compute, Recompute, Release, Schedule
 from onnxgc.planning.simulate import simulate
+from onnxgc.tracing.gradient_types import type_of_array
 from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
-from onnxgc.tracing.trace import TrainingStep
-from onnxgc.tracing.types import type_of_array
+from onnxgc.tracing.step_graph import TrainingStep
 
 _COPY_SUFFIX = re.compile(r"__recompute\d*$")
 SCHEMA_VERSION = 1

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxgc import __version__
-from onnxgc.model.ir import TensorType
+from onnxgc.model.core.ir import TensorType
 from onnxgc.tracing.optimizers import SGD, AdamW, Updates, update_nodes
 
 _OPSET, _IR = 18, 9

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import onnx
 
 from onnxgc.errors import OutputFileError
-from onnxgc.model.load import is_text
+from onnxgc.model.files.load import is_text
 
 # Protobuf holds no more; the rest of the file stays well below the difference.
 _LARGEST_SINGLE_FILE_BYTES = 2_000_000_000

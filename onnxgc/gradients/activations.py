@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.broadcasting import unbroadcast
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import unbroadcast
 
 # The largest slope that float32 holds: HardSigmoid with it is the step function of y > 0.
 _STEP_SLOPE = 3e38

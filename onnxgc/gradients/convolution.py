@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from onnxgc.gradients.broadcasting import reduce_sum, reshape
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import reduce_sum, reshape
 from onnxgc.gradients.windows import Windows, transposed_windows_of, windows_of
 
 _MOST_PARTS = 8

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.broadcasting import reduce_sum, reshape
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import reduce_sum, reshape
 
 Labels = tuple[str, ...]
 

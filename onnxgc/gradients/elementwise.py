@@ -10,9 +10,9 @@ import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.activations import share_of_greater, step
+from onnxgc.gradients.broadcasting import unbroadcast, zeros
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import unbroadcast, zeros
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 
 # The largest number of each type.
 _LARGEST: Mapping[int, float] = {

@@ -16,8 +16,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxgc.errors import NoParametersError, UnsupportedOperatorError
-from onnxgc.model.draft import reads_of
-from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
+from onnxgc.model.core.draft import reads_of
+from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
 
 Rule = Callable[["GradientContext"], None]
 ExtraOutputs = Callable[[Node, TrainableModel], Sequence[tuple[str, TensorType]]]

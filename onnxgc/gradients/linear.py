@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from onnxgc.gradients.broadcasting import reshape, unbroadcast
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import reshape, unbroadcast
 
 
 def gemm(g: GradientContext) -> None:

@@ -7,9 +7,16 @@ import math
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.broadcasting import (
+    per_channel,
+    reciprocal_or_zero,
+    reduce_sum,
+    reshape,
+    unbroadcast,
+    zeros,
+)
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import per_channel, reciprocal_or_zero, reduce_sum, reshape, unbroadcast, zeros
-from onnxgc.model.ir import Node, TensorType, TrainableModel
+from onnxgc.model.core.ir import Node, TensorType, TrainableModel
 
 
 def batch_normalization(g: GradientContext) -> None:

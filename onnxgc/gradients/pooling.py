@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.broadcasting import added_at, reciprocal_or_zero, reshape
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import added_at, reciprocal_or_zero, reshape
 from onnxgc.gradients.windows import Windows, windows_of
-from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
+from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
 
 
 def indices_output(node: Node, model: TrainableModel) -> tuple[tuple[str, TensorType]]:

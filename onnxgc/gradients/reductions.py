@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.broadcasting import expand, reciprocal_or_zero, reduce_sum, reshape
 from onnxgc.gradients.engine import GradientContext
-from onnxgc.gradients.shaping import expand, reciprocal_or_zero, reduce_sum, reshape
 
 
 def _reduced_axes(g: GradientContext) -> tuple[int, ...]:

@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from onnxgc.gradients import (
     activations,
     convolution,
+    data_movement,
     einsum,
     elementwise,
-    gathering,
+    gather_scatter,
     linear,
     normalization,
     pooling,
     reductions,
     resampling,
-    shape_ops,
 )
 from onnxgc.gradients.engine import Differentiated, ExtraOutputs, Rule
 from onnxgc.gradients.engine import differentiate as _differentiate
-from onnxgc.model.ir import TrainableModel
+from onnxgc.model.core.ir import TrainableModel
 
 RULES: Mapping[str, Rule] = {
     # sums and products
@@ -114,28 +114,28 @@ RULES: Mapping[str, Rule] = {
     "GridSample": resampling.grid_sample,
     "Resize": resampling.resize,
     # moving elements
-    "Col2Im": shape_ops.col2im,
-    "Concat": shape_ops.concat,
-    "DepthToSpace": shape_ops.depth_to_space,
-    "Expand": gathering.expand,
-    "Flatten": shape_ops.view,
-    "Gather": gathering.gather,
-    "GatherElements": gathering.gather_elements,
-    "GatherND": gathering.gather_nd,
-    "OneHot": gathering.one_hot,
-    "Pad": shape_ops.pad,
-    "Reshape": shape_ops.view,
-    "ReverseSequence": gathering.reverse_sequence,
-    "ScatterElements": gathering.scatter_elements,
-    "ScatterND": gathering.scatter_nd,
-    "Slice": shape_ops.slice_,
-    "SpaceToDepth": shape_ops.space_to_depth,
-    "Split": shape_ops.split,
-    "Squeeze": shape_ops.view,
-    "Tile": gathering.tile,
-    "TopK": gathering.top_k,
-    "Transpose": shape_ops.transpose,
-    "Unsqueeze": shape_ops.view,
+    "Col2Im": data_movement.col2im,
+    "Concat": data_movement.concat,
+    "DepthToSpace": data_movement.depth_to_space,
+    "Expand": gather_scatter.expand,
+    "Flatten": data_movement.view,
+    "Gather": gather_scatter.gather,
+    "GatherElements": gather_scatter.gather_elements,
+    "GatherND": gather_scatter.gather_nd,
+    "OneHot": gather_scatter.one_hot,
+    "Pad": data_movement.pad,
+    "Reshape": data_movement.view,
+    "ReverseSequence": gather_scatter.reverse_sequence,
+    "ScatterElements": gather_scatter.scatter_elements,
+    "ScatterND": gather_scatter.scatter_nd,
+    "Slice": data_movement.slice_,
+    "SpaceToDepth": data_movement.space_to_depth,
+    "Split": data_movement.split,
+    "Squeeze": data_movement.view,
+    "Tile": gather_scatter.tile,
+    "TopK": gather_scatter.top_k,
+    "Transpose": data_movement.transpose,
+    "Unsqueeze": data_movement.view,
 }
 
 # Floating results through which no gradient flows: their derivative is zero almost everywhere.

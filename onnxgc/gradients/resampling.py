@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.gradients.broadcasting import Sums, is_narrow, reduce_sum, reshape, zeros
 from onnxgc.gradients.engine import GradientContext
 from onnxgc.gradients.resizing import Resampling, Resize, resamplings
-from onnxgc.gradients.shaping import Sums, is_narrow, reduce_sum, reshape, zeros
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 
 # The matrix has few elements beside its diagonal, so that it is cut into blocks along x: with these, its
 # product takes about as long as Resize does. Longer axes would have too large blocks, or too many.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 
 
 @dataclass(frozen=True, slots=True)

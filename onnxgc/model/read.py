@@ -9,23 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 
 from onnxgc.errors import ModelFileError, NoParametersError, ShapeError
-from onnxgc.model.control_flow import as_one_graph
-from onnxgc.model.counted import with_counted_draws
-from onnxgc.model.draft import Draft, reads_of, without_dead_nodes
-from onnxgc.model.fused import with_layer_normalization
-from onnxgc.model.ir import Node, TensorType, TrainableModel
-from onnxgc.model.lift import draft_of
-from onnxgc.model.load import load_proto
-from onnxgc.model.loss import LossChoice, choose_loss, with_loss
-from onnxgc.model.opset import at_target_opset, check_supported
-from onnxgc.model.parameters import ParameterDecision, Role, classify_weights, parameter_notes
-from onnxgc.model.pooling import with_explicit_pads, with_floor_pooling
-from onnxgc.model.quantized import check_not_quantized
-from onnxgc.model.recurrent import with_unrolled_recurrence
-from onnxgc.model.shapes import check_static, resolved, with_input_shapes
-from onnxgc.model.sharing import twin_notes, untied
-from onnxgc.model.sound import without_runtime_faults
-from onnxgc.model.trainable import (
+from onnxgc.model.core.draft import Draft, reads_of, without_dead_nodes
+from onnxgc.model.core.identity_removal import without_identities
+from onnxgc.model.core.ir import Node, TensorType, TrainableModel
+from onnxgc.model.files.lift_weights import draft_of
+from onnxgc.model.files.load import load_proto
+from onnxgc.model.opset.recurrent import with_unrolled_recurrence
+from onnxgc.model.opset.target import at_target_opset, check_supported
+from onnxgc.model.static_shapes.contrib_ops import with_layer_normalization
+from onnxgc.model.static_shapes.control_flow import as_one_graph
+from onnxgc.model.static_shapes.shape_walk import check_static, resolved, with_input_shapes
+from onnxgc.model.training_mode.counter_based_random import with_counted_draws
+from onnxgc.model.training_mode.explicit_padding import with_explicit_pads, with_floor_pooling
+from onnxgc.model.training_mode.loss import LossChoice, choose_loss, with_loss
+from onnxgc.model.training_mode.mode import (
     in_current_form,
     with_batch_statistics,
     with_dropout_on,
@@ -33,8 +30,11 @@ from onnxgc.model.trainable import (
     with_own_statistics,
     with_seeded_random,
     with_stopped_gradients,
-    without_identities,
 )
+from onnxgc.model.training_mode.reject_quantized import check_not_quantized
+from onnxgc.model.training_mode.runtime_safe_forms import without_runtime_faults
+from onnxgc.model.weight_roles.classify import ParameterDecision, Role, classify_weights, parameter_notes
+from onnxgc.model.weight_roles.tying import twin_notes, untied
 
 
 def read_model(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onnxgc.runtime.execution import ExecutionCheck, check_execution, run_and_check
+from onnxgc.runtime.execution_check import ExecutionCheck, check_execution, run_and_check
 from onnxgc.runtime.ort import SessionSettings, make_session
 
 __all__ = ["ExecutionCheck", "SessionSettings", "check_execution", "make_session", "run_and_check"]

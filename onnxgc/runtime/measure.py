@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import RuntimeFailedError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 from onnxgc.runtime.profile import RunProfile, read_profile
 

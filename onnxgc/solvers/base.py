@@ -10,11 +10,11 @@ from typing import TypeAlias
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.objective import objective_bytes
+from onnxgc.planning.order import Order
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.rematerialisation.search import Order
+from onnxgc.solvers.chain_reversal import ReversalObjective
 from onnxgc.solvers.families import GraphFamily, why_not_in
-from onnxgc.solvers.reversal import ReversalObjective
 
 DEFAULT_DRAWS = 10
 

@@ -6,7 +6,7 @@ from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.terminals import forced_checkpoints
 from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.floor import floor_of
+from onnxgc.solvers.working_set import floor_of
 
 
 def any_plan_bound(problem: CheckpointProblem, objective: Objective | None) -> tuple[int, str]:

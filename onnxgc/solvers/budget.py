@@ -6,21 +6,21 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from onnxgc.errors import BudgetError, PlanError
-from onnxgc.planning.plan import CheckpointPlan, Objective, TimeCost
-from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.planning.schedule import StepGraph
-from onnxgc.rematerialisation.floors import Floor, floor_of_problem
-from onnxgc.rematerialisation.problem import judge
-from onnxgc.rematerialisation.search import (
+from onnxgc.budget.bounds.peak_bound import Floor, floor_of_problem
+from onnxgc.budget.from_step import StepProblem, problem_of
+from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
     NoSequence,
     SearchOptions,
     within_budget,
 )
-from onnxgc.rematerialisation.training_steps import StepProblem, problem_of
+from onnxgc.errors import BudgetError, PlanError
+from onnxgc.planning.plan import CheckpointPlan, Objective, TimeCost
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.peak import PEAK
+from onnxgc.solvers.peak.solver import PEAK
 
 PEAK_SECONDS = 10.0
 """What the solver `peak` may take for a plan to begin with."""
@@ -33,7 +33,7 @@ MOST_NAMED = 4
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The sequence of `onnxgc.rematerialisation.search` as a plan.
+    """The sequence of `onnxgc.budget.search` as a plan.
 
     Raises:
         PlanError: there is no budget.

@@ -11,20 +11,20 @@ from types import MappingProxyType
 
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Objective
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import Solver
-from onnxgc.solvers.bptt import BPTT
+from onnxgc.solvers.baselines.bptt import BPTT
+from onnxgc.solvers.baselines.chen_greedy import CHEN_GREEDY
+from onnxgc.solvers.baselines.chen_sqrt import CHEN_SQRT
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.baselines.manual import MANUAL
+from onnxgc.solvers.baselines.random_draws import RANDOM
+from onnxgc.solvers.baselines.revolve import REVOLVE
+from onnxgc.solvers.baselines.store_all import STORE_ALL
 from onnxgc.solvers.budget import BUDGET
-from onnxgc.solvers.chen_greedy import CHEN_GREEDY
-from onnxgc.solvers.chen_sqrt import CHEN_SQRT
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
-from onnxgc.solvers.general import GENERAL
-from onnxgc.solvers.lcg import LCG
-from onnxgc.solvers.manual import MANUAL
-from onnxgc.solvers.peak import PEAK
-from onnxgc.solvers.random_draws import RANDOM
-from onnxgc.solvers.revolve import REVOLVE
-from onnxgc.solvers.store_all import STORE_ALL
+from onnxgc.solvers.paper.acg import ACG
+from onnxgc.solvers.paper.general import GENERAL
+from onnxgc.solvers.paper.lcg import LCG
+from onnxgc.solvers.peak.solver import PEAK
 
 SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {

@@ -17,7 +17,7 @@ if find_spec("torch") is None:
 
 from onnxgc.torch.checkpointing import SavedTensor, TorchPlan, checkpoint, plans_of
 from onnxgc.torch.exporting import export_training
-from onnxgc.torch.module import OnnxModule, from_onnx
+from onnxgc.torch.onnx_module import OnnxModule, from_onnx
 
 __all__ = [
     "OnnxModule",

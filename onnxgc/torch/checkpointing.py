@@ -23,28 +23,23 @@ from torch._functorch.aot_autograd import aot_function
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
-from onnxgc.planning.budgets import Budget, parse_budget
-from onnxgc.rematerialisation.floors import floor_of_problem
-from onnxgc.rematerialisation.least_peak import least_peak
-from onnxgc.rematerialisation.problem import OperatorProblem, judge
-from onnxgc.rematerialisation.search import (
-    BudgetedSequence,
-    NoSequence,
-    Order,
-    SearchOptions,
-    within_budget,
-)
-from onnxgc.torch.drawing import OutOfPlace, draw_in_memory_order
+from onnxgc.planning.memory_budget import Budget, parse_budget
+from onnxgc.planning.order import Order
+from onnxgc.torch.call_signature import Call, repeated
+from onnxgc.torch.draw_order import OutOfPlace, draw_in_memory_order
+from onnxgc.torch.forward_outputs import Outcome
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
-from onnxgc.torch.kernels_as_run import as_kernels_run, with_autocast_cache
-from onnxgc.torch.kinds import Call, repeated
-from onnxgc.torch.measuring import Measured
 from onnxgc.torch.module_state import Binding, MoreState, Pattern, StateRead
-from onnxgc.torch.outcomes import Outcome
+from onnxgc.torch.operator_timing import Measured
 from onnxgc.torch.partition import runnable, split
-from onnxgc.torch.refusals import reason_of
+from onnxgc.torch.trace_errors import reason_of
 from onnxgc.torch.traced_state import TracedState, other_tensors
+from onnxgc.torch.undecomposed_kernels import as_kernels_run, with_autocast_cache
 from onnxgc.tracing.devices import device as find_device
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from onnxgc.torch.places import path_of
+from onnxgc.torch.first_mismatch import path_of
 
 
 class Whereabouts:

@@ -29,11 +29,11 @@ from torch.utils import _pytree as pytree
 
 from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import ExportError, RuntimeUnavailableError
-from onnxgc.torch.advice import advice_on
-from onnxgc.torch.comparing import Exported, check_equal, left_as_it_was
+from onnxgc.torch.export_check import Exported, check_equal, left_as_it_was
+from onnxgc.torch.export_forms import AsExported
 from onnxgc.torch.export_location import Whereabouts, place_of_operator
-from onnxgc.torch.randomness import AsExported
-from onnxgc.torch.stopping import with_detached
+from onnxgc.torch.gradient_stops import with_detached
+from onnxgc.torch.trace_advice import advice_on
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def _converted(module: nn.Module, program: ExportedProgram) -> Exported:
         ) from error
     assert converted is not None, "an export by torch.export returns its result"
     # It needs what PyTorch's exporter needs.
-    from onnxgc.torch.repairs import put_right
+    from onnxgc.torch.export_fixes import put_right
 
     put_right(converted.model, module, program)
     proto = converted.model_proto

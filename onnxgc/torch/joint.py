@@ -16,8 +16,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from onnxgc.rematerialisation.problem import Operation, OperatorProblem
-from onnxgc.torch.measuring import Cost
+from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.torch.operator_timing import Cost
 from onnxgc.tracing.durations import Timing, Work
 
 _CUDA_ROUNDING = 512

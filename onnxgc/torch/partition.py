@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from onnxgc.torch.joint import JointStep, is_random, is_tangent, normalizes_a_batch, tensors_of
-from onnxgc.torch.kernels_as_run import LAYER, layer_with_workspace
+from onnxgc.torch.undecomposed_kernels import LAYER, layer_with_workspace
 
 STATE_BYTES = 5056
 """Of the state of the CPU's generator; that of a CUDA device is smaller."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.kinds import Call
+from onnxgc.torch.call_signature import Call
+from onnxgc.torch.forward_outputs import Outcome
 from onnxgc.torch.module_state import (
     Binding,
     MoreState,
@@ -20,7 +21,6 @@ from onnxgc.torch.module_state import (
     functions_of,
 )
 from onnxgc.torch.object_contents import is_cached
-from onnxgc.torch.outcomes import Outcome
 
 
 class TracedState:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as distributed
 
 from onnxgc.errors import TrainingError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 
 _BUCKET_BYTES = 25 << 20
 _SMALL_BYTES = 1 << 20

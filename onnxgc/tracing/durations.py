@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
-from onnxgc.model.draft import operator_name
-from onnxgc.model.ir import TensorType, dtype_name
+from onnxgc.model.core.draft import operator_name
+from onnxgc.model.core.ir import TensorType, dtype_name
 from onnxgc.planning.schedule import Operator
-from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.step_graph import TrainingStep
 
 _READS_NOTHING = frozenset({"Shape", "Size"})
 # Of their first input, these read no more than they write.

@@ -15,9 +15,9 @@ import onnx
 
 from onnxgc.errors import OptimizerError
 from onnxgc.gradients.engine import BackwardChunk, ConstantPool, Differentiated, fresh_name
-from onnxgc.model.draft import reads_of
-from onnxgc.model.globs import matches
-from onnxgc.model.ir import Array, Node, TensorType, TrainableModel
+from onnxgc.model.core.draft import reads_of
+from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
+from onnxgc.model.core.name_globs import matches
 from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
 LEARNING_RATE, STEP, KEEP = "learning_rate", "step", "keep"

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgc.gradients.einsum import Equation, parsed
-from onnxgc.model.ir import Node, TensorType
+from onnxgc.model.core.ir import Node, TensorType
 
 VIEW_OPERATORS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 IN_PLACE_OPERATORS = frozenset(

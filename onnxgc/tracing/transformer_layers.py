@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from onnxgc.model.ir import Node
-from onnxgc.tracing.computation import TracedProblem
+from onnxgc.model.core.ir import Node
+from onnxgc.tracing.solver_graph import TracedProblem
 
 MOST_OPERATORS = 50
 

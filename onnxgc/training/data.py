@@ -13,7 +13,7 @@ import numpy as np
 from onnx import helper
 
 from onnxgc.errors import TrainingError
-from onnxgc.model.ir import Array, TensorType, dtype_name
+from onnxgc.model.core.ir import Array, TensorType, dtype_name
 from onnxgc.training.files import TrainingFile
 
 Batch = dict[str, Array]

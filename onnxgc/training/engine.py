@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from onnxgc.emission.updates import update_model
 from onnxgc.errors import TrainingError
-from onnxgc.model.ir import Array
-from onnxgc.runtime.bound import BoundSession, DeviceArrays
+from onnxgc.model.core.ir import Array
+from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
 from onnxgc.tracing.optimizers import Accumulation
 from onnxgc.training.evaluation import Evaluation, evaluation_graph, evaluation_model
 from onnxgc.training.files import TrainingFile

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnxgc.api.pipeline import ReadOptions, read_again
-from onnxgc.model.export import to_proto
-from onnxgc.model.ir import Array, TensorType, TrainableModel
-from onnxgc.runtime.bound import BoundSession
+from onnxgc.model.core.ir import Array, TensorType, TrainableModel
+from onnxgc.model.files.forward_file import to_proto
+from onnxgc.runtime.io_binding import BoundSession
 
 
 def evaluation_model(

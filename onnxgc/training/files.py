@@ -13,9 +13,9 @@ from onnx import helper
 
 from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
 from onnxgc.errors import ModelFileError
-from onnxgc.model.ir import Array, TensorType
-from onnxgc.model.load import load_proto
-from onnxgc.model.weights import StoredWeight
+from onnxgc.model.core.ir import Array, TensorType
+from onnxgc.model.core.stored_weights import StoredWeight
+from onnxgc.model.files.load import load_proto
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.tracing.optimizers import (
     KEEP,

@@ -14,12 +14,12 @@ from onnx import helper
 from onnxgc.api.pipeline import OptimizeResult, ReadOptions, optimize
 from onnxgc.emission.write import data_file
 from onnxgc.errors import OutputFileError, PlanError, TrainingError
-from onnxgc.model.deployment import Deployment
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array
-from onnxgc.model.load import files_of, load_proto
-from onnxgc.model.parameters import Role
+from onnxgc.model.core.ir import Array
+from onnxgc.model.files.evaluation_file import Deployment
+from onnxgc.model.files.load import files_of, load_proto
 from onnxgc.model.read import classified
+from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW
 from onnxgc.training.files import TrainingFile
 

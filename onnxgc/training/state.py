@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from onnxgc import __version__
 from onnxgc.emission.write import write_bytes
 from onnxgc.errors import OutputFileError, TrainingError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 
 SCHEMA = 1
 _KEY = "onnxgc.training"

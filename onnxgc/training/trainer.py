@@ -15,9 +15,9 @@ import onnx
 
 from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import OutputFileError, TrainingError
-from onnxgc.model.ir import Array
-from onnxgc.model.load import load_proto, source_of
-from onnxgc.runtime.bound import DeviceArrays
+from onnxgc.model.core.ir import Array
+from onnxgc.model.files.load import load_proto, source_of
+from onnxgc.runtime.io_binding import DeviceArrays
 from onnxgc.runtime.ort import default_providers
 from onnxgc.tracing.optimizers import (
     KEEP,

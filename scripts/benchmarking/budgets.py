@@ -14,9 +14,9 @@ import onnxgc
 from onnxgc.api.solving import solve_operator_graph
 from onnxgc.emission.write import write_model
 from onnxgc.errors import BudgetError
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import dtype_name
+from onnxgc.model.core.ir import dtype_name
 from onnxgc.model.read import read_model
+from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.runtime.measure import measure, random_feeds
 from onnxgc.runtime.ort import SessionSettings
 from scripts.benchmarking.layered import layered_graph

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.runtime.ort import SessionSettings, make_session
 from scripts.benchmarking.records import ROOT
 

@@ -26,8 +26,8 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgc.api import PlannedStep, optimize, verify
 from onnxgc.errors import OnnxgcError
-from onnxgc.model.export import to_proto
-from onnxgc.model.ir import Array, TrainableModel, dtype_name
+from onnxgc.model.core.ir import Array, TrainableModel, dtype_name
+from onnxgc.model.files.forward_file import to_proto
 from onnxgc.runtime.measure import random_feeds
 from scripts.benchmarking.gradients import (
     ROUNDING,

@@ -30,7 +30,7 @@ import onnx
 
 from onnxgc.api import PlannedStep, optimize, verify
 from onnxgc.errors import OnnxgcError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.runtime.ort import SessionSettings, make_session
 from scripts.benchmarking.records import ROOT, Progress
 

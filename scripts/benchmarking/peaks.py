@@ -15,7 +15,7 @@ import onnxgc
 from onnxgc.api import OptimizeResult
 from onnxgc.emission.write import write_model
 from onnxgc.errors import BudgetError
-from onnxgc.model.ir import dtype_name
+from onnxgc.model.core.ir import dtype_name
 from onnxgc.planning.allocations import allocations
 from onnxgc.planning.arena import simulate_arena
 from onnxgc.planning.schedule import Recompute

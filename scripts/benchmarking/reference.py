@@ -9,10 +9,10 @@ import typer.main
 
 from onnxgc.cli.main import app
 from onnxgc.gradients.registry import RULES, STOPS
-from onnxgc.model.opset import EXPANDED_ALWAYS
-from onnxgc.model.spelling import SPELLINGS
+from onnxgc.model.opset.target import EXPANDED_ALWAYS
+from onnxgc.model.static_shapes.decompositions import SPELLINGS
+from onnxgc.solvers.chain_reversal import ReversalObjective
 from onnxgc.solvers.registry import SOLVERS
-from onnxgc.solvers.reversal import ReversalObjective
 from scripts.benchmarking.tables import markdown_table
 
 

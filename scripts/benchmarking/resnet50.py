@@ -14,9 +14,9 @@ import onnx
 
 from onnxgc.api import PlannedStep, emit, plan_step, store_all_schedule
 from onnxgc.emission.write import write_model
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array, dtype_name
+from onnxgc.model.core.ir import Array, dtype_name
 from onnxgc.model.read import read_model
+from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.planning.simulate import simulate
 from onnxgc.runtime.measure import Measurement, measure, random_feeds
 from onnxgc.runtime.ort import SessionSettings

@@ -95,8 +95,8 @@ def compare(name: str, options: Options, tell: Callable[[str], None]) -> dict[st
 
     from onnxgc.torch import checkpoint, plans_of
     from onnxgc.torch.checkpointing import planned_module
-    from onnxgc.torch.measuring import Measured
-    from onnxgc.torch.own_budget import OwnBudget
+    from onnxgc.torch.operator_timing import Measured
+    from onnxgc.torch.torch_partitioner_budget import OwnBudget
     from scripts.exports.torch_models import TORCH_MODELS
 
     logging.getLogger("torch").setLevel(logging.ERROR)

@@ -11,10 +11,10 @@ from typing import Any
 
 import onnx
 
-from onnxgc.api.counterparts import CLOSE, Network, carried_over, counterparts_of, planned_network
+from onnxgc.api.network_pairs import CLOSE, Network, carried_over, counterparts_of, planned_network
 from onnxgc.api.pipeline import ReadOptions, plan_traced_again
-from onnxgc.comparison.matching import Reason, match
 from onnxgc.errors import ShapeError
+from onnxgc.matching.match import Reason, match
 from onnxgc.solvers.base import SolverOptions
 from scripts.benchmarking.records import Progress, read_record
 from scripts.benchmarking.tables import markdown_table, where

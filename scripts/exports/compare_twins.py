@@ -22,9 +22,9 @@ import onnx
 from onnx import helper
 
 from onnxgc.api.pipeline import plan_step
-from onnxgc.comparison.matching import Matching, Reason, match
-from onnxgc.model.export import to_proto
-from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.matching.match import Matching, Reason, match
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.model.files.forward_file import to_proto
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import load_onnxruntime
 from onnxgc.solvers.base import SolverOptions

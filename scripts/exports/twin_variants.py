@@ -8,14 +8,14 @@ from pathlib import Path
 
 import onnx
 
-from onnxgc.comparison.matching import Reason, match
-from onnxgc.comparison.operators import structure_of
-from onnxgc.comparison.structure import Structure
-from onnxgc.model.ir import TrainableModel
+from onnxgc.matching.match import Reason, match
+from onnxgc.matching.normal_form.structure import Structure
+from onnxgc.matching.operators.rules import structure_of
+from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.read import read_model
 from scripts.exports.compare_twins import hold_the_same, input_shapes, values_of
 from scripts.exports.twins import BATCH
-from tests.comparison.networks import renamed, with_block_twice
+from tests.matching.networks import renamed, with_block_twice
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from onnxgc.api.benchmarking import Benchmark, bench
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
 from onnxgc.report.benchmark import paper_row, run_lines
-from onnxgc.runtime import turns
+from onnxgc.runtime import interleaved_timing
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
 from tests.api.chains import chain
@@ -30,7 +30,7 @@ MODEL = chain(layers=6, batch=256, width=128)
 @pytest.fixture(scope="module")
 def found() -> Iterator[Benchmark]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turns, "_PAUSE_SECONDS", 0.0)
+        patch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
         yield bench(MODEL, provider="cpu", threads=1, runs=2, warm_up=1, check=False)
 
 
@@ -64,7 +64,7 @@ def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
 def test_a_step_with_an_optimizer_updates_the_parameters_and_holds_its_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     found = bench(MODEL, optimizer="adamw", provider="cpu", threads=1, runs=1, warm_up=0, check=False)
     state_bytes = found.state_bytes
     weights = sum(numpy_helper.to_array(weight).nbytes for weight in MODEL.graph.initializer)

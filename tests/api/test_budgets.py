@@ -15,9 +15,9 @@ import pytest
 from onnxgc.api import OptimizeResult, optimize, verify
 from onnxgc.api.budgeting import with_default_limit
 from onnxgc.api.pipeline import plan_step_again
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.errors import BudgetError, BudgetFormError, DurationError, OutputFileError, PlanError
 from onnxgc.planning.plan import CheckpointPlan
-from onnxgc.rematerialisation.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.solvers.base import SolverOptions
 from tests.api.chains import chain
 

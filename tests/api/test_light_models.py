@@ -11,8 +11,8 @@ import torch
 
 from onnxgc.api import optimize, verify
 from onnxgc.errors import ModelFileError
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
+from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.runtime.ort import make_session
 from tests.torch_reference import reference_step
 

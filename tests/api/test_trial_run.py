@@ -16,11 +16,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnxgc.api import optimize, trial
+from onnxgc.api import optimize, trial_run
 from onnxgc.errors import ModelFileError, ShapeError
-from onnxgc.model.ir import TensorType
+from onnxgc.model.core.ir import TensorType
 from onnxgc.model.read import read_model
-from onnxgc.runtime import isolated
+from onnxgc.runtime import isolated_run
 from onnxgc.runtime.ort import SessionSettings, make_session
 from tests.model.model_helpers import normal, text_model, with_weights
 
@@ -52,7 +52,9 @@ def test_a_model_that_does_not_load_is_refused() -> None:
     )
     source.graph.value_info.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2, 4)))
     with pytest.raises(ModelFileError, match=r"does not run on ONNX Runtime.*acme"):
-        trial.trial_run(with_weights(source, w=normal(3, 4)), optimize(model(GOOD), loss="mse").planned.model)
+        trial_run.trial_run(
+            with_weights(source, w=normal(3, 4)), optimize(model(GOOD), loss="mse").planned.model
+        )
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
     def take(program: str) -> None:
         path = tmp_path / "child.py"
         path.write_text(program)
-        monkeypatch.setattr(isolated, "_CHILD", path)
+        monkeypatch.setattr(isolated_run, "_CHILD", path)
 
     return take
 
@@ -90,7 +92,7 @@ def test_where_memory_runs_out_there_is_no_verdict(child: Callable[[str], None],
 
 
 def test_a_model_that_needs_more_memory_than_there_is_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "available_bytes", lambda: 10)
+    monkeypatch.setattr(trial_run, "available_bytes", lambda: 10)
     notes = optimize(model(BROKEN), loss="mse").report["notes"]
     assert any("not tried: that takes at least" in note for note in notes)
 
@@ -99,7 +101,7 @@ def test_a_runtime_that_hangs_is_stopped(
     child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child("import time; time.sleep(60)")
-    monkeypatch.setattr(trial, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(trial_run, "MAX_SECONDS", 0.2)
     notes = optimize(model(GOOD), loss="mse").report["notes"]
     assert any("still starting on it after" in note for note in notes)
 
@@ -128,7 +130,7 @@ def test_the_process_ends_with_its_caller() -> None:
         waiting = [
             sys.executable,
             "-c",
-            f"import runpy; runpy.run_path({str(isolated._CHILD)!r})['_end_with_the_caller']()",
+            f"import runpy; runpy.run_path({str(isolated_run._CHILD)!r})['_end_with_the_caller']()",
         ]
         process = subprocess.Popen(waiting, stdin=lifeline, cwd=folder)
         os.close(lifeline)
@@ -143,16 +145,16 @@ def test_shapes_that_differ_from_inferred_ones_are_refused() -> None:
     with pytest.raises(
         ShapeError, match=r"MatMul 'y' gives 'y' as float32 \[2, 4\].*float32 \[2, 5\].*--no-check"
     ):
-        trial.trial_run(source, wrong)
+        trial_run.trial_run(source, wrong)
     other = replace(read, types={**read.types, "y": TensorType(onnx.TensorProto.DOUBLE, (2, 4))})
     with pytest.raises(ShapeError, match="float64"):
-        trial.trial_run(source, other)
+        trial_run.trial_run(source, other)
 
 
 def test_half_precision_that_the_runtime_widens_is_no_dispute() -> None:
     source = text_model("(float16[2,3] x) => (float16[2,3] y) { h = Mul(x, w) y = Softmax(h) }")
     source.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float16), "w"))
-    assert trial.trial_run(source, read_model(source, loss="mse")) == ""
+    assert trial_run.trial_run(source, read_model(source, loss="mse")) == ""
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
@@ -175,7 +177,7 @@ def test_transposed_convolution_by_auto_pad_and_output_padding(
 
 
 def test_a_model_of_many_operations_is_loaded_but_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "MOST_FLOPS", 1)
+    monkeypatch.setattr(trial_run, "MOST_FLOPS", 1)
     notes = optimize(model(BROKEN), loss="mse").report["notes"]
     assert any("not run before planning" in note for note in notes)
 
@@ -186,7 +188,7 @@ def test_weights_in_other_files_are_found_beside_the_model(tmp_path: Path) -> No
     notes = optimize(path, loss="mse").report["notes"]
     assert not any("not tried" in note for note in notes)
     inner = onnx.load(path, load_external_data=False)
-    note = trial.trial_run(inner, read_model(inner, loss="mse"))
+    note = trial_run.trial_run(inner, read_model(inner, loss="mse"))
     assert "keeps its weights in other files" in note
 
 
@@ -229,7 +231,7 @@ def test_an_operator_that_does_not_take_a_type_is_no_matter_of_shapes() -> None:
 
 def test_an_input_that_is_declared_empty_is_fed_empty() -> None:
     source = model("(float[0,3] x) => (float[0,4] y) { y = MatMul(x, w) }")
-    assert trial.trial_run(source, read_model(source, loss="mse")) == ""
+    assert trial_run.trial_run(source, read_model(source, loss="mse")) == ""
 
 
 def test_the_runtime_itself_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from onnxgc.cli.main import main
 from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.plan import CheckpointPlan
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.registry import SOLVERS
 from tests.graph.random_graphs import problem_of, random_graph
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxgc.emission.barriers import BarrierWriter
-from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.model.core.ir import Array, Node, TensorType
 
 LARGE, SMALL = TensorType(onnx.TensorProto.FLOAT, (64, 64)), TensorType(onnx.TensorProto.FLOAT, (4,))
 TYPES = dict.fromkeys(("loss", "x", "y", "z", "dx", "dy", "dz"), LARGE) | {"stored": SMALL, "vector": SMALL}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxgc.emission.dimensions import dimension_names
-from onnxgc.model.ir import Node, TensorType
+from onnxgc.model.core.ir import Node, TensorType
 
 MATRIX, LARGE, SCALAR = (TensorType(onnx.TensorProto.FLOAT, shape) for shape in ((4, 4), (64, 64), ()))
 

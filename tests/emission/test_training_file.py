@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper, parser
 
 from onnxgc.api import OptimizeResult, optimize
 from onnxgc.errors import OutputFileError, UnsupportedOperatorError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.tracing.runtime_costs import VIEW_OPERATORS

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import Case, Formula, case, normal
 
 _QUERY, _KEY, _VALUE = (2, 4, 5, 6), (2, 4, 7, 6), (2, 4, 7, 3)

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import FED, SMALLEST_NORM, Case, Outcome
 
 STEP = 1e-5

@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import Case, Draw, Formula, case, normal, positive
 
 

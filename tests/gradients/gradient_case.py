@@ -19,10 +19,10 @@ from torch import Tensor
 
 from onnxgc.api import emit, optimize, plan_step
 from onnxgc.emission.training import TrainingGraph
-from onnxgc.model.ir import Array, TensorType, TrainableModel
+from onnxgc.model.core.ir import Array, TensorType, TrainableModel
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
-from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.step_graph import TrainingStep
 from tests.torch_reference import reference_step
 
 TOLERANCE = 1e-5

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from onnx import TensorProto
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import Case
 
 # float16 has eleven bits and bfloat16 eight; sums of rounded terms and slopes at rounded values lose some.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from onnxgc.model.ir import TrainableModel
+from onnxgc.model.core.ir import TrainableModel
 from tests.gradients.gradient_case import Case, case, normal, positive
 from tests.gradients.reduction_cases import given
 

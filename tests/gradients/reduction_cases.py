@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import Case, Draw, case, normal, positive
 
 

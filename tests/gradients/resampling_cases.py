@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 from torch import Tensor
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import Case, Formula, case, normal
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from onnxgc.api import optimize
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.registry import STOPS, differentiate
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
 from tests.gradients.gradient_case import case, emitted, positive

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients import gathering, resampling
+from onnxgc.gradients import gather_scatter, resampling
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.read import read_model
 from tests.gradients.gathering_cases import GATHERING_CASES
@@ -80,19 +80,19 @@ def test_form_of_the_gradient(name: str, operators: list[str]) -> None:
 def test_rows_are_added_a_few_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = _CASES[name]
     together = _operators(entry).count("ScatterElements")
-    monkeypatch.setattr(gathering, "_PIECE_ELEMENTS", 2)
+    monkeypatch.setattr(gather_scatter, "_PIECE_ELEMENTS", 2)
     assert _operators(entry).count("ScatterElements") > together > 0
     assert max(errors(entry).values()) <= entry.tolerance
 
 
 def test_no_large_one_hot_matrix_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_LARGEST_CONSTANT_ONE_HOT", 4)
+    monkeypatch.setattr(gather_scatter, "_LARGEST_CONSTANT_ONE_HOT", 4)
     assert "OneHot" not in _operators(_CASES["Gather: repeated, constant"])
     assert "OneHot" in _operators(_CASES["Gather: repeated, computed"])
 
 
 def test_there_are_no_more_pieces_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_PIECE_ELEMENTS", 1)
+    monkeypatch.setattr(gather_scatter, "_PIECE_ELEMENTS", 1)
     entry = _CASES["Gather: vector of many"]
     assert _operators(entry).count("ScatterElements") == 1 + 5
     assert max(errors(entry).values()) <= entry.tolerance

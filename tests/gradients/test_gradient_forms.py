@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgc.gradients.registry import differentiate
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
 from tests.gradients.gradient_case import case, emitted, errors, normal

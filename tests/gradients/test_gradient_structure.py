@@ -16,7 +16,7 @@ from onnxgc.api import optimize
 from onnxgc.errors import NoParametersError, UnsupportedOperatorError
 from onnxgc.gradients import registry
 from onnxgc.gradients.registry import RULES, STOPS, differentiate
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, case, emitted, errors, normal, outcome
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgc.api import PlannedStep, emit, optimize, plan_step, store_all_schedule
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.model.ir import TrainableModel
+from onnxgc.model.core.ir import TrainableModel
 from tests.gradients.gradient_case import Case, case, emitted, normal
 
 

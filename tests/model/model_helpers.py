@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper, parser
 
-from onnxgc.model.export import to_proto
-from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.model.files.forward_file import to_proto
 
 LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LIGHT_MODELS = tuple(sorted(path.stem for path in LIGHT_FOLDER.glob("*.onnx")))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
-from onnxgc.model import unrolling
 from onnxgc.model.read import explain_weights, read_model
+from onnxgc.model.static_shapes import unroll_limit
 from tests.gradients.gradient_case import Case, Formula, case, errors
 from tests.gradients.gradient_case import normal as draw
 from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
@@ -606,7 +606,7 @@ def test_loops_of_unknown_length_are_refused_where_their_state_grows() -> None:
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])
 def test_unrolling_ends_before_graphs_grow_too_long(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unrolling, "LARGEST_UNROLLED", 20)
+    monkeypatch.setattr(unroll_limit, "LARGEST_UNROLLED", 20)
     bodies = {
         "Loop": f"(float[2,3] x) => (float[2,3] y) <int64 m = {{1000}}> {{ [it] y = Loop{_SHORT_LOOP} }}",
         "Scan": """(float[9,3] x) => (float[3] y) <float[3] s = {1.,2.,3.}> {

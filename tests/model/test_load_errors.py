@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgc.errors import LossError, ModelFileError, NoParametersError, OnnxgcError, ShapeError
-from onnxgc.model.load import files_of
+from onnxgc.model.files.load import files_of
 from onnxgc.model.read import explain_weights, read_model
 from tests.model.model_helpers import light_path, normal, text_model, with_weights
 

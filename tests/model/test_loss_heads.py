@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgc.model.ir import Array, TrainableModel
+from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
 from tests.model.model_helpers import normal, run_read, text_model, with_weights
 

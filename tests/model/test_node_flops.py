@@ -7,8 +7,8 @@ from typing import Any
 import onnx
 import pytest
 
-from onnxgc.model.costs import node_flops
-from onnxgc.model.ir import Node, TensorType
+from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.core.node_flops import node_flops
 from onnxgc.model.read import read_model
 from tests.model.model_helpers import image_input, light_path
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgc.model.draft import reads_of
-from onnxgc.model.initialise import draw_weights
-from onnxgc.model.ir import TrainableModel
+from onnxgc.model.core.draft import reads_of
+from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.read import read_model
+from onnxgc.model.weight_roles.initialization import draw_weights
 from tests.model.model_helpers import (
     LIGHT_MODELS,
     image_input,

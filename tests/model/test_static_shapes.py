@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnxgc.model.ir import TrainableModel
+from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.read import read_model
 from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
 

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgc.model.ir import Array
-from onnxgc.model.parameters import Role
+from onnxgc.model.core.ir import Array
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.value_patterns import (
+from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.value_patterns import (
     are_sine_and_cosine,
     holds_sines_and_cosines,
     is_additive_mask,

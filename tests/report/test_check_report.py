@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onnxgc.api.comparison import compare
-from onnxgc.api.page import page_of_comparison
+from onnxgc.api.memory_pages import page_of_comparison
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from onnxgc.api.comparison import compare
-from onnxgc.api.page import page_of_comparison
+from onnxgc.api.memory_pages import page_of_comparison
 from onnxgc.report.comparison import figure, plans_lines, plans_table
 from onnxgc.report.tables import megabytes
 from tests.api.chains import chain

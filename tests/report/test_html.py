@@ -22,12 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxgc
 import onnxgc.report.html
-from onnxgc.api.page import page_of
+from onnxgc.api.memory_pages import page_of
 from onnxgc.api.pipeline import OptimizeResult
 from onnxgc.planning.schedule import Compute, Recompute
 from onnxgc.report.html import curves, strip, svg
 from onnxgc.report.html.curves import memory_figure
-from onnxgc.report.html.data import (
+from onnxgc.report.html.memory_data import (
     Course,
     Fate,
     ForwardOperator,

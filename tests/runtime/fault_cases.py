@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from tests.model.model_helpers import normal, text_model, with_weights
 
 _LOSS = "l = Mul(y, y) loss = ReduceSum<keepdims=0>(l)"

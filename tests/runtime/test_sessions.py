@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from onnxgc.api import OptimizeResult, emit, optimize, store_all_schedule
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.planning.arena import simulate_arena
 from onnxgc.runtime.measure import Measurement, executed_order, measure
 from onnxgc.runtime.ort import ARENA, SessionSettings, load_onnxruntime, make_session

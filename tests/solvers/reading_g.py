@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.general import GENERAL
+from onnxgc.solvers.paper.general import GENERAL
 from tests.graph.random_graphs import random_problem
 
 

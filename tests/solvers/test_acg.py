@@ -10,9 +10,9 @@ from onnxgc.graph.terminals import forced_checkpoints
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.acg import ACG, CappedSearch
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.paper.acg import ACG, CappedSearch
 from tests.graph.random_graphs import chain, problem_of, random_problem
 from tests.solvers import networks
 

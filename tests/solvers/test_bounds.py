@@ -2,8 +2,8 @@ from random import Random
 
 from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.plan import CheckpointPlan
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.bounds import any_plan_lower_bound_bytes
+from onnxgc.solvers.paper.acg import ACG
 from tests.graph.random_graphs import chain, random_problem
 
 

@@ -6,11 +6,11 @@ from onnxgc.graph.division import DivisionKind, build_division_tree
 from onnxgc.graph.segments import is_valid_reading_a
 from onnxgc.graph.terminals import with_single_terminals
 from onnxgc.planning.plan import Status
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import Solver
-from onnxgc.solvers.chen_greedy import CHEN_GREEDY
-from onnxgc.solvers.chen_sqrt import CHEN_SQRT
+from onnxgc.solvers.baselines.chen_greedy import CHEN_GREEDY
+from onnxgc.solvers.baselines.chen_sqrt import CHEN_SQRT
 from onnxgc.solvers.families import splitting_vertices
+from onnxgc.solvers.paper.acg import ACG
 from tests.graph.random_graphs import chain, problem_of, random_problem
 from tests.solvers import networks
 

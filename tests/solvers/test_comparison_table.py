@@ -15,13 +15,13 @@ from onnxgc.errors import BudgetError, PlanError
 from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Solver, SolverOptions
-from onnxgc.solvers.bptt import policy
+from onnxgc.solvers.baselines.bptt import policy
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.baselines.revolve import optimal_evaluations, reversal_schedule
 from onnxgc.solvers.budget import BUDGET
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.chain_reversal import ReversalObjective, first_sweep_states
 from onnxgc.solvers.families import GraphFamily
 from onnxgc.solvers.registry import SOLVERS
-from onnxgc.solvers.reversal import ReversalObjective, first_sweep_states
-from onnxgc.solvers.revolve import optimal_evaluations, reversal_schedule
 from tests.graph.random_graphs import chain, problem_of, random_problem
 
 COLUMNS = (GraphFamily.EQUAL_CHAIN, GraphFamily.CHAIN, GraphFamily.ANY)

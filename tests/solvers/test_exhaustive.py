@@ -6,7 +6,7 @@ from onnxgc.errors import PlanError
 from onnxgc.graph.segments import is_valid_reading_a
 from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Status
-from onnxgc.solvers.exhaustive import EXHAUSTIVE, MAX_VERTICES
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE, MAX_VERTICES
 from tests.graph.random_graphs import chain, problem_of, random_problem
 
 

@@ -7,17 +7,17 @@ from random import Random
 
 import pytest
 
-import onnxgc.solvers.general as general
+import onnxgc.solvers.paper.general as general
 from onnxgc.graph.computation_graph import ComputationGraph
 from onnxgc.graph.segments import is_valid_reading_g
 from onnxgc.planning.plan import CheckpointPlan, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.cuts import CutSearch
-from onnxgc.solvers.frontier import FrontierSearch, frontier_widths, narrow_order, narrow_part
-from onnxgc.solvers.general import GENERAL
-from onnxgc.solvers.indexed import IndexedProblem
+from onnxgc.solvers.paper.acg import ACG
+from onnxgc.solvers.paper.cuts import CutSearch
+from onnxgc.solvers.paper.frontier import FrontierSearch, frontier_widths, narrow_order, narrow_part
+from onnxgc.solvers.paper.general import GENERAL
+from onnxgc.solvers.paper.indexed_problem import IndexedProblem
 from tests.graph.random_graphs import chain, problem_of, random_problem
 from tests.solvers import networks
 from tests.solvers.reading_g import compare, optimum_bytes
@@ -272,7 +272,7 @@ PLANS = """
 from random import Random
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.graph.computation_graph import ComputationGraph
-from onnxgc.solvers.general import GENERAL
+from onnxgc.solvers.paper.general import GENERAL
 from tests.solvers.test_general import cells, random_problem
 
 random = Random(49)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Status
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
-from onnxgc.solvers.lcg import LCG, cheapest_stops
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.paper.acg import ACG
+from onnxgc.solvers.paper.lcg import LCG, cheapest_stops
 from tests.graph.random_graphs import chain, problem_of
 from tests.solvers import networks
 

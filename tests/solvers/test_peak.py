@@ -15,16 +15,16 @@ from onnxgc.model.read import read_model
 from onnxgc.planning.joint import operator_order, vertex_of_operators
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
-from onnxgc.solvers.floor import floor_of
-from onnxgc.solvers.kept_sets import peak_of_kept
-from onnxgc.solvers.peak import PEAK, OrderSearch
-from onnxgc.solvers.phases import PhaseCosts
-from onnxgc.solvers.step_model import step_model
-from onnxgc.tracing.computation import checkpoint_problem
-from onnxgc.tracing.trace import trace
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.paper.acg import ACG
+from onnxgc.solvers.peak.local_search import peak_of_kept
+from onnxgc.solvers.peak.phase_memory import PhaseCosts
+from onnxgc.solvers.peak.solver import PEAK, OrderSearch
+from onnxgc.solvers.peak.step_model import step_model
+from onnxgc.solvers.working_set import floor_of
+from onnxgc.tracing.solver_graph import checkpoint_problem
+from onnxgc.tracing.step_graph import trace
 from tests.graph.random_graphs import chain, problem_of, random_problem
 from tests.solvers.random_steps import random_step_problem
 from tests.test_models import MODELS

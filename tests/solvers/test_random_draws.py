@@ -5,9 +5,9 @@ import pytest
 from onnxgc.errors import PlanError
 from onnxgc.graph.segments import is_valid_reading_a
 from onnxgc.planning.plan import Status
-from onnxgc.solvers.acg import ACG
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.random_draws import MOST_CHECKPOINTS, RANDOM
+from onnxgc.solvers.baselines.random_draws import MOST_CHECKPOINTS, RANDOM
+from onnxgc.solvers.paper.acg import ACG
 from tests.graph.random_graphs import chain, random_problem
 from tests.solvers import networks
 

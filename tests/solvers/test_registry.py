@@ -12,7 +12,7 @@ from onnxgc.planning.objective import objective_bytes
 from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.families import GraphFamily
 from onnxgc.solvers.registry import SOLVERS, solver_for
 from tests.graph.random_graphs import chain, random_problem

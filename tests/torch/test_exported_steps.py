@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import onnxgc
 from onnxgc.errors import ExportError
 from onnxgc.runtime.ort import make_session
-from onnxgc.torch import export_training, randomness
+from onnxgc.torch import export_forms, export_training
 
 pytest.importorskip("onnxscript")
 
@@ -186,9 +186,9 @@ def _hooked(x: Tensor) -> Tensor:
 def test_a_lossy_export_is_refused_whatever_is_drawn_and_the_place_is_named(
     function: Callable[..., Tensor], lost: Any, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forms = {form: by for form, by in randomness._FORMS.items() if form is not lost}
-    monkeypatch.setattr(randomness, "_FORMS", forms)
-    monkeypatch.setattr("onnxgc.torch.repairs._mark_stopped_gradients", lambda graph: None)
+    forms = {form: by for form, by in export_forms._FORMS.items() if form is not lost}
+    monkeypatch.setattr(export_forms, "_FORMS", forms)
+    monkeypatch.setattr("onnxgc.torch.export_fixes._mark_stopped_gradients", lambda graph: None)
     for seed in range(2):
         module = Whole(function)
         torch.manual_seed(seed)

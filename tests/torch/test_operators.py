@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, parser  # noqa: E402
 
 from onnxgc.errors import UnsupportedOperatorError  # noqa: E402
 from onnxgc.gradients.registry import RULES  # noqa: E402
-from onnxgc.model.ir import Array  # noqa: E402
+from onnxgc.model.core.ir import Array  # noqa: E402
 from onnxgc.torch import from_onnx  # noqa: E402
 from onnxgc.torch.operators.registry import OPERATORS, SETTINGS  # noqa: E402
 from tests.gradients.gradient_case import Case, truth  # noqa: E402

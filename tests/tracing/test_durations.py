@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxgc.errors import DurationError
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import (
     BANDWIDTH_EFFICIENCY,
@@ -19,7 +19,7 @@ from onnxgc.tracing.devices import (
     device,
 )
 from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward_works
-from onnxgc.tracing.trace import TrainingStep, trace
+from onnxgc.tracing.step_graph import TrainingStep, trace
 from tests.model.model_helpers import normal, text_model, with_weights
 
 # 10 operations a byte.

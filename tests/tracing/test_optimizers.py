@@ -20,7 +20,7 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Compute, Recompute
 from onnxgc.runtime.ort import make_session
 from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer, ParameterGroup, optimizer_of
-from onnxgc.tracing.trace import trace
+from onnxgc.tracing.step_graph import trace
 from tests.api.chains import chain
 from tests.tracing.encoders import encoder
 

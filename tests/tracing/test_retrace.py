@@ -7,8 +7,8 @@ import pytest
 from onnxgc.graph.orders import topological_orders
 from onnxgc.model.read import read_model
 from onnxgc.planning.joint import operator_order, vertex_of_operators
-from onnxgc.tracing.computation import checkpoint_problem
-from onnxgc.tracing.trace import retrace, trace
+from onnxgc.tracing.solver_graph import checkpoint_problem
+from onnxgc.tracing.step_graph import retrace, trace
 from tests.test_models import MODELS
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgc.api import OptimizeResult, optimize
-from onnxgc.model.ir import Array, Node, TensorType
+from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.planning.schedule import Release
 from onnxgc.runtime.measure import executed_order, measure
 from onnxgc.runtime.ort import SessionSettings

@@ -32,7 +32,7 @@ def started(rank: int, port: int, folder: Path) -> Any:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    command = [sys.executable, "-m", "tests.training.rank", str(folder)]
+    command = [sys.executable, "-m", "tests.training.worker_rank", str(folder)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 

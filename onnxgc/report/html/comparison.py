@@ -29,7 +29,7 @@ from onnxgc.report.comparison import (
     plans_title,
 )
 from onnxgc.report.html.curves import alive_table, memory_figure, roles_table
-from onnxgc.report.html.data import Course, ForwardOperator, course_of, forward_operators
+from onnxgc.report.html.memory_data import Course, ForwardOperator, course_of, forward_operators
 from onnxgc.report.html.page import document
 from onnxgc.report.html.payload import payload
 from onnxgc.report.html.strip import checkpoints_table as kept_table
@@ -37,7 +37,7 @@ from onnxgc.report.html.strip import network_figure
 from onnxgc.report.html.tables import Column, Figure, size, table
 from onnxgc.report.html.tags import Html, tag
 from onnxgc.report.tables import megabytes
-from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.step_graph import TrainingStep
 
 MOST_CURVES = 5
 """As many as there are kinds of lines."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxgc.report.html.data import Course, Lifetime, Phase, Role, Run, step_number
+from onnxgc.report.html.memory_data import Course, Lifetime, Phase, Role, Run, step_number
 from onnxgc.report.html.svg import (
     area_path,
     blocks_path,

@@ -16,14 +16,14 @@ from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.schedule import Schedule
 from onnxgc.report.budgets import duration, percent
 from onnxgc.report.html.curves import alive_table, memory_figure, roles_table
-from onnxgc.report.html.data import course_of, forward_operators, kinds_of_operators
+from onnxgc.report.html.memory_data import course_of, forward_operators, kinds_of_operators
 from onnxgc.report.html.payload import payload
 from onnxgc.report.html.strip import checkpoints_table, network_figure, segments_table
 from onnxgc.report.html.tables import kinds_table, tensors_table
 from onnxgc.report.html.tags import Html, joined, tag
 from onnxgc.report.html.trade_off import trade_off_figure, trade_off_table
 from onnxgc.report.tables import megabytes
-from onnxgc.tracing.trace import TrainingStep
+from onnxgc.tracing.step_graph import TrainingStep
 
 PLANNED, REGULAR = "planned", "storing everything"
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "highspy", "numba")

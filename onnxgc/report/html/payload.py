@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from onnxgc.report.html.data import Course, Fate, ForwardOperator, Phase, Role
+from onnxgc.report.html.memory_data import Course, Fate, ForwardOperator, Phase, Role
 
 
 class _Texts:

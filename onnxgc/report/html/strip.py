@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from onnxgc.report.html.data import Fate, ForwardOperator, step_number
+from onnxgc.report.html.memory_data import Fate, ForwardOperator, step_number
 from onnxgc.report.html.svg import (
     WIDTH,
     blocks_path,

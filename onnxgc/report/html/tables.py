@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxgc.report.budgets import duration
-from onnxgc.report.html.data import NOT_MADE, Course, Fate, ForwardOperator, KindOfOperator, Phase, Role
+from onnxgc.report.html.memory_data import (
+    NOT_MADE,
+    Course,
+    Fate,
+    ForwardOperator,
+    KindOfOperator,
+    Phase,
+    Role,
+)
 from onnxgc.report.html.tags import Html, joined, tag
 from onnxgc.report.tables import megabytes
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from onnxgc.gradients.resizing import Resize, resamplings
-from onnxgc.model.ir import Array
+from onnxgc.model.core.ir import Array
 from onnxgc.torch.operators.settings import Ints, ints
 
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}

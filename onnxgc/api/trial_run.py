@@ -1,0 +1,280 @@
+"""One run of the forward model before anything is planned: some exports are not what they seem."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxgc.errors import ModelFileError, RuntimeUnavailableError, ShapeError
+from onnxgc.model.core.ir import Array, TensorType, TrainableModel, dtype_name
+from onnxgc.model.core.node_flops import node_flops
+from onnxgc.model.files.load import files_of, is_text, load_proto
+from onnxgc.runtime.isolated_run import STOCK, IsolatedRun, run_isolated
+from onnxgc.runtime.measure import random_feeds
+from onnxgc.runtime.ort import load_onnxruntime
+
+# A few seconds on one core; the run is there to find out whether there is one, not to take time.
+MOST_FLOPS = 50 * 10**9
+MAX_SECONDS = 300.0
+_SEED = 0
+_PROVIDER = "CPUExecutionProvider"
+_NOT_RUN = "the model was loaded but not run before planning"
+# What a runtime says of types and versions that it has no kernels for, though the file is valid.
+_ITS_OWN_LIMITS = (
+    "NOT_IMPLEMENTED",
+    "Unsupported model IR version",
+    "under development",
+    "max supported",
+    "does not support",
+    # Pooling with auto_pad and a stride beyond its kernel, for which the training file needs no padding.
+    "padding values must be non-negative",
+)
+_NO_KERNEL = re.compile(r"implementation for (?:[\w.]+:)?(\w+)\(\d+\)(?: node with name '([^']*)')?")
+_HALF = frozenset((onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
+
+
+def trial_run(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    model: TrainableModel,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> str:
+    """Load the source model in ONNX Runtime and, unless that would take long, run it once on the CPU.
+
+    That happens in a process of its own, which the runtime may take down. Inputs have the shapes that the
+    file declares; those that it was read with where it declares none. Returns a note where the trial says
+    less than a whole run, else nothing.
+
+    Raises:
+        ModelFileError: the model does not load or does not run, or ONNX Runtime crashes on it.
+        ShapeError: it runs, but a tensor has another type or shape than was inferred.
+    """
+    try:
+        load_onnxruntime()
+    except RuntimeUnavailableError:
+        return "the model was not tried: ONNX Runtime is not installed"
+    if not sys.executable:
+        return "the model was not tried: this program is no Python that could start another"
+    proto, _ = load_proto(source)
+    path = None if isinstance(source, onnx.ModelProto) else os.fspath(source)
+    has_external = any(tensor.external_data for tensor in proto.graph.initializer)
+    if path is None and has_external:
+        return "the model was not tried: it keeps its weights in other files, and no path was given"
+    if path is not None and not all(map(os.path.exists, files_of(path))):
+        return "the model was not tried: its weights are not there"
+    flops = sum(node_flops(node, model.types) for node in model.nodes)
+    loop = next((node for node in model.nodes if node.op == "Loop" and not node.domain), None)
+    note = ""
+    if flops > MOST_FLOPS:
+        note = f"{_NOT_RUN}: one run takes {flops / 1e9:,.0f} GFLOP"
+    elif loop is not None:
+        # On random data it may never end.
+        note = f"{_NOT_RUN}: the data decide how long '{loop.name}' runs"
+    needed, available = _least_bytes(model, proto, is_run=not note), available_bytes()
+    if available is not None and needed > available:
+        return (
+            f"the model was not tried: that takes at least {needed / 1e9:,.1f} GB, and "
+            f"{available / 1e9:,.1f} GB of memory are free"
+        )
+    feeds = None if note else _feeds(proto, model, input_shapes or {})
+    # ONNX Runtime reads binary files alone, and its nodes are those of the file where it inlines nothing.
+    as_it_lies = path is not None and not is_text(path) and not _has_functions(path)
+    folder = os.path.dirname(os.path.abspath(path)) if path is not None and has_external else ""
+    try:
+        ran = run_isolated(
+            path if as_it_lies and path is not None else proto,
+            feeds,
+            data_folder="" if as_it_lies else folder,
+            timeout_seconds=MAX_SECONDS,
+        )
+        if ran.ended_by and not ran.lacks_memory and ran.level != STOCK:
+            # Some models run with the runtime's optimisation alone.
+            again = run_isolated(
+                path if as_it_lies and path is not None else proto,
+                feeds,
+                levels=(STOCK,),
+                data_folder="" if as_it_lies else folder,
+                timeout_seconds=MAX_SECONDS,
+            )
+            ran = again if again.has_run else ran
+    except (MemoryError, ValueError, OSError) as error:
+        # Over 2 GB no model in memory can be written in one piece; or there is no room to write to.
+        return f"the model was not tried: {_first_line(str(error)) or type(error).__name__}"
+    return _verdict(ran, note, proto, model, feeds)
+
+
+def _verdict(
+    ran: IsolatedRun,
+    note: str,
+    proto: onnx.ModelProto,
+    model: TrainableModel,
+    feeds: Mapping[str, Array] | None,
+) -> str:
+    """The note for what happened, or an error."""
+    if ran.has_run:
+        if feeds is not None:
+            _check_types(ran, proto, model, feeds)
+        return note
+    doing = {"run": "running", "load": "loading"}.get(ran.stage, "starting on")
+    if ran.lacks_memory:
+        return f"the model was not tried to its end: memory ran out in ONNX Runtime while {doing} it"
+    if ran.timed_out:
+        return (
+            f"the model was not tried to its end: ONNX Runtime was still {doing} it after {MAX_SECONDS:.0f} s"
+        )
+    if ran.ended_by:
+        raise ModelFileError(
+            f"ONNX Runtime crashed ({ran.signal_name}) while {doing} the model as it is; export it again, "
+            "give other --input-shapes, or pass --no-check to plan it untried"
+        )
+    failure = ran.errors[-1] if ran.errors else "it gave no reason"
+    if limit := _missing_kernel(failure, proto, model):
+        return limit
+    reason = _reason(failure)
+    if any(sign in failure for sign in _ITS_OWN_LIMITS):
+        return f"the model could not be tried on the CPU: {reason}"
+    raise ModelFileError(
+        f"the model does not run on ONNX Runtime as it is: {reason}; export it again, or pass --no-check"
+    )
+
+
+def _check_types(
+    ran: IsolatedRun, proto: onnx.ModelProto, model: TrainableModel, feeds: Mapping[str, Array]
+) -> None:
+    """Compare what ran with what was inferred, tensor by tensor.
+
+    Nodes are known by their place in the file, operator and name; those that the runtime adds or replaces
+    are left out, and so is everything where the model was read for other inputs than it was run with.
+
+    Raises:
+        ShapeError: two differ.
+    """
+    if any(name in model.types and model.types[name].shape != value.shape for name, value in feeds.items()):
+        return
+    own = dict(enumerate(proto.graph.node))
+    for entry in ran.nodes:
+        node = own.get(entry.index)
+        if node is None or node.op_type != entry.op:
+            continue
+        if entry.name != (node.name or f"{entry.op}_{entry.index}"):
+            continue
+        for name, found in zip(filter(None, node.output), entry.outputs, strict=False):
+            wanted = model.types.get(name)
+            if wanted is None or found is None or _agree(wanted, found):
+                continue
+            where = f"{node.op_type} '{node.name or name}'"
+            raise ShapeError(
+                f"{where} gives '{name}' as {_text(found)} on ONNX Runtime, and {_text(wanted)} by its "
+                "specification; write the operator so that both agree (explicit pads in place of auto_pad, "
+                "for one), or pass --no-check"
+            )
+
+
+def _agree(wanted: TensorType, found: TensorType) -> bool:
+    """Whether two types are one; a runtime without a kernel for half precision computes in float32."""
+    widened = wanted.dtype in _HALF and found.dtype == onnx.TensorProto.FLOAT
+    return wanted.shape == found.shape and (wanted.dtype == found.dtype or widened)
+
+
+def _text(kind: TensorType) -> str:
+    return f"{dtype_name(kind.dtype)} {list(kind.shape)}"
+
+
+def _missing_kernel(failure: str, proto: onnx.ModelProto, model: TrainableModel) -> str:
+    """What to say of an operator that the runtime has no kernel for, or nothing."""
+    match = _NO_KERNEL.search(failure)
+    if match is None:
+        return ""
+    op, name = match[1], match[2] or ""
+    nodes = [node for node in proto.graph.node if node.op_type == op and (not name or node.name == name)]
+    read = [model.types[tensor] for node in nodes for tensor in node.input if tensor in model.types]
+    kind = min(read, key=lambda one: one.dtype not in _HALF, default=None)
+    of_type = f" for {dtype_name(kind.dtype)}" if kind is not None else ""
+    where = next((f" ('{node.name or node.output[0]}')" for node in nodes), "")
+    return (
+        f"the model could not be tried on the CPU: ONNX Runtime's {_PROVIDER} has no kernel of {op}"
+        f"{of_type}{where}; train it where there is one, or export the model in float32"
+    )
+
+
+def _least_bytes(model: TrainableModel, proto: onnx.ModelProto, is_run: bool) -> int:
+    """Bytes that no trial gets by without: stored weights, and what one node reads and writes."""
+    if not is_run:
+        return sum(
+            TensorType(tensor.data_type, tuple(tensor.dims)).size_bytes
+            for tensor in proto.graph.initializer
+            if tensor.data_type not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+            and not tensor.external_data
+        )
+    weights = sum(weight.type.size_bytes for weight in model.weights.values())
+    outputs = (
+        sum(model.types[name].size_bytes for name in node.outputs if name in model.types)
+        for node in model.nodes
+    )
+    return weights + max(outputs, default=0)
+
+
+def available_bytes() -> int | None:
+    """Memory that a new process can have, as far as Linux and its control groups tell."""
+    found = [_meminfo(), _control_group()]
+    return min((size for size in found if size is not None), default=None)
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _control_group() -> int | None:
+    """What is left below the limit, cached files counted as free."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return limit - used + int(statistics.get("file", 0))
+    except (OSError, ValueError):
+        return None
+
+
+def _has_functions(path: str) -> bool:
+    return bool(onnx.load(path, load_external_data=False).functions)
+
+
+def _feeds(
+    proto: onnx.ModelProto, model: TrainableModel, input_shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    known_shapes = {name: model.types[name].shape for name in model.inputs} | dict(input_shapes)
+    described = {}
+    for value in proto.graph.input:
+        if value.name in stored:
+            continue
+        kind = value.type.tensor_type
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        given = known_shapes.get(value.name, (1,) * len(kind.shape.dim))
+        if not kind.HasField("shape"):
+            described[value.name] = (dtype, known_shapes.get(value.name, ()))
+            continue
+        sizes = tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else size
+            for dim, size in zip(kind.shape.dim, given, strict=True)
+        )
+        described[value.name] = (dtype, sizes)
+    return random_feeds(described, _SEED, None)
+
+
+def _reason(failure: str) -> str:
+    return _first_line(failure).rpartition(" : ")[2]
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,1 @@
+"""Lower bounds on extra time and on the peak."""

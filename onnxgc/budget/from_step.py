@@ -1,0 +1,119 @@
+"""A training step as a rematerialisation problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.planning.schedule import Compute, Operator, Recompute, Schedule, StepGraph
+from onnxgc.planning.sequences import StepOperators
+
+
+@dataclass(frozen=True, slots=True)
+class StepProblem:
+    """The problem of a training step; operation `i` is the operator `names[i]`.
+
+    Views are no operations: their readers read what they show.
+    """
+
+    problem: OperatorProblem
+    names: tuple[str, ...]
+
+    def sequence_of(self, schedule: Schedule) -> list[int]:
+        """The operators of a schedule of this step."""
+        number = {name: index for index, name in enumerate(self.names)}
+        ran = (
+            step.source if isinstance(step, Recompute) else step.operator.name
+            for step in schedule.steps
+            if isinstance(step, Compute | Recompute)
+        )
+        return [number[name] for name in ran if name in number]
+
+    def names_of(self, sequence: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.names[index] for index in sequence)
+
+
+def problem_of(step: StepGraph, durations: Mapping[str, int]) -> StepProblem:
+    """The rematerialisation problem of a training step; `durations` are those of operators by name.
+
+    What a step returns is made once: its operators do not run again.
+    """
+    builder = _Builder(step, durations)
+    parts = StepOperators.of(step)
+    for operator in (*step.forward, *(operator for chunk in step.chunks for operator in chunk)):
+        if operator.name in parts.operators:
+            builder.add_operator(operator)
+        else:
+            builder.add_view(operator)
+    return builder.problem()
+
+
+class _Builder:
+    def __init__(self, step: StepGraph, durations: Mapping[str, int]) -> None:
+        self._step = step
+        self._durations = durations
+        self._outputs = set(step.outputs)
+        self._storages_of: dict[str, tuple[int, ...]] = {}
+        """What a reader of a tensor reads; the first is where its contents are."""
+        self._sizes: list[int] = []
+        self._kept: set[int] = set()
+        self._operations: list[Operation] = []
+        self._shown = {old: old for old in step.replaced.values()}
+        """By view the resident tensor that it shows, where that is replaced."""
+        self._marks: dict[str, list[int]] = {}
+        """Storages of no bytes that say that a tensor has been read: what replaces it reads them."""
+
+    def add_view(self, operator: Operator) -> None:
+        self._storages_of[operator.outputs[0]] = self._reads(operator)
+        if operator.inputs[0] in self._shown:
+            self._shown[operator.outputs[0]] = self._shown[operator.inputs[0]]
+
+    def add_operator(self, operator: Operator) -> None:
+        replaced = [self._step.replaced[name] for name in operator.outputs if name in self._step.replaced]
+        marks = [mark for old in replaced for mark in self._marks.get(old, ())]
+        reads = tuple(dict.fromkeys((*self._reads(operator), *marks)))
+        writes = tuple(range(len(self._sizes), len(self._sizes) + len(operator.outputs)))
+        in_place = self._in_place(operator)
+        returned = [place for place, name in enumerate(operator.outputs, start=1) if name in self._outputs]
+        for name, storage in zip(operator.outputs, writes, strict=True):
+            self._sizes.append(self._step.sizes[name])
+            self._storages_of[name] = (storage,)
+            if name in self._outputs:
+                self._kept.add(storage)
+        needed = len(writes) if operator.needs_all_outputs else min(1, len(writes))
+        for old in dict.fromkeys(self._shown[name] for name in operator.inputs if name in self._shown):
+            if old not in replaced:
+                self._marks.setdefault(old, []).append(len(self._sizes))
+                writes = (*writes, len(self._sizes))
+                self._sizes.append(0)
+        self._operations.append(
+            Operation(
+                operator.name,
+                reads,
+                writes,
+                self._durations.get(operator.name, 0),
+                operator.workspace_bytes,
+                in_place,
+                may_repeat=not operator.once and not returned,
+                fewest=max([needed, *returned]),
+            )
+        )
+
+    def problem(self) -> StepProblem:
+        problem = OperatorProblem(tuple(self._operations), tuple(self._sizes), frozenset(self._kept))
+        return StepProblem(problem, tuple(operation.name for operation in self._operations))
+
+    def _reads(self, operator: Operator) -> tuple[int, ...]:
+        return tuple(
+            dict.fromkeys(storage for name in operator.inputs for storage in self._storages_of.get(name, ()))
+        )
+
+    def _in_place(self, operator: Operator) -> int | None:
+        if not operator.in_place or operator.outputs[0] in self._outputs:
+            return None
+        source = self._storages_of.get(operator.inputs[0], ())[:1]
+        sizes = self._step.sizes
+        if not source or sizes[operator.inputs[0]] != sizes[operator.outputs[0]]:
+            return None
+        return source[0] if self._sizes[source[0]] == sizes[operator.outputs[0]] else None

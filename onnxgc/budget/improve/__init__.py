@@ -1,0 +1,1 @@
+"""Moves that shorten a sequence within its memory budget."""

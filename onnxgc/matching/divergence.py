@@ -1,0 +1,161 @@
+"""Where two models part, and in what they differ without being other networks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgc.matching.cone_digests import LINEAR, by_batch
+from onnxgc.matching.network_view import Pair, Side
+from onnxgc.model.core.ir import Node, TrainableModel
+
+# So many operators name a spelling.
+_MOST_OPERATORS = 8
+SHARED_WEIGHTS = "weights of layers, some of which are shared otherwise"
+BATCH_NORMALISATIONS = "normalisations by the statistics of the batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the two models have otherwise, in words or figures of each."""
+
+    what: str
+    a: str
+    b: str
+
+
+def frontier(
+    a: Side, b: Side, pairs: Sequence[Pair], alike: Mapping[int, int], *, is_forward: bool
+) -> tuple[Pair, ...]:
+    """The pairs of values that are alike by one kind of cone, where something that comes next is not.
+
+    What belongs to a loss that was added to the models is left out.
+    """
+    ends = []
+    for side, known in ((a, alike.keys()), (b, set(alike.values()))):
+        onward = side.cones.readers if is_forward else side.cones.operands
+        fed = side.fed()
+        ends.append(
+            {v for v in known & fed if any(n in fed and n not in known for n, _ in onward.get(v, ()))}
+        )
+    found: dict[int, Pair] = {}
+    for pair in pairs:
+        value, other = a.structure.views[pair.a].value, b.structure.views[pair.b].value
+        is_end = alike.get(value) == other and (value in ends[0] or other in ends[1])
+        if is_end and pair.a in a.own and pair.b in b.own:
+            found.setdefault(value, pair)
+    return tuple(found[value] for value in sorted(found))
+
+
+def behind(side: Side, tensor: str, matched: Collection[int]) -> tuple[str, ...]:
+    """The operators that follow a tensor and lead to what is not among the `matched` values.
+
+    They go up to the next layer in each branch, which is the last; layers and windows with their sizes.
+    A layer of which only parts are read is none: the next ones are the parts.
+    """
+    cones, views = side.cones, side.structure.views
+    packed = {whole for whole, _ in side.structure.parts.values()}
+    made = set(side.holders[views[tensor].value])
+    found: list[Node] = []
+    for node in side.model.nodes:
+        values = [views[name].value for name in node.outputs if name in views]
+        is_packed = not packed.isdisjoint(values)
+        is_matched = not is_packed and any(cones.anchors.get(value, value) in matched for value in values)
+        if made.isdisjoint(node.inputs) or side.own.isdisjoint(node.outputs) or is_matched:
+            continue
+        found.append(node)
+        if _weight(side, node) is None or is_packed:
+            made.update(node.outputs)
+    told: list[Node] = []
+    wanted: set[str] = set()
+    for node in reversed(found):
+        is_live = any(name in views and views[name].value in cones.backward for name in node.outputs)
+        if is_live or not wanted.isdisjoint(node.outputs):
+            told.insert(0, node)
+            wanted.update(node.inputs)
+    return tuple(" ".join((node.op, *_sizes(side, node))) for node in told[:_MOST_OPERATORS])
+
+
+def _weight(side: Side, node: Node) -> str | None:
+    """The first operand that is made of a parameter alone."""
+    parameters, views = side.model.parameters, side.structure.views
+    return next((n for n in node.inputs if n not in views and side.origin_of(n) in parameters), None)
+
+
+def _sizes(side: Side, node: Node) -> Iterator[str]:
+    """What tells an operator from others of its kind: sizes of weights and windows."""
+    name = _weight(side, node)
+    weight = () if name is None else side.model.types[name].shape
+    kernel = node.attribute("kernel_shape") or (weight[2:] if node.op in ("Conv", "ConvTranspose") else ())
+    group = int(node.attribute("group", 1))
+    if kernel:
+        yield "x".join(map(str, kernel))
+    if node.op in ("Conv", "ConvTranspose") and len(weight) > 1:
+        ends = (weight[1] * group, weight[0]) if node.op == "Conv" else (weight[0], weight[1] * group)
+        yield f"{ends[0]} to {ends[1]}"
+    elif node.op in ("MatMul", "Gemm") and len(weight) > 1:
+        ends = (weight[-1], weight[-2]) if node.attribute("transB", 0) else (weight[-2], weight[-1])
+        yield f"{ends[0]} to {ends[1]}"
+    if group > 1:
+        yield f"in {group} groups"
+    for word, name, usual in (("stride", "strides", 1), ("pads", "pads", 0), ("dilation", "dilations", 1)):
+        numbers = list(node.attribute(name) or ())
+        if any(number != usual for number in numbers):
+            yield f"{word} {numbers[0] if len(set(numbers)) == 1 else ','.join(map(str, numbers))}"
+    if node.attribute("ceil_mode", 0):
+        yield "rounded up"
+    if node.attribute("count_include_pad", 0):
+        yield "counting pads"
+
+
+def differences(a: Side, b: Side, *, is_same: bool) -> tuple[Difference, ...]:
+    """What the verdict leaves out: inputs, weights that layers share, normalisations by the batch."""
+    found: list[Difference] = []
+    if not is_same and _inputs(a.model) != _inputs(b.model):
+        found.append(Difference("inputs", _named_inputs(a.model), _named_inputs(b.model)))
+    if is_same:
+        shared = _layers_of_weights(a), _layers_of_weights(b)
+        counts = [str(sum(layers.values())) for layers in shared]
+        if shared[0] != shared[1]:
+            found.append(Difference(SHARED_WEIGHTS, *counts))
+    epsilons = _epsilons(a), _epsilons(b)
+    counts = [str(sum(side.values())) for side in epsilons]
+    if counts[0] != counts[1]:
+        found.append(Difference(BATCH_NORMALISATIONS, *counts))
+    elif epsilons[0] != epsilons[1]:
+        texts = [", ".join(sorted(side)) for side in epsilons]
+        found.append(Difference(f"epsilon of {BATCH_NORMALISATIONS}", *texts))
+    return tuple(found)
+
+
+def _inputs(model: TrainableModel) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(sorted(model.types[name].shape)) for name in model.inputs)
+
+
+def _named_inputs(model: TrainableModel) -> str:
+    return " and ".join(f"'{name}' {'x'.join(map(str, model.types[name].shape))}" for name in model.inputs)
+
+
+def _layers_of_weights(side: Side) -> Counter[tuple[str, ...]]:
+    """How many weights there are of each use, which is all products that read one."""
+    users: dict[object, list[str]] = {}
+    for value in side.cones.backward:
+        entity = side.structure.entities[value]
+        if entity.op in LINEAR and entity.weights:
+            digest = side.cones.forward[side.cones.anchors.get(value, value)]
+            users.setdefault(side.origin_of(entity.weights[0]), []).append(digest)
+    return Counter(tuple(sorted(digests)) for digests in users.values())
+
+
+def _epsilons(side: Side) -> Counter[str]:
+    """Those of normalisations by the statistics of the batch, as an operator or written out."""
+    model, entities = side.model, side.structure.entities
+    found = [
+        float(node.attribute("epsilon", 1e-5))
+        for node in model.nodes
+        if node.op == "BatchNormalization" and node.inputs[3] not in model.weights
+    ]
+    written = by_batch(side.structure).intersection(side.cones.backward)
+    found += [entities[value].term[2] for value in written]
+    return Counter(f"{epsilon:.3g}" for epsilon in found)

@@ -1,0 +1,1 @@
+"""Networks as values and axes, independent of how an exporter spells them."""

@@ -1,0 +1,1 @@
+"""How each ONNX operator maps to the normal form."""

@@ -1,0 +1,1 @@
+"""Functions identified by their float64 values."""

@@ -1,0 +1,75 @@
+"""Evaluates operators on constants, so that shapes computed in the graph become known."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxgc.model.core.draft import captured_names
+from onnxgc.model.core.ir import Array, Node, TensorType
+
+logger = logging.getLogger(__name__)
+
+# Folding is there for shapes, masks and index tables, not to compute the network.
+LARGEST_FOLDED_INPUT = 1 << 16
+LARGEST_FOLDED_OUTPUT = 1 << 20
+# Operators that draw random numbers.
+# fmt: off
+RANDOM = frozenset({
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+    "Dropout",
+})
+# fmt: on
+
+
+def shape_value(node: Node, shape: tuple[int, ...]) -> Array | None:
+    """What Shape or Size gives for an input of this shape; None for any other operator."""
+    if node.domain or node.op not in ("Shape", "Size"):
+        return None
+    if node.op == "Size":
+        return np.asarray(np.prod(shape, dtype=np.int64))
+    return np.asarray(shape[node.attribute("start", 0) : node.attribute("end", len(shape))], dtype=np.int64)
+
+
+def may_fold(node: Node) -> bool:
+    """Whether the operator gives the same result every time and reads its inputs only."""
+    return not node.domain and node.op not in RANDOM and not captured_names(node)
+
+
+def evaluate(
+    node: Node, values: Mapping[str, Array], outputs: Mapping[str, TensorType], opset: int
+) -> dict[str, Array] | None:
+    """The node's outputs, or None where they cannot be computed as their inferred types say."""
+    read = {name: values[name] for name in node.inputs if name}
+    names = [name for name in node.outputs if name]
+    try:
+        # Old operators divide by zero and take logarithms of constants as quietly as runtimes do.
+        with np.errstate(all="ignore"):
+            found = ReferenceEvaluator(_one_node(node, names, opset)).run(names, read)
+    except Exception as error:  # The evaluator fails in as many ways as there are operators.
+        logger.debug("node %s (%s) is not folded: %s", node.name, node.op, error)
+        return None
+    results: dict[str, Array] = {}
+    for name, value in zip(names, found, strict=True):
+        array = np.asarray(value)
+        expected = outputs.get(name)
+        if expected is None or array.shape != expected.shape:
+            return None
+        results[name] = array.astype(helper.tensor_dtype_to_np_dtype(expected.dtype), copy=False)
+    return results
+
+
+def _one_node(node: Node, names: list[str], opset: int) -> onnx.ModelProto:
+    """A model of the node alone: a bare node would be evaluated at its operator's newest version."""
+    graph = helper.make_graph(
+        [node.to_proto()],
+        "one_node",
+        [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(filter(None, node.inputs))],
+        [onnx.ValueInfoProto(name=name) for name in names],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])

@@ -1,0 +1,241 @@
+"""The graph between two passes of reading: not yet static, not yet trainable.
+
+Every pass takes a `Draft` and returns a new one. A draft never holds a weight's contents, so that
+all of reading costs what the graph costs and not what its weights cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from onnxgc.errors import ModelFileError
+from onnxgc.model.core.ir import EMPTY_ATTRIBUTES, Node, TensorType, Weight
+
+# What hands a Loop or Scan its first state, where bodies stand beside the other nodes.
+INITIAL_STATE = "InitialState"
+
+ONNX_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A flat graph with its weights lifted out.
+
+    `declared` holds the types that the file states for its inputs and inner tensors, `types` the
+    static ones found by `onnxgc.model.static_shapes`. `fixed` names the weights that must keep their
+    value through folding (parameters, statistics and frozen weights); `derived` names the constants that
+    folding computed. `problems` says, for each tensor without a static shape, why it has none.
+    """
+
+    name: str
+    opset: int
+    ir_version: int
+    other_domains: Mapping[str, int]
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, Weight]
+    declared: Mapping[str, onnx.TypeProto]
+    types: Mapping[str, TensorType] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+    fixed: frozenset[str] = frozenset()
+    derived: frozenset[str] = frozenset()
+    problems: Mapping[str, str] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+
+    def with_changes(self, **changes: Any) -> Draft:
+        return replace(self, **changes)
+
+    def with_notes(self, *notes: str) -> Draft:
+        return replace(self, notes=(*self.notes, *notes))
+
+    def producers(self) -> dict[str, Node]:
+        """The node that computes each tensor."""
+        return {output: node for node in self.nodes for output in node.outputs if output}
+
+    def consumers(self) -> dict[str, list[tuple[Node, int]]]:
+        """The nodes that read each tensor, and at which input (-1 from inside a subgraph)."""
+        readers: dict[str, list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            for index, name in enumerate(node.inputs):
+                if name:
+                    readers.setdefault(name, []).append((node, index))
+            for name in captured_names(node):
+                readers.setdefault(name, []).append((node, -1))
+        return readers
+
+    def type_of(self, name: str) -> TensorType | None:
+        """The static type of a tensor or weight, where it is known."""
+        if name in self.weights:
+            return self.weights[name].type
+        return self.types.get(name)
+
+    def without_stale_types(self) -> Draft:
+        """The draft without types of tensors that are gone: their names are free for others."""
+        there = set(self.tensor_names())
+        return self.with_changes(types={name: kind for name, kind in self.types.items() if name in there})
+
+    def tensor_names(self) -> Iterator[str]:
+        """Every tensor name that is taken, subgraphs included."""
+        yield from self.inputs
+        yield from self.weights
+        for node in self.nodes:
+            yield from filter(None, node.inputs)
+            yield from filter(None, node.outputs)
+            for graph in subgraphs(node):
+                yield from _names_in(graph)
+
+
+class NameSource:
+    """Hands out names that nothing else bears: `loss`, then `loss_2`, `loss_3`, ..."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+
+    def fresh(self, wanted: str) -> str:
+        return fresh_name(wanted, self._taken)
+
+
+def captured_names(node: Node) -> tuple[str, ...]:
+    """Outer tensors that a node's subgraphs (If, Loop, Scan) read."""
+    found: dict[str, None] = {}
+    for graph in subgraphs(node):
+        found.update(dict.fromkeys(_captured_by(graph)))
+    return tuple(found)
+
+
+def reads_of(node: Node) -> tuple[str, ...]:
+    """All tensors that must exist before the node runs."""
+    return (*filter(None, node.inputs), *captured_names(node))
+
+
+def operator_name(node: Node) -> str:
+    """The operator as users know it: `Conv`, `com.microsoft::FastGelu`."""
+    return node.op if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op}"
+
+
+def topologically_sorted(nodes: Iterable[Node], available: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes with every tensor computed before it is read, in file order where that allows it.
+
+    Raises:
+        ModelFileError: a node reads a tensor that nothing provides, or nodes depend on each other.
+    """
+    ready = set(available)
+    waiting = list(nodes)
+    ordered: list[Node] = []
+    while waiting:
+        blocked: list[Node] = []
+        for node in waiting:
+            if all(name in ready for name in reads_of(node)):
+                ordered.append(node)
+                ready.update(node.outputs)
+            else:
+                blocked.append(node)
+        if len(blocked) == len(waiting):
+            raise _not_computable(blocked, ready)
+        waiting = blocked
+    return tuple(ordered)
+
+
+def without_dead_nodes(draft: Draft, wanted: Iterable[str]) -> Draft:
+    """The draft with only the nodes and weights that `wanted` tensors depend on."""
+    needed = set(wanted)
+    kept: list[Node] = []
+    for node in reversed(draft.nodes):
+        if any(output in needed for output in node.outputs):
+            kept.append(node)
+            needed.update(reads_of(node))
+    weights = {name: weight for name, weight in draft.weights.items() if name in needed}
+    return draft.with_changes(nodes=tuple(reversed(kept)), weights=weights)
+
+
+def attributes_of(proto: onnx.NodeProto) -> dict[str, Any]:
+    """A node's attributes as Python values.
+
+    An empty list is left out: ONNX gives it the meaning of an absent attribute, and its type
+    cannot be told from its value.
+    """
+    values: dict[str, Any] = {}
+    for attribute in proto.attribute:
+        value = helper.get_attribute_value(attribute)
+        if isinstance(value, bytes):
+            value = _text_or_bytes(value)
+        elif attribute.type == onnx.AttributeProto.STRINGS:
+            value = [_text_or_bytes(item) for item in value]
+        elif not isinstance(value, int | float | str | bytes) and hasattr(value, "__len__"):
+            value = list(value)
+        if value != []:
+            values[attribute.name] = value
+    return values
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
+    """The graphs inside of an If, Loop or Scan."""
+    for value in node.attributes.values():
+        if isinstance(value, onnx.GraphProto):
+            yield value
+        elif isinstance(value, list):
+            yield from (item for item in value if isinstance(item, onnx.GraphProto))
+
+
+def _graphs_inside(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in proto.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _captured_by(graph: onnx.GraphProto) -> list[str]:
+    inner = {value.name for value in graph.input} | {value.name for value in graph.initializer}
+    inner.update(output for node in graph.node for output in node.output)
+    found: list[str] = []
+    for node in graph.node:
+        found += [name for name in node.input if name]
+        for subgraph in _graphs_inside(node):
+            found += _captured_by(subgraph)
+    found += [value.name for value in graph.output]
+    return [name for name in found if name not in inner]
+
+
+def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        yield from filter(None, node.output)
+        for subgraph in _graphs_inside(node):
+            yield from _names_in(subgraph)
+
+
+def _not_computable(blocked: list[Node], ready: set[str]) -> ModelFileError:
+    computed = {output for node in blocked for output in node.outputs}
+    for node in blocked:
+        for name in reads_of(node):
+            if name not in ready and name not in computed:
+                return ModelFileError(
+                    f"node {node.named} ({operator_name(node)}) reads tensor '{name}', which no node, "
+                    "input or initializer provides; the file is not a valid ONNX model"
+                )
+    return ModelFileError(
+        f"node '{blocked[0].name}' ({operator_name(blocked[0])}) depends on its own output; "
+        "the file is not a valid ONNX model"
+    )
+
+
+def fresh_name(wanted: str, taken: set[str]) -> str:
+    name, suffix = wanted, 1
+    while name in taken:
+        suffix += 1
+        name = f"{wanted}_{suffix}"
+    taken.add(name)
+    return name

@@ -1,0 +1,45 @@
+"""Small rewrites of single nodes that need static types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+
+import numpy as np
+
+from onnxgc.model.core.ir import Array, Node, TensorType
+
+TypeOf = Callable[[str], TensorType | None]
+ValueOf = Callable[[str], Array | None]
+
+
+def cast_like_as_cast(node: Node, type_of: TypeOf) -> Node:
+    """CastLike as the Cast that it is once types are known."""
+    if node.domain or node.op != "CastLike":
+        return node
+    like = type_of(node.inputs[1])
+    if like is None:
+        return node
+    return node.with_changes(op="Cast", inputs=node.inputs[:1], attributes={"to": like.dtype}, rule="Cast")
+
+
+def range_value(node: Node, value_of: ValueOf) -> Array | None:
+    """What a Range of constants gives: ONNX's own functions pass vectors of one number to it."""
+    if node.domain or node.op != "Range":
+        return None
+    values = [value_of(name) for name in node.inputs]
+    limits = [value.reshape(-1)[0] for value in values if value is not None and value.size == 1]
+    if len(limits) < 3 or limits[2] == 0:
+        return None
+    start, limit, step = limits
+    count = max(math.ceil((limit - start) / step), 0)
+    return np.asarray(start + np.arange(count) * step, dtype=start.dtype)
+
+
+def unused(wanted: str, taken: Container[str]) -> str:
+    """`wanted`, with a suffix where it is taken."""
+    name, suffix = wanted, 1
+    while name in taken:
+        suffix += 1
+        name = f"{wanted}_{suffix}"
+    return name

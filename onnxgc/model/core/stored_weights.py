@@ -1,0 +1,185 @@
+"""Weights, wherever a file keeps them: initializers, Constant nodes and ConstantOfShape nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxgc.errors import ModelFileError
+from onnxgc.model.core.ir import Array, Node, TensorType, Weight
+
+
+class ExportedAs(StrEnum):
+    """What an exporter says that a weight is; NAMED is a parameter or a buffer."""
+
+    UNKNOWN = ""
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """A tensor as the file holds it; external data is read from `folder` when asked for.
+
+    `is_initializer` tells an initializer from the value of a Constant node.
+    """
+
+    tensor: onnx.TensorProto
+    folder: str = ""
+    is_initializer: bool = False
+    exported_as: ExportedAs = ExportedAs.UNKNOWN
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.tensor.data_type, tuple(self.tensor.dims))
+
+    @property
+    def is_external(self) -> bool:
+        return self.tensor.data_location == onnx.TensorProto.EXTERNAL
+
+    def load(self) -> Array:
+        try:
+            return numpy_helper.to_array(self.tensor, self.folder)
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ModelFileError(
+                f"the contents of tensor '{self.tensor.name}' cannot be read: {reason}; "
+                "export the model again, with its external data beside it"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilledWeight:
+    """A tensor of one repeated value, which takes no memory until it is loaded."""
+
+    value: float | int | bool
+    type: TensorType
+
+    def load(self) -> Array:
+        return np.full(self.type.shape, self.value, helper.tensor_dtype_to_np_dtype(self.type.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayWeight:
+    """A tensor that was computed while reading."""
+
+    array: Array
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(helper.np_dtype_to_tensor_dtype(self.array.dtype), self.array.shape)
+
+    def load(self) -> Array:
+        return self.array
+
+
+def is_external(weight: Weight) -> bool:
+    """Whether loading the weight would read another file."""
+    return isinstance(weight, StoredWeight) and weight.is_external
+
+
+def peek(weight: Weight) -> Array | None:
+    """The weight's value without reading more of an external file than is looked at; None if it cannot be."""
+    if not isinstance(weight, StoredWeight) or not weight.is_external:
+        return weight.load()
+    file = external_file(weight)
+    entries = {entry.key: entry.value for entry in weight.tensor.external_data}
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(weight.tensor.data_type))
+    try:
+        return np.memmap(str(file), dtype, "r", int(entries.get("offset", 0)), weight.type.shape)
+    except (OSError, ValueError):
+        return None
+
+
+def write_weight(weight: Weight, name: str, target: onnx.TensorProto) -> None:
+    """Put a weight's contents into a tensor of a model, as it is stored where that is possible."""
+    if isinstance(weight, StoredWeight) and not weight.is_external:
+        target.CopyFrom(weight.tensor)
+        target.name = name
+    else:
+        target.CopyFrom(numpy_helper.from_array(weight.load(), name))
+
+
+def external_file(weight: Weight) -> str | None:
+    """The file that holds a weight's contents, if it is not the model's own."""
+    if not isinstance(weight, StoredWeight) or not weight.is_external:
+        return None
+    locations = {entry.key: entry.value for entry in weight.tensor.external_data}
+    return os.path.join(weight.folder, locations.get("location", ""))
+
+
+def initializers(graph: onnx.GraphProto, folder: str) -> dict[str, Weight]:
+    """The graph's initializers by name.
+
+    Raises:
+        ModelFileError: an initializer is sparse.
+    """
+    if graph.sparse_initializer:
+        raise _sparse(graph.sparse_initializer[0].values.name)
+    return {tensor.name: StoredWeight(tensor, folder, is_initializer=True) for tensor in graph.initializer}
+
+
+def constant_value(node: onnx.NodeProto, folder: str) -> Weight:
+    """The value of a Constant node, in whichever of its attributes it is given.
+
+    Raises:
+        ModelFileError: the value is sparse, or there is none.
+    """
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            return StoredWeight(_named(attribute.t, node.output[0]), folder)
+        if attribute.name == "sparse_value":
+            raise _sparse(node.output[0])
+        if attribute.name in _VALUE_DTYPES:
+            value = helper.get_attribute_value(attribute)
+            return ArrayWeight(np.asarray(value, dtype=_VALUE_DTYPES[attribute.name]))
+    raise ModelFileError(
+        f"the Constant node of tensor '{node.output[0]}' has no value; export the model again"
+    )
+
+
+def filled_value(node: Node, weights: Mapping[str, Weight]) -> FilledWeight | None:
+    """The value of a ConstantOfShape node, or None where its shape is computed or fed."""
+    shape = weights.get(node.inputs[0])
+    if shape is None or is_external(shape):
+        return None
+    value: Any = node.attribute("value")
+    dimensions = tuple(int(size) for size in shape.load())
+    if value is None:
+        return FilledWeight(0.0, TensorType(onnx.TensorProto.FLOAT, dimensions))
+    array = numpy_helper.to_array(value)
+    return FilledWeight(array.reshape(-1)[0].item(), TensorType(value.data_type, dimensions))
+
+
+_VALUE_DTYPES: Mapping[str, Any] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": np.object_,
+    "value_strings": np.object_,
+}
+
+
+def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+    if tensor.name == name:
+        return tensor
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
+
+
+def _sparse(name: str) -> ModelFileError:
+    return ModelFileError(
+        f"tensor '{name}' is stored as a sparse tensor, which is not supported; store it as a dense one"
+    )

@@ -1,0 +1,1 @@
+"""Reading ONNX files, and writing forward and evaluation files."""

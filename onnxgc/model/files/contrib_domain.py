@@ -1,0 +1,51 @@
+"""Operators of ONNX Runtime's own domain that files name without it."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+
+from onnxgc.model.core.draft import ONNX_DOMAINS, Draft
+
+LAYER_NORMALIZATION_OPSET = 17
+
+RUNTIME_DOMAIN = "com.microsoft"
+# With a scale for each group, and deprecated since.
+_FIRST_GROUP_NORMALIZATION = range(18, 21)
+
+
+def move_to_runtime_domain(shell: onnx.ModelProto) -> None:
+    """Moves, in place, what ONNX's checker does not take, and onnxgc does, to the runtime's operator set.
+
+    Those are operators that ONNX Runtime adds to ONNX's own set, and GroupNormalization as it was first.
+    """
+    opset = max((entry.version for entry in shell.opset_import if entry.domain in ONNX_DOMAINS), default=1)
+    moved = [
+        node
+        for node in shell.graph.node
+        if _is_added(node.op_type, node.domain, opset)
+        or (node.op_type == "GroupNormalization" and opset in _FIRST_GROUP_NORMALIZATION)
+    ]
+    for node in moved:
+        node.domain = RUNTIME_DOMAIN
+    if moved and not any(entry.domain == RUNTIME_DOMAIN for entry in shell.opset_import):
+        shell.opset_import.append(helper.make_opsetid(RUNTIME_DOMAIN, 1))
+
+
+def in_runtime_domain(draft: Draft) -> Draft:
+    """The draft with the same operators in the runtime's set."""
+    return draft.with_changes(
+        nodes=tuple(
+            node.with_changes(domain=RUNTIME_DOMAIN, rule=f"{RUNTIME_DOMAIN}::{node.op}")
+            if _is_added(node.op, node.domain, draft.opset)
+            else node
+            for node in draft.nodes
+        )
+    )
+
+
+def _is_added(op: str, domain: str, opset: int) -> bool:
+    if domain not in ONNX_DOMAINS:
+        return False
+    is_early = op == "LayerNormalization" and opset < LAYER_NORMALIZATION_OPSET
+    return is_early or op == "SimplifiedLayerNormalization"

@@ -1,0 +1,362 @@
+"""From a path or a ModelProto to a checked model without function calls."""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import helper, inliner, shape_inference
+
+from onnxgc.errors import ModelFileError
+from onnxgc.model.core.draft import ONNX_DOMAINS
+from onnxgc.model.core.node_rewrites import unused
+from onnxgc.model.files.contrib_domain import move_to_runtime_domain
+
+_TEXT_SUFFIXES = (
+    ".json",
+    ".textproto",
+    ".prototxt",
+    ".onnxtxt",
+    ".onnxjson",
+    ".onnxtext",
+    ".txtpb",
+    ".pbtxt",
+)
+_CONSTANT_OF_FUNCTION = "onnxgc constant of "
+# A model file begins with the field `ir_version`: field 1, a varint.
+_FIRST_BYTE = b"\x08"
+
+
+def source_of(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
+    """What is read of a model in any form: a path and an `onnx.ModelProto` as they are.
+
+    An `onnx_ir.Model` and a `torch.onnx.ONNXProgram` as an `onnx.ModelProto`.
+
+    Raises:
+        ModelFileError: it is none of these.
+    """
+    if isinstance(model, str | os.PathLike | onnx.ModelProto):
+        return model
+    if isinstance(proto := getattr(model, "model_proto", None), onnx.ModelProto):
+        return proto
+    if type(model).__module__.startswith("onnx_ir"):
+        return _in_memory(import_module("onnx_ir").to_proto(model), model)
+    raise ModelFileError(
+        f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a torch.onnx.ONNXProgram, "
+        f"not a {type(model).__name__}"
+    )
+
+
+def _in_memory(proto: onnx.ModelProto, model: Any) -> onnx.ModelProto:
+    """An `onnx_ir.Model` as a proto with the weights that lie in files, which it knows the folder of."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor.raw_data = model.graph.initializers[tensor.name].const_value.tobytes()
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+    return proto
+
+
+def check_model_file(path: str | os.PathLike[str]) -> None:
+    """Fail early where a path is that of no file that can be read as a model.
+
+    Raises:
+        ModelFileError: there is nothing, a folder, or something that can be read but once, such as a pipe.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError as error:
+        raise ModelFileError(f"there is no file '{path}'; give the path of an ONNX model") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"'{path}' cannot be read: {reason}") from error
+    if stat.S_ISDIR(mode):
+        raise ModelFileError(f"'{path}' is a directory, not an ONNX file")
+    if not stat.S_ISREG(mode):
+        raise ModelFileError(
+            f"'{path}' is no regular file; a model is read more than once, so write it into one"
+        )
+
+
+def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """The model, and the folder that its external data is relative to.
+
+    External data is not read. Calls of model-local functions are replaced by their bodies.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not a valid ONNX model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, folder, label = source, "", f"model '{source.graph.name}'"
+    else:
+        path = os.fspath(source)
+        model, folder, label = _read_file(path), os.path.dirname(os.path.abspath(path)), f"'{path}'"
+    _check_graph(model, label)
+    if model.functions:
+        model = _without_functions(model, label)
+    _check_model(model, label)
+    return model, folder
+
+
+def is_text(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is ONNX in a text form, by its name."""
+    return os.fspath(path).endswith(_TEXT_SUFFIXES)
+
+
+def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
+    """A model's file and the files of its external data; only the first where it cannot be read."""
+    path = os.fspath(source)
+    try:
+        check_model_file(path)
+        graph = _loaded(path).graph
+    except Exception:
+        return (path,)
+    folder = os.path.dirname(os.path.abspath(path))
+    found = {
+        entry.value
+        for tensor in graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return (path, *(os.path.join(folder, name) for name in sorted(found)))
+
+
+def without_payloads(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """A copy of the graph in which initializers are typed inputs."""
+    shell = onnx.GraphProto(name=graph.name or "graph")
+    shell.node.extend(graph.node)
+    shell.input.extend(graph.input)
+    shell.output.extend(graph.output)
+    declared = {value.name for value in graph.input}
+    shell.input.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in graph.initializer
+        if tensor.name not in declared
+    )
+    return shell
+
+
+def _read_file(path: str) -> onnx.ModelProto:
+    check_model_file(path)
+    if is_text(path) and os.path.getsize(path):
+        return _read_text(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise ModelFileError(f"'{path}' cannot be read: {error.strerror}") from error
+    if not content:
+        raise ModelFileError(f"'{path}' is empty (0 bytes); give an ONNX model")
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        if content.startswith(_FIRST_BYTE):
+            raise ModelFileError(
+                f"'{path}' is truncated or damaged: it starts like an ONNX file but cannot be decoded; "
+                "export or copy it again"
+            ) from error
+        raise ModelFileError(f"'{path}' is not an ONNX file; give an exported model") from error
+    return model
+
+
+def _read_text(path: str) -> onnx.ModelProto:
+    try:
+        return _loaded(path)
+    except Exception as error:  # Each text format has its own parser, with its own exceptions.
+        raise ModelFileError(f"'{path}' is not an ONNX model in text form: {_first_line(error)}") from error
+
+
+def _loaded(path: str) -> onnx.ModelProto:
+    with warnings.catch_warnings():
+        # ONNX says of some text forms that they may change.
+        warnings.simplefilter("ignore")
+        return onnx.load(path, load_external_data=False)
+
+
+def _check_graph(model: onnx.ModelProto, label: str) -> None:
+    if not model.HasField("graph") or (not model.ir_version and not model.graph.node):
+        raise ModelFileError(
+            f"{label} is not an ONNX model, or is truncated: it holds no graph; export it again"
+        )
+    if not model.graph.node:
+        raise ModelFileError(f"{label} has an empty graph: there is no operator to train; export it again")
+    if not model.graph.output:
+        raise ModelFileError(
+            f"{label} has no outputs, so nothing can be trained; export it with the scores as output"
+        )
+
+
+def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    shell = onnx.ModelProto()
+    shell.CopyFrom(model) if not model.graph.initializer else _copy_without_graph(model, shell)
+    if model.graph.initializer:
+        shell.graph.CopyFrom(without_payloads(model.graph))
+    _mark_constants(shell)
+    try:
+        _flatten_functions(shell)
+        if _mixes_opsets(shell):
+            # The inliner converts bodies to the model's opset and asks for the types of what they read.
+            shell = shape_inference.infer_shapes(shell)
+        inlined = inliner.inline_local_functions(shell, convert_version=True)
+    except Exception as error:  # The inliner raises plain RuntimeErrors from C++.
+        raise ModelFileError(
+            f"the functions of {label} cannot be inlined: {_first_line(error).rpartition('failed: ')[2]}; "
+            "export it without functions, or with functions of its own opset"
+        ) from error
+    if _mixes_opsets(shell):
+        _rename_what_is_defined_again(inlined.graph)
+    _merge_constants(inlined.graph)
+    return _with_payloads(inlined, model.graph)
+
+
+def _mark_constants(model: onnx.ModelProto) -> None:
+    """Gives each constant of a function a text by which its copies are known."""
+    for function in model.functions:
+        for node in function.node:
+            if node.op_type == "Constant" and not any(a.ref_attr_name for a in node.attribute):
+                whose = f"{function.domain}::{function.name}:{function.overload}"
+                node.doc_string = f"{_CONSTANT_OF_FUNCTION}{whose}/{node.output[0]}"
+
+
+def _merge_constants(graph: onnx.GraphProto) -> None:
+    """Leaves one copy of each constant of a function: a weight stays one, however often it is called."""
+    promised = {value.name for value in graph.output}
+    first: dict[str, str] = {}
+    merged: dict[str, str] = {}
+    kept = []
+    for node in graph.node:
+        _rename_reads(node, merged)
+        mark = node.doc_string if node.doc_string.startswith(_CONSTANT_OF_FUNCTION) else ""
+        if mark in first and node.output[0] not in promised:
+            merged[node.output[0]] = first[mark]
+            continue
+        if mark:
+            first.setdefault(mark, node.output[0])
+        kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _flatten_functions(model: onnx.ModelProto) -> None:
+    """Puts bodies in the place of calls inside of functions, where both are of one opset.
+
+    The inliner converts a body to the model's opset, and does not see what a call in it stands for.
+    """
+    local = {(function.domain, function.name) for function in model.functions}
+    flat = []
+    for function in model.functions:
+        own = _default_opset(function.opset_import)
+        calls = any((node.domain, node.op_type) in local for node in function.node)
+        alike = [f for f in model.functions if _default_opset(f.opset_import) in (None, own)]
+        if not calls or own == _default_opset(model.opset_import):
+            flat.append(function)
+            continue
+        shell = onnx.ModelProto(ir_version=model.ir_version, opset_import=function.opset_import)
+        shell.functions.extend(f for f in alike if f is not function)
+        shell.graph.name = function.name
+        shell.graph.node.extend(function.node)
+        shell.graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+        shell.graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        body = onnx.FunctionProto()
+        body.CopyFrom(function)
+        del body.node[:]
+        body.node.extend(inliner.inline_local_functions(shell).graph.node)
+        flat.append(body)
+    del model.functions[:]
+    model.functions.extend(flat)
+
+
+def _mixes_opsets(model: onnx.ModelProto) -> bool:
+    """Whether a function was written for another opset than the model."""
+    own = _default_opset(model.opset_import)
+    return any(_default_opset(function.opset_import) not in (None, own) for function in model.functions)
+
+
+def _default_opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int | None:
+    return next((int(entry.version) for entry in imports if entry.domain in ONNX_DOMAINS), None)
+
+
+def _rename_what_is_defined_again(graph: onnx.GraphProto) -> None:
+    """Conversion numbers the tensors that it adds to a body alike in each, and only that body reads them."""
+    defined = {value.name for value in graph.input}
+    taken = defined | {name for node in graph.node for name in (*node.input, *node.output)}
+    current: dict[str, str] = {}
+    for node in graph.node:
+        _rename_reads(node, current)
+        for index, name in enumerate(node.output):
+            if name and name in defined:
+                current[name] = node.output[index] = unused(name, taken)
+                taken.add(node.output[index])
+            defined.add(name)
+
+
+def _rename_reads(node: onnx.NodeProto, current: Mapping[str, str]) -> None:
+    for index, name in enumerate(node.input):
+        node.input[index] = current.get(name, name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                _rename_reads(inner, current)
+
+
+def _copy_without_graph(model: onnx.ModelProto, shell: onnx.ModelProto) -> None:
+    shell.ir_version = model.ir_version
+    shell.opset_import.extend(model.opset_import)
+    shell.functions.extend(model.functions)
+    shell.metadata_props.extend(model.metadata_props)
+
+
+def _with_payloads(inlined: onnx.ModelProto, source: onnx.GraphProto) -> onnx.ModelProto:
+    initial = {tensor.name for tensor in source.initializer}
+    declared = {value.name for value in source.input}
+    inputs = [value for value in inlined.graph.input if value.name in declared or value.name not in initial]
+    del inlined.graph.input[:]
+    inlined.graph.input.extend(inputs)
+    inlined.graph.initializer.extend(source.initializer)
+    return inlined
+
+
+def _check_model(model: onnx.ModelProto, label: str) -> None:
+    shell = onnx.ModelProto(ir_version=model.ir_version)
+    shell.opset_import.extend(_with_default_domain(model.opset_import, model.graph.node))
+    shell.graph.CopyFrom(without_payloads(model.graph))
+    move_to_runtime_domain(shell)
+    for value in (*shell.graph.input, *shell.graph.output):
+        # A missing shape is a matter of --input-shapes, not of the file.
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(shell)
+    except onnx.checker.ValidationError as error:
+        if "topologically sorted" in str(error):
+            # Lifting sorts the nodes, and says better what is wrong if that cannot be done.
+            return
+        raise ModelFileError(
+            f"{label} is not a valid ONNX model: {_first_line(error)}; export it again"
+        ) from error
+
+
+def _with_default_domain(
+    imports: Iterable[onnx.OperatorSetIdProto], nodes: Iterable[onnx.NodeProto]
+) -> list[onnx.OperatorSetIdProto]:
+    found = list(imports)
+    uses_default = any(node.domain in ONNX_DOMAINS for node in nodes)
+    if found and not uses_default and not any(entry.domain in ONNX_DOMAINS for entry in found):
+        found.append(helper.make_opsetid("", 1))
+    return found
+
+
+def _holds_bytes(error: Exception) -> bool:
+    return bool(error.args) and isinstance(error.args[0], bytes)
+
+
+def _first_line(error: Exception) -> str:
+    text = error.args[0].decode(errors="replace") if _holds_bytes(error) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

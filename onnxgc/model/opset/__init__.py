@@ -1,0 +1,1 @@
+"""Conversion of a model to the target opset."""

@@ -1,0 +1,1 @@
+"""Literal shapes rewritten for another batch size or other input sizes."""

@@ -1,0 +1,1 @@
+"""Which weights are parameters, constants or running statistics."""

@@ -1,0 +1,1 @@
+"""Published and reference methods to compare with."""

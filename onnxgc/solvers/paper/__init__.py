@@ -1,0 +1,1 @@
+"""The algorithms of Feng & Huang (CVPR 2021), made exact."""

@@ -1,0 +1,1 @@
+"""The least simulated peak of a training step with at most one more forward pass."""

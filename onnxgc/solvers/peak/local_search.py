@@ -1,0 +1,127 @@
+"""The peak of any set of kept vertices in one order, and sets that lie one vertex away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from onnxgc.solvers.peak.step_model import StepModel, allocated
+
+
+def peak_of_kept(model: StepModel, kept: Iterable[int]) -> int:
+    """Peak of the step that keeps the vertices at some places, as the judge has it.
+
+    Every other tensor is computed again right before its first reader in backward. O(operators and
+    slots of the model).
+    """
+    kept_places = set(kept)
+    storages, operators = model.storages, model.operators
+    stays = [stored.place in kept_places or operators[stored.producer].once for stored in storages]
+    events = _events(model, stays)
+    last_use: dict[int, int] = {}
+    for position, (index, slot) in enumerate(events):
+        for number in operators[index].reads if slot is None else model.slots[slot].reads:
+            last_use[number] = position
+    ends: dict[int, list[int]] = {}
+    for number, position in last_use.items():
+        ends.setdefault(position, []).append(number)
+    peak = _first_forward(model, [stay and number in last_use for number, stay in enumerate(stays)])
+    held = sum(storages[number].size for number in last_use if stays[number])
+    start_bytes = 0
+    next_slots = [slot for _, slot in events if slot is not None]
+    passed = 0
+    for position, (index, slot) in enumerate(events):
+        if slot is not None:
+            passed += 1
+            peak = max(peak, held + model.slots[slot].peak_bytes)
+        else:
+            start_bytes = model.slots[next_slots[passed]].start_bytes
+            operator = operators[index]
+            idle = 0
+            for place, number in enumerate(operator.writes):
+                if number in last_use:
+                    held += storages[number].size
+                elif (
+                    place == 0
+                    or operator.needs_all_outputs
+                    or any(w in last_use for w in operator.writes[place:])
+                ):
+                    idle += storages[number].size
+            reused = operator.reuses
+            saved = storages[reused].size if reused is not None and last_use.get(reused) == position else 0
+            peak = max(peak, held + idle - saved + start_bytes + operator.workspace_bytes)
+        held -= sum(storages[number].size for number in ends.get(position, ()))
+    return peak
+
+
+def _events(model: StepModel, stays: list[bool]) -> list[tuple[int, int | None]]:
+    """Operators that run again (with no slot) and slots, in order of time."""
+    operators = model.operators
+    there = list(stays)
+    events: list[tuple[int, int | None]] = []
+    for number, slot in enumerate(model.slots):
+        missing = [storage for storage in slot.reads if not there[storage]]
+        again: set[int] = set()
+        while missing:
+            index = model.storages[missing.pop()].producer
+            if index not in again:
+                again.add(index)
+                missing.extend(storage for storage in operators[index].reads if not there[storage])
+        for index in sorted(again):
+            events.append((index, None))
+            for storage in operators[index].writes:
+                there[storage] = True
+        events.append((0, number))
+    return events
+
+
+def _first_forward(model: StepModel, needed: list[bool]) -> int:
+    """Peak of the first forward, where some storages are needed in backward too."""
+    storages = model.storages
+    alive: set[int] = set()
+    held = peak = 0
+    for index, operator in enumerate(model.operators):
+        written = allocated(operator, storages, for_backward=any(needed[w] for w in operator.writes))
+        alive.update(written)
+        held += sum(storages[number].size for number in written)
+        reused = operator.reuses
+        saved = 0
+        if reused in alive and not needed[reused] and storages[reused].readers[-1] == index:
+            saved = storages[reused].size
+        peak = max(peak, held - saved + model.forward_base[index])
+        for number in dict.fromkeys((*operator.reads, *operator.writes)):
+            readers = storages[number].readers
+            if number in alive and not needed[number] and (not readers or readers[-1] == index):
+                alive.remove(number)
+                held -= storages[number].size
+    return peak
+
+
+def improved(
+    model: StepModel,
+    kept: Iterable[int],
+    most_events: int,
+    deadline: float,
+    changeable: Sequence[int] | None = None,
+) -> tuple[int, list[int]]:
+    """A set no worse than `kept`: vertices are kept or given up one by one while the peak falls.
+
+    It looks at `most_events` operators and slots, or as many as time allows. Only what is `changeable`
+    is decided anew, which is all where nothing is said.
+    """
+    places = range(model.places) if changeable is None else changeable
+    best = set(kept)
+    peak = peak_of_kept(model, best)
+    cost = len(model.operators) + len(model.slots)
+    tries = most_events // cost
+    since_improved = 0
+    number = 0
+    while since_improved < len(places) and tries > 0 and time.perf_counter() < deadline:
+        tries -= 1
+        candidate = best ^ {places[number]}
+        value = peak_of_kept(model, candidate)
+        since_improved += 1
+        if value < peak:
+            best, peak, since_improved = candidate, value, 0
+        number = (number + 1) % len(places)
+    return peak, sorted(best)

@@ -1,0 +1,179 @@
+"""Allocations and releases of backward between two cuts of an order, in order of time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgc.solvers.peak.step_model import IntArray, StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEvents:
+    """What happens in the phases that end at one cut, down to a lowest place.
+
+    Events (operators that run again, and slots) are in order of time; a phase has those whose
+    `event_place` lies above its lower cut. Storage `held[n]` of place `held_place[n]` is there from event
+    `begin[n]` to event `end[n]`, both included.
+    """
+
+    lowest: int
+    event_place: IntArray
+    base: IntArray
+    held_place: IntArray
+    held_size: IntArray
+    begin: IntArray
+    end: IntArray
+    operator_at: Mapping[int, int]
+    slot_at: Mapping[int, int]
+    first_slot: int
+    kept_used: tuple[int, ...]
+    kept_unused: tuple[int, ...]
+
+
+class EventWriter:
+    """Puts together the events of phases of one model."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.model = model
+
+    def of_phases(self, cut: int, lowest: int) -> PhaseEvents:
+        """Computing again, each right before its first reader, what a cut does not keep."""
+        model = self.model
+        first = model.first_slot[cut + 1]
+        end = model.first_slot[lowest]
+        wanted: dict[int, int] = {}
+        again: list[tuple[int, int]] = []
+        for place in range(cut, lowest - 1, -1):
+            if model.crosses(place, cut):
+                continue
+            for index in reversed(model.operators_of[place]):
+                operator = model.operators[index]
+                if operator.once:
+                    continue
+                slots = [
+                    slot for s in operator.writes if (slot := self._first_need(s, first, wanted)) is not None
+                ]
+                if not slots:
+                    continue
+                slot = min(slots)
+                again.append((slot, index))
+                for storage in operator.reads:
+                    wanted[storage] = min(wanted.get(storage, slot), slot)
+        again.sort()
+        operator_at: dict[int, int] = {}
+        slot_at: dict[int, int] = {}
+        places: list[int] = []
+        base: list[int] = []
+        position = 0
+        for number, at in enumerate(model.slots[first:end], start=first):
+            while position < len(again) and again[position][0] == number:
+                index = again[position][1]
+                operator_at[index] = len(base)
+                places.append(model.operators[index].place)
+                base.append(at.start_bytes + model.operators[index].workspace_bytes)
+                position += 1
+            slot_at[number] = len(base)
+            places.append(at.place)
+            base.append(at.peak_bytes)
+        kept = [
+            s
+            for place in range(cut, lowest - 1, -1)
+            if model.crosses(place, cut)
+            for s in model.storages_of[place]
+        ]
+        begin = dict.fromkeys(kept, 0)
+        begin.update(
+            (s, at)
+            for index, at in operator_at.items()
+            for s in model.operators[index].writes
+            if s not in begin
+        )
+        return self._assembled(lowest, cut, places, base, begin, frozenset(kept), operator_at, slot_at)
+
+    def _assembled(
+        self,
+        lowest: int,
+        cut: int,
+        places: list[int],
+        base: list[int],
+        begin: Mapping[int, int],
+        kept: frozenset[int],
+        operator_at: Mapping[int, int],
+        slot_at: Mapping[int, int],
+    ) -> PhaseEvents:
+        """The sequence of some events, in which storages begin as given."""
+        storages = self.model.storages
+        first = self.model.first_slot[cut + 1]
+        last = {number: self._last_event(number, first, operator_at, slot_at) for number in begin}
+        held: list[tuple[int, int, int, int]] = []
+        for number, start in begin.items():
+            end = last[number]
+            if end is None and number not in kept:
+                # Unread, it is allocated all the same, unless it is one of the trailing outputs.
+                operator = self.model.operators[storages[number].producer]
+                behind = operator.writes[operator.writes.index(number) + 1 :]
+                if (
+                    number == operator.writes[0]
+                    or operator.needs_all_outputs
+                    or any(last[other] is not None for other in behind)
+                ):
+                    end = start
+            if end is not None:
+                held.append((storages[number].place, storages[number].size, start, end))
+        columns = np.asarray(held, np.int64).reshape(-1, 4).T
+        return PhaseEvents(
+            lowest,
+            np.asarray(places, np.int64),
+            np.asarray(base, np.int64),
+            columns[0],
+            columns[1],
+            columns[2],
+            columns[3],
+            operator_at,
+            slot_at,
+            first,
+            tuple(s for s in sorted(kept) if last[s] is not None),
+            tuple(s for s in sorted(kept) if last[s] is None and self.model.is_wanted_after(s, cut)),
+        )
+
+    def _first_need(self, number: int, first: int, wanted: Mapping[int, int]) -> int | None:
+        """The first slot for which a storage must be there."""
+        slots = self.model.storages[number].slots
+        index = bisect_left(slots, first)
+        by_slot = slots[index] if index < len(slots) else None
+        by_operator = wanted.get(number)
+        if by_slot is None or by_operator is None:
+            return by_operator if by_slot is None else by_slot
+        return min(by_slot, by_operator)
+
+    def _last_event(
+        self, number: int, first: int, operator_at: Mapping[int, int], slot_at: Mapping[int, int]
+    ) -> int | None:
+        """The last event that holds a storage of the phase."""
+        storage = self.model.storages[number]
+        last = slot_at[storage.slots[-1]] if storage.slots and storage.slots[-1] >= first else None
+        for reader in storage.readers:
+            at = operator_at.get(reader)
+            if at is not None and (last is None or at > last):
+                last = at - 1 if self.model.operators[reader].reuses == number else at
+        return last
+
+    def of_the_last_phase(self, lowest: int) -> PhaseEvents:
+        """The last phase: forward for the first time, everything stored, then backward."""
+        model = self.model
+        indices = [i for place in range(lowest, model.places) for i in model.operators_of[place]]
+        operator_at = {index: position for position, index in enumerate(indices)}
+        places = [model.operators[index].place for index in indices]
+        base = [model.forward_base[index] for index in indices]
+        end = model.first_slot[lowest]
+        slot_at = {number: len(base) + number for number in range(end)}
+        places += [slot.place for slot in model.slots[:end]]
+        base += [slot.peak_bytes for slot in model.slots[:end]]
+        begin = {s: at for index, at in operator_at.items() for s in model.operators[index].writes}
+        return self._assembled(
+            lowest, model.places - 1, places, base, begin, frozenset(), operator_at, slot_at
+        )

@@ -1,0 +1,183 @@
+"""What PyTorch's exporter loses of a module that is to be trained, put back into its result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from itertools import chain, count
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from onnxgc.model.core.marks import EVALUATED, MARK, STOPPED
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_STACK_TRACE = "pkg.torch.onnx.stack_trace"
+_HIERARCHY = "pkg.torch.onnx.class_hierarchy"
+# Operators that hand on a bias which the exporter computes.
+_HANDED_ON = ("Expand", "Cast", "CastLike", "Identity")
+
+
+def put_right(model: ir.Model, module: nn.Module, program: ExportedProgram) -> None:
+    """Changes in place what the exporter made of a module that was captured as `program`."""
+    graph = model.graph
+    _name_weights(graph, module)
+    _name_inputs(graph)
+    _name_batch(graph)
+    _name_outputs(graph, program)
+    _drop_computed_biases(graph)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    _mark_normalisations(graph, _modes_of_normalisations(program))
+    _mark_stopped_gradients(graph)
+    for node in graph.all_nodes():
+        # It tells of the machine, not of the model.
+        node.metadata_props.pop(_STACK_TRACE, None)
+
+
+def _name_weights(graph: ir.Graph, module: nn.Module) -> None:
+    """Gives a tied parameter the first of its names, and marks those that require no gradient."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    for other, parameter in module.named_parameters(remove_duplicate=False):
+        value = graph.initializers.get(other)
+        if value is None:
+            continue
+        name = first[id(parameter)]
+        if other != name and name in graph.initializers:
+            value.replace_all_uses_with(graph.initializers[name])
+            del graph.initializers[other]
+            continue
+        value.name = name
+        if not parameter.requires_grad:
+            value.metadata_props[_KIND] = "BUFFER"
+
+
+def _name_inputs(graph: ir.Graph) -> None:
+    """An input with the name of a weight gets another one: the file would have one tensor for both."""
+    taken = {value.name for value in graph.inputs} | set(graph.initializers)
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            value.name = _unused(f"{value.name}_input", taken)
+
+
+def _name_batch(graph: ir.Graph) -> None:
+    """The one symbol that all dimensions are written with is called `batch`."""
+    symbols = {
+        dimension.value
+        for value in graph.inputs
+        for dimension in value.shape or ()
+        if isinstance(dimension, ir.SymbolicDim)
+    }
+    symbol = next(iter(symbols), None)
+    if symbol is None:
+        return
+    values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
+    for shape in filter(None, (value.shape for value in values)):
+        for axis, dimension in enumerate(shape):
+            if isinstance(dimension, ir.SymbolicDim) and dimension.value is not None:
+                shape[axis] = re.sub(rf"\b{symbol}\b", "batch", dimension.value)
+
+
+def _name_outputs(graph: ir.Graph, program: ExportedProgram) -> None:
+    """Outputs get the names of the fields or keys that the module returns them as."""
+    wanted = _names_of_outputs(program)
+    taken = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    taken |= {value.name: value for node in graph for value in node.outputs}
+    given = set[int]()
+    for index, (value, name) in enumerate(zip(graph.outputs, wanted, strict=True)):
+        if value.producer() is None or id(value) in given:
+            # What is an input, a weight or another output already needs a tensor of its own.
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            graph.append(copy)
+            graph.outputs[index] = value = copy.outputs[0]
+        given.add(id(value))
+        if taken.get(name) is not None and taken[name] is not value:
+            name = _unused(name, taken)
+        value.name = name
+        taken[name] = value
+
+
+def _names_of_outputs(program: ExportedProgram) -> list[str]:
+    spec = program.call_spec.out_spec
+    assert spec is not None, "an export by torch.export knows what the module returns"
+    leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
+    tensors = program.graph_signature.user_outputs
+    paths = [path for (path, _), tensor in zip(leaves, tensors, strict=True) if isinstance(tensor, str)]
+    return [
+        "_".join(["output"] * (not path or _is_number(path[0])) + [_part(key) for key in path])
+        for path in paths
+    ]
+
+
+def _part(key: Any) -> str:
+    """A step on the way to an output: a field, a key or a position."""
+    return str(next(getattr(key, kind) for kind in ("name", "key", "idx") if hasattr(key, kind)))
+
+
+def _is_number(key: Any) -> bool:
+    return _part(key).isdigit()
+
+
+def _drop_computed_biases(graph: ir.Graph) -> None:
+    """The exporter computes zeros for convolutions without a bias, in three dimensions of a wrong shape."""
+    for node in graph.all_nodes():
+        if node.op_type in ("Conv", "ConvTranspose") and len(node.inputs) > 2 and _is_zero(node.inputs[2]):
+            node.resize_inputs(2)
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    """Whether a tensor is a constant zero, perhaps repeated."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "Constant":
+            constant = ir.convenience.get_const_tensor(value)
+            return constant is not None and not constant.numpy().any()
+        if node.op_type not in _HANDED_ON:
+            return False
+        value = node.inputs[0]
+    return False
+
+
+def _mark_normalisations(graph: ir.Graph, modes: Mapping[str, bool]) -> None:
+    """Says which BatchNormalization is in training mode, where some are not, and which in evaluation."""
+    if all(modes.values()):
+        return
+    taken = {value.name for node in graph.all_nodes() for value in node.outputs}
+    for node in graph.all_nodes():
+        if node.op_type != "BatchNormalization":
+            continue
+        running = [value for value in node.inputs[3:] if value is not None]
+        if not modes.get(str(running[0].name)):
+            node.metadata_props[MARK] = EVALUATED
+        else:
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+            node.resize_outputs(3)
+            for value, read in zip(node.outputs[1:], running, strict=True):
+                value.name = _unused(f"{read.name}_new", taken)
+                value.type, value.shape = read.type, read.shape
+
+
+def _mark_stopped_gradients(graph: ir.Graph) -> None:
+    """Says of what stands for a detach() that it stops the gradient."""
+    for node in graph.all_nodes():
+        if node.op_type == "Identity" and "'aten.detach.default'" in node.metadata_props.get(_HIERARCHY, ""):
+            node.metadata_props[MARK] = STOPPED
+
+
+def _modes_of_normalisations(program: ExportedProgram) -> dict[str, bool]:
+    """Whether the module trains each running mean."""
+    buffers = program.graph_signature.inputs_to_buffers
+    found: dict[str, bool] = {}
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None:
+            found[buffers.get(node.args[3].name, "")] = bool(node.args[5])
+    return found
+
+
+def _unused(wanted: str, taken: Container[str | None]) -> str:
+    numbered = (f"{wanted}_{number}" for number in count(1))
+    return next(name for name in chain([wanted], numbered) if name not in taken)

@@ -1,0 +1,154 @@
+"""Calls put together as a `torch.fx.GraphModule`, a function of inputs and weights without state."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from onnxgc.model.read_forward import OfEachSample
+from onnxgc.torch.apply_plan import carry
+from onnxgc.torch.torch_calls import Call, OwnType, SizeOfBatch, Value
+
+
+class Origin(NamedTuple):
+    """What a node of the graph stands for: its name in the ONNX graph, and the names of its outputs."""
+
+    node: str
+    outputs: tuple[str, ...]
+
+
+class Program:
+    """A graph that takes whether to train, a tensor like the module's, the inputs, and the weights.
+
+    `inputs` and `weights` name them in order; `parts` are weights that hold the part of the first sample
+    alone, and `batched` is the input that tells how many samples there are. `graph_module` has one node for
+    each call, which carries its `Origin` into what is traced from it. A program never changes, so that copies
+    of a module share it.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        inputs: Sequence[str],
+        weights: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        parts: Mapping[str, OfEachSample] | None = None,
+        batched: str = "",
+    ) -> None:
+        self.calls = tuple(calls)
+        self.inputs = tuple(inputs)
+        self.weights = tuple(weights)
+        self.outputs = tuple(outputs)
+        self.parts = dict(parts or {})
+        self.batched = batched
+        self.graph_module = fx.GraphModule(torch.nn.Module(), _Writer(self).written(), "OnnxGraph")
+
+    def __call__(self, *values: Any) -> Any:
+        """What the graph gives; where a trace asks for the origins of operators, node by node."""
+        if fx.traceback.has_preserved_node_meta():
+            return fx.Interpreter(self.graph_module).run(*values)
+        return self.graph_module(*values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        described = (self.calls, self.inputs, self.weights, self.outputs)
+        return _program, (described, {"parts": self.parts, "batched": self.batched})
+
+    def __deepcopy__(self, memo: object) -> Program:
+        return self
+
+
+def _program(described: tuple[Any, ...], others: Mapping[str, Any]) -> Program:
+    return Program(*described, **others)
+
+
+def size_of_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int] | int) -> list[int] | int:
+    """Integers that depend on how many samples x has."""
+    batch = x.shape[0]
+    if isinstance(per_sample, int) and isinstance(offset, int):
+        return per_sample * batch + offset
+    assert isinstance(per_sample, list)
+    assert isinstance(offset, list)
+    return [each * batch + rest for each, rest in zip(per_sample, offset, strict=True)]
+
+
+def tensor_of_batch(
+    x: torch.Tensor, per_sample: list[Any] | int, offset: list[Any] | int, dtype: torch.dtype
+) -> torch.Tensor:
+    each, rest = (torch.tensor(value, dtype=dtype, device=x.device) for value in (per_sample, offset))
+    return each * x.shape[0] + rest
+
+
+def for_each_sample(
+    first: torch.Tensor, x: torch.Tensor, axis: int, step: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The part of the first sample, with those of all others that x has behind it along an axis."""
+    if step is None:
+        return first.expand([x.shape[0] if place == axis else size for place, size in enumerate(first.shape)])
+    counts = [1] * first.ndim
+    counts[axis] = x.shape[0]
+    return first + step * torch.arange(x.shape[0], device=first.device).reshape(counts)
+
+
+class _Writer:
+    """Writes the graph of a program; `values` has the node of each tensor."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._graph = fx.Graph()
+        self._values: dict[str, fx.Node] = {}
+        self._own_type: fx.Node | None = None
+
+    def written(self) -> fx.Graph:
+        program = self._program
+        self._training = self._graph.placeholder("training")
+        self._like = self._graph.placeholder("like")
+        for index, name in enumerate(program.inputs):
+            self._values[name] = self._placeholder(f"input_{index}", name)
+        for index, name in enumerate(program.weights):
+            self._values[name] = self._placeholder(f"weight_{index}", name)
+        for name, part in program.parts.items():
+            step = self._values.get(part.step)
+            arguments = (self._values[name], self._values[program.batched], part.axis, step)
+            self._values[name] = self._graph.call_function(for_each_sample, arguments)
+        for call in program.calls:
+            self._write(call)
+        results = tuple(self._values[name] for name in program.outputs)
+        self._graph.output(results[0] if len(results) == 1 else results)
+        return self._graph
+
+    def _placeholder(self, target: str, name: str) -> fx.Node:
+        return self._graph.create_node("placeholder", target, name=name)
+
+    def _write(self, call: Call) -> None:
+        settings = {name: self._value(value) for name, value in call.settings.items()}
+        context = {"training": self._training, "outputs": len(call.outputs), "like": self._like}
+        settings |= {name: context[name] for name in call.asks_for}
+        arguments = tuple(self._value(argument) for argument in call.arguments)
+        node = self._graph.create_node("call_function", call.function, arguments, settings, call.node)
+        carry(node, Origin(call.node, call.outputs))
+        if len(call.outputs) == 1:
+            self._values[call.outputs[0]] = node
+            return
+        for index, name in enumerate(call.outputs):
+            if name:
+                self._values[name] = self._graph.call_function(operator.getitem, (node, index))
+
+    def _value(self, argument: Any) -> Any:
+        match argument:
+            case Value(name):
+                return self._values[name]
+            case SizeOfBatch(per_sample, offset, dtype):
+                arguments = (self._values[self._program.batched], per_sample, offset)
+                if dtype is None:
+                    return self._graph.call_function(size_of_batch, arguments)
+                return self._graph.call_function(tensor_of_batch, (*arguments, dtype))
+            case OwnType():
+                if self._own_type is None:
+                    self._own_type = self._graph.call_function(getattr, (self._like, "dtype"))
+                return self._own_type
+        return argument

@@ -1,0 +1,251 @@
+"""An ONNX model as a trainable `torch.nn.Module`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from onnxgc.budget.search import SearchOptions
+from onnxgc.emission.plan_files import plan_of
+from onnxgc.emission.write import check_model_writable, write_model
+from onnxgc.errors import PlanError, ShapeError
+from onnxgc.model.core.ir import Weight
+from onnxgc.model.core.stored_weights import ArrayWeight
+from onnxgc.model.files.load import source_of
+from onnxgc.model.read_forward import ForwardModel, OfEachSample, read_forward
+from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.initialization import draw_weights
+from onnxgc.planning.memory_budget import parse_budget
+from onnxgc.torch.apply_plan import Follow
+from onnxgc.torch.checkpointing import DEFAULT_TIME_LIMIT_SECONDS, Decide, Search, planned_module
+from onnxgc.torch.evaluation_file import deployment_of, filled
+from onnxgc.torch.fx_program import Program
+from onnxgc.torch.operator_timing import Measured
+from onnxgc.torch.operators.registry import OPERATORS
+from onnxgc.torch.torch_calls import DTYPES, Call, Value, calls_of, own_type, tensor_of
+
+_HELD = (Role.PARAMETER, Role.FROZEN, Role.STATISTIC)
+_LIKE = "onnxgc_like"
+
+
+def from_onnx(
+    model: Any,
+    plan: Any = None,
+    budget: str | float | None = None,
+    *,
+    trainable: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    freeze_bn: bool = False,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    seed: int = 0,
+) -> OnnxModule:
+    """An ONNX model as a module that computes the model's own outputs.
+
+    `model` is a path, an `onnx.ModelProto`, an `onnx_ir.Model` or a `torch.onnx.ONNXProgram`. `trainable` and
+    `freeze` are globs of weight names that overrule what is found by use; with `freeze_bn`
+    BatchNormalization keeps its running statistics in training too. `input_shapes` maps an input to its
+    shape. Weights that the file does not store are drawn from `seed`.
+
+    With a `plan` the module keeps what the plan keeps and computes the rest again in backward; it is what
+    `onnxgc.optimize` returned or wrote for this model, or names of tensors. With a `budget` it has the plan
+    that `checkpoint` finds for it, for inputs of the model's own shapes at once where the batch is known.
+
+    Raises:
+        OnnxgcError: one line that says what is wrong, where and what to do.
+    """
+    if plan is not None and budget is not None:
+        raise PlanError("a plan says what to keep; give a plan or a budget, not both")
+    decide: Decide | None = None
+    if plan is not None:
+        decide = Follow(plan_of(plan))
+    elif budget is not None:
+        decide = Search(parse_budget(budget), SearchOptions(time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS))
+    read = read_forward(
+        source_of(model),
+        known=OPERATORS,
+        input_shapes=input_shapes,
+        trainable=trainable,
+        freeze=freeze,
+        freeze_bn=freeze_bn,
+    )
+    module = OnnxModule(read, draw_weights(read, seed, only_constant_filled=True))
+    if decide is None:
+        return module
+    knows_batch = set(module.batched_inputs) <= set(input_shapes or {})
+    examples = module.example_inputs(input_shapes or {}) if knows_batch else None
+    return planned_module(module, decide, Measured(), examples)
+
+
+class OnnxModule(nn.Module):
+    """Computes an ONNX model's outputs by torch's own operators, so that autograd differentiates it.
+
+    Takes the model's inputs by position, in the graph's order, or by name. Returns one tensor, or a tuple
+    where the model has several outputs. Parameters have their ONNX names, also in `state_dict`, where a dot
+    stands between nested modules; frozen weights are parameters that require no gradient, running
+    statistics are buffers, and constants are buffers that `state_dict` leaves out. In training mode
+    BatchNormalization uses and follows the batch's statistics and Dropout is on; in evaluation neither.
+
+    Shapes are those that the model was read for. The first dimension of the inputs in `batched_inputs` may
+    be any; that of others, and all further ones, are fixed.
+    """
+
+    program: Program
+
+    def __init__(self, model: ForwardModel, values: Mapping[str, Any] | None = None) -> None:
+        """`values` replaces the contents of weights by name."""
+        super().__init__()
+        given = {name: ArrayWeight(value) for name, value in (values or {}).items()}
+        weights = {**model.weights, **given}
+        calls = calls_of(model)
+        read = _read_by(calls, model, weights)
+        self.program = Program(
+            calls,
+            model.inputs,
+            read,
+            model.outputs,
+            parts={name: part for name, part in _parts(model).items() if name in read},
+            batched=next(iter(model.batched), ""),
+        )
+        self.batched_inputs = model.batched
+        self.output_names = model.outputs
+        self._shapes = {name: model.types[name].shape for name in model.inputs}
+        self._types = {name: DTYPES[model.types[name].dtype] for name in model.inputs}
+        self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[own_type(model)]), persistent=False)
+        self._keys = state_keys(read, self)
+        held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
+        self._deployment = deployment_of(model, held)
+        self._held = tuple(held)
+        for name in read:
+            self._register(self._keys[name], weights[name], model.roles.get(name, Role.CONSTANT))
+
+    @property
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The graph, as a function of whether to train, a tensor like the module's, inputs and weights."""
+        return self.program.graph_module
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return self.program.inputs
+
+    def onnx_names(self) -> dict[str, str]:
+        """The ONNX name of each key of `state_dict`."""
+        return {self._keys[name]: name for name in self._held}
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        fed = self._in_order(inputs, named)
+        for name, value in zip(self.program.inputs, fed, strict=True):
+            self._check_shape(name, value)
+        return self.program(self.training, self._value(_LIKE), *fed, *self.weights())
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """The weights in the order of the program."""
+        return tuple(self._value(self._keys[name]) for name in self.program.weights)
+
+    def example_inputs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
+        """Zeros in the types of the inputs, in the given shapes, else in those the model was read for."""
+        device = self._value(_LIKE).device
+        return tuple(
+            torch.zeros(shapes.get(name, known), dtype=self._types[name], device=device)
+            for name, known in self._shapes.items()
+        )
+
+    def _value(self, key: str) -> Tensor:
+        value: Tensor = attrgetter(key)(self)
+        return value
+
+    def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """The model's own file with the current weights and statistics, to deploy; written where asked.
+
+        Names, opset and metadata stay; functions are written out, and a weight that was no initializer
+        becomes one.
+
+        Raises:
+            OutputFileError: the file cannot be written.
+            UnsupportedOperatorError: a weight lies inside of control flow.
+        """
+        if path is not None:
+            check_model_writable(path)
+        proto = filled(self._deployment, {name: self._value(self._keys[name]) for name in self._held})
+        if path is not None:
+            write_model(proto, path)
+        return proto
+
+    def _register(self, key: str, weight: Weight, role: Role) -> None:
+        *scopes, leaf = key.split(".")
+        owner: nn.Module = self
+        for scope in scopes:
+            if scope not in owner._modules:
+                owner.add_module(scope, nn.Module())
+            owner = owner.get_submodule(scope)
+        value = tensor_of(weight)
+        if role in (Role.PARAMETER, Role.FROZEN):
+            owner.register_parameter(leaf, nn.Parameter(value, requires_grad=role is Role.PARAMETER))
+        else:
+            owner.register_buffer(leaf, value, persistent=role is Role.STATISTIC)
+
+    def _in_order(self, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
+        names = self.program.inputs
+        if len(inputs) > len(names):
+            raise TypeError(f"{len(inputs)} inputs are given, and the model has {len(names)}: {list(names)}")
+        found = dict(zip(names, inputs, strict=False))
+        for name, value in named.items():
+            if name not in names or name in found:
+                reason = "is given twice" if name in found else f"is none of the model's inputs {list(names)}"
+                raise TypeError(f"'{name}' {reason}")
+            found[name] = value
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise TypeError(f"inputs {missing} are missing")
+        return [found[name] for name in names]
+
+    def _check_shape(self, name: str, value: Tensor) -> None:
+        wanted, found = self._shapes[name], tuple(value.shape)
+        free = 1 if name in self.batched_inputs else 0
+        if len(wanted) == len(found) and wanted[free:] == found[free:]:
+            return
+        told = ", ".join(["any"] * free + [str(size) for size in wanted[free:]])
+        raise ShapeError(
+            f"input '{name}' has the shape {list(found)}, and the model was read for [{told}]; "
+            "read it again with input_shapes"
+        )
+
+
+def state_keys(names: Iterable[str], module: nn.Module) -> dict[str, str]:
+    """A key for each name, which torch can nest by its dots: the name itself wherever that can be.
+
+    An underscore is added to a part that is empty, that is an attribute of every module, or that would be
+    both a tensor and a module.
+    """
+    keys: dict[str, str] = {}
+    tensors: set[str] = set()
+    scopes: set[str] = set()
+    for name in names:
+        parts = [part if part and not hasattr(module, part) else f"{part}_" for part in name.split(".")]
+        for depth in range(1, len(parts)):
+            while ".".join(parts[:depth]) in tensors:
+                parts[depth - 1] += "_"
+        while ".".join(parts) in tensors | scopes:
+            parts[-1] += "_"
+        tensors.add(".".join(parts))
+        scopes.update(".".join(parts[:depth]) for depth in range(1, len(parts)))
+        keys[name] = ".".join(parts)
+    return keys
+
+
+def _parts(model: ForwardModel) -> dict[str, OfEachSample]:
+    return {name: change for name, change in model.growing.items() if isinstance(change, OfEachSample)}
+
+
+def _read_by(calls: Iterable[Call], model: ForwardModel, weights: Mapping[str, Weight]) -> tuple[str, ...]:
+    """The weights that calls read as tensors, or that are outputs, in the order of the file."""
+    read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, Value)}
+    read.update(model.outputs)
+    read.difference_update(name for call in calls for name in call.outputs)
+    read.update(part.step for name, part in _parts(model).items() if name in read)
+    return tuple(name for name in weights if name in read)

@@ -1,0 +1,129 @@
+"""What each ATen operator of a trace takes on this machine: time, and memory beyond what it returns.
+
+Operators run one at a time on inputs of the right shapes, so that nothing has to fit but the largest of
+them. Operators of equal kind, shapes and settings are measured once. One that refuses such inputs, whose
+values it checks, counts as a copy of what it reads and makes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onnxgc.torch import undecomposed_kernels
+
+# Else the profiler's library prints when it begins and ends.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+_RUNS = 3
+"""Runs of an operator, the fastest of which counts; one more before them is for memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Nanoseconds of one run, and the most bytes held at once besides inputs and results."""
+
+    duration_ns: int
+    workspace_bytes: int
+
+
+class Measured:
+    """Costs of nodes, each measured when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Cost] = {}
+
+    def cost_of(self, node: fx.Node) -> Cost:
+        key = f"{node.target} {_described((node.args, node.kwargs))}"
+        if key not in self._known:
+            # While it traces, PyTorch would only pretend to run.
+            with _disable_current_modes():
+                self._known[key] = _measured(node)
+        return self._known[key]
+
+
+def _measured(node: fx.Node) -> Cost:
+    # A generator that belongs to the module would be another one afterwards.
+    given = {name: None if name == "generator" else value for name, value in node.kwargs.items()}
+    arguments, settings = fx.map_arg((node.args, given), lambda source: _like(source.meta["val"]))
+    if node.target is undecomposed_kernels.LAYER_BACKWARD:
+        arguments = undecomposed_kernels.backward_with_workspace(arguments)
+    device = next((leaf.device for leaf in _tensors((arguments, settings))), torch.device("cpu"))
+
+    def run() -> Any:
+        return node.target(*arguments, **settings)  # type: ignore[operator]
+
+    with torch.no_grad():
+        try:
+            workspace = _workspace(run, device)
+        except Exception:  # Operators refuse made-up numbers in as many ways as there are.
+            workspace, held = 0, _tensors((arguments, settings, _like(node.meta.get("val"))))
+
+            def run() -> Any:
+                return [one.clone() for one in held]
+
+        fastest = min(_nanoseconds(run, device) for _ in range(_RUNS))
+    return Cost(fastest, workspace)
+
+
+def _nanoseconds(run: Callable[[], Any], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter_ns()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns() - started
+
+
+def _workspace(run: Callable[[], Any], device: torch.device) -> int:
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        made = run()
+        made_bytes = torch.cuda.memory_allocated(device) - before
+        del made
+        return max(0, torch.cuda.max_memory_allocated(device) - before - made_bytes)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        made = run()
+    held = most = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    del made
+    return max(0, most - held)
+
+
+def _like(value: Any) -> Any:
+    """Tensors with contents in the place of those without: any numbers, and zeros for indices."""
+    if isinstance(value, list | tuple):
+        return type(value)(_like(entry) for entry in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.zeros(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
+    made = made.view(value.dtype) if made.numel() else torch.empty(0, dtype=value.dtype, device=value.device)
+    if value.dtype.is_floating_point:
+        made.uniform_(0.1, 1.0)
+    return made.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _described(value: Any) -> str:
+    return repr(fx.map_arg(value, lambda source: _shape_of(source.meta.get("val"))))
+
+
+def _shape_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.device}"
+    return [_shape_of(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,99 @@
+"""Plans carried over to a file that stores other tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from onnxgc import compare, optimize
+from onnxgc.api.network_pairs import CLOSE
+from onnxgc.api.verification import verify
+from onnxgc.errors import PlanError
+from tests.api.chains import chain
+from tests.matching.networks import Network
+
+_BATCH, _CHANNELS, _EXTENT = 8, 4, 16
+
+
+def _network(is_folded: bool, blocks: int = 6) -> onnx.ModelProto:
+    """Convolutions with a normalisation behind each, or in its weights, and a Swish in two spellings."""
+    net, x = Network(), "x"
+    for _ in range(blocks):
+        weight = net.weight(_CHANNELS, _CHANNELS, 3, 3)
+        if is_folded:
+            y = net.node("Conv", x, weight, net.weight(_CHANNELS), pads=[1] * 4)
+            active = net.node("Mul", y, net.node("Sigmoid", y))
+        else:
+            y = net.node("Conv", x, weight, pads=[1] * 4)
+            y = net.node("BatchNormalization", y, *(net.ones(_CHANNELS) for _ in range(4)))
+            half = net.node("Mul", y, net.constant(0.5))
+            active = net.node("Add", half, net.node("Mul", half, net.node("Tanh", half)))
+        x = net.node("Add", x, active)
+    pooled = net.node("ReduceMean", x, net.ints(2, 3), keepdims=0)
+    shape = (_BATCH, _CHANNELS, _EXTENT, _EXTENT)
+    return net.model(net.node("MatMul", pooled, net.weight(_CHANNELS, 3)), shape, (_BATCH, 3))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["to written out", "to folded"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("pair")
+    for is_folded in (True, False):
+        onnx.save(_network(is_folded), folder / f"{is_folded}.onnx")
+    source, target = folder / f"{request.param}.onnx", folder / f"{not request.param}.onnx"
+    return target, compare(source, target, freeze_bn=True)
+
+
+def test_a_plan_is_made_to_fit_where_the_other_file_stores_other_tensors(found: tuple[Path, Any]) -> None:
+    _, done = found
+    (pair,) = done.report["pairs"]
+    assert pair["is_same_network"]
+    carried = pair["carried_over"]
+    assert carried["undecided"] > 0
+    assert carried["simulated_peak_bytes"] < carried["as_it_is_simulated_peak_bytes"]
+    assert carried["simulated_peak_bytes"] < carried["regular_simulated_peak_bytes"]
+
+
+def test_a_carried_plan_trains_the_other_file(found: tuple[Path, Any], tmp_path: Path) -> None:
+    target, done = found
+    training = tmp_path / "training.onnx"
+    plan = done.plans[str(target)]
+    report = optimize(target, training, plan=plan, freeze_bn=True).report
+    carried = done.report["pairs"][0]["carried_over"]
+    assert report["planned"]["simulated_peak_bytes"] == carried["simulated_peak_bytes"]
+    assert verify(target, training).holds
+
+
+def test_a_carried_plan_comes_close_to_the_one_made_for_the_file(tmp_path: Path) -> None:
+    """The search from what a plan of other layers keeps ends far above: 1.3 times the peak."""
+    files = []
+    for layers in (12, 30):
+        files.append(tmp_path / f"{layers}.onnx")
+        onnx.save(chain(layers), files[-1])
+    carried = compare(*files).report["pairs"][0]["carried_over"]
+    assert carried["simulated_peak_bytes"] <= CLOSE * carried["own_simulated_peak_bytes"]
+    assert carried["overruled"] <= carried["decided"]
+
+
+def test_another_plan_of_the_first_file_is_carried_over(found: tuple[Path, Any]) -> None:
+    target, _ = found
+    source = target.with_name(f"{target.stem == 'False'}.onnx")
+    made = [
+        optimize(source, dry_run=True, freeze_bn=True, solver="acg"),
+        optimize(source, dry_run=True, freeze_bn=True, budget="90%", time_limit=1),
+    ]
+    for plan in made:
+        done = compare(source, target, plans=[plan], freeze_bn=True)
+        planned = plan.report["planned"]["simulated_peak_bytes"]
+        assert done.report["files"][0]["planned"]["simulated_peak_bytes"] == planned
+        assert done.plans[str(source)] == plan.plan
+        carried = done.report["pairs"][0]["carried_over"]
+        assert carried["simulated_peak_bytes"] <= CLOSE * carried["own_simulated_peak_bytes"]
+        assert not done.plans[str(target)].sequence
+        assert carried["is_without_sequence"] == bool(plan.plan.sequence)
+    with pytest.raises(PlanError, match="is none of the graph's"):
+        compare(target, source, plans=made[:1], freeze_bn=True)
+    with pytest.raises(PlanError, match="a plan is for one model"):
+        compare(source, target, plans=made, freeze_bn=True)

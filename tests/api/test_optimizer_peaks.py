@@ -1,0 +1,67 @@
+"""Plans of steps with an optimizer are told with the peaks of what runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxgc import optimize
+from onnxgc.api.budgeting import BudgetRequest, answer_to, regular_peak_bytes
+from onnxgc.api.optimizer_peaks import as_it_runs
+from onnxgc.api.pipeline import judged, trace_problem
+from onnxgc.errors import PlanError
+from onnxgc.model.read import read_model
+from onnxgc.planning.memory_budget import budget_asked
+from onnxgc.planning.plan import CheckpointPlan, Solution
+from onnxgc.planning.schedule import Schedule
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.tracing.optimizers import SGD
+from tests.api.chains import chain
+
+_OPTIONS = SolverOptions(time_limit_seconds=2.0)
+
+
+def test_a_plan_whose_updates_wait_gives_way_to_a_better_one() -> None:
+    """What the search found is said to take more memory as it runs: another plan is chosen and told."""
+    model = read_model(chain(8))
+    traced = trace_problem(model, optimizer=SGD())
+    regular = regular_peak_bytes(traced.problem)
+    for request in (
+        BudgetRequest(pareto=True),
+        BudgetRequest(budget_asked("min", None)),
+        BudgetRequest(budget_asked("60%", None)),
+        BudgetRequest(budget_asked(None, "2%")),
+    ):
+        durations, _, _ = request.durations(traced.step)
+        answer = answer_to(request, traced.problem, durations, _OPTIONS)
+        late = {answer.solution.plan, *(point.solution.plan for point in answer.frontier[-3:])}
+
+        def run(solution: Solution, late: set[CheckpointPlan] = late) -> tuple[Schedule, int]:
+            planned = judged(model, traced, solution)
+            waiting = 2 * regular if solution.plan in late else 0
+            return planned.schedule, planned.profile.peak_bytes + waiting
+
+        found = as_it_runs(answer, request, traced.problem, durations, _OPTIONS, run)
+        assert found.solution.plan not in late
+        assert found.solution.objective_bytes == run(found.solution)[1] <= regular
+        assert found.solution.time is not None
+        if request.budget is not None and request.budget.most_extra is not None:
+            assert found.solution.time.extra_ratio <= request.budget.most_extra
+        for point in found.frontier:
+            assert run(point.solution)[1] == point.solution.objective_bytes <= point.budget_bytes
+        late.clear()
+        assert as_it_runs(answer, request, traced.problem, durations, _OPTIONS, run) is answer
+
+
+def test_what_the_frontier_tells_is_what_its_plans_need() -> None:
+    done = optimize(chain(8), dry_run=True, optimizer="sgd", pareto=True, time_limit=3)
+    peaks = [point["simulated_peak_bytes"] for point in done.report["frontier"]]
+    planned = done.report["planned"]["simulated_peak_bytes"]
+    assert planned == min(peaks)
+    assert planned < done.report["regular"]["simulated_peak_bytes"]
+
+
+def test_a_plan_made_with_an_optimizer_wants_it_again() -> None:
+    made = optimize(chain(4), dry_run=True, optimizer="adamw", budget="80%", time_limit=1)
+    assert optimize(chain(4), dry_run=True, optimizer="adamw", plan=made).plan == made.plan
+    with pytest.raises(PlanError, match="was made with an optimizer"):
+        optimize(chain(4), dry_run=True, plan=made)

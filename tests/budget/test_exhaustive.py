@@ -1,0 +1,88 @@
+"""The exhaustive search against the judge, and against all sequences written out."""
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.planning.order import Order
+from tests.budget.exhaustive import least_extra
+from tests.budget.random_problems import random_problem, tight_problems
+
+MOST_RUNS = 7
+
+
+def test_its_sequences_are_as_short_and_as_small_as_it_says() -> None:
+    for problem, budget in tight_problems(1, 150, 7):
+        extras = []
+        for order in Order:
+            found = least_extra(problem, budget, order)
+            if found is None:
+                continue
+            profile = judge(problem, found.sequence)
+            assert profile.peak <= budget
+            assert profile.duration - problem.duration == found.extra
+            first_runs = list(dict.fromkeys(found.sequence))
+            assert order is Order.FREE or first_runs == sorted(first_runs)
+            extras.append(found.extra)
+        assert extras == sorted(extras), "what a fixed order can do, a free one can"
+
+
+def test_no_sequence_written_out_is_better() -> None:
+    random = Random(2)
+    for _ in range(40):
+        problem = random_problem(random, 4)
+        best: dict[tuple[Order, int], int] = {}
+        for length in range(len(problem), MOST_RUNS + 1):
+            for sequence in product(range(len(problem)), repeat=length):
+                try:
+                    profile = judge(problem, sequence)
+                except ValueError:
+                    continue
+                first_runs = list(dict.fromkeys(sequence))
+                orders = list(Order) if first_runs == sorted(first_runs) else [Order.FREE]
+                for order in orders:
+                    extra = profile.duration - problem.duration
+                    known = best.get((order, profile.peak), extra)
+                    best[order, profile.peak] = min(known, extra)
+        for order, budget in best:
+            written_out = min(extra for (o, peak), extra in best.items() if o is order and peak <= budget)
+            found = least_extra(problem, budget, order)
+            assert found is not None
+            assert found.extra <= written_out
+            if len(found.sequence) <= MOST_RUNS:
+                assert found.extra == written_out
+
+
+def test_time_never_rises_with_the_budget() -> None:
+    for problem, budget in tight_problems(3, 60, 6):
+        for order in Order:
+            found = [least_extra(problem, budget + more, order) for more in range(3)]
+            extras = [float("inf") if optimum is None else optimum.extra for optimum in found]
+            assert extras == sorted(extras, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "budget, order, extra",
+    [
+        (8, Order.FREE, None),
+        (9, Order.FREE, 0),
+        (9, Order.FIXED, 3),
+        (13, Order.FIXED, 3),
+        (14, Order.FIXED, 0),
+    ],
+)
+def test_optima_found_by_hand(budget: int, order: Order, extra: int | None) -> None:
+    """A heavy operator that need not wait for a large storage; in the given order it comes behind it."""
+    problem = OperatorProblem(
+        (
+            Operation("dear", (), (0,), 3),
+            Operation("cheap", (), (1,), 1),
+            Operation("heavy", (1,), (2,), 1, workspace=6),
+            Operation("end", (0, 1, 2), (3,), 1),
+        ),
+        (5, 2, 1, 0),
+    )
+    found = least_extra(problem, budget, order)
+    assert (None if found is None else found.extra) == extra

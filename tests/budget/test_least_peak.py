@@ -1,0 +1,77 @@
+"""The least peak and the trade-off, on problems whose best sequences are known."""
+
+from random import Random
+
+import pytest
+
+from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.search import SearchOptions
+from onnxgc.budget.trade_off import trade_off
+from onnxgc.planning.order import Order
+from tests.budget.exhaustive import least_extra
+from tests.budget.random_problems import random_sequence, tight_problems
+
+
+def true_least_peak(problem: OperatorProblem, order: Order, most_extra: int | None) -> int:
+    budget = 0
+    while True:
+        best = least_extra(problem, budget, order)
+        if best is not None and (most_extra is None or best.extra <= most_extra):
+            return budget
+        budget += 1
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Order) -> None:
+    random = Random(51)
+    met = tried = 0
+    for problem, _ in tight_problems(52, 8, 6):
+        for most_extra in (None, random.randint(0, problem.duration)):
+            options = SearchOptions(order, None, 1)
+            start = random_sequence(random, problem, 2 * len(problem))
+            floor = floor_of_problem(problem).size
+            answer = least_peak(problem, floor, options, [start], most_extra)
+            assert judge(problem, answer.found.sequence).peak == answer.found.peak
+            assert most_extra is None or answer.found.extra <= most_extra
+            assert order.allows(answer.found.sequence)
+            least = true_least_peak(problem, order, most_extra)
+            assert answer.floor <= least <= answer.found.peak
+            tried += 1
+            met += least == answer.found.peak
+    assert met >= 0.8 * tried
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_each_point_of_the_trade_off_has_the_best_between_its_bound_and_its_time(order: Order) -> None:
+    for problem, budget in tight_problems(53, 8, 6):
+        budgets = [budget + more for more in range(4)]
+        points = trade_off(problem, budgets, SearchOptions(order, None, 2))
+        for point in points:
+            best = least_extra(problem, point.budget, order)
+            assert best is not None
+            assert point.found.lower_bound <= best.extra <= point.found.extra
+            assert point.found.peak <= point.budget
+
+
+def test_without_time_one_sequence_of_a_low_peak_gives_one_for_each_budget() -> None:
+    """Of what makes room for `heavy` no more runs again than a budget needs."""
+    problem = OperatorProblem(
+        (
+            *(Operation(f"stored {number}", (), (number,), 1) for number in range(4)),
+            Operation("read", (0, 1, 2, 3), (4,), 1),
+            Operation("heavy", (4,), (5,), 1, workspace=6),
+            Operation("end", (0, 1, 2, 3, 5), (6,), 1),
+        ),
+        (1, 1, 1, 1, 0, 0, 0),
+    )
+    start = (0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6)
+    points = trade_off(problem, range(6, 11), SearchOptions(time_limit_seconds=0.0), [start])
+    assert [(point.budget, point.found.extra) for point in points] == [
+        (10, 0),
+        (9, 1),
+        (8, 2),
+        (7, 3),
+        (6, 4),
+    ]

@@ -1,0 +1,81 @@
+"""Constants count by their contents, weights do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.matching.normal_form.constant_tables import Table, table_of
+from onnxgc.model.read import read_model
+from tests.matching.networks import BATCH, TOKENS, Network
+
+_SHAPE = (BATCH, TOKENS, TOKENS)
+_SEEN = np.tril(np.ones((TOKENS, TOKENS), bool))
+_MASK = np.where(_SEEN, 0, -np.inf).astype(np.float32)
+_DRAWN = np.random.default_rng(0).standard_normal((TOKENS, TOKENS)).astype(np.float32)
+
+
+def _table(values: np.ndarray, is_trained: bool = False) -> Table | None:
+    """That of what is added to a product."""
+    net = Network()
+    product = net.node("MatMul", "x", net.weight(TOKENS, TOKENS))
+    net.weights.append(onnx.numpy_helper.from_array(values, "table"))
+    proto = net.model(net.node("Add", product, "table"), _SHAPE, _SHAPE)
+    trained, frozen = (["table"], []) if is_trained else ([], ["table"])
+    return table_of(read_model(proto, trainable=trained, freeze=frozen), "table")
+
+
+def _seen(values: np.ndarray) -> list[tuple[int, str]]:
+    table = _table(values)
+    assert table is not None
+    return list(table.seen_from_axes())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.where(_SEEN, 0, -1e9).astype(np.float32),
+        np.where(_SEEN, 0, np.finfo(np.float32).min).astype(np.float32),
+        np.stack([_MASK, _MASK]),
+        _MASK[np.newaxis],
+        np.where(_SEEN, 0, np.where(_SEEN.T, -2e4, -1e9)).astype(np.float32),
+    ],
+    ids=["1e9", "lowest", "of each sample", "of one sample", "of two numbers"],
+)
+def test_one_mask_is_written_in_several_ways(values: np.ndarray) -> None:
+    assert _seen(values) == _seen(_MASK)
+
+
+def test_an_axis_sees_its_own_contents() -> None:
+    turned = dict(_seen(np.ascontiguousarray(_MASK.T)))
+    assert turned == {1: dict(_seen(_MASK))[2], 2: dict(_seen(_MASK))[1]}
+    assert turned[1] != turned[2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        _DRAWN,
+        np.sign(_DRAWN[:1]) * np.asarray([0.1, 0.2, 0.3, 0.4, 0.5], np.float32),
+        np.full((TOKENS, TOKENS), 0.5, np.float32),
+        np.full((TOKENS, TOKENS), np.nan, np.float32),
+    ],
+    ids=["many numbers", "each once", "one number", "none"],
+)
+def test_frozen_weights_are_no_tables(values: np.ndarray) -> None:
+    assert _table(values) is None
+
+
+def test_a_parameter_is_no_table() -> None:
+    assert _table(np.sign(_DRAWN)) is not None
+    assert _table(np.sign(_DRAWN), is_trained=True) is None
+
+
+def test_numbers_stay_in_order_and_those_that_become_one_are_one() -> None:
+    table = _table(np.sign(_DRAWN))
+    assert table is not None
+    assert table.mapped(abs).numbers == (1.0,)
+    turned = table.mapped(lambda number: -number)
+    assert turned.numbers == (-1.0, 1.0)
+    assert (turned.codes == 1 - table.codes).all()

@@ -1,0 +1,231 @@
+"""In what files differ without being other networks, and where other networks part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.matching.divergence import BATCH_NORMALISATIONS, SHARED_WEIGHTS
+from onnxgc.matching.match import Matching, Reason, match
+from onnxgc.model.read import read_model
+from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network
+
+_IMAGE, _SEQUENCE = (BATCH, CHANNELS, EXTENT, EXTENT), (BATCH, TOKENS, CHANNELS)
+
+
+def _tokens(part: Callable[[Network], str], width: int = CHANNELS) -> onnx.ModelProto:
+    net = Network()
+    pooled = net.node("ReduceMean", part(net), net.ints(1), keepdims=0)
+    return net.model(pooled, _SEQUENCE, (BATCH, width))
+
+
+def _image(part: Callable[[Network], str], *, has_end: bool = False, batch: int = BATCH) -> onnx.ModelProto:
+    net = Network()
+    pooled = net.node("ReduceMean", part(net), net.ints(2, 3), keepdims=0)
+    output = net.node("MatMul", pooled, net.weight(CHANNELS, 3))
+    return net.model(net.node("Tanh", output) if has_end else output, (batch, *_IMAGE[1:]), (batch, 3))
+
+
+def _compared(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
+    return match(read_model(first), read_model(second))
+
+
+def _told(found: Matching) -> list[tuple[str, str, str]]:
+    return [(other.what, other.a, other.b) for other in found.differences]
+
+
+def _two_uses(is_shared: bool, is_turned: bool = False) -> onnx.ModelProto:
+    """A product behind each of two activations, maybe with one weight, read as it is or turned twice."""
+
+    def part(net: Network) -> str:
+        first = net.weight(CHANNELS, CHANNELS)
+        second = first if is_shared else net.weight(CHANNELS, CHANNELS)
+        y = net.node("Relu", net.node("MatMul", "x", first))
+        if is_turned:
+            second = net.node("Transpose", net.node("Transpose", second))
+        return net.node("Tanh", net.node("MatMul", y, second))
+
+    return _tokens(part)
+
+
+def test_weights_that_layers_share_are_told() -> None:
+    """One layer applied twice is another network for who trains it, and the same function otherwise."""
+    found = _compared(_two_uses(is_shared=True), _two_uses(is_shared=False))
+    assert found.is_same_network
+    assert _told(found) == [(SHARED_WEIGHTS, "1", "2")]
+    assert not _told(_compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_turned=True)))
+
+
+def test_one_layer_for_two_alike_is_told() -> None:
+    def part(is_shared: bool) -> Callable[[Network], str]:
+        def built(net: Network) -> str:
+            ones = net.node("MatMul", "x", net.weight(CHANNELS, CHANNELS))
+            others = ones if is_shared else net.node("MatMul", "x", net.weight(CHANNELS, CHANNELS))
+            ends = (net.node("Relu", ones), net.node("Tanh", others))
+            return net.node("Add", *(net.node("MatMul", end, net.weight(CHANNELS, 2)) for end in ends))
+
+        return built
+
+    found = _compared(_tokens(part(True), 2), _tokens(part(False), 2))
+    assert found.is_same_network
+    assert _told(found) == [(SHARED_WEIGHTS, "3", "4")]
+
+
+def _normalized(epsilon: float | None) -> onnx.ModelProto:
+    def part(net: Network) -> str:
+        y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1), net.weight(CHANNELS))
+        if epsilon is not None:
+            y = net.node("BatchNormalization", y, *(net.weight(CHANNELS) for _ in range(4)), epsilon=epsilon)
+        return net.node("Relu", y)
+
+    return _image(part)
+
+
+def test_normalisations_by_the_batch_are_told() -> None:
+    first, folded, other = (_normalized(epsilon) for epsilon in (1e-5, None, 1e-3))
+    found = _compared(first, folded)
+    assert found.is_same_network
+    assert not found.has_same_biases
+    assert _told(found) == [(BATCH_NORMALISATIONS, "1", "0")]
+    assert _told(_compared(first, other)) == [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.001")]
+    frozen = match(read_model(first, freeze_bn=True), read_model(folded, freeze_bn=True))
+    assert not frozen.differences
+    assert frozen.has_same_biases
+
+
+def test_inputs_of_other_sizes_are_told() -> None:
+    small, large = (
+        Network().model("x", (BATCH, CHANNELS, extent, extent), (BATCH, CHANNELS, extent, extent))
+        for extent in (4, 6)
+    )
+    for model in (small, large):
+        weight = onnx.numpy_helper.from_array(np.ones((1, 4, 1, 1), np.float32), "w")
+        model.graph.initializer.append(weight)
+        model.graph.node.append(onnx.helper.make_node("Conv", ["x", "w"], ["y"]))
+        model.graph.node.append(onnx.helper.make_node("ReduceMean", ["y"], ["z"], keepdims=0))
+        del model.graph.output[:]
+        model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ()))
+    found = _compared(small, large)
+    assert not found.is_same_network
+    assert _told(found) == [("inputs", "'x' 2x4x4x4", "'x' 2x4x6x6")]
+
+
+def test_what_one_operator_hides_is_not_ambiguous() -> None:
+    def written_out(net: Network) -> str:
+        y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+        limited = net.node("Clip", net.node("Add", y, net.constant(3)), net.constant(0), net.constant(6))
+        return net.node("Mul", y, net.node("Div", limited, net.constant(6)))
+
+    def whole(net: Network) -> str:
+        return net.node("HardSwish", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
+
+    found = _compared(_image(written_out), _image(whole))
+    assert found.is_same_network
+    assert {unmatched.reason for unmatched in found.unmatched_a} == {Reason.ONE_SIDE}
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_layer_that_differs_is_named_with_its_sizes(stride: int) -> None:
+    def part(strides: list[int], kernel: int) -> Callable[[Network], str]:
+        def built(net: Network) -> str:
+            y = net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
+            pads = [kernel // 2] * 4
+            weight = net.weight(CHANNELS, CHANNELS // 2, kernel, kernel)
+            return net.node("Conv", y, weight, strides=strides, pads=pads, group=2)
+
+        return built
+
+    found = _compared(_image(part([1, 1], 3)), _image(part([stride, stride], 5)))
+    words = "" if stride == 1 else " stride 2"
+    assert found.operators_behind == (
+        (("Conv 3x3 4 to 4 in 2 groups pads 1",), (f"Conv 5x5 4 to 4 in 2 groups{words} pads 2",)),
+    )
+
+
+def test_the_added_loss_is_no_place_where_files_part() -> None:
+    def part(net: Network) -> str:
+        return net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
+
+    found = _compared(_image(part), _image(part, has_end=True))
+    assert not found.is_same_network
+    assert found.operators_behind == (((), ("Tanh",)),)
+    assert not found.last_from_outputs
+
+
+def test_a_packed_projection_is_read_in_parts() -> None:
+    def packed(net: Network) -> str:
+        both = net.node("MatMul", "x", net.weight(CHANNELS, 2 * CHANNELS))
+        value, gate = (
+            net.node("Slice", both, net.ints(start), net.ints(start + CHANNELS), net.ints(2))
+            for start in (0, CHANNELS)
+        )
+        return net.node("Mul", value, net.node("Sigmoid", gate))
+
+    def cut_before(net: Network) -> str:
+        weight = net.weight(CHANNELS, 2 * CHANNELS)
+        value, gate = (
+            net.node("MatMul", "x", net.node("Slice", weight, net.ints(start), net.ints(end), net.ints(1)))
+            for start, end in ((0, CHANNELS), (CHANNELS, 2 * CHANNELS))
+        )
+        return net.node("Mul", value, net.node("Sigmoid", gate))
+
+    found = _compared(_tokens(packed), _tokens(cut_before))
+    assert found.is_same_network
+    assert not found.differences
+    (whole,) = found.unmatched_a
+    assert whole.detail.startswith("read in parts")
+
+
+def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
+    """A convolution and a normalisation over groups of its channels of each sample, of which there is one."""
+
+    def part(net: Network) -> str:
+        y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+        parts = net.node("Reshape", y, net.ints(1, groups, -1))
+        ends = net.ones(groups), net.weight(groups)
+        whole = net.node("InstanceNormalization", parts, *ends, epsilon=epsilon)
+        return net.node("Relu", net.node("Reshape", whole, net.ints(1, CHANNELS, EXTENT, EXTENT)))
+
+    return _image(part, batch=1)
+
+
+def test_normalisations_of_one_sample_are_told_from_biases_and_from_each_other() -> None:
+    def biased(net: Network) -> str:
+        return net.node(
+            "Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1), net.weight(CHANNELS))
+        )
+
+    each = _by_groups(CHANNELS, 1e-5)
+    for other in (
+        _by_groups(2, 1e-5),
+        _by_groups(1, 1e-5),
+        _by_groups(CHANNELS, 0.1),
+        _image(biased, batch=1),
+    ):
+        assert not _compared(each, other).is_same_network
+    assert _compared(each, _by_groups(CHANNELS, 1e-5)).is_same_network
+
+
+def test_normalisations_by_the_batch_are_told_where_they_are_written_out() -> None:
+    def written(epsilon: float) -> onnx.ModelProto:
+        def part(net: Network) -> str:
+            y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
+            centred = net.node("Sub", y, net.node("ReduceMean", y, net.ints(0, 2, 3)))
+            variance = net.node("ReduceMean", net.node("Mul", centred, centred), net.ints(0, 2, 3))
+            deviation = net.node("Sqrt", net.node("Add", variance, net.constant(epsilon)))
+            scaled = net.node("Mul", net.node("Div", centred, deviation), net.weight(CHANNELS, 1, 1))
+            return net.node("Relu", net.node("Add", scaled, net.weight(CHANNELS, 1, 1)))
+
+        return _image(part)
+
+    for other, told in (
+        (_normalized(1e-5), []),
+        (_normalized(None), [(BATCH_NORMALISATIONS, "1", "0")]),
+        (written(0.125), [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.125")]),
+    ):
+        found = _compared(written(1e-5), other)
+        assert found.is_same_network
+        assert _told(found) == told

@@ -1,0 +1,107 @@
+"""Nothing is matched wrongly, whatever is renamed, reordered, doubled or exchanged."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxgc.matching.match import Matching, Reason, match
+from onnxgc.model.read import read_model
+from tests.matching.networks import (
+    IMAGE_BLOCKS,
+    TOKEN_BLOCKS,
+    activations,
+    network,
+    renamed,
+    with_activation,
+    with_block_twice,
+)
+from tests.model.model_helpers import light_path
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+_BLOCKS = st.sampled_from([IMAGE_BLOCKS, TOKEN_BLOCKS]).flatmap(
+    lambda kind: st.lists(st.sampled_from(sorted(kind)), min_size=1, max_size=5)
+)
+_SEEDS = st.integers(0, 1 << 20).map(random.Random)
+
+
+def _matched(model: onnx.ModelProto, other: onnx.ModelProto, draw: random.Random) -> Matching:
+    """What is matched with a renamed and reordered `other`; raises where that is wrong."""
+    strange, names = renamed(other, draw)
+    found = match(read_model(model), read_model(strange))
+    made = set(names.values())
+    wrong = [p for p in found.pairs if p.b in made and p.a in names and names[p.a] != p.b]
+    assert wrong == []
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(_BLOCKS, _SEEDS)
+def test_a_renamed_network_is_the_same(blocks: list[str], draw: random.Random) -> None:
+    model, _ = network(blocks)
+    found = _matched(model, model, draw)
+    assert found.is_same_network
+    assert all(pair.is_same_function for pair in found.pairs)
+    assert {item.reason for item in found.unmatched_a} <= {Reason.AMBIGUOUS}
+    assert "twins" in blocks or not found.unmatched_a
+
+
+@settings(deadline=None, max_examples=25)
+@given(_BLOCKS, _SEEDS)
+def test_a_block_that_is_there_twice_is_not_taken_for_the_other(
+    blocks: list[str], draw: random.Random
+) -> None:
+    model, ends = network(blocks)
+    start, end = draw.choice(ends)
+    found = _matched(model, with_block_twice(model, start, end), draw)
+    assert not found.is_same_network
+    doubts = {item.tensor for item in found.unmatched_a if item.reason is Reason.AMBIGUOUS}
+    assert end in doubts
+
+
+def test_what_only_one_spelling_has_is_of_the_layer_before_it() -> None:
+    """The first operator of an activation reaches no output in the normal form: its layer tells."""
+    model, ends = network(["composed"] * 3)
+    found = _matched(model, with_block_twice(model, *ends[0]), random.Random(0))
+    inside = [node.output[0] for node in model.graph.node if node.op_type in ("Relu", "Min")]
+    assert found.of_a.keys().isdisjoint(inside[2:4])
+    assert {item.tensor for item in found.unmatched_a if item.reason is Reason.AMBIGUOUS} >= set(inside[2:4])
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    _BLOCKS.filter(lambda blocks: not {"linear", "attention", "packed attention"}.issuperset(blocks)), _SEEDS
+)
+def test_another_activation_parts_the_networks_there(blocks: list[str], draw: random.Random) -> None:
+    model, _ = network(blocks)
+    tensor = draw.choice(activations(model))
+    found = _matched(model, with_activation(model, tensor, "Softplus"), draw)
+    assert not found.is_same_network
+    assert tensor not in found.of_a
+    assert found.of_a[model.graph.output[0].name]
+
+
+@pytest.mark.parametrize("name, most", [("resnet18", 0), ("mobilenet_v2", 0), ("darts", 16)])
+def test_every_tensor_of_a_real_network_is_found_again(name: str, most: int) -> None:
+    """All but what is alike by symmetry: the first cells of DARTS read one tensor twice."""
+    model = onnx.load(MODELS / f"{name}.onnx")
+    found = _matched(model, model, random.Random(0))
+    assert found.is_same_network
+    assert len(found.unmatched_a) <= most
+
+
+def test_a_doubled_block_of_a_light_model_costs_what_is_like_it() -> None:
+    model = onnx.load(light_path("light_resnet50"))
+    relus = [node.output[0] for node in model.graph.node if node.op_type == "Relu"]
+    # The second block of the first stage, whose third is like it.
+    found = _matched(model, with_block_twice(model, relus[3], relus[6]), random.Random(0))
+    assert not found.is_same_network
+    assert len(found.of_a) > 0.7 * (len(found.of_a) + len(found.unmatched_a))
+    assert relus[0] in found.of_a
+    assert relus[-1] in found.of_a
+    assert relus[6] not in found.of_a

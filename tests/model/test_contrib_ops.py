@@ -1,0 +1,526 @@
+"""ONNX Runtime's fused operators become standard ones: results as the runtime's, gradients as torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
+
+from onnxgc.api import optimize
+from onnxgc.errors import ShapeError, UnsupportedOperatorError
+from onnxgc.model.core.ir import Array
+from onnxgc.model.read import read_model
+from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+
+_RUNTIME = ', "com.microsoft": 1'
+Formula = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Nodes that compute y from the input x and weights; `formula` is y in torch."""
+
+    name: str
+    nodes: str
+    shape: tuple[int, ...]
+    weights: Mapping[str, tuple[int, ...]]
+    formula: Formula
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    opset: int = 14
+
+    def __str__(self) -> str:
+        return f"{self.name}, opset {self.opset}"
+
+    def values(self) -> dict[str, Array]:
+        drawn = {name: normal(*shape, seed=ord(name[0])) for name, shape in self.weights.items()}
+        return {name: value * np.float32(0.5) for name, value in drawn.items()}
+
+    def model(self) -> onnx.ModelProto:
+        sizes = ",".join(map(str, self.shape))
+        nodes = self.nodes.replace("ms.", "com.microsoft.")
+        body = f"(float[{sizes}] x) => (float[a,b,c] y) {{ {nodes} }}"
+        source = text_model(body, opset=self.opset, domains=_RUNTIME)
+        return with_weights(source, **self.values(), **self.constants)
+
+
+def _layer_norm(x: Tensor, g: Tensor, b: Tensor | None = None, epsilon: float = 1e-12) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], g, b, epsilon)
+
+
+def _with_sum(o: Mapping[str, Tensor]) -> Tensor:
+    total = o["x"] + o["x"] @ o["w"] + o["c"]
+    return total * _layer_norm(total, o["g"], o["b"])
+
+
+def _quick_gelu(o: Mapping[str, Tensor]) -> Tensor:
+    u = o["x"] @ o["w"]
+    return u * torch.sigmoid(1.702 * u)
+
+
+def _rms(x: Tensor, g: Tensor, epsilon: float, axes: int | tuple[int, ...] = -1) -> Tensor:
+    return x / torch.sqrt((x * x).mean(axes, keepdim=True) + epsilon) * g
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _attended(
+    operands: Iterable[Tensor], heads: int, bias: Tensor | float = 0.0, scale: float = 0.0
+) -> Tensor:
+    q, k, v = (_heads(part, heads) for part in operands)
+    scores = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1])) + bias
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def _qkv(o: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    return (o["x"] @ o["w"] + o["b"]).chunk(3, -1)
+
+
+_PROJECTED = "u = MatMul(x, w)  "
+_W = {"w": (6, 6)}
+_MASK = np.asarray([[1, 1, 0, 1], [1, 0, 0, 1]], np.int32)
+_CAUSAL = torch.triu(torch.full((4, 4), -10000.0), 1)
+_LOW = torch.from_numpy((1.0 - _MASK) * -10000.0)[:, None, None, :]
+_LENGTHS = np.asarray([3, 2], np.int32)
+_BY_LENGTH = torch.where(torch.arange(4) < torch.tensor([[3], [2]]), 0.0, -10000.0)[:, None, None, :]
+_ATTENTION = {"w": (6, 18), "b": (18,)}
+_MHA = "q = MatMul(x, w)  k = MatMul(x, k_w)  v = MatMul(x, v_w)  y = ms.MultiHeadAttention"
+_MHA_WEIGHTS = {"w": (6, 6), "k_w": (6, 6), "v_w": (6, 6)}
+
+
+def _three(o: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    return o["x"] @ o["w"], o["x"] @ o["k_w"], o["x"] @ o["v_w"]
+
+
+def _conv(o: Mapping[str, Tensor], **settings: int) -> Tensor:
+    return F.conv2d(o["x"], o["w"], o.get("b"), **settings)
+
+
+def _turned_matmul(turn_a: int, batch_a: int, turn_b: int, batch_b: int) -> Fused:
+    """x: [2, 4, 6] and w in the shapes that make x' w' fit, with its own transpositions."""
+
+    def turned(t: Tensor, is_turned: int, is_batch_turned: int) -> Tensor:
+        t = t.movedim(0, -2) if is_batch_turned else t
+        return t.transpose(-1, -2) if is_turned else t
+
+    left = turned(torch.zeros(2, 4, 6), turn_a, batch_a).shape
+    inner = (left[0], left[-1], 5)
+    shape = turned(torch.zeros(inner), turn_b, 0).shape
+    shape = torch.zeros(shape).movedim(-2, 0).shape if batch_b else shape
+    attributes = f"alpha=0.5, transA={turn_a}, transBatchA={batch_a}, transB={turn_b}, transBatchB={batch_b}"
+    return Fused(
+        f"FusedMatMul {turn_a}{batch_a}{turn_b}{batch_b}",
+        f"y = ms.FusedMatMul<{attributes}>(x, w)",
+        (2, 4, 6),
+        {"w": tuple(shape)},
+        lambda o: 0.5 * turned(o["x"], turn_a, batch_a) @ turned(o["w"], turn_b, batch_b),
+    )
+
+
+_SEQUENCE = (2, 4, 6)
+CASES = [
+    Fused(
+        "NhwcConv",
+        "y = ms.NhwcConv<strides=[2,1], pads=[1,0,1,0], kernel_shape=[3,3]>(x, w, b)",
+        (2, 5, 6, 4),
+        {"w": (3, 4, 3, 3), "b": (3,)},
+        lambda o: F.conv2d(o["x"].movedim(-1, 1), o["w"], o["b"], (2, 1), (1, 0)).movedim(1, -1),
+    ),
+    Fused("Gelu", _PROJECTED + "y = ms.Gelu(u)", _SEQUENCE, _W, lambda o: F.gelu(o["x"] @ o["w"])),
+    Fused(
+        "BiasGelu",
+        _PROJECTED + "y = ms.BiasGelu(u, b)",
+        _SEQUENCE,
+        {**_W, "b": (6,)},
+        lambda o: F.gelu(o["x"] @ o["w"] + o["b"]),
+    ),
+    Fused(
+        "FastGelu",
+        _PROJECTED + "y = ms.FastGelu(u)",
+        _SEQUENCE,
+        _W,
+        lambda o: F.gelu(o["x"] @ o["w"], approximate="tanh"),
+    ),
+    Fused(
+        "FastGelu with bias",
+        _PROJECTED + "y = ms.FastGelu(u, b)",
+        _SEQUENCE,
+        {**_W, "b": (6,)},
+        lambda o: F.gelu(o["x"] @ o["w"] + o["b"], approximate="tanh"),
+    ),
+    Fused(
+        "QuickGelu",
+        _PROJECTED + "y = ms.QuickGelu(u)",
+        _SEQUENCE,
+        _W,
+        _quick_gelu,
+    ),
+    Fused(
+        "QuickGelu as SiLU",
+        _PROJECTED + "y = ms.QuickGelu<alpha=1.0>(u)",
+        _SEQUENCE,
+        _W,
+        lambda o: F.silu(o["x"] @ o["w"]),
+    ),
+    *(
+        _turned_matmul(*turns)
+        for turns in [
+            (0, 0, 0, 0),
+            (1, 0, 0, 0),
+            (0, 0, 1, 0),
+            (1, 0, 1, 0),
+            (0, 1, 0, 0),
+            (0, 1, 0, 1),
+            (1, 1, 1, 1),
+        ]
+    ),
+    Fused(
+        "TransposeMatMul",
+        "y = ms.TransposeMatMul<transB=1>(x, w)",
+        _SEQUENCE,
+        {"w": (5, 6)},
+        lambda o: o["x"] @ o["w"].T,
+    ),
+    Fused(
+        "FusedGemm",
+        'y = ms.FusedGemm<transB=1, alpha=0.5, activation="Tanh">(x, w, b)',
+        (4, 6),
+        {"w": (5, 6), "b": (5,)},
+        lambda o: torch.tanh(0.5 * o["x"] @ o["w"].T + o["b"]),
+    ),
+    Fused(
+        "FusedGemm leaky",
+        'y = ms.FusedGemm<activation="LeakyRelu", activation_alpha=0.2>(x, w)',
+        (4, 6),
+        {"w": (6, 5)},
+        lambda o: F.leaky_relu(o["x"] @ o["w"], 0.2),
+    ),
+    Fused(
+        "FusedConv",
+        'y = ms.FusedConv<activation="Relu", kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x, w, b)',
+        (2, 4, 5, 5),
+        {"w": (3, 4, 3, 3), "b": (3,)},
+        lambda o: torch.relu(_conv(o, stride=2, padding=1)),
+    ),
+    Fused(
+        "FusedConv with sum",
+        'u = Conv(x, v) y = ms.FusedConv<activation="Relu">(x, w, b, u)',
+        (2, 4, 5, 5),
+        {"w": (3, 4, 1, 1), "b": (3,), "v": (3, 4, 1, 1)},
+        lambda o: torch.relu(_conv(o) + F.conv2d(o["x"], o["v"])),
+    ),
+    Fused(
+        "FusedConv clipped",
+        'y = ms.FusedConv<activation="Clip", activation_params=[-0.5, 1.0]>(x, w)',
+        (2, 4, 5, 5),
+        {"w": (3, 4, 3, 3)},
+        lambda o: torch.clamp(_conv(o), -0.5, 1.0),
+    ),
+    Fused(
+        "FusedConv clipped",
+        'y = ms.FusedConv<activation="Clip", activation_params=[-0.5, 1.0]>(x, w)',
+        (2, 4, 5, 5),
+        {"w": (3, 4, 3, 3)},
+        lambda o: torch.clamp(_conv(o), -0.5, 1.0),
+        opset=10,
+    ),
+    Fused(
+        "FusedConv leaky",
+        'y = ms.FusedConv<activation="LeakyRelu", activation_params=[0.1]>(x, w)',
+        (2, 4, 5, 5),
+        {"w": (3, 4, 3, 3)},
+        lambda o: F.leaky_relu(_conv(o), 0.1),
+    ),
+    Fused(
+        "FusedConv hard",
+        'y = ms.FusedConv<activation="HardSigmoid", activation_params=[0.3, 0.4], group=2>(x, w)',
+        (2, 4, 5, 5),
+        {"w": (4, 2, 3, 3)},
+        lambda o: torch.clamp(0.3 * _conv(o, groups=2) + 0.4, 0, 1),
+    ),
+    *(
+        entry
+        for opset in (11, 17, 18, 21)
+        for entry in (
+            Fused(
+                "SkipLayerNormalization",
+                _PROJECTED + "y = ms.SkipLayerNormalization<epsilon=0.01>(u, x, g, b)",
+                _SEQUENCE,
+                {**_W, "g": (6,), "b": (6,)},
+                lambda o: _layer_norm(o["x"] + o["x"] @ o["w"], o["g"], o["b"], 0.01),
+                opset=opset,
+            ),
+            Fused(
+                "SkipLayerNormalization with bias and sum",
+                _PROJECTED
+                + "z, m, s, t = ms.SkipLayerNormalization(u, x, g, b, c)  y = Mul(z, t)".replace(
+                    "m, s, ", '"", "", '
+                ),
+                _SEQUENCE,
+                {**_W, "g": (6,), "b": (6,), "c": (6,)},
+                _with_sum,
+                opset=opset,
+            ),
+            Fused(
+                "SkipLayerNormalization without beta",
+                _PROJECTED + "y = ms.SkipLayerNormalization(u, x, g)",
+                _SEQUENCE,
+                {**_W, "g": (6,)},
+                lambda o: _layer_norm(o["x"] + o["x"] @ o["w"], o["g"]),
+                opset=opset,
+            ),
+            Fused(
+                "SkipSimplifiedLayerNormalization",
+                _PROJECTED + "y = ms.SkipSimplifiedLayerNormalization<epsilon=0.1>(u, x, g, b)",
+                _SEQUENCE,
+                {**_W, "g": (6,), "b": (6,)},
+                lambda o: _rms(o["x"] + o["x"] @ o["w"] + o["b"], o["g"], 0.1),
+                opset=opset,
+            ),
+            Fused(
+                "SimplifiedLayerNormalization",
+                _PROJECTED + "y = SimplifiedLayerNormalization<axis=-1, epsilon=0.1>(u, g)",
+                _SEQUENCE,
+                {**_W, "g": (6,)},
+                lambda o: _rms(o["x"] @ o["w"], o["g"], 0.1),
+                opset=opset,
+            ),
+            Fused(
+                "SimplifiedLayerNormalization of two axes",
+                _PROJECTED + "y = SimplifiedLayerNormalization<axis=1, epsilon=0.1>(u, g)",
+                _SEQUENCE,
+                {**_W, "g": (4, 6)},
+                lambda o: _rms(o["x"] @ o["w"], o["g"], 0.1, (1, 2)),
+                opset=opset,
+            ),
+            Fused(
+                "LayerNormalization",
+                _PROJECTED + "y = LayerNormalization<axis=-1, epsilon=0.01>(u, g, b)",
+                _SEQUENCE,
+                {**_W, "g": (6,), "b": (6,)},
+                lambda o: _layer_norm(o["x"] @ o["w"], o["g"], o["b"], 0.01),
+                opset=opset,
+            ),
+        )
+    ),
+    *(
+        entry
+        for opset in (11, 14)
+        for entry in (
+            Fused(
+                "Attention",
+                "y = ms.Attention<num_heads=2>(x, w, b)",
+                _SEQUENCE,
+                _ATTENTION,
+                lambda o: _attended(_qkv(o), 2),
+                opset=opset,
+            ),
+            Fused(
+                "Attention, causal and scaled",
+                "y = ms.Attention<num_heads=3, unidirectional=1, scale=0.3>(x, w, b)",
+                _SEQUENCE,
+                _ATTENTION,
+                lambda o: _attended(_qkv(o), 3, _CAUSAL, 0.3),
+                opset=opset,
+            ),
+            Fused(
+                "Attention, mask",
+                "y = ms.Attention<num_heads=2>(x, w, b, mask)",
+                _SEQUENCE,
+                _ATTENTION,
+                lambda o: _attended(_qkv(o), 2, _LOW),
+                {"mask": _MASK},
+                opset,
+            ),
+            Fused(
+                "Attention, lengths",
+                "y = ms.Attention<num_heads=2>(x, w, b, mask)",
+                _SEQUENCE,
+                _ATTENTION,
+                lambda o: _attended(_qkv(o), 2, _BY_LENGTH),
+                {"mask": _LENGTHS},
+                opset,
+            ),
+        )
+    ),
+    Fused(
+        "Attention, sizes",
+        "y = ms.Attention<num_heads=2, qkv_hidden_sizes=[6, 6, 4]>(x, w, b)",
+        _SEQUENCE,
+        {"w": (6, 16), "b": (16,)},
+        lambda o: _attended((o["x"] @ o["w"] + o["b"]).split([6, 6, 4], -1), 2),
+    ),
+    Fused(
+        "MultiHeadAttention",
+        _MHA + "<num_heads=2>(q, k, v)",
+        _SEQUENCE,
+        _MHA_WEIGHTS,
+        lambda o: _attended(_three(o), 2),
+    ),
+    Fused(
+        "MultiHeadAttention, bias and mask",
+        _MHA + "<num_heads=2>(q, k, v, b, mask)",
+        _SEQUENCE,
+        {**_MHA_WEIGHTS, "b": (18,)},
+        lambda o: _attended((part + b for part, b in zip(_three(o), o["b"].chunk(3), strict=True)), 2, _LOW),
+        {"mask": _MASK},
+    ),
+    Fused(
+        "MultiHeadAttention, attention bias",
+        _MHA + '<num_heads=2>(q, k, v, "", "", a)',
+        _SEQUENCE,
+        {**_MHA_WEIGHTS, "a": (1, 2, 4, 4)},
+        lambda o: _attended(_three(o), 2, o["a"]),
+    ),
+]
+
+
+@pytest.mark.parametrize("entry", CASES, ids=str)
+def test_fused_operators_become_standard_ones(entry: Fused) -> None:
+    source, x = entry.model(), normal(*entry.shape)
+    model = read_model(source, loss="mse")
+    assert model.opset == 18
+    assert not any(node.domain for node in model.nodes)
+    assert set(model.parameters) == set(entry.weights)
+    values = {
+        name: torch.from_numpy(value).double().requires_grad_() for name, value in entry.values().items()
+    }
+    y = entry.formula({"x": torch.from_numpy(x).double(), **values})
+    target = np.zeros(tuple(y.shape), np.float32)
+    (found,) = run_read(model, {"x": x, "target": target}, "y")
+    np.testing.assert_allclose(found, y.detach(), rtol=1e-4, atol=1e-5)
+    if not entry.name.startswith("NhwcConv"):
+        # Which has no CPU kernel.
+        (expected,) = run(source, {"x": x})
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+    graph = optimize(source, loss="mse").training_graph
+    gradients = run(graph.model, {"x": x, "target": target}, *graph.gradient_of.values())
+    truth = torch.autograd.grad(y.square().mean(), [values[name] for name in graph.gradient_of])
+    for name, gradient, expected_gradient in zip(graph.gradient_of, gradients, truth, strict=True):
+        scale = float(expected_gradient.abs().max())
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+
+
+_EMBEDDED = """(int32[2,4] ids, int32[2,4] kinds, int32[2,4] mask) => (float[2,4,6] y, int32[2] count) {
+    y, count = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(INPUTS) }"""
+
+
+@pytest.mark.parametrize("opset", [11, 14, 18])
+@pytest.mark.parametrize(
+    "inputs, has_kinds",
+    [
+        ("ids, kinds, words, places, parts, g, b, mask", True),
+        ('ids, "", words, places, "", g, b, mask', False),
+        ('ids, "", words, places, "", g, b, mask, at', False),
+    ],
+)
+def test_embeddings(inputs: str, has_kinds: bool, opset: int) -> None:
+    body = _EMBEDDED.replace("INPUTS", inputs)
+    shapes = {
+        "words": (9, 6),
+        "places": (5, 6),
+        "g": (6,),
+        "b": (6,),
+        **({"parts": (2, 6)} if has_kinds else {}),
+    }
+    weights = {name: normal(*shape, seed=ord(name[0])) for name, shape in shapes.items()}
+    at = np.asarray([[0, 1, 2, 3], [4, 3, 1, 1]], np.int32)
+    stored = {**weights, **({"at": at} if "at" in inputs.split(", ") else {})}
+    source = with_weights(text_model(body, opset=opset, domains=_RUNTIME), **stored)
+    feeds = {
+        "ids": np.asarray([[1, 2, 2, 8], [0, 3, 5, 1]], np.int32),
+        "kinds": np.asarray([[0, 0, 1, 1], [0, 1, 1, 1]], np.int32),
+        "mask": np.asarray([[1, 1, 1, 0], [1, 1, 0, 0]], np.int32),
+    }
+    expected = run(source, feeds, "y")[0]
+    model = read_model(source, loss="mse")
+    assert set(model.parameters) == set(weights)
+    used = {name: feeds[name] for name in model.inputs}
+    (found,) = run_read(model, {**used, "target": np.zeros_like(expected)}, "y")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    graph = optimize(source, loss="mse").training_graph
+    gradients = run(graph.model, {**used, "target": np.zeros_like(expected)}, *graph.gradient_of.values())
+    values = {name: torch.from_numpy(value).double().requires_grad_() for name, value in weights.items()}
+    places = at if "at" in stored else np.arange(4)
+    total = (
+        values["words"][torch.from_numpy(feeds["ids"]).long()]
+        + values["places"][torch.from_numpy(places).long()]
+    )
+    if has_kinds:
+        total = total + values["parts"][torch.from_numpy(feeds["kinds"]).long()]
+    loss = _layer_norm(total, values["g"], values["b"], 0.01).square().mean()
+    truth = torch.autograd.grad(loss, [values[name] for name in graph.gradient_of])
+    for name, gradient, wanted in zip(graph.gradient_of, gradients, truth, strict=True):
+        np.testing.assert_allclose(
+            gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max()), err_msg=name
+        )
+
+
+def test_the_count_of_a_mask_goes_to_attention() -> None:
+    body = """(int32[2,4] ids, int32[2,4] mask) => (float[2,4,6] y) {
+        e, count = com.microsoft.EmbedLayerNormalization(ids, "", words, places, "", g, b, mask)
+        y = com.microsoft.Attention<num_heads=2>(e, w, c, count) }"""
+    shapes = {"words": (9, 6), "places": (5, 6), "g": (6,), "b": (6,), "w": (6, 18), "c": (18,)}
+    weights = {name: normal(*shape) for name, shape in shapes.items()}
+    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), **weights)
+    feeds = {
+        "ids": np.asarray([[1, 2, 2, 8], [0, 3, 5, 1]], np.int32),
+        "mask": np.asarray([[1, 1, 1, 0], [1, 1, 0, 0]], np.int32),
+    }
+    (expected,) = run(source, feeds)
+    (found,) = run_read(read_model(source, loss="mse"), {**feeds, "target": np.zeros_like(expected)}, "y")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "nodes, message",
+    [
+        ('[f] y = ms.FusedConv<activation="Mish">(i, w)', "FusedConv 'f' .*: its activation is 'Mish'"),
+        (
+            "[f] y, m = ms.SkipLayerNormalization(x, x, g)  z = Exp(m)",
+            "its output 'm' is of use to that operator",
+        ),
+        ("[f] y = ms.Attention<num_heads=2, do_rotary=1>(x, v, c)", "it rotates its queries and keys"),
+        ('[f] y = ms.Attention<num_heads=2>(x, v, c, "", p)', "it has the optional input 4 \\('p'\\)"),
+        ("[f] y = ms.MultiHeadAttention<num_heads=2>(x)", "query, key and value are not three tensors"),
+        ("[f] y = ms.Attention<num_heads=2>(x, v, c, k)", "its mask 'k' has the shape \\[8\\]"),
+    ],
+)
+def test_settings_without_a_standard_form_are_refused(nodes: str, message: str) -> None:
+    outputs = "y, float[a] z" if " z = " in nodes else "y"
+    nodes = nodes.replace("ms.", "com.microsoft.")
+    body = f"(float[2,4,6] x, float[2,4,5,5] i) => (float[a,b,c] {outputs}) {{ {nodes} }}"
+    stored = {"w": normal(3, 4, 1, 1), "g": normal(6), "v": normal(6, 18), "c": normal(18)}
+    stored |= {"p": normal(2, 2, 2, 4, 3), "k": np.zeros(8, np.int32)}
+    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), **stored)
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        read_model(source, loss="mse")
+
+
+def test_all_other_operators_outside_of_onnx_are_named() -> None:
+    body = """(float[2,4,6] x) => (float[a,b,c] y) {
+        u = com.microsoft.GroupNorm(x, g, g)  v = com.microsoft.Inverse(u)
+        y = com.microsoft.Inverse(v) }"""
+    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), g=normal(6))
+    with pytest.raises(
+        ShapeError, match=r"GroupNorm, an operator outside of ONNX \(as are 2 com.microsoft::Inverse\)"
+    ):
+        read_model(source, loss="mse")
+
+
+def test_masks_in_fused_operators_do_not_train() -> None:
+    nodes = _MHA + '<num_heads=2>(q, k, v, "", "", a)'
+    body = f"(float[2,4,6] x) => (float[2,4,6] y) {{ {nodes.replace('ms.', 'com.microsoft.')} }}"
+    weights = {name: normal(*shape) for name, shape in _MHA_WEIGHTS.items()}
+    mask = np.triu(np.full((1, 1, 4, 4), -10000, np.float32), 1)
+    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), **weights, a=mask)
+    assert set(read_model(source, loss="mse").parameters) == set(weights)

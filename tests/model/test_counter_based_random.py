@@ -1,0 +1,209 @@
+"""Random numbers that depend on the number of the run alone, and that are as good as random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.model.files.forward_file import to_proto
+from onnxgc.model.read import read_model
+from tests.model.model_helpers import normal, text_model, with_weights
+
+SHAPES = [(64, 128), (2, 4, 64, 64), (7,), (3, 1, 5)]
+MOST = 5.0
+"""Standard deviations: what is random stays below in all but one of two million cases."""
+
+
+def counted(
+    nodes: str, shape: tuple[int, ...], outputs: str = "", kind: str = "float", **values: Any
+) -> TrainableModel:
+    """A model that multiplies by a weight, behind it `nodes` from `z` to `y`."""
+    size = ",".join(map(str, shape))
+    body = f"({kind}[{size}] x) => ({kind}[{size}] y{outputs}) {{ z = Mul(x, w)  {nodes} }}"
+    weight = np.ones(shape, np.float16 if kind == "float16" else np.float32)
+    return read_model(with_weights(text_model(body), w=weight, **values), loss="mse", counted_draws=True)
+
+
+class Draws:
+    """A read model in a session, run by number."""
+
+    def __init__(self, model: TrainableModel, *tensors: str) -> None:
+        proto = to_proto(model)
+        onnx.checker.check_model(proto, full_check=True)
+        known = {value.name for value in proto.graph.output}
+        added = [
+            value for value in proto.graph.value_info if value.name in tensors and value.name not in known
+        ]
+        proto.graph.output.extend(added)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 3, 1
+        self.session = onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self.model, self.tensors = model, list(tensors)
+
+    def __call__(self, number: int, x: Array | None = None) -> list[Array]:
+        kind = self.model.types["x"]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.dtype)
+        x = np.ones(kind.shape, dtype) if x is None else x
+        feeds = {"x": x, "target": np.zeros(kind.shape, dtype), self.model.draw: np.asarray(number, np.int64)}
+        return list(self.session.run(self.tensors, feeds))
+
+
+def deviations(numbers: Array) -> Iterator[tuple[str, float]]:
+    """How far averages of standardised numbers [run, ..., column] are from 0, in standard deviations."""
+
+    def of(products: Array) -> float:
+        return float(abs(products.mean()) * math.sqrt(products.size)) if products.size else 0.0
+
+    runs = numbers.reshape(len(numbers), -1)
+    rows = numbers.reshape(len(numbers), -1, numbers.shape[-1])
+    yield "mean", of(runs)
+    for lag in (1, 2, 16):
+        yield f"runs {lag} apart", of(runs[lag:] * runs[:-lag])
+        yield f"neighbours {lag} apart", of(runs[:, lag:] * runs[:, :-lag])
+        yield f"rows {lag} apart", of(rows[:, lag:] * rows[:, :-lag])
+    corners = rows[:, 1:, 1:] * rows[:, :-1, 1:] * rows[:, 1:, :-1] * rows[:, :-1, :-1]
+    yield "squares", of(corners)
+    kurtosis = float((runs**4).mean())
+    for name, averages, count in (
+        ("runs", runs.mean(1), runs.shape[1]),
+        ("rows", rows.mean(2), rows.shape[2]),
+        ("columns", rows.mean(1), rows.shape[1]),
+        ("elements", runs.mean(0), len(runs)),
+    ):
+        if count == 1:
+            continue
+        # Chi-square: averages vary as much as those of independent numbers.
+        spread = math.sqrt((2 + (kurtosis - 3) / count) / averages.size)
+        yield f"variance of {name}", abs(float((averages**2).mean()) * count - 1) / spread
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_masks_are_as_good_as_random(shape: tuple[int, ...], ratio: float) -> None:
+    size = ",".join(map(str, shape))
+    model = counted(
+        "a, m = Dropout(z, r)  y, n = Dropout(a, r)", shape, f", bool[{size}] m, bool[{size}] n", r=ratio
+    )
+    draws = Draws(model, "m", "n")
+    runs = 64 if math.prod(shape) > 1000 else 1024
+    masks = np.stack([np.stack(draws(number)) for number in range(runs)], axis=1)
+    assert masks.dtype == np.bool_
+    numbers = (masks - (1 - ratio)) / math.sqrt(ratio * (1 - ratio))
+    for layer in numbers:
+        assert [(name, far) for name, far in deviations(layer) if far > MOST] == []
+    assert abs((numbers[0] * numbers[1]).mean()) * math.sqrt(numbers[0].size) < MOST
+    if math.prod(shape) > 1000:
+        # The largest singular value of independent numbers: no pattern of rows and columns is beyond it.
+        matrix = numbers[0][0].reshape(-1, shape[-1])
+        limit = sum(map(math.sqrt, matrix.shape))
+        assert np.linalg.svd(matrix, compute_uv=False)[0] < 1.1 * limit
+
+
+def test_a_number_says_all() -> None:
+    """Another session draws the same; another number something else, however large."""
+    model = counted("a = Dropout(z)  y = Dropout(a)", (8, 16))
+    one, two = Draws(model, "y"), Draws(model, "y")
+    numbers = [0, 1, 2, 2**16, 2**31, 2**31 + 1, -1]
+    found = [one(number)[0] for number in numbers]
+    for number, value in reversed(list(zip(numbers, found, strict=True))):
+        np.testing.assert_array_equal(two(number)[0], value)
+    assert len({value.tobytes() for value in found}) == len(numbers)
+
+
+def test_what_is_drawn_stays_what_it_is() -> None:
+    """A run is resumed by a later version too."""
+    (mask,) = Draws(counted("y, m = Dropout(z)", (4, 16), ", bool[4,16] m"), "m")(7)
+    assert np.packbits(mask).tobytes().hex() == "b0f97c517dd93d5a"
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+def test_what_is_kept_is_scaled(kind: str, ratio: float) -> None:
+    model = counted("y, m = Dropout(z, r)", (5, 6), ", bool[5,6] m", kind, r=ratio)
+    x = normal(5, 6).astype(np.float16 if kind == "float16" else np.float32)
+    y, mask = Draws(model, "y", "m")(3, x)
+    assert y.dtype == x.dtype
+    scale = 1 / (1 - ratio) if ratio < 1 else 1
+    np.testing.assert_allclose(
+        y, np.where(mask, x * np.asarray(scale, x.dtype), 0), rtol=2e-3 if kind == "float16" else 1e-6
+    )
+    assert mask.any() == (ratio < 1)
+
+
+def test_once_a_step_are_the_small_vectors() -> None:
+    model = counted("a = Dropout(z)  y = Dropout(a)", (2, 4, 64, 64))
+    once = [node for node in model.nodes if node.once]
+    made = {name: model.types[name].element_count for node in once for name in node.outputs}
+    assert max(made.values()) == 2 * (2 * 64 + 4 * 64)
+    assert all(node.op != "Dropout" and not node.domain for node in model.nodes)
+    assert {model.types[name].shape for node in once for name in node.outputs if node.op == "Reshape"} == {
+        (2, 1, 64, 1),
+        (1, 4, 1, 64),
+    }
+
+
+@pytest.mark.parametrize(
+    "node, mean, deviation, least, most",
+    [
+        ("RandomUniform <shape = [64,64]> ()", 0.5, 12**-0.5, 0, 1),
+        ("RandomUniformLike <low = -3.0, high = 1.0> (z)", -1, 4 * 12**-0.5, -3, 1),
+        ("RandomNormal <shape = [64,64], mean = 2.0, scale = 0.5> ()", 2, 0.5, -1, 5),
+        ("RandomNormalLike <dtype = 10> (z)", 0, 1, -6, 6),
+        ("Bernoulli (p)", 0.3, 0.21**0.5, 0, 1),
+    ],
+)
+def test_numbers_of_other_operators(
+    node: str, mean: float, deviation: float, least: float, most: float
+) -> None:
+    chances = np.full((64, 64), 0.3, np.float32)
+    model = counted(f"e = {node}  f = Cast <to = 1> (e)  y = Mul(z, f)", (64, 64), p=chances)
+    draws = Draws(model, "y")
+    found = np.stack([draws(number)[0] for number in range(64)]).astype(np.float64)
+    assert found.min() >= least
+    assert found.max() <= most
+    standard = (found - mean) / deviation
+    assert [(name, far) for name, far in deviations(standard) if far > MOST] == []
+    if deviation == 1 or "Normal" in node:
+        assert abs((standard**4).mean() - 3) < 0.1
+    elif "Uniform" in node:
+        counts = np.histogram(found, 100, (least, most))[0]
+        expected = found.size / 100
+        assert abs(((counts - expected) ** 2 / expected).sum() - 99) < MOST * math.sqrt(2 * 99)
+
+
+def test_chances_of_0_and_1_are_certain() -> None:
+    chances = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
+    model = counted(
+        "e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=chances
+    )
+    np.testing.assert_array_equal(Draws(model, "f")(1)[0], chances)
+
+
+def test_what_is_not_counted_is_told() -> None:
+    nodes = """e = Softmax(z)  k = Multinomial <sample_size = 3> (e)  f = Cast <to = 1> (k)
+        s = ReduceMean <keepdims = 0> (f)  c = Sigmoid(s)
+        a = Dropout(z, c, on)  b = Mul(a, s)  y = Dropout(b)"""
+    model = counted(nodes, (4, 3), on=np.asarray(True))
+    told = [note for note in model.notes if "another session draws other numbers" in note]
+    assert [note.split()[0] for note in told] == ["Multinomial", "Dropout"]
+    assert [node.op for node in model.nodes if node.op in ("Multinomial", "Dropout")] == [
+        "Multinomial",
+        "Dropout",
+    ]
+
+
+def test_the_input_is_there_where_something_is_drawn() -> None:
+    assert counted("draw = Tanh(z)  y = Dropout(draw)", (2, 3)).draw == "draw_2"
+    assert counted("y = Dropout(z, r)", (2, 3), r=0.0).draw == ""
+    body = text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Dropout(z) }")
+    model = read_model(with_weights(body, w=normal(3)), loss="mse")
+    assert (model.draw, [node.op for node in model.nodes][:2]) == ("", ["Mul", "Dropout"])

@@ -1,0 +1,90 @@
+"""Running statistics of normalisations that are written out in elementary operators do not train."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxgc.model.read import explain_weights, read_model
+from onnxgc.model.weight_roles.classify import Role
+from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+
+HEAD = "(float[2,3,4,4] x) => (float[2,3,4,4] y) <float eps = {0.00001}, int64[4] s = {1, -1, 1, 1}> {"
+RESHAPED = "g = Reshape(gamma, s) b = Reshape(beta, s) m = Reshape(mean, s) v = Reshape(var, s)"
+FORMS = {
+    "scale and shift first": """e = Add(v, eps) r = Sqrt(e) i = Reciprocal(r) k = Mul(g, i)
+        n = Mul(m, k) t = Sub(b, n) p = Mul(x, k) y = Add(p, t)""",
+    "shift by a negative": """e = Add(eps, v) r = Sqrt(e) k = Div(g, r)
+        n = Mul(k, m) u = Neg(n) t = Add(b, u) p = Mul(x, k) y = Add(p, t)""",
+    "centred first": """c = Sub(x, m) e = Add(v, eps) r = Sqrt(e) d = Div(c, r)
+        p = Mul(d, g) y = Add(p, b)""",
+    "root as a power": """c = Sub(x, m) e = Add(v, eps) r = Pow(e, half) k = Mul(r, g) p = Mul(c, k)
+        y = Add(p, b)""",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_running_statistics_do_not_train(form: str) -> None:
+    values = {
+        "gamma": normal(3, seed=1),
+        "beta": normal(3, seed=2),
+        "mean": normal(3, seed=3),
+        "var": np.abs(normal(3, seed=4)) + 0.5,
+    }
+    if "half" in FORMS[form]:
+        values["half"] = np.asarray(-0.5, np.float32)
+    source = with_weights(text_model(f"{HEAD} {RESHAPED} {FORMS[form]} }}"), **values)
+    found = {weight.name: weight for weight in explain_weights(source)}
+    assert found["mean"].role is found["var"].role is Role.CONSTANT
+    assert found["mean"].reason.startswith("running mean of a normalisation that is written out: input")
+    assert found["var"].reason.startswith("running variance of a normalisation")
+    model = read_model(source, loss="mse")
+    assert set(model.parameters) == {"gamma", "beta"}
+    assert any("'mean', 'var' (2 weights): taken for a running statistic" in note for note in model.notes)
+    x = normal(2, 3, 4, 4)
+    (expected,) = run(source, {"x": x})
+    (same,) = run_read(model, {"x": x, "target": expected}, "y")
+    np.testing.assert_allclose(same, expected, rtol=1e-5, atol=1e-6)
+    assert "mean" in read_model(source, loss="mse", trainable=["mean"]).parameters
+
+
+def test_normalisations_by_the_batch_have_none() -> None:
+    body = """(float[4,3] x) => (float[4,3] y) <float eps = {0.00001}, int64[1] a = {0}> {
+        m = ReduceMean(x, a) c = Sub(x, m) q = Mul(c, c) v = ReduceMean(q, a) e = Add(v, eps) r = Sqrt(e)
+        d = Div(c, r) p = Mul(d, gamma) y = Add(p, beta) }"""
+    source = with_weights(text_model(body), gamma=normal(3), beta=normal(3, seed=1))
+    assert set(read_model(source, loss="mse").parameters) == {"gamma", "beta"}
+
+
+def test_a_mean_without_a_variance_is_none() -> None:
+    body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Mul(c, k) }"
+    source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
+    assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}
+
+
+@pytest.mark.parametrize(
+    "before", ["", "i = Cast<to=1>(x) j = Div(i, number)", "j = Transpose<perm=[1,0]>(x)"]
+)
+def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
+    source = "j" if before else "x"
+    nodes = f"{before} c = Sub({source}, mean) d = Div(c, std) y = MatMul(d, w)"
+    body = f"(float[3,3] x) => (float[3,4] y) {{ {nodes} }}"
+    values = {"mean": normal(3), "std": np.abs(normal(3, seed=1)), "w": normal(3, 4)}
+    if "number" in before:
+        values["number"] = np.asarray(255.0)
+    model = read_model(with_weights(text_model(body), **values))
+    assert model.parameters == ("w",)
+    assert any("'mean', 'std' (2 weights): taken for the mean or deviation" in note for note in model.notes)
+
+
+def test_centres_that_data_is_compared_with_train() -> None:
+    body = """(float[4,1,3] x) => (float[4,5] y) <int64[1] last = {2}> {
+        d = Sub(x, centres) s = Div(d, widths) y = ReduceL2<keepdims=0>(s, last) }"""
+    source = with_weights(text_model(body), centres=normal(5, 3), widths=normal(5, 1, seed=1))
+    assert set(read_model(source, loss="mse").parameters) == {"centres", "widths"}
+
+
+def test_what_later_tensors_are_divided_by_trains() -> None:
+    body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Div(c, k) }"
+    source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
+    assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}

@@ -1,0 +1,131 @@
+"""Refusals name the operator, its place with the module's path, the reason, and what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxgc
+from onnxgc.errors import OnnxgcError
+from onnxgc.model.files.pytorch_metadata import module_of
+from onnxgc.model.read import read_model
+
+SUM = "y = ReduceSum <keepdims = 0> (q)"
+CASES = {
+    "NonZero": ("i = NonZero (a) q = Cast <to = 1> (i)", ("the values of 'a'", "a mask (Where")),
+    "Compress": (
+        "z = Cast <to = 9> (a) f = Reshape (z, flat) q = Compress (a, f)",
+        ("known only at run time", "a mask (Where"),
+    ),
+    "Unique": ("q = Unique (a)", ("the values of 'a'", "a fixed number of classes")),
+    "Range": (
+        "s = ReduceSum <keepdims = 0> (a) q = Range (zero, s, one)",
+        ("the values of 's'", "a mask over the longest one"),
+    ),
+    "NonMaxSuppression": (
+        "b = Reshape (a, boxes) n = Reshape (a, scores) i = NonMaxSuppression (b, n) q = Cast <to = 1> (i)",
+        ("known only at run time", "in front of NonMaxSuppression"),
+    ),
+    "Magic": ("q = my.domain.Magic (a)", ("an operator outside of ONNX", "export the model with standard")),
+    "DynamicQuantizeLinear": (
+        "i, s, z = DynamicQuantizeLinear (a) q = DequantizeLinear (i, s, z)",
+        ("whole numbers have no gradient", "train the floating-point model"),
+    ),
+    "Cast": (
+        "i = Cast <to = 7> (a) q = Cast <to = 1> (i)",
+        ("the gradient stops at", "take the loss of what"),
+    ),
+    "ArgMax": ("i = ArgMax (a) q = Cast <to = 1> (i)", ("the gradient stops at", "take the loss of what")),
+    "MatMul": ("q = MatMul (a, wide)", ("does not fit its inputs", "check the input shapes")),
+    "If": (
+        "s = ReduceSum <keepdims = 0> (a) c = Cast <to = 9> (s) "
+        "q = If (c) <then_branch = t () => (float[4, 8] u) { u = Neg (a) }, "
+        "else_branch = e () => (float[2, 8] v) { v = Slice (a, start, end) }>",
+        ("the values of 'x' decide which branch runs", "without this control flow"),
+    ),
+    "Det": (
+        "r = Reshape (a, square) e = Det (r) q = Unsqueeze (e, start)",
+        ("no gradient rule for", "freeze"),
+    ),
+}
+
+
+def model_of(nodes: str) -> onnx.ModelProto:
+    """A product with a weight, then the nodes, each in a module of its own as PyTorch's exporter says it."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17, "my.domain" : 1]> '
+        f"g (float[4, 8] x) => (float y) {{ a = MatMul (x, w) {nodes} {SUM} }}"
+    )
+    weights = {
+        "w": np.ones((8, 8), np.float32),
+        "wide": np.ones((9, 8), np.float32),
+        "zero": np.float32(0),
+        "one": np.float32(1),
+        "flat": np.array([-1]),
+        "start": np.array([0]),
+        "end": np.array([2]),
+        "boxes": np.array([1, 8, 4]),
+        "scores": np.array([1, 4, 8]),
+        "square": np.array([2, 4, 4]),
+    }
+    read = {name for node in model.graph.node for name in node.input} | {"start", "end"}
+    for name, value in weights.items():
+        if name in read:
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    for place, node in enumerate(model.graph.node):
+        node.name = f"node_{place}"
+        scopes = ["", "blocks", f"blocks.{place}", node.op_type.lower()]
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
+    return model
+
+
+@pytest.mark.parametrize("operator", CASES)
+def test_a_refusal_has_operator_place_reason_and_next_step(operator: str) -> None:
+    nodes, words = CASES[operator]
+    model = model_of(nodes)
+    place = next(i for i in reversed(range(len(model.graph.node))) if model.graph.node[i].op_type == operator)
+    if operator == "Cast":
+        place -= 1
+    with pytest.raises(OnnxgcError) as caught:
+        onnxgc.optimize(model, check=False, loss="y")
+    told = str(caught.value)
+    for wanted in (operator, f"'node_{place}' in module 'blocks.{place}'", *words):
+        assert wanted in told, told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    "scopes, path",
+    [
+        ("['', 'layer1', 'layer1.0', 'layer1.0.conv1', 'conv2d']", "layer1.0.conv1"),
+        ("['', 'add']", ""),
+        ("[]", ""),
+        ("", ""),
+        ("nothing of the kind", ""),
+    ],
+)
+def test_the_path_of_a_module(scopes: str, path: str) -> None:
+    node = onnx.NodeProto(op_type="Conv")
+    assert module_of(node) == ""
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    assert module_of(node) == path
+
+
+def test_the_path_is_there_behind_another_opset_and_a_lowering() -> None:
+    """Nodes that stand for a node of the file have its place."""
+    model = parser.parse_model(
+        """
+        <ir_version: 9, opset_import: ["" : 11]>
+        g (float[4, 8] x) => (float[4, 8] y) {
+            a = MatMul (x, w)
+            y = Softmax (a)
+        }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+    for node in model.graph.node:
+        node.name = node.op_type
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'head.{node.op_type}', 'op']")
+    found = {node.origin: node.module for node in read_model(model, loss="mse").nodes if node.module}
+    assert found == {"MatMul": "head.MatMul", "Softmax": "head.Softmax"}

@@ -1,0 +1,42 @@
+"""A model in any form in which exporters and passes hold one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import pytest
+
+import onnxgc
+from onnxgc.errors import ModelFileError
+from onnxgc.model.files.load import source_of
+
+TEXT = """<ir_version: 8, opset_import: ["" : 18]> net (float[4, 3] x) => (float[4, 2] y)
+    <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }"""
+
+
+@dataclass
+class Program:
+    """Holds a model as `torch.onnx.ONNXProgram` does."""
+
+    model_proto: onnx.ModelProto
+
+
+def test_a_program_is_the_model_that_it_holds() -> None:
+    model = onnx.parser.parse_model(TEXT)
+    assert source_of(Program(model)) is model
+    direct, held = (onnxgc.optimize(one, loss="mse", check=False) for one in (model, Program(model)))
+    assert held.training_graph.model == direct.training_graph.model
+    assert onnxgc.inspect(Program(model)).weights == onnxgc.inspect(model).weights
+
+
+def test_a_model_of_onnx_ir() -> None:
+    ir = pytest.importorskip("onnx_ir")
+    model = ir.from_proto(onnx.parser.parse_model(TEXT))
+    assert set(onnxgc.optimize(model, loss="mse", check=False).training_graph.gradient_of) == {"w"}
+
+
+@pytest.mark.parametrize("other", [3, None, b"model", object()])
+def test_anything_else_is_told(other: object) -> None:
+    with pytest.raises(ModelFileError, match=r"not a (int|NoneType|bytes|object)$"):
+        onnxgc.optimize(other)

@@ -1,0 +1,244 @@
+"""A file with a literal batch, read for another: each sample's result stays what it was, or it is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.errors import ShapeError
+from onnxgc.model.core.ir import Array
+from onnxgc.model.read import read_model
+from onnxgc.model.rebatch.axis_change import Growth, reshaped
+from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+
+BATCHES = [(1, 4), (2, 4), (4, 1), (3, 2)]
+WEIGHTS = {
+    "w": normal(6, 6),
+    "g": normal(6, 6, seed=1),
+    "token": normal(1, 1, 6),
+    "place": normal(1, 1, 6, seed=2),
+    "table": normal(3, 6),
+    "half": np.asarray(0.5),
+    "one": np.eye(1),
+    "four": np.ones(4),
+    "first": np.asarray(0),
+}
+
+# Nodes from `z` of [B, 4, 6] to `y` of [B, ...]; in braces stand constants, B times a number among them.
+FOLLOWING = {
+    "flattened": "y = Reshape(z, {B, -1})",
+    "rest in front": "y = Reshape(z, {-1, 24})",
+    "copied": "y = Reshape(z, {0, -1})",
+    "zeros not copied": "y = Reshape<allowzero=1>(z, {B, -1})",
+    "heads of all samples": """
+        a = Reshape(z, {B, -1, 2, 3})  h = Transpose<perm=[0,2,1,3]>(a)  q = Reshape(h, {2B, -1, 3})
+        k = Transpose<perm=[0,2,1]>(q)  s = MatMul(q, k)  p = Softmax<axis=2>(s)  v = MatMul(p, q)
+        o = Reshape(v, {B, 2, -1, 3})  t = Transpose<perm=[0,2,1,3]>(o)  y = Reshape(t, {B, 4, 6})""",
+    "batch in the middle": """
+        t = Transpose<perm=[1,0,2]>(z)  a = Reshape(t, {-1, 2B, 3})  h = Transpose<perm=[1,0,2]>(a)
+        y = Reshape(h, {B, -1, 6})""",
+    "rest behind": """
+        a = Reshape(z, {-1, 6})  b = Relu(a)  c = Reshape(b, {B, 4, -1})
+        y = ReduceMean<keepdims=0>(c, {1})""",
+    "rows": "a = Reshape(z, {4B, 6})  b = Gemm(a, g)  y = Reshape(b, {B, 4, 6})",
+    "windows": """
+        a = Reshape(z, {B, 2, 2, 6})  b = Transpose<perm=[0,2,1,3]>(a)  c = Reshape(b, {-1, 2, 6})
+        m = Softmax<axis=1>(c)  d = Reshape(m, {B, 2, 2, 6})  y = Reshape(d, {B, 4, -1})""",
+    "as many as samples": "t = Transpose<perm=[0,2,1]>(z)  y = Reshape(t, {B, 4, -1})",
+    "class token": "e = Expand(token, {B, 1, 6})  y = Concat<axis=1>(e, z)",
+    "repeated token": "e = Tile(token, {B, 1, 1})  y = Concat<axis=1>(e, z)",
+    "token with a place": "e = Expand(token, {B, 1, 6})  f = Add(e, place)  y = Concat<axis=1>(f, z)",
+    "constant beside": "o = Expand(half, {B, 2, 6})  y = Concat<axis=1>(z, o)",
+    "constant added": "o = Expand(half, {B, 4, 6})  y = Add(z, o)",
+    "looked up": "i = Expand({1}, {B, 4})  e = Gather(table, i)  y = Add(z, e)",
+    "elements looked up": "i = Expand({1}, {B, 4, 2})  y = GatherElements<axis=2>(z, i)",
+    "elements written": """
+        i = Expand({1}, {B, 4, 1})  u = Expand(half, {B, 4, 1})  y = ScatterElements<axis=2>(z, i, u)""",
+    "keys for heads of all samples": """
+        a = Reshape(z, {B, 4, 2, 3})  h = Transpose<perm=[0,2,1,3]>(a)  q = Reshape(h, {-1, 4, 3})
+        p = Reshape(g, {2, 6, 3})  c = Tile(p, {B, 1, 1})  k = Transpose<perm=[0,2,1]>(c)  s = MatMul(q, k)
+        m = Softmax<axis=2>(s)  v = MatMul(m, c)  o = Reshape(v, {B, 2, 4, 3})
+        y = Transpose<perm=[0,2,1,3]>(o)""",
+    "queries of parameters": """
+        e = Expand(token, {B, 3, 6})  q = MatMul(e, g)  r = Reshape(q, {B, 3, 2, 3})
+        h = Transpose<perm=[0,2,1,3]>(r)  f = Reshape(h, {2B, 3, 3})  a = Reshape(z, {B, 4, 2, 3})
+        k = Transpose<perm=[0,2,3,1]>(a)  b = Reshape(k, {2B, 3, 4})  s = MatMul(f, b)
+        y = Reshape(s, {B, -1, 3, 4})""",
+    "one of several states": """
+        e = Expand(token, {3, B, 6})  i = Gather<axis=0>(e, first)  s = Slice(e, {0}, {1}, {0})
+        q = Squeeze(s, {0})  m = ReduceMean<keepdims=0>(z, {1})  y = Concat<axis=1>(m, i, q)""",
+    "first half": "d = Neg(z)  c = Concat<axis=0>(z, d)  y = Slice(c, {0}, {B}, {0})",
+    "second half": "d = Neg(z)  c = Concat<axis=0>(z, d)  y = Slice(c, {B}, {2B}, {0})",
+    "both halves": "d = Neg(z)  c = Concat<axis=0>(z, d)  e, f = Split<axis=0>(c, {B, B})  y = Mul(e, f)",
+    "copies of samples": """
+        u = Unsqueeze(z, {1})  e = Expand(u, {B, 3, 4, 6})  a = Reshape(e, {3B, 4, 6})  b = Relu(a)
+        c = Reshape(b, {B, 3, 4, 6})  y = ReduceMean<keepdims=0>(c, {1})""",
+    "resized": """u = Unsqueeze(z, {1})  y = Resize<mode="nearest">(u, , , {B, 1, 8, 12})""",
+}
+
+REFUSED = {
+    "four groups": (
+        "a = Reshape(z, {4, -1})  s = Softmax<axis=0>(a)  y = Reshape(s, {B, 4, 6})",
+        "which a literal shape alone tells|does not tell which of its sizes follow",
+    ),
+    "a certain sample": ("y = Gather<axis=0>(z, first)", "takes certain samples of 'z'"),
+    "all but a sample": ("y = Slice(z, {1}, {1000}, {0})", "takes certain samples of 'z'"),
+    "a sum": ("s = ReduceSum<keepdims=0>(z)  y = Mul(s, half)", "it sums over samples"),
+    "pairs": ("f = Reshape(z, {B, -1})  t = Transpose(f)  y = MatMul(f, t)", "pairs samples with samples"),
+    "padded": ("y = Pad(z, {1, 0, 0, 0, 0, 0})", "pads 'z' along the batch"),
+}
+
+
+def exported(body: str, batch: int) -> onnx.ModelProto:
+    """A file with the batch as a literal, as exporters write it."""
+    literals: dict[str, Array] = {}
+
+    def named(match: re.Match[str]) -> str:
+        texts = [text.strip() for text in match[1].split(",")]
+        sizes = [int(text[:-1] or 1) * batch if text.endswith("B") else int(text) for text in texts]
+        literals[f"literal{len(literals)}"] = np.asarray(sizes)
+        return f"literal{len(literals) - 1}"
+
+    nodes = re.sub(r"\{([^}]*)\}", named, body)
+    model = text_model(f"(float[{batch},4,6] x) => (float[] y) {{ z = MatMul(x, w)  {nodes} }}")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    read = {name for node in model.graph.node for name in node.input}
+    return with_weights(model, **{n: v for n, v in WEIGHTS.items() if n in read}, **literals)
+
+
+def read_at(source: onnx.ModelProto, batch: int) -> tuple[Array, Array]:
+    """A batch of samples, and the output of the file that is read for it."""
+    x = normal(batch, 4, 6, seed=5)
+    model = read_model(source, input_shapes={"x": x.shape}, loss="mse")
+    target = np.zeros(model.types[model.outputs[0]].shape, np.float32)
+    (found,) = run_read(model, {"x": x, "target": target}, "y")
+    return x, found
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+@pytest.mark.parametrize("old, new", BATCHES)
+def test_each_sample_has_the_result_of_the_file(name: str, old: int, new: int) -> None:
+    source = exported(FOLLOWING[name], old)
+    x, found = read_at(source, new)
+    assert found.shape[0] == new
+    for sample in range(new):
+        # In another place, among others.
+        batch = normal(old, 4, 6, seed=9)
+        batch[-1] = x[sample]
+        np.testing.assert_allclose(found[sample], run(source, {"x": batch})[0][-1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("old, new", BATCHES)
+def test_what_cannot_be_shown_to_be_the_same_is_refused(name: str, old: int, new: int) -> None:
+    body, reason = REFUSED[name]
+    with pytest.raises(ShapeError, match=reason) as caught:
+        read_at(exported(body, old), new)
+    assert str(caught.value).count("export the model with dynamic dimensions") == 1
+
+
+# As InstanceNormalization is written for a batch that is known.
+CHANNELS = "a = Reshape(z, {1, -1, 6})  m = ReduceMean(a, {0, 2})  b = Sub(a, m)  y = Reshape(b, {B, 4, 6})"
+
+
+def test_samples_may_be_channels() -> None:
+    x, found = read_at(exported(CHANNELS, 2), 4)
+    expected = [run(exported(CHANNELS, 2), {"x": x[start : start + 2]})[0] for start in (0, 2)]
+    np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CHANNELS,
+        "a = Reshape(z, {1, -1, 6})  b, p, q = BatchNormalization<training_mode=1>(a, four, four, four, four)"
+        "  y = Reshape(b, {B, 4, 6})",
+    ],
+)
+def test_samples_of_a_batch_of_one_that_may_be_channels_are_refused(body: str) -> None:
+    with pytest.raises(ShapeError, match=r"literal shape alone tells|may make channels of samples"):
+        read_at(exported(body, 1), 4)
+
+
+@pytest.mark.parametrize("old", [2, 3])
+def test_what_differs_between_the_samples_of_the_file_is_refused(old: int) -> None:
+    source = exported("y = Mul(z, each)", old)
+    source.graph.initializer.append(onnx.numpy_helper.from_array(normal(old, 1, 1), "each"))
+    with pytest.raises(ShapeError, match=r"'each' of .* holds something else for each"):
+        read_at(source, 5)
+
+
+def test_an_identity_matrix_of_one_sample_is_not_taken_for_a_constant() -> None:
+    body = "m = ReduceMean<keepdims=0>(z, {1})  t = Transpose(m)  p = MatMul(m, t)  y = Sub(p, one)"
+    with pytest.raises(ShapeError, match="pairs samples with samples"):
+        read_at(exported(body, 1), 4)
+
+
+@pytest.mark.parametrize("old", [1, 2])
+def test_what_is_drawn_is_drawn_for_each_sample(old: int) -> None:
+    body = f"r = RandomUniform<shape=[{old},1,1]>()  k = Add(r, half)  d = Floor(k)  y = Mul(z, d)"
+    model = read_model(exported(body, old), input_shapes={"x": (64, 4, 6)}, loss="mse")
+    (random,) = (node for node in model.nodes if node.op == "RandomUniform")
+    assert random.attribute("shape") == [64, 1, 1]
+    assert model.types["y"].shape == (64, 4, 6)
+
+
+def test_states_of_recurrent_networks_follow() -> None:
+    zeros = "t = Transpose<perm=[1,0,2]>(z)  h = Expand(half, {1, B, 3})"
+    body = f"{zeros}  s, last = GRU<hidden_size=3>(t, a, r, , , h)  y = Transpose<perm=[1,0,2]>(last)"
+    source = exported(body, 2)
+    for name, value in (("a", normal(1, 9, 6)), ("r", normal(1, 9, 3))):
+        source.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x, found = read_at(source, 4)
+    expected = np.concatenate([run(source, {"x": x[start : start + 2]})[0] for start in (0, 2)])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gathered_strides_follow() -> None:
+    """As torch.as_strided is written: all elements in a row, and the place of each."""
+    places = np.arange(2)[:, None, None] * 24 + np.arange(6)[None, :, None] + np.arange(4)[None, None] * 6
+    source = exported("f = Reshape(z, {-1})  y = Gather<axis=0>(f, places)", 2)
+    source.graph.initializer.append(onnx.numpy_helper.from_array(places, "places"))
+    x, found = read_at(source, 4)
+    expected = np.concatenate([run(source, {"x": x[start : start + 2]})[0] for start in (0, 2)])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_output_that_keeps_the_batch_is_refused() -> None:
+    with pytest.raises(
+        ShapeError, match=r"output 'y' of \[2, 6\] keeps the file's batch of 2 where 4 is wanted"
+    ):
+        read_at(exported("a = Slice(z, {0}, {2}, {1})  y = ReduceMean<keepdims=0>(a, {0})", 2), 4)
+
+
+def test_samples_of_a_batch_of_one_in_one_row_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"output 'y' of \[1, 96\] keeps the file's batch of 1"):
+        read_at(exported("t = Transpose<perm=[1,0,2]>(z)  y = Reshape(t, {1, -1})", 1), 4)
+
+
+def test_literals_that_were_rewritten_are_told() -> None:
+    source = exported("y = Reshape(z, {B, -1})", 2)
+    (note,) = (n for n in read_model(source, input_shapes={"x": (4, 4, 6)}).notes if "literal" in n)
+    assert note == "1 literal shapes held the file's batch of 2 and were rewritten for 4 ('Reshape_y')"
+
+
+def test_other_sizes_do_not_go_into_the_batch() -> None:
+    model = read_model(exported("y = Reshape(z, {-1, 24})", 2), input_shapes={"x": (2, 8, 6)}, loss="mse")
+    assert model.types["y"].shape == (2, 48)
+    assert any("held the file's sizes and were rewritten" in note for note in model.notes)
+
+
+def test_a_batch_has_one_place_where_it_is_more_than_one() -> None:
+    (placed,) = reshaped([Growth(0, 4, 8)], (4, 3, 4), (4, 4, 3))
+    assert placed == (Growth(0, 4, 8),)
+    assert list(reshaped([Growth(0, 4, 8, inner=2)], (8, 3), (2, 4, 3))) == []
+    assert list(reshaped([Growth(0, 4, 8, outer=2)], (8, 3), (2, 4, 3))) == [(Growth(1, 4, 8),)]
+
+
+def test_a_batch_of_one_is_sought_alone_then_in_front_of_others() -> None:
+    assert [one[0].axis for one in reshaped([Growth(0, 1, 4)], (1, 8), (1, 8))] == [0, 1]
+    assert [one[0].axis for one in reshaped([Growth(1, 1, 4)], (5, 1, 6), (5, 2, 3))] == [1, 0]
+    assert [one[0].axis for one in reshaped([Growth(1, 1, 4)], (5, 1, 6), (5, 6))] == [0, 1]

@@ -1,0 +1,474 @@
+"""Models as modules: outputs, gradients, state, copies and files, beside torch and ONNX Runtime."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from onnx import helper, numpy_helper  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from onnxgc.errors import ModelFileError, ShapeError  # noqa: E402
+from onnxgc.model.read import read_model  # noqa: E402
+from onnxgc.model.weight_roles.initialization import draw_weights  # noqa: E402
+from onnxgc.torch import OnnxModule, checkpoint, from_onnx  # noqa: E402
+from onnxgc.torch.fx_program import Origin  # noqa: E402
+from onnxgc.torch.onnx_module import state_keys  # noqa: E402
+from scripts.exports.torch_export import Export, export_module, match_parameters  # noqa: E402
+from scripts.exports.torch_models import TORCH_MODELS, Recipe  # noqa: E402
+from tests.model.model_helpers import (  # noqa: E402
+    LIGHT_MODELS,
+    image_input,
+    light_path,
+    normal,
+    run,
+    text_model,
+    with_weights,
+)
+
+
+class Network(nn.Module):
+    """Convolution, BatchNormalization, Dropout, a table of buffers and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.dropout = nn.Dropout(0.3)
+        self.head = nn.Linear(8 * 4 * 4, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.pool(self.stem(x))
+        return self.head(self.dropout(features.flatten(1))), features.mean((2, 3))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    """A module, and its export for any batch."""
+    torch.manual_seed(0)
+    module = Network()
+    for _ in range(3):
+        module(torch.randn(4, 3, 8, 8) + 1)
+    path = tmp_path_factory.mktemp("exported") / "network.onnx"
+    export_module(module, {"x": torch.randn(2, 3, 8, 8)}, path, Export(Recipe.SCRIPT, dynamic=True))
+    return module, path
+
+
+@pytest.fixture
+def pair(exported: tuple[nn.Module, Path]) -> tuple[nn.Module, OnnxModule]:
+    """The module and its ONNX model, with the same weights and statistics."""
+    module, found = copy.deepcopy(exported[0]), from_onnx(exported[1])
+    found.load_state_dict(own_state(module))
+    return module, found
+
+
+def own_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state without what ONNX does not have."""
+    state = module.state_dict().items()
+    return {name: value.clone() for name, value in state if not name.endswith("num_batches_tracked")}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_outputs_equal_those_of_torch_for_any_batch(pair: Any, batch: int) -> None:
+    module, found = (each.eval() for each in pair)
+    x = torch.randn(batch, 3, 8, 8)
+    for value, expected in zip(found(x), module(x), strict=True):
+        assert torch.equal(value, expected)
+    assert found.batched_inputs == ("x",)
+
+
+def test_a_training_step_equals_that_of_torch(pair: Any) -> None:
+    module, found = (each.train() for each in pair)
+    x = torch.randn(6, 3, 8, 8)
+    for each in (module, found):
+        torch.manual_seed(3)  # The same masks of Dropout.
+        sum(output.square().sum() for output in each(x)).backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    assert gradients.keys() == {name for name, _ in found.named_parameters()}
+    assert all(torch.equal(parameter.grad, gradients[name]) for name, parameter in found.named_parameters())
+    # One step of the running statistics, with the unbiased variance.
+    expected = own_state(module)
+    assert found.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+
+
+def test_a_training_step_can_be_planned(pair: Any) -> None:
+    found = pair[1].train()
+    planned, x = copy.deepcopy(found), torch.randn(6, 3, 8, 8)
+    steps = {"regular": found, "planned": checkpoint(planned, x, budget="min", device="a100", step_limit=2)}
+    for module in steps.values():
+        torch.manual_seed(3)
+        sum(output.square().sum() for output in module(x)).backward()
+    gradients = {name: parameter.grad for name, parameter in planned.named_parameters()}
+    assert all(torch.equal(parameter.grad, gradients[name]) for name, parameter in found.named_parameters())
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in planned.state_dict().items())
+
+
+def test_evaluation_moves_no_statistics(pair: Any) -> None:
+    found = pair[1].eval()
+    before = own_state(found)
+    found(torch.randn(2, 3, 8, 8))
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+
+
+def test_frozen_statistics_are_used_in_training(exported: Any) -> None:
+    found = from_onnx(exported[1], freeze_bn=True).train()
+    before = own_state(found)
+    x = torch.randn(2, 3, 8, 8)
+    trained = found(x)[1]
+    assert torch.equal(trained, found.eval()(x)[1])
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+
+
+def test_weights_are_frozen_and_trained_as_asked(exported: Any) -> None:
+    found = from_onnx(exported[1], freeze=["*"], trainable=["head.*"])
+    assert {name for name, p in found.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
+    assert "stem.0.weight" in dict(found.named_parameters())
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_compute_the_same_and_share_no_weights(pair: Any, make: Any) -> None:
+    found, x = pair[1].eval(), torch.randn(3, 3, 8, 8)
+    copied, expected = make(found), found(x)[0]
+    assert torch.equal(copied(x)[0], expected)
+    with torch.no_grad():
+        copied.head.weight.zero_()
+    assert torch.equal(found(x)[0], expected)
+    assert not torch.equal(copied(x)[0], expected)
+    assert onnx.load_from_string(copied.to_onnx().SerializeToString()).graph.node
+
+
+def test_state_goes_through_a_file(pair: Any, exported: Any) -> None:
+    found, other, file = pair[1], from_onnx(exported[1]), io.BytesIO()
+    with torch.no_grad():
+        found.head.weight.add_(1)
+    torch.save(found.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(other.eval()(x)[0], found.eval()(x)[0])
+
+
+def test_other_types_of_numbers(pair: Any) -> None:
+    found, x = pair[1].eval(), torch.randn(2, 3, 8, 8)
+    expected = found(x)[0]
+    assert torch.allclose(copy.deepcopy(found).double()(x.double())[0].float(), expected, atol=1e-5)
+    half = copy.deepcopy(found).to(torch.bfloat16)(x.bfloat16())[0]
+    assert half.dtype == torch.bfloat16
+    assert torch.allclose(half.float(), expected, atol=0.1)
+
+
+def test_a_cast_to_the_models_own_type_follows_the_module() -> None:
+    model = text_model("(int64[2,3] x) => (float[2,3] y) { f = Cast<to=1>(x) y = Mul(f, w) }")
+    module = from_onnx(with_weights(model, w=normal(2, 3))).double()
+    assert module(torch.ones(2, 3, dtype=torch.int64)).dtype == torch.float64
+
+
+def test_files_keep_structure_and_hold_what_was_trained(pair: Any, exported: Any, tmp_path: Path) -> None:
+    found = pair[1].train()
+    optimizer = torch.optim.SGD(found.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        found(torch.randn(6, 3, 8, 8))[0].square().sum().backward()
+        optimizer.step()
+    path = tmp_path / "trained.onnx"
+    proto, source = found.to_onnx(path), onnx.load(exported[1])
+    assert onnx.load(path) == proto
+    assert [node.name for node in proto.graph.node] == [node.name for node in source.graph.node]
+    assert (proto.graph.input, proto.graph.output) == (source.graph.input, source.graph.output)
+    assert [t.name for t in proto.graph.initializer] == [t.name for t in source.graph.initializer]
+    assert (proto.opset_import, proto.metadata_props) == (source.opset_import, source.metadata_props)
+    assert proto.producer_name == source.producer_name
+    again, x = from_onnx(path), torch.randn(2, 3, 8, 8)
+    assert torch.equal(again.eval()(x)[0], found.eval()(x)[0])
+    # The source was exported in training mode.
+    for value, expected in zip(found(x), run(proto, {"x": x.numpy()}), strict=True):
+        assert np.allclose(value.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(v, found.state_dict()[name]) for name, v in again.state_dict().items())
+
+
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_light_models_equal_onnx_runtime(name: str) -> None:
+    path = light_path(name)
+    module = from_onnx(path, seed=1).eval()
+    x = normal(1, 3, 224, 224)
+    with torch.no_grad():
+        found = module(torch.from_numpy(x)).numpy()
+    (expected,) = run(module.to_onnx(), {image_input(path): x})
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+    assert expected.std() > 0
+
+
+def test_weights_are_drawn_as_for_training_files() -> None:
+    path = light_path("light_shufflenet")
+    module = from_onnx(path, seed=7)
+    drawn = draw_weights(read_model(path), 7, only_constant_filled=True)
+    state = {module.onnx_names()[key]: value for key, value in module.state_dict().items()}
+    assert drawn
+    assert all(np.array_equal(state[name], value) for name, value in drawn.items())
+
+
+@pytest.mark.parametrize(
+    "name, recipe",
+    [
+        ("mobilenet_v3_large", Recipe.SCRIPT),
+        ("vit_b_16", Recipe.SCRIPT),
+        ("bert", Recipe.SCRIPT),
+        ("lstm", Recipe.SCRIPT),
+        ("gpt2", Recipe.DYNAMO),
+    ],
+)
+def test_exports_equal_the_module_they_came_from(name: str, recipe: Recipe, tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    pytest.importorskip("transformers")
+    if recipe is Recipe.DYNAMO:
+        pytest.importorskip("onnxscript")
+    described = TORCH_MODELS[name]
+    module, batch = described.module(small=True).eval(), described.batch(small=True)
+    path = tmp_path / "model.onnx"
+    export_module(module, batch, path, Export(recipe, dynamic=True))
+    found = from_onnx(path).eval()
+    stated = {key: value for key, value in own_state(module).items() if key in found.state_dict()}
+    # TorchScript's exporter runs the module once, which moves its statistics.
+    found.load_state_dict(stated, strict=False)
+    for inputs in (batch, {key: torch.cat([value, value[:1]]) for key, value in batch.items()}):
+        module.zero_grad()
+        found.zero_grad()
+        value, expected = found(**inputs), module(*inputs.values())
+        assert (value - expected).abs().max() <= 1e-5 * expected.abs().max()
+        value.square().sum().backward()
+        expected.square().sum().backward()
+    _check_gradients(module, found, path)
+
+
+def _check_gradients(module: nn.Module, found: OnnxModule, path: Path) -> None:
+    keys = {name: key for key, name in found.onnx_names().items()}
+    gradients = {name: parameter.grad for name, parameter in found.named_parameters()}
+    compared = 0
+    for name, matches in match_parameters(module, onnx.load(path)).items():
+        expected = module.get_parameter(name).grad
+        if expected is None or len(matches) != 1:
+            continue
+        ((onnx_name, is_transposed),) = matches
+        gradient = gradients[keys[onnx_name]]
+        assert gradient is not None
+        gradient = gradient.t() if is_transposed else gradient
+        assert (gradient - expected).norm() <= 1e-4 * expected.norm() + 1e-6
+        compared += 1
+    assert compared > 10
+
+
+def test_models_are_taken_in_every_form(exported: Any) -> None:
+    path, x = exported[1], torch.randn(2, 3, 8, 8)
+    expected = from_onnx(path).eval()(x)[0]
+    proto = onnx.load(path)
+    assert torch.equal(from_onnx(proto).eval()(x)[0], expected)
+    assert torch.equal(from_onnx(str(path)).eval()(x)[0], expected)
+    program = type("Program", (), {"model_proto": proto})()
+    assert torch.equal(from_onnx(program).eval()(x)[0], expected)
+    onnx_ir = pytest.importorskip("onnx_ir")
+    assert torch.equal(from_onnx(onnx_ir.from_proto(proto)).eval()(x)[0], expected)
+    with pytest.raises(ModelFileError, match="not a int"):
+        from_onnx(3)
+
+
+TWO_INPUTS = helper.make_model(
+    helper.make_graph(
+        [
+            helper.make_node("Sub", ["first", "second.input"], ["difference"], "take away"),
+            helper.make_node("Mul", ["difference", "w"], ["scaled"], "scale"),
+        ],
+        "two",
+        [helper.make_tensor_value_info(name, 1, [2, 3]) for name in ("first", "second.input")],
+        [helper.make_tensor_value_info("scaled", 1, [2, 3])],
+        [numpy_helper.from_array(normal(2, 3), "w")],
+    ),
+    ir_version=8,
+    opset_imports=[helper.make_opsetid("", 18)],
+)
+
+
+def test_inputs_by_place_and_by_name() -> None:
+    module, a, b = from_onnx(TWO_INPUTS), torch.randn(2, 3), torch.randn(2, 3)
+    expected = (a - b) * module.w
+    assert torch.equal(module(a, b), expected)
+    assert torch.equal(module(a, **{"second.input": b}), expected)
+    assert torch.equal(module(**{"second.input": b, "first": a}), expected)
+    with pytest.raises(TypeError, match=r"inputs \['second.input'\] are missing"):
+        module(a)
+    with pytest.raises(TypeError, match="3 inputs are given, and the model has 2"):
+        module(a, b, a)
+    with pytest.raises(TypeError, match="'third' is none of the model's inputs"):
+        module(a, b, third=a)
+    with pytest.raises(TypeError, match="'first' is given twice"):
+        module(a, first=a)
+    with pytest.raises(
+        ShapeError, match=r"'first' has the shape \[4, 3\], and the model was read for \[2, 3\]"
+    ):
+        module(torch.randn(4, 3), b)
+
+
+def test_nodes_of_the_graph_tell_where_they_come_from() -> None:
+    module = from_onnx(TWO_INPUTS)
+    nodes = [node for node in module.graph_module.graph.nodes if node.op == "call_function"]
+    assert [node.name for node in nodes] == ["take_away", "scale"]
+    assert nodes[0].meta["custom"]["onnx"] == Origin("take away", ("difference",))
+
+
+@pytest.mark.parametrize(
+    "names, keys",
+    [
+        (["a.b.weight", "a.c"], ["a.b.weight", "a.c"]),
+        (["onnx::Conv_12", "layer/0:0", "weight"], ["onnx::Conv_12", "layer/0:0", "weight"]),
+        (["a", "a.b"], ["a", "a_.b"]),
+        (["a.b", "a"], ["a.b", "a_"]),
+        (["a", "a_", "a.b"], ["a", "a_", "a__.b"]),
+        ([".a", "a..b", "c."], ["_.a", "a._.b", "c._"]),
+        (["train", "forward.weight", "training"], ["train_", "forward_.weight", "training_"]),
+        (["program", "x._parameters"], ["program_", "x._parameters_"]),
+    ],
+)
+def test_every_name_has_a_key_that_torch_takes(names: list[str], keys: list[str]) -> None:
+    model = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("Add", ["x" if i == 0 else f"sum_{i}", name], [f"sum_{i + 1}"])
+                for i, name in enumerate(names)
+            ],
+            "names",
+            [helper.make_tensor_value_info("x", 1, [2, 3])],
+            [helper.make_tensor_value_info(f"sum_{len(names)}", 1, [2, 3])],
+            [numpy_helper.from_array(normal(2, 3, seed=i), name) for i, name in enumerate(names)],
+        ),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    module, x = from_onnx(model), torch.randn(2, 3)
+    assert list(state_keys(names, module_without_weights()).values()) == keys
+    assert module.onnx_names() == dict(zip(keys, names, strict=True))
+    assert set(module.state_dict()) == set(keys)
+    other = from_onnx(model)
+    other.load_state_dict({key: value + 1 for key, value in module.state_dict().items()})
+    assert torch.allclose(other(x), module(x) + len(names))
+    stored = {t.name: numpy_helper.to_array(t) for t in other.to_onnx().graph.initializer}
+    assert all(
+        np.array_equal(stored[n], other.state_dict()[k].numpy()) for n, k in zip(names, keys, strict=True)
+    )
+
+
+def module_without_weights() -> OnnxModule:
+    return from_onnx(text_model("(float[2] x) => (float[2] y) { y = Relu(x) }"))
+
+
+def test_outputs_may_be_inputs_weights_or_one_twice() -> None:
+    model = with_weights(
+        text_model("(float[2] x) => (float[2] y, float[2] z, float[2] w) { y = Identity(x) z = Mul(y, w) }"),
+        w=normal(2),
+    )
+    x = torch.randn(2)
+    y, z, w = from_onnx(model)(x)
+    assert torch.equal(y, x)
+    assert torch.equal(z, x * w)
+
+
+def test_integers_that_depend_on_the_batch_follow_it() -> None:
+    model = with_weights(
+        text_model(
+            "(float[batch,6] x) => (float[b,6] y) {"
+            "shape = Shape(x) zero = Constant<value_ints=[0]>() one = Constant<value_ints=[1]>()"
+            "size = Slice(shape, zero, one) three = Constant<value_ints=[3]>()"
+            "minus = Constant<value_ints=[-1]>()"
+            "target = Concat<axis=0>(three, size, minus) parts = Reshape(x, target) a = Mul(parts, w)"
+            "back = Concat<axis=0>(size, minus) y = Reshape(a, back) }"
+        ),
+        w=normal(1, 1, 2),
+    )
+    module = from_onnx(model).eval()
+    for batch in (1, 4, 9):
+        x = normal(batch, 6)
+        (expected,) = run(module.to_onnx(), {"x": x})
+        assert np.array_equal(module(torch.from_numpy(x)).detach().numpy(), expected)
+    assert from_onnx(model, input_shapes={"x": (4, 6)}).batched_inputs == ("x",)
+
+
+def test_sizes_that_are_data_follow_the_batch() -> None:
+    module = from_onnx(
+        text_model(
+            "(int64[batch,2] x) => (int64[b,2] y, int64[2] shape) { shape = Shape(x) y = Add(x, shape) }"
+        )
+    )
+    for batch in (1, 4):
+        y, shape = module(torch.zeros(batch, 2, dtype=torch.int64))
+        assert shape.tolist() == [batch, 2]
+        assert y.tolist() == [[batch, 2]] * batch
+
+
+def test_what_depends_otherwise_on_the_batch_fixes_it() -> None:
+    model = text_model(
+        "(float[batch,2] x) => (float[b,2] y){ shape = Shape(x) sizes = Cast<to=1>(shape) y = Div(x, sizes) }"
+    )
+    module = from_onnx(model, input_shapes={"x": (4, 2)})
+    assert module.batched_inputs == ()
+    assert torch.equal(module(torch.ones(4, 2)), torch.tensor([[0.25, 0.5]] * 4))
+    with pytest.raises(ShapeError, match=r"the shape \[3, 2\], and the model was read for \[4, 2\]"):
+        module(torch.ones(3, 2))
+
+
+def test_statistics_that_a_file_shares_with_others_are_written_apart() -> None:
+    """Exporters store equal weights once: here a bias and a running mean."""
+    body = (
+        "(float[4,3] x) => (float[4,3] y) { a = Add(x, zeros)"
+        "y = BatchNormalization(a, ones, zeros, zeros, ones) }"
+    )
+    model = with_weights(text_model(body), zeros=np.zeros(3), ones=np.ones(3))
+    module = from_onnx(model, trainable=["zeros"])
+    x = torch.randn(4, 3) + 2
+    module.train()(x)
+    proto = module.to_onnx()
+    onnx.checker.check_model(proto)
+    with torch.no_grad():
+        expected = module.eval()(x).numpy()
+    (found,) = run(proto, {"x": x.numpy()})
+    assert np.allclose(found, expected, atol=1e-5)
+    assert not np.allclose(found, run(model, {"x": x.numpy()})[0], atol=1e-2)
+
+
+def test_weights_inside_of_a_file_in_other_places_are_written_back(tmp_path: Path) -> None:
+    """As Constant nodes and as external data."""
+    stored = with_weights(text_model("(float[4,40] x) => (float[4,30] y) { a = MatMul(x, w) y = Add(a, b) }"))
+    value, bias = normal(40, 30), normal(30)
+    stored.graph.node.insert(0, helper.make_node("Constant", [], ["b"], value=numpy_helper.from_array(bias)))
+    stored.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    path = tmp_path / "model.onnx"
+    onnx.save(stored, path, save_as_external_data=True, location="weights", size_threshold=0)
+    module = from_onnx(path)
+    assert set(module.state_dict()) == {"w", "b"}
+    with torch.no_grad():
+        module.get_parameter("w").mul_(2)
+        module.get_parameter("b").add_(1)
+    x = normal(4, 40)
+    (found,) = run(module.to_onnx(), {"x": x})
+    assert np.allclose(found, 2 * x @ value + bias + 1, atol=1e-4)
+
+
+def test_without_torch_one_line_says_what_to_install() -> None:
+    code = (
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
+        "import onnxgc\n"
+        "try:\n    import onnxgc.torch\n"
+        "except onnxgc.OnnxgcError as error:\n    print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told == "onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'\n"
