@@ -12,7 +12,7 @@ from fractions import Fraction
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.from_step import StepProblem, problem_of
 from onnxgc.budget.least_peak import least_peak
-from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence
 from onnxgc.budget.trade_off import trade_off
 from onnxgc.errors import PlanError
@@ -124,7 +124,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BudgetSolution:
     """The plan that was asked for, and the trade-off where that was too.
 
     `order_alone_peak_bytes` is the lowest peak found without any recomputation, by the order of operators
@@ -141,7 +141,7 @@ def answer_to(
     problem: CheckpointProblem,
     durations: Mapping[str, int],
     options: SolverOptions,
-) -> Answer:
+) -> BudgetSolution:
     """What was asked for, within one time limit.
 
     Without a budget the plan is that of the least peak in the trade-off.
@@ -174,7 +174,7 @@ def answer_to(
         solution = solution_within(problem, budget, durations, options, frontier)
     seconds = time.perf_counter() - started
     solution = replace(solution, seconds=seconds, interrupted=interrupted or solution.interrupted)
-    return Answer(solution, frontier, order_alone)
+    return BudgetSolution(solution, frontier, order_alone)
 
 
 def _order_alone(
@@ -191,7 +191,7 @@ def _order_alone(
     end = math.inf if limit is None else time.perf_counter() + _SHARE_OF_ORDER * limit
     posed = problem_of(problem.joint().step, durations)
     order = order_of_least_peak(posed.problem, lambda: time.perf_counter() >= end, options.seed)
-    return posed.names_of(order), judge(posed.problem, order).peak
+    return posed.names_of(order), simulate_sequence(posed.problem, order).peak
 
 
 def with_default_limit(options: SolverOptions) -> SolverOptions:

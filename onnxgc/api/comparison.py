@@ -78,7 +78,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _NoRow:
     """Why there is no row."""
 
     name: str
@@ -231,7 +231,7 @@ def _compare_plans(source: Any, asked: _Asked, tell: Progress) -> Comparison:
     durations, timing, note = asked.request.durations(traced.step)
     found = list(_rows(given, model, traced, asked, tell))
     rows = [row for row in found if isinstance(row, Row)]
-    left = [item for item in found if isinstance(item, _Left)]
+    left = [item for item in found if isinstance(item, _NoRow)]
     regular_ns = sum(durations.values())
     bound, bound_operator = _bound_on_peak(traced, durations, rows)
 
@@ -283,7 +283,7 @@ def _budget_bytes(request: BudgetRequest, planned: PlannedStep) -> int | None:
 
 def _rows(
     source: Any, model: TrainableModel, traced: TracedProblem, asked: _Asked, tell: Progress
-) -> Iterator[Row | _Left]:
+) -> Iterator[Row | _NoRow]:
     """A row for each plan that was asked for, or why there is none."""
     stored = judged(
         model, traced, SOLVERS[STORE_ALL].solve(traced.problem, SolverOptions(objective=Objective.PEAK))
@@ -311,29 +311,29 @@ def _rows(
 
 def _of_solver(
     name: str, model: TrainableModel, traced: TracedProblem, options: SolverOptions, stored: PlannedStep
-) -> Row | _Left:
+) -> Row | _NoRow:
     solver = SOLVERS[name]
     refusal = solver.refusal(traced.problem)
     if refusal is not None:
-        return _Left(name, refusal)
+        return _NoRow(name, refusal)
     try:
         solution = solver.solve(traced.problem, options)
     except PlanError as error:
-        return _Left(name, str(error))
+        return _NoRow(name, str(error))
     return Row(name, "solver", judged(model, traced, solution, stored), solver.summary)
 
 
 def _within_budget(
     model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
-) -> Row | _Left:
+) -> Row | _NoRow:
     try:
         planned = plan_traced_within(model, traced, request, options)
     except BudgetError as error:
-        return _Left("budget", str(error))
+        return _NoRow("budget", str(error))
     return Row("budget", "solver", planned, SOLVERS["budget"].summary)
 
 
-def _per_block(model: TrainableModel, traced: TracedProblem, stored: PlannedStep) -> Row | _Left:
+def _per_block(model: TrainableModel, traced: TracedProblem, stored: PlannedStep) -> Row | _NoRow:
     """Of the levels of nesting the one with the lowest peak, as somebody who tries them would choose."""
 
     def planned(blocks: Blocks) -> PlannedStep:
@@ -341,17 +341,17 @@ def _per_block(model: TrainableModel, traced: TracedProblem, stored: PlannedStep
 
     tried = [(blocks, planned(blocks)) for blocks in repeated_blocks(traced)]
     if not tried:
-        return _Left(PER_BLOCK, "no names of tensors, nodes or parameters show repeated blocks")
+        return _NoRow(PER_BLOCK, "no names of tensors, nodes or parameters show repeated blocks")
     blocks, best = min(tried, key=lambda one: one[1].profile.peak_bytes)
     return Row(
         PER_BLOCK, "rule", best, f"{blocks.count} blocks like {blocks.pattern} run again, each as a whole"
     )
 
 
-def _layer_wise(model: TrainableModel, traced: TracedProblem, stored: PlannedStep) -> Row | _Left:
+def _layer_wise(model: TrainableModel, traced: TracedProblem, stored: PlannedStep) -> Row | _NoRow:
     checkpoints = layerwise_checkpoints(traced)
     if checkpoints is None:
-        return _Left(
+        return _NoRow(
             LAYER_WISE, "no transformer layers with a normalisation in front of attention were found"
         )
     planned = plan_traced_again(model, traced, CheckpointPlan(checkpoints), stored)
@@ -360,7 +360,7 @@ def _layer_wise(model: TrainableModel, traced: TracedProblem, stored: PlannedSte
 
 def _torch_budget(
     source: Any, model: TrainableModel, traced: TracedProblem, read: ReadOptions, stored: PlannedStep
-) -> Row | _Left:
+) -> Row | _NoRow:
     try:
         from onnxgc.torch.torch_partitioner_budget import tensors_saved
 
@@ -373,7 +373,7 @@ def _torch_budget(
             freeze_bn=read.freeze_bn,
         )
     except OnnxgcError as error:
-        return _Left(TORCH_BUDGET, str(error))
+        return _NoRow(TORCH_BUDGET, str(error))
     wanted = {traced.vertex_of[name] for name in saved if name in traced.vertex_of}
     kept = tuple(vertex for vertex in traced.problem.graph.vertices if vertex in wanted)
     planned = plan_traced_again(model, traced, CheckpointPlan(kept), stored)

@@ -22,7 +22,7 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Schedule, StepGraph
 from onnxgc.planning.simulate import MemoryProfile
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.peak.plan_transfer import given_way, refined
+from onnxgc.solvers.peak.plan_transfer import adopt_decisions, transfer_plan
 from onnxgc.solvers.registry import solver_for
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -337,11 +337,11 @@ def carried_over(one: Network, other: Network, counterpart: Mapping[str, str]) -
     decided = set(counterpart.values()).difference(*stand_ins)
     undecided = [vertex for vertex in graph.vertices if vertex not in decided]
     starts = [replace(found, checkpoints=graph.in_order({*found.checkpoints, *some})) for some in stand_ins]
-    fitted = refined(problem, list(dict.fromkeys((found, *starts))), (undecided, graph.vertices))
+    fitted = transfer_plan(problem, list(dict.fromkeys((found, *starts))), (undecided, graph.vertices))
     joint, own = problem.joint(), replace(other.planned.solution.plan, sequence=())
     limit = int(CLOSE * joint.profile(own).peak_bytes)
     if joint.profile(fitted).peak_bytes > limit:
-        fitted = given_way(problem, own, found, decided, limit)
+        fitted = adopt_decisions(problem, own, found, decided, limit)
     changed = set(fitted.checkpoints) ^ set(found.checkpoints)
     return CarriedPlan(fitted, found, lost, len(undecided), len(decided), len(changed & decided))
 

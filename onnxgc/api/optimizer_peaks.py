@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from onnxgc.api.budgeting import Answer, BudgetRequest, FrontierPoint
+from onnxgc.api.budgeting import BudgetRequest, BudgetSolution, FrontierPoint
 from onnxgc.budget.from_step import problem_of
 from onnxgc.planning.plan import Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
@@ -21,14 +21,14 @@ from onnxgc.solvers.registry import solver_for
 _MOST_SECONDS = 5.0
 
 
-def as_it_runs(
-    answer: Answer,
+def with_runtime_peaks(
+    answer: BudgetSolution,
     request: BudgetRequest,
     problem: CheckpointProblem,
     durations: Mapping[str, int],
     options: SolverOptions,
     run: Callable[[Solution], tuple[Schedule, int]],
-) -> Answer:
+) -> BudgetSolution:
     """The answer with the peaks of what runs, which is `run` of a plan: its schedule and its peak.
 
     Where that takes a plan above what it was found for, the best of all that were found takes its place, the

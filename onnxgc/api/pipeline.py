@@ -19,7 +19,7 @@ from onnxgc.api.budgeting import (
     FrontierPoint,
     answer_to,
 )
-from onnxgc.api.optimizer_peaks import as_it_runs
+from onnxgc.api.optimizer_peaks import with_runtime_peaks
 from onnxgc.api.trial_run import trial_run
 from onnxgc.emission.plan_files import METADATA_KEY, model_of, plan_as_json, plan_of
 from onnxgc.emission.training import TrainingGraph, emit_training_graph
@@ -401,7 +401,7 @@ def plan_traced_within(
             planned = judged(model, traced, solution)
             return planned.schedule, planned.profile.peak_bytes
 
-        answer = as_it_runs(answer, request, traced.problem, durations, options, run)
+        answer = with_runtime_peaks(answer, request, traced.problem, durations, options, run)
     solution = answer.solution
     planned = judged(model, traced, solution)
     budget, regular = request.budget, planned.regular_profile.peak_bytes

@@ -14,7 +14,7 @@ MOST_HELD = 10
 """Tensors that are named of those held at a peak."""
 
 
-class Fate(StrEnum):
+class PlanFate(StrEnum):
     """What a schedule does with a tensor of forward."""
 
     CHECKPOINT = "checkpoint"
@@ -27,7 +27,7 @@ class Fate(StrEnum):
     """It is computed once, and gone when backward begins."""
 
 
-_KEPT = (Fate.CHECKPOINT, Fate.HELD)
+_KEPT = (PlanFate.CHECKPOINT, PlanFate.HELD)
 
 
 def difference_of(one: tuple[str, PlannedStep], other: tuple[str, PlannedStep]) -> dict[str, Any]:
@@ -41,12 +41,14 @@ def difference_of(one: tuple[str, PlannedStep], other: tuple[str, PlannedStep]) 
     sizes = {**_sizes(one[1]), **_sizes(other[1])}
     tensors = sorted({*fates[0], *fates[1]}, key=lambda name: (-sizes[name], name))
     # What only one of them computes again may be a tensor of backward, which the other computes once.
-    pairs = {name: [fate.get(name, Fate.ONCE) for fate in fates] for name in tensors}
+    pairs = {name: [fate.get(name, PlanFate.ONCE) for fate in fates] for name in tensors}
     for number, side in enumerate(sides):
         kept = [
             name for name, pair in pairs.items() if pair[number] in _KEPT and pair[1 - number] not in _KEPT
         ]
-        again = [name for name, pair in pairs.items() if pair[number] is Fate.AGAIN is not pair[1 - number]]
+        again = [
+            name for name, pair in pairs.items() if pair[number] is PlanFate.AGAIN is not pair[1 - number]
+        ]
         side["kept_here_only"] = [{"tensor": name, "bytes": sizes[name]} for name in kept]
         side["computed_again_here_only"] = [{"tensor": name, "bytes": sizes[name]} for name in again]
     first, second = (planned.profile.peak_bytes for _, planned in (one, other))
@@ -58,7 +60,7 @@ def difference_of(one: tuple[str, PlannedStep], other: tuple[str, PlannedStep]) 
             if pair[0] is not pair[1]
         ],
         "kept_by_both": sum(all(fate in _KEPT for fate in pair) for pair in pairs.values()),
-        "computed_again_by_both": sum(pair == [Fate.AGAIN, Fate.AGAIN] for pair in pairs.values()),
+        "computed_again_by_both": sum(pair == [PlanFate.AGAIN, PlanFate.AGAIN] for pair in pairs.values()),
         "peak_change_bytes": second - first,
     }
 
@@ -82,22 +84,22 @@ def peak_step(profile: MemoryProfile) -> dict[str, Any]:
     }
 
 
-def _fates(planned: PlannedStep) -> dict[str, Fate]:
+def _fates(planned: PlannedStep) -> dict[str, PlanFate]:
     """What becomes of each vertex that takes memory, and of tensors of backward that are computed again."""
     traced = planned.traced
     members, resident = traced.problem.joint().members, planned.step.graph.resident
     again = _computed_again(planned)
     gone = _gone_before_backward(planned)
     named = set(planned.solution.plan.checkpoints)
-    found = dict.fromkeys(again, Fate.AGAIN)
+    found = dict.fromkeys(again, PlanFate.AGAIN)
     for vertex in traced.problem.graph.vertices:
         name = str(vertex)
         if name in again or name in resident:
             continue
         if gone.issuperset((name, *members[vertex])):
-            found[name] = Fate.ONCE
+            found[name] = PlanFate.ONCE
         else:
-            found[name] = Fate.CHECKPOINT if vertex in named else Fate.HELD
+            found[name] = PlanFate.CHECKPOINT if vertex in named else PlanFate.HELD
     return found
 
 

@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onnxgc.budget.bounds.peak_bound import Floor, floor_of_problem
+from onnxgc.budget.bounds.peak_bound import PeakBound, floor_of_problem
 from onnxgc.budget.least_peak import least_peak
 from onnxgc.budget.operator_graph_file import OperatorGraphFile, read_operator_graph
-from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
     BudgetedSequence,
     NoSequence,
     SearchOptions,
-    tell_nobody,
+    ignore_progress,
     within_budget,
 )
 from onnxgc.errors import BudgetError, PlanError
@@ -133,8 +133,8 @@ def solve_operator_graph(
     wanted = budget_asked(budget, extra_time, file.size_scale)
     assert wanted is not None, "one of the two is given"
     problem = file.problem
-    regular = judge(problem, range(len(problem)))
-    options = SearchOptions(chosen_order, time_limit, step_limit, seed, tell=progress or tell_nobody)
+    regular = simulate_sequence(problem, range(len(problem)))
+    options = SearchOptions(chosen_order, time_limit, step_limit, seed, tell=progress or ignore_progress)
     floor = floor_of_problem(problem)
     limit: int | None = None
     least_peak_floor = floor.size
@@ -179,7 +179,7 @@ def _status(found: BudgetedSequence, floor: int | None) -> Status:
     return Status.FEASIBLE if floor is not None and found.peak > floor else found.status
 
 
-def _why_none(file: OperatorGraphFile, limit: int, floor: Floor) -> str:
+def _why_none(file: OperatorGraphFile, limit: int, floor: PeakBound) -> str:
     node = file.nodes[floor.operator]
     needed, given = _in_units(floor.size, file.size_scale), _in_units(limit, file.size_scale)
     is_kept = floor.size <= floor.kept_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.planning.schedule import Compute, Operator, Recompute, Schedule, StepGraph
 from onnxgc.planning.sequences import StepOperators
 
@@ -58,7 +58,7 @@ class _Builder:
         """What a reader of a tensor reads; the first is where its contents are."""
         self._sizes: list[int] = []
         self._kept: set[int] = set()
-        self._operations: list[Operation] = []
+        self._operations: list[ProblemOperator] = []
         self._shown = {old: old for old in step.replaced.values()}
         """By view the resident tensor that it shows, where that is replaced."""
         self._marks: dict[str, list[int]] = {}
@@ -88,7 +88,7 @@ class _Builder:
                 writes = (*writes, len(self._sizes))
                 self._sizes.append(0)
         self._operations.append(
-            Operation(
+            ProblemOperator(
                 operator.name,
                 reads,
                 writes,

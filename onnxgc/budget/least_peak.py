@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgc.budget.bounds.covering import fixed_order_bound, free_order_bound
-from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
 from onnxgc.planning.order import Order
 
@@ -54,12 +54,12 @@ def least_peak(
     enough = _ANY_TIME if most_extra is None else most_extra
 
     def may_be_taken(sequence: Sequence[int]) -> bool:
-        extra = judge(problem, sequence).duration - problem.duration
+        extra = simulate_sequence(problem, sequence).duration - problem.duration
         return extra <= enough and options.order.allows(sequence)
 
     known = [tuple(range(len(problem))), *(tuple(start) for start in starts if may_be_taken(start))]
-    best = min(known, key=lambda start: judge(problem, start).peak)
-    high, low = judge(problem, best).peak, floor - 1
+    best = min(known, key=lambda start: simulate_sequence(problem, start).peak)
+    high, low = simulate_sequence(problem, best).peak, floor - 1
     interrupted = False
     try:
         for _ in range(_TRIES):

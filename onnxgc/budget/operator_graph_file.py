@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import lcm
 from typing import Any, TypeAlias
 
-from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.graph.graph_file import read_document
@@ -72,7 +72,7 @@ def parse_operator_graph(document: Any) -> OperatorGraphFile:
     graph = ComputationGraph.from_unsorted(list(entries), _edges(document["edges"], entries))
     place = {node: index for index, node in enumerate(graph.vertices)}
     operations = tuple(
-        Operation(
+        ProblemOperator(
             str(node),
             tuple(sorted(place[tail] for tail in graph.predecessors(node))),
             (place[node],),

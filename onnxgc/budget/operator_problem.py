@@ -15,7 +15,7 @@ from onnxgc.errors import GraphFileError
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ProblemOperator:
     """One operator. `reads` and `writes` are numbers of storages, without repeats.
 
     `duration` is in any unit. `workspace` is held only while it runs. `in_place` is a storage that it
@@ -50,7 +50,7 @@ class OperatorProblem:
             size is negative.
     """
 
-    operations: tuple[Operation, ...]
+    operations: tuple[ProblemOperator, ...]
     sizes: tuple[int, ...]
     kept: frozenset[int] = frozenset()
     producer: tuple[int, ...] = field(init=False)
@@ -119,7 +119,7 @@ class SequenceProfile:
     timeline: tuple[int, ...]
 
 
-def judge(problem: OperatorProblem, sequence: Sequence[int]) -> SequenceProfile:
+def simulate_sequence(problem: OperatorProblem, sequence: Sequence[int]) -> SequenceProfile:
     """Walk a sequence with exact lifetimes.
 
     Raises:

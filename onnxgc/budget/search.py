@@ -23,12 +23,12 @@ from onnxgc.budget.bounds.residency import MOST_OPERATORS, residency_bound
 from onnxgc.budget.improve.gap_sequence import sequence_of_gaps
 from onnxgc.budget.improve.lns_milp import Parts
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
-from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from onnxgc.planning.order import Order
 from onnxgc.planning.plan import Status
 
 if TYPE_CHECKING:
-    from onnxgc.budget.improve.local_moves import Neighbourhoods
+    from onnxgc.budget.improve.local_moves import LocalMoves
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _MOST_REPEATS = 4
 COMPILING = "preparing the search, which is compiled once on a machine: that takes up to a minute"
 
 
-def tell_nobody(stage: str) -> None:
+def ignore_progress(stage: str) -> None:
     """For searches that nobody watches."""
 
 
@@ -121,10 +121,10 @@ class SearchOptions:
     most_rounds: int | None = None
     seed: int = 0
     enough: int | None = None
-    tell: Callable[[str], None] = field(default=tell_nobody, repr=False)
+    tell: Callable[[str], None] = field(default=ignore_progress, repr=False)
 
 
-def compile_loops(tell: Callable[[str], None] = tell_nobody) -> float:
+def compile_loops(tell: Callable[[str], None] = ignore_progress) -> float:
     """Have the search's inner loops compiled where they are not yet; the seconds that it took now.
 
     A machine does so once and keeps the result on disk; no time limit counts it. `tell` hears of it first.
@@ -188,7 +188,7 @@ class _Search:
             if impossible_at is not None:
                 return self._none(self._budget + 1, impossible_at, impossible=True)
             return self._none(floor.size, floor.operator, impossible=False)
-        profile = judge(problem, self._best)
+        profile = simulate_sequence(problem, self._best)
         assert profile.peak <= self._budget, "every sequence offered was judged"
         return BudgetedSequence(
             self._best,
@@ -223,7 +223,7 @@ class _Search:
 
     def _offer(self, sequence: Sequence[int], how: str) -> bool:
         """Take a sequence as the best so far if it is; whether it keeps to the budget."""
-        profile = judge(self._problem, sequence)
+        profile = simulate_sequence(self._problem, sequence)
         if profile.peak > self._budget:
             return False
         extra = profile.duration - self._problem.duration
@@ -295,17 +295,15 @@ class _Search:
             try:
                 self._deadline += self._compiled(parts, beside, stop)
                 # Imported here: what needs no search needs no compiler.
-                from onnxgc.budget.improve.local_moves import Neighbourhoods
+                from onnxgc.budget.improve.local_moves import LocalMoves
 
                 free_order = self._options.order is Order.FREE
-                search = Neighbourhoods(
-                    problem, budget, free_order=free_order, seed=seed, is_over=self._is_over
-                )
+                search = LocalMoves(problem, budget, free_order=free_order, seed=seed, is_over=self._is_over)
                 for how, found in search.first(starts, self._is_enough):
                     self._offer(found, how)
                 # From the best of all starts, and not from where the compiler interrupted.
                 parts = Parts(problem, budget, seed)
-                other = Neighbourhoods(problem, budget, free_order=free_order, seed=seed)
+                other = LocalMoves(problem, budget, free_order=free_order, seed=seed)
                 parts.made_anew = other.made_anew
                 self._search_beside(search, parts, beside, stop)
             finally:
@@ -324,7 +322,7 @@ class _Search:
         self._tell()
         return seconds
 
-    def _search_beside(self, search: Neighbourhoods, parts: Parts, beside: Executor, stop: Event) -> None:
+    def _search_beside(self, search: LocalMoves, parts: Parts, beside: Executor, stop: Event) -> None:
         """Rounds of the search, and programs of parts beside them on a core of their own."""
         most = self._options.most_rounds
         solving: Future[list[int] | None] | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from onnxgc.budget.search import (
     BudgetedSequence,
     NoSequence,
@@ -67,7 +67,7 @@ def _monotone(problem: OperatorProblem, points: Sequence[Point]) -> tuple[Point,
     for point in reversed(bounded):
         found = point.found
         if best is not None and best.extra < found.extra:
-            profile = judge(problem, best.sequence)
+            profile = simulate_sequence(problem, best.sequence)
             found = replace(
                 found,
                 sequence=best.sequence,

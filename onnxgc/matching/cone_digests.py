@@ -23,7 +23,7 @@ Role = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Cones:
+class ConeDigests:
     """Digests by value. `anchors` says which value is the whole layer that one is inside of.
 
     `backward` has only values that reach an output. `readers` and `operands` are those of layers as a
@@ -38,7 +38,7 @@ class Cones:
     operands: dict[int, list[Role]]
     reads: list[list[Role]]
 
-    def turned(self) -> Cones:
+    def reversed(self) -> ConeDigests:
         """Those of the network read from its outputs to its inputs."""
         return replace(
             self,
@@ -53,7 +53,7 @@ def digest(*parts: Any) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
-def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: bool = True) -> Cones:
+def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: bool = True) -> ConeDigests:
     """The digests of a structure whose graph ends in `outputs`.
 
     Unless `are_biases_seen`, a product with weights is the same with a bias or a normalisation as without.
@@ -81,7 +81,7 @@ def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: b
     for value, anchor in anchors.items():
         readers[value].append((anchor, "inside"))
     backward = _backward(entities, affine, live, anchors, readers, outputs, overlaps, are_biases_seen)
-    return Cones(forward, backward, anchors, readers, operands, reads)
+    return ConeDigests(forward, backward, anchors, readers, operands, reads)
 
 
 def _values_in(entity: Entity) -> Iterable[int]:
@@ -132,7 +132,7 @@ def _owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozenset[int
     return next(iter(inner)) if len(inner) == 1 else frozenset().union(*inner)
 
 
-def grounds(cones: Cones, value: int) -> set[int]:
+def grounds(cones: ConeDigests, value: int) -> set[int]:
     """What reaches the outputs of the values that one is made of which does not: the nearest on each way."""
     found: set[int] = set()
     pending, seen = [value], {value}
@@ -305,7 +305,7 @@ def _local(
     )
 
 
-def refined(
+def refine_digests(
     keys: dict[int, str], labels: dict[int, str], around: Callable[[int], list[Role]]
 ) -> dict[int, str]:
     """Keys that say of the neighbours too what they are."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.matching.cone_digests import LINEAR, by_batch
-from onnxgc.matching.network_view import Pair, Side
+from onnxgc.matching.network_view import NetworkView, Pair
 from onnxgc.model.core.ir import Node, TrainableModel
 
 # So many operators name a spelling.
@@ -26,7 +26,7 @@ class Difference:
 
 
 def frontier(
-    a: Side, b: Side, pairs: Sequence[Pair], alike: Mapping[int, int], *, is_forward: bool
+    a: NetworkView, b: NetworkView, pairs: Sequence[Pair], alike: Mapping[int, int], *, is_forward: bool
 ) -> tuple[Pair, ...]:
     """The pairs of values that are alike by one kind of cone, where something that comes next is not.
 
@@ -48,7 +48,7 @@ def frontier(
     return tuple(found[value] for value in sorted(found))
 
 
-def behind(side: Side, tensor: str, matched: Collection[int]) -> tuple[str, ...]:
+def behind(side: NetworkView, tensor: str, matched: Collection[int]) -> tuple[str, ...]:
     """The operators that follow a tensor and lead to what is not among the `matched` values.
 
     They go up to the next layer in each branch, which is the last; layers and windows with their sizes.
@@ -77,13 +77,13 @@ def behind(side: Side, tensor: str, matched: Collection[int]) -> tuple[str, ...]
     return tuple(" ".join((node.op, *_sizes(side, node))) for node in told[:_MOST_OPERATORS])
 
 
-def _weight(side: Side, node: Node) -> str | None:
+def _weight(side: NetworkView, node: Node) -> str | None:
     """The first operand that is made of a parameter alone."""
     parameters, views = side.model.parameters, side.structure.views
     return next((n for n in node.inputs if n not in views and side.origin_of(n) in parameters), None)
 
 
-def _sizes(side: Side, node: Node) -> Iterator[str]:
+def _sizes(side: NetworkView, node: Node) -> Iterator[str]:
     """What tells an operator from others of its kind: sizes of weights and windows."""
     name = _weight(side, node)
     weight = () if name is None else side.model.types[name].shape
@@ -109,7 +109,7 @@ def _sizes(side: Side, node: Node) -> Iterator[str]:
         yield "counting pads"
 
 
-def differences(a: Side, b: Side, *, is_same: bool) -> tuple[Difference, ...]:
+def differences(a: NetworkView, b: NetworkView, *, is_same: bool) -> tuple[Difference, ...]:
     """What the verdict leaves out: inputs, weights that layers share, normalisations by the batch."""
     found: list[Difference] = []
     if not is_same and _inputs(a.model) != _inputs(b.model):
@@ -137,7 +137,7 @@ def _named_inputs(model: TrainableModel) -> str:
     return " and ".join(f"'{name}' {'x'.join(map(str, model.types[name].shape))}" for name in model.inputs)
 
 
-def _layers_of_weights(side: Side) -> Counter[tuple[str, ...]]:
+def _layers_of_weights(side: NetworkView) -> Counter[tuple[str, ...]]:
     """How many weights there are of each use, which is all products that read one."""
     users: dict[object, list[str]] = {}
     for value in side.cones.backward:
@@ -148,7 +148,7 @@ def _layers_of_weights(side: Side) -> Counter[tuple[str, ...]]:
     return Counter(tuple(sorted(digests)) for digests in users.values())
 
 
-def _epsilons(side: Side) -> Counter[str]:
+def _epsilons(side: NetworkView) -> Counter[str]:
     """Those of normalisations by the statistics of the batch, as an operator or written out."""
     model, entities = side.model, side.structure.entities
     found = [

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgc.matching.cone_digests import Cones
+from onnxgc.matching.cone_digests import ConeDigests
 
 # So many layers are laid on others by trial. What is left then is taken to be the same.
 _MOST_TRIES = 1000
@@ -19,7 +19,7 @@ _MOST_LAYINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Laying:
+class Isomorphism:
     """Whether the layers of one side can be laid on those of the other.
 
     Where they can, those of one kind may lie on each other, by what is around them.
@@ -30,7 +30,9 @@ class Laying:
     kinds_b: Mapping[int, Hashable]
 
 
-def laid(a: Cones, outputs_a: Sequence[int], b: Cones, outputs_b: Sequence[int]) -> Laying:
+def find_isomorphism(
+    a: ConeDigests, outputs_a: Sequence[int], b: ConeDigests, outputs_b: Sequence[int]
+) -> Isomorphism:
     """Lays the layers that make `outputs` with equal digests on each other.
 
     Where layers of one side are one on the other, as by weights that they share, only inputs are compared.
@@ -47,11 +49,11 @@ def laid(a: Cones, outputs_a: Sequence[int], b: Cones, outputs_b: Sequence[int])
         is_possible = partition.is_refined()
         kinds = partition.kinds()
         is_possible = is_possible and _are_ties_laid(partition)
-    return Laying(is_possible, *({layer: kinds[n] for layer, n in side.items()} for side in layers))
+    return Isomorphism(is_possible, *({layer: kinds[n] for layer, n in side.items()} for side in layers))
 
 
-def laid_pairs(
-    a: Cones, b: Cones, pairs: Mapping[int, int], ties: Collection[int], *, is_forward: bool
+def verified_pairs(
+    a: ConeDigests, b: ConeDigests, pairs: Mapping[int, int], ties: Collection[int], *, is_forward: bool
 ) -> dict[int, int]:
     """The pairs of values with equal digests of which what they are made of, or else lead to, can be laid.
 
@@ -59,7 +61,7 @@ def laid_pairs(
     another one, so that what is made of them says nothing of them.
     """
     found = dict(pairs)
-    a, b = (a, b) if is_forward else (a.turned(), b.turned())
+    a, b = (a, b) if is_forward else (a.reversed(), b.reversed())
     pending = [value for value, other in pairs.items() if _is_layer(a, value) and _is_layer(b, other)]
     pending.sort(reverse=not is_forward)
     place = len(pending) - 1
@@ -67,7 +69,7 @@ def laid_pairs(
         if not pending:
             break
         value = pending[place]
-        laying = laid(a, [value], b, [pairs[value]])
+        laying = find_isomorphism(a, [value], b, [pairs[value]])
         if laying.is_possible:
             decided = set(laying.kinds_a)
             wrong = {v for v in decided if v in pairs and laying.kinds_a[v] != laying.kinds_b.get(pairs[v])}
@@ -82,11 +84,11 @@ def laid_pairs(
     return {value: other for value, other in found.items() if a.anchors.get(value) not in given_up}
 
 
-def _is_layer(cones: Cones, value: int) -> bool:
+def _is_layer(cones: ConeDigests, value: int) -> bool:
     return value in cones.operands and value not in cones.anchors
 
 
-def _behind(cones: Cones, value: int) -> set[int]:
+def _behind(cones: ConeDigests, value: int) -> set[int]:
     found, pending = {value}, [value]
     while pending:
         for reader, _ in cones.readers[pending.pop()]:
@@ -118,7 +120,7 @@ class _Graph:
         self.keys: list[Hashable] = []
         self.around: list[list[tuple[str, int]]] = []
 
-    def add(self, cones: Cones, outputs: Sequence[int]) -> Mapping[int, int]:
+    def add(self, cones: ConeDigests, outputs: Sequence[int]) -> Mapping[int, int]:
         """The numbers that the layers of a side have in the graph."""
         times = Counter(outputs)
         operands: dict[int, dict[tuple[int, str], None]] = {}

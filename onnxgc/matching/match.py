@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from onnxgc.errors import ShapeError
-from onnxgc.matching.cone_digests import Cones, grounds, refined
+from onnxgc.matching.cone_digests import ConeDigests, grounds, refine_digests
 from onnxgc.matching.divergence import BATCH_NORMALISATIONS, Difference, behind, differences, frontier
-from onnxgc.matching.isomorphism import laid, laid_pairs
-from onnxgc.matching.network_view import Pair, Side, but_for_layout, but_for_scale, in_all
+from onnxgc.matching.isomorphism import find_isomorphism, verified_pairs
+from onnxgc.matching.network_view import NetworkView, Pair, but_for_layout, full_key, key_ignoring_scale
 from onnxgc.matching.normal_form.structure import View
 from onnxgc.matching.probes.function_probes import spelled_apart
 from onnxgc.model.core.ir import TrainableModel
@@ -107,7 +107,7 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
     others = differences(first, second, is_same=is_same)
     values_a, values_b = found.pairs.keys(), set(found.pairs.values())
     left_a, left_b = (
-        {(v.value, but_for_scale(v)) for name, v in side.structure.views.items() if name not in matched}
+        {(v.value, key_ignoring_scale(v)) for name, v in side.structure.views.items() if name not in matched}
         for side, matched in ((first, of_a), (second, of_b))
     )
     return Matching(
@@ -126,15 +126,15 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
     )
 
 
-def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[Side, Side, bool]:
+def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[NetworkView, NetworkView, bool]:
     """Both models so that they are one network, where they can be; and whether biases are seen then.
 
     Exporters leave out biases of zeros, and spell activations in ways of their own.
     """
-    first, second = plain = Side.of(a), Side.of(b)
+    first, second = plain = NetworkView.of(a), NetworkView.of(b)
     if _are_same(*plain):
         return *plain, True
-    without_biases = Side.of(a, are_biases_seen=False), Side.of(b, are_biases_seen=False)
+    without_biases = NetworkView.of(a, are_biases_seen=False), NetworkView.of(b, are_biases_seen=False)
     if _are_same(*without_biases):
         return *without_biases, False
     functions = spelled_apart((a, first.structure), (b, second.structure))
@@ -142,18 +142,21 @@ def _best_view(a: TrainableModel, b: TrainableModel) -> tuple[Side, Side, bool]:
         return *plain, True
     for are_biases_seen in (True, False):
         by_values = [
-            Side.of(model, are_biases_seen, known) for model, known in zip((a, b), functions, strict=True)
+            NetworkView.of(model, are_biases_seen, known)
+            for model, known in zip((a, b), functions, strict=True)
         ]
         if _are_same(*by_values):
             return by_values[0], by_values[1], are_biases_seen
-    by_values = [Side.of(model, True, known) for model, known in zip((a, b), functions, strict=True)]
+    by_values = [NetworkView.of(model, True, known) for model, known in zip((a, b), functions, strict=True)]
     counts = [len(_matched_values(*sides).pairs) for sides in (plain, by_values)]
     return (*plain, True) if counts[0] >= counts[1] else (by_values[0], by_values[1], True)
 
 
-def _are_same(a: Side, b: Side) -> bool:
+def _are_same(a: NetworkView, b: NetworkView) -> bool:
     digests = a.outputs_digests(), b.outputs_digests()
-    return digests[0] == digests[1] and laid(a.cones, a.outputs(), b.cones, b.outputs()).is_possible
+    return (
+        digests[0] == digests[1] and find_isomorphism(a.cones, a.outputs(), b.cones, b.outputs()).is_possible
+    )
 
 
 def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
@@ -188,13 +191,13 @@ class _MatchedValues:
         return {value: other for value, other in self.pairs.items() if value in evident}
 
 
-def _matched_values(a: Side, b: Side) -> _MatchedValues:
+def _matched_values(a: NetworkView, b: NetworkView) -> _MatchedValues:
     forward = _unique_pairs(a.forward(), b.forward())
     ties = _ties_broken(a.forward(), b.forward(), a.cones, b.cones, is_forward=True)
-    forward = laid_pairs(a.cones, b.cones, forward | ties, ties, is_forward=True)
+    forward = verified_pairs(a.cones, b.cones, forward | ties, ties, is_forward=True)
     backward = _unique_pairs(a.cones.backward, b.cones.backward)
     ties = _ties_broken(a.cones.backward, b.cones.backward, a.cones, b.cones, is_forward=False)
-    backward = laid_pairs(a.cones, b.cones, backward | ties, ties, is_forward=False)
+    backward = verified_pairs(a.cones, b.cones, backward | ties, ties, is_forward=False)
     of_a: dict[int, set[int]] = {}
     of_b: dict[int, set[int]] = {}
     for pairs in (forward, backward):
@@ -242,7 +245,9 @@ class _Contradiction:
         return here != there and (here in self.found_b or there in self.found_a)
 
 
-def _add_ties(doubts: dict[int, int], side: Side, other: Side, matched: Collection[int]) -> None:
+def _add_ties(
+    doubts: dict[int, int], side: NetworkView, other: NetworkView, matched: Collection[int]
+) -> None:
     """Adds what has several counterparts that are alike."""
     counts = Counter(other.forward().values())
     for value, key in side.forward().items():
@@ -258,7 +263,7 @@ def _unique_pairs(keys_a: Mapping[int, str], keys_b: Mapping[int, str]) -> dict[
 
 
 def _ties_broken(
-    keys_a: dict[int, str], keys_b: dict[int, str], a: Cones, b: Cones, *, is_forward: bool
+    keys_a: dict[int, str], keys_b: dict[int, str], a: ConeDigests, b: ConeDigests, *, is_forward: bool
 ) -> dict[int, int]:
     """Pairs of values that are alike but for what their neighbours on the other side of the cone are.
 
@@ -273,8 +278,8 @@ def _ties_broken(
     found: dict[int, int] = {}
     refined_a, refined_b = keys_a, keys_b
     for _ in range(_FURTHEST_NEIGHBOUR if tied else 0):
-        refined_a = refined(refined_a, keys_a, lambda value: sides[0][1](value, []))
-        refined_b = refined(refined_b, keys_b, lambda value: sides[1][1](value, []))
+        refined_a = refine_digests(refined_a, keys_a, lambda value: sides[0][1](value, []))
+        refined_b = refine_digests(refined_b, keys_b, lambda value: sides[1][1](value, []))
         pairs = _unique_pairs(
             {value: key for value, key in refined_a.items() if keys_a[value] in tied},
             {value: key for value, key in refined_b.items() if keys_b[value] in tied},
@@ -290,8 +295,8 @@ def _ties_broken(
 class _Tensors:
     """Pairs the tensors of matched values. What each is used for is said in the same words for both sides."""
 
-    a: Side
-    b: Side
+    a: NetworkView
+    b: NetworkView
     uses_a: Mapping[str, str]
     uses_b: Mapping[str, str]
 
@@ -300,7 +305,7 @@ class _Tensors:
         pairs: list[Pair] = []
         views_a, views_b = self.a.structure.views, self.b.structure.views
         left_a, left_b = list(here), list(there)
-        for likeness in (in_all, but_for_layout, but_for_scale):
+        for likeness in (full_key, but_for_layout, key_ignoring_scale):
             groups_a = _grouped(here, {name: likeness(views_a[name]) for name in here})
             groups_b = _grouped(there, {name: likeness(views_b[name]) for name in there})
             for key, names in groups_a.items():
@@ -337,7 +342,7 @@ class _Tensors:
 
 
 def _pair(name: str, other: str, one: View, two: View) -> Pair:
-    is_rearranged = in_all(replace(one, scale=1.0)) != in_all(replace(two, scale=1.0))
+    is_rearranged = full_key(replace(one, scale=1.0)) != full_key(replace(two, scale=1.0))
     factor = two.scale / one.scale
     return Pair(name, other, is_rearranged, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor)
 
@@ -353,7 +358,7 @@ def _grouped(names: Sequence[str], keys: Mapping[str, object]) -> dict[object, l
 
 
 def _unmatched(
-    side: Side,
+    side: NetworkView,
     matched: Mapping[str, str],
     partners: Mapping[int, int],
     left: Collection[tuple[int, object]],
@@ -373,7 +378,7 @@ def _unmatched(
             )
         elif value in side.cones.anchors:
             yield Unmatched(name, Reason.ONE_SIDE, "inside of a layer: a bias or a normalisation follows")
-        elif (partners.get(value), but_for_scale(view)) in left:
+        elif (partners.get(value), key_ignoring_scale(view)) in left:
             yield Unmatched(name, Reason.AMBIGUOUS, "several tensors hold the same and are read alike")
         elif value in partners:
             yield Unmatched(
@@ -393,7 +398,7 @@ def _unmatched(
 _COPIES = frozenset({"Transpose"})
 
 
-def _extras(a: Side, b: Side) -> tuple[Extra, ...]:
+def _extras(a: NetworkView, b: NetworkView) -> tuple[Extra, ...]:
     found: list[Extra] = []
     counted = [_materialised(side) for side in (a, b)]
     for kind in counted[0]:
@@ -403,7 +408,7 @@ def _extras(a: Side, b: Side) -> tuple[Extra, ...]:
     return tuple(found)
 
 
-def _materialised(side: Side) -> dict[str, tuple[int, int]]:
+def _materialised(side: NetworkView) -> dict[str, tuple[int, int]]:
     """Tensors and bytes by what makes them more than the network needs."""
     kinds: dict[str, list[str]] = {
         "transposed copies": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxgc.matching.cone_digests import Cones, cones_of, digest
+from onnxgc.matching.cone_digests import ConeDigests, cones_of, digest
 from onnxgc.matching.normal_form.builder import Along
 from onnxgc.matching.normal_form.structure import Structure, View
 from onnxgc.matching.operators.rules import structure_of
@@ -31,7 +31,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class NetworkView:
     """A model with what is known of its values; `own` are the tensors that its outputs are made of.
 
     What comes behind them is the loss. All are its own where reading has left none of the outputs.
@@ -39,7 +39,7 @@ class Side:
 
     model: TrainableModel
     structure: Structure
-    cones: Cones
+    cones: ConeDigests
     holders: Mapping[int, list[str]]
     readers: Mapping[str, list[str]]
     producers: Mapping[str, Node]
@@ -51,7 +51,7 @@ class Side:
         model: TrainableModel,
         are_biases_seen: bool = True,
         functions: Mapping[str, Along] | None = None,
-    ) -> Side:
+    ) -> NetworkView:
         structure = structure_of(model, functions)
         outputs = [
             structure.views[name].value for name in (model.loss, *model.outputs) if name in structure.views
@@ -85,7 +85,7 @@ class Side:
                     uses.append(found[output])
                 elif made is not None:
                     uses.append(str(label_of.get(made.value, self.structure.entities[made.value].op)))
-            found[name] = digest(in_all(view), sorted(uses), name in self.model.outputs)
+            found[name] = digest(full_key(view), sorted(uses), name in self.model.outputs)
         return found
 
     def forward(self) -> dict[int, str]:
@@ -121,7 +121,7 @@ class Side:
         return sorted(self.cones.forward[value] for value in self.outputs())
 
 
-def in_all(view: View) -> object:
+def full_key(view: View) -> object:
     """What of a tensor does not depend on the order of its dimensions."""
     dims = sorted(tuple((atom.size, atom.stride) for atom in dim) for dim in view.dims if dim)
     return (but_for_layout(view), tuple(dims))
@@ -131,7 +131,7 @@ def but_for_layout(view: View) -> object:
     return (f"{view.scale:.5g}", view.dropouts)
 
 
-def but_for_scale(view: View) -> object:
+def key_ignoring_scale(view: View) -> object:
     return view.dropouts
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from onnxgc.budget.bounds.peak_bound import Floor, floor_of_problem
+from onnxgc.budget.bounds.peak_bound import PeakBound, floor_of_problem
 from onnxgc.budget.from_step import StepProblem, problem_of
-from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
     NoSequence,
@@ -83,7 +83,7 @@ def plans_of_least_peak(
     _, schedule = joint.scheduled(plan)
     sequence = posed.sequence_of(schedule)
     try:
-        judge(posed.problem, sequence)
+        simulate_sequence(posed.problem, sequence)
     except ValueError:
         # In another order of forward, gradients are added up by other operators.
         return []
@@ -124,12 +124,12 @@ def plan_of(
     return CheckpointPlan(tuple(kept), keeps_last_segment=False, sequence=names)
 
 
-def floor_operator(posed: StepProblem, floor: Floor) -> str:
+def floor_operator(posed: StepProblem, floor: PeakBound) -> str:
     """The name of the operator that sets the floor; none where it is what the step returns."""
     return "" if floor.size <= floor.kept_size else posed.names[floor.operator]
 
 
-def why_none(posed: StepProblem, step: StepGraph, budget_bytes: int, floor: Floor) -> str:
+def why_none(posed: StepProblem, step: StepGraph, budget_bytes: int, floor: PeakBound) -> str:
     """One line: what is needed at least, which operator needs it, and what would help."""
     name = floor_operator(posed, floor)
     if floor.size <= budget_bytes:

@@ -45,7 +45,7 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseState:
     """Free the slot of a stored state."""
 
     state: int
@@ -58,7 +58,7 @@ class Backward:
     step: int
 
 
-Action: TypeAlias = Advance | Store | Restore | Release | Backward
+Action: TypeAlias = Advance | Store | Restore | ReleaseState | Backward
 
 Split: TypeAlias = Callable[[int, int], int]
 """How many of so many steps, more than one, to advance before the next state is stored, given how
@@ -78,7 +78,7 @@ def unroll(steps: int, slots: int, split: Split) -> tuple[Action, ...]:
     if not steps:
         return ()
     actions: list[Action] = [Store(0)]
-    pending: list[Action | _Stretch] = [Release(0), _Stretch(0, steps, slots)]
+    pending: list[Action | _Stretch] = [ReleaseState(0), _Stretch(0, steps, slots)]
     while pending:
         part = pending.pop()
         if not isinstance(part, _Stretch):
@@ -95,7 +95,7 @@ def unroll(steps: int, slots: int, split: Split) -> tuple[Action, ...]:
         pending += [
             _Stretch(start, middle, part.slots),
             Restore(start),
-            Release(middle),
+            ReleaseState(middle),
             _Stretch(middle, stop, part.slots - 1),
         ]
     return tuple(actions)

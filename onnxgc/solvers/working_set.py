@@ -8,7 +8,7 @@ from onnxgc.planning.schedule import Operator, StepGraph
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class WorkingSet:
     """The least peak that any schedule can have, and the operator that sets it.
 
     `operator` is empty where it is the step's outputs, which are all held at the end.
@@ -18,7 +18,7 @@ class Floor:
     operator: str
 
 
-def floor_of(step: StepGraph) -> Floor:
+def floor_of(step: StepGraph) -> WorkingSet:
     """The largest working set of an operator, in whatever order and however often operators run.
 
     While it runs, everything that it reads and writes is in memory, and its workspace. What is fed
@@ -26,14 +26,14 @@ def floor_of(step: StepGraph) -> Floor:
     place may write where it reads.
     """
     root: dict[str, str] = {}
-    floor = Floor(sum(step.sizes[name] for name in set(step.outputs) - step.resident), "")
+    floor = WorkingSet(sum(step.sizes[name] for name in set(step.outputs) - step.resident), "")
     for operator in (*step.forward, *(operator for chunk in step.chunks for operator in chunk)):
         if operator.is_view and operator.outputs[0] not in step.outputs:
             source = operator.inputs[0]
             root[operator.outputs[0]] = root.get(source, source)
         held = _working_set(operator, step, root)
         if held > floor.bytes:
-            floor = Floor(held, operator.name)
+            floor = WorkingSet(held, operator.name)
     return floor
 
 

@@ -14,7 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.module_state import HOOKS, kind_of, told_apart
+from onnxgc.torch.module_state import HOOKS, disambiguate, kind_of
 from onnxgc.torch.object_contents import contents
 
 
@@ -42,7 +42,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSignature:
     """One call of a module: its form, and the tensors of its state and its arguments."""
 
     module: nn.Module
@@ -50,7 +50,7 @@ class Call:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Call:
+    def of(cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]) -> CallSignature:
         leaves, spec = pytree.tree_flatten((tuple(arguments), dict(settings)))
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
@@ -96,7 +96,7 @@ class Call:
         hooks = tuple(tuple(vars(part)[name]) for part in parts[1:] for name in HOOKS if vars(part)[name])
         modes = tuple(part.training for part in parts)
         others = tuple(
-            told_apart(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves
+            disambiguate(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves
         )
         return (
             *(repr(self.form.spec), self.form.names, others, kinds, repeated(self.tensors), parts, hooks),

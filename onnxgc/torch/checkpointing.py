@@ -25,12 +25,12 @@ from torch.utils import _pytree as pytree
 
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.least_peak import least_peak
-from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.planning.memory_budget import Budget, parse_budget
 from onnxgc.planning.order import Order
-from onnxgc.torch.call_signature import Call, repeated
+from onnxgc.torch.call_signature import CallSignature, repeated
 from onnxgc.torch.draw_order import OutOfPlace, draw_in_memory_order
 from onnxgc.torch.forward_outputs import Outcome
 from onnxgc.torch.joint import Costs, Estimated, JointStep, joint_step
@@ -180,7 +180,7 @@ class Search:
     def __call__(self, step: JointStep, least_bytes: int = 0) -> tuple[tuple[int, ...], TorchPlan]:
         """Within the budget; where that cannot be, within so many bytes if they are more."""
         problem = step.problem
-        regular = judge(problem, range(len(problem))).peak
+        regular = simulate_sequence(problem, range(len(problem))).peak
         floor = floor_of_problem(problem)
         found: BudgetedSequence | NoSequence
         if self.budget.is_least:
@@ -203,12 +203,12 @@ class Search:
 def described(step: JointStep, sequence: Sequence[int], lower_bound: int = 0) -> TorchPlan:
     """The figures of a sequence; `lower_bound` is what no other takes less than, in nanoseconds."""
     problem = step.problem
-    profile = judge(problem, sequence)
+    profile = simulate_sequence(problem, sequence)
     extra = profile.duration - problem.duration
     return TorchPlan(
         len(problem),
         len(sequence) - len(problem),
-        judge(problem, range(len(problem))).peak,
+        simulate_sequence(problem, range(len(problem))).peak,
         profile.peak,
         profile.timeline[sequence.index(step.turn)],
         extra / problem.duration if problem.duration else 0.0,
@@ -285,14 +285,14 @@ class _Trace:
     """For each tensor of the state, where it stands first among those of the call and the state."""
     is_split = False
 
-    def bound(self, call: Call) -> Binding | None:
+    def bound(self, call: CallSignature) -> Binding | None:
         """The state of a call, where it is as the trace takes it to be."""
         binding = self.pattern.bind(call.objects)
         if binding is None or (binding.tensors and repeated((*call.tensors, *binding.tensors)) != self.order):
             return None
         return binding
 
-    def run(self, call: Call, binding: Binding) -> Any:
+    def run(self, call: CallSignature, binding: Binding) -> Any:
         tensors = (*call.tensors, *other_tensors(call.tensors, binding))
         try:
             if self.is_split:
@@ -351,7 +351,7 @@ class PlannedForward:
 
     def run(self, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
         with _TRACING:
-            call = Call.of(self._planned, arguments, settings)
+            call = CallSignature.of(self._planned, arguments, settings)
             is_planned = call.needs_gradients() and not call.is_inside_a_trace()
             known = self._known(call) if is_planned else None
             if is_planned and known is None:
@@ -360,7 +360,7 @@ class PlannedForward:
             return self._inner.own_forward()(*arguments, **settings)
         return known[0].run(call, known[1])
 
-    def _known(self, call: Call) -> tuple[_Trace, Binding] | None:
+    def _known(self, call: CallSignature) -> tuple[_Trace, Binding] | None:
         """The trace that holds for a call, and the state that the call has for it."""
         call.check()
         key = call.key()
@@ -371,7 +371,7 @@ class PlannedForward:
                 return trace, binding
         return None
 
-    def _traced_and_kept(self, call: Call) -> Any:
+    def _traced_and_kept(self, call: CallSignature) -> Any:
         """What forward gives in a new trace, which is kept."""
         key = call.key()
         traces = self._traces.setdefault(key, [])
@@ -396,13 +396,13 @@ class PlannedForward:
 
     def plan(self, *arguments: Any, **settings: Any) -> None:
         """Decides on one kind of call without a step; nothing is done where it needs no gradient."""
-        call = Call.of(self._planned, arguments, settings)
+        call = CallSignature.of(self._planned, arguments, settings)
         if call.needs_gradients():
             call.check()
             with _TRACING, contextlib.suppress(_OnlyPlanned):
                 self._traced(call, is_only_planned=True)
 
-    def _traced(self, call: Call, is_only_planned: bool = False) -> tuple[_Trace, Any]:
+    def _traced(self, call: CallSignature, is_only_planned: bool = False) -> tuple[_Trace, Any]:
         """A trace of a call, and what forward gives in it."""
         while True:
             state = TracedState(call, self._inner.own_forward(), self._read)
@@ -422,7 +422,7 @@ class PlannedForward:
             self._decided[step.problem] = search(step, most) if isinstance(search, Search) else search(step)
         return self._decided[step.problem][0]
 
-    def _trace(self, call: Call, state: TracedState, is_only_planned: bool) -> _Trace:
+    def _trace(self, call: CallSignature, state: TracedState, is_only_planned: bool) -> _Trace:
         trace = _Trace()
         trace.pattern = state.pattern
         trace.order = repeated((*call.tensors, *state.binding.tensors))

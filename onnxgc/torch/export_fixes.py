@@ -23,7 +23,7 @@ _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 _HANDED_ON = ("Expand", "Cast", "CastLike", "Identity")
 
 
-def put_right(model: ir.Model, module: nn.Module, program: ExportedProgram) -> None:
+def fix_export(model: ir.Model, module: nn.Module, program: ExportedProgram) -> None:
     """Changes in place what the exporter made of a module that was captured as `program`."""
     graph = model.graph
     _name_weights(graph, module)

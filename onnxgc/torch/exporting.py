@@ -210,9 +210,9 @@ def _converted(module: nn.Module, program: ExportedProgram) -> Exported:
         ) from error
     assert converted is not None, "an export by torch.export returns its result"
     # It needs what PyTorch's exporter needs.
-    from onnxgc.torch.export_fixes import put_right
+    from onnxgc.torch.export_fixes import fix_export
 
-    put_right(converted.model, module, program)
+    fix_export(converted.model, module, program)
     proto = converted.model_proto
     _check_parameters(proto, module, program)
     return Exported(proto, program, converted.exported_program or program)

@@ -11,7 +11,7 @@ from torch import fx
 
 from onnxgc.model.read_forward import OfEachSample
 from onnxgc.torch.apply_plan import carry
-from onnxgc.torch.torch_calls import Call, OwnType, SizeOfBatch, Value
+from onnxgc.torch.torch_calls import OwnType, SizeOfBatch, TorchCall, Value
 
 
 class Origin(NamedTuple):
@@ -32,7 +32,7 @@ class Program:
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[TorchCall],
         inputs: Sequence[str],
         weights: Sequence[str],
         outputs: Sequence[str],
@@ -124,7 +124,7 @@ class _Writer:
     def _placeholder(self, target: str, name: str) -> fx.Node:
         return self._graph.create_node("placeholder", target, name=name)
 
-    def _write(self, call: Call) -> None:
+    def _write(self, call: TorchCall) -> None:
         settings = {name: self._value(value) for name, value in call.settings.items()}
         context = {"training": self._training, "outputs": len(call.outputs), "like": self._like}
         settings |= {name: context[name] for name in call.asks_for}

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.torch.operator_timing import Cost
 from onnxgc.tracing.durations import Timing, Work
 
@@ -92,7 +92,7 @@ class _Builder:
         """Numbers of storages by the address of what stands for their memory in the trace."""
         self._sizes: list[int] = []
         self._dtypes: list[torch.dtype] = []
-        self._operations: list[Operation] = []
+        self._operations: list[ProblemOperator] = []
         self._nodes: list[fx.Node | None] = []
         self._derived: set[fx.Node] = set()
         self._drawn: tuple[int, ...] = ()
@@ -132,7 +132,9 @@ class _Builder:
     def _add_turn(self, tangents: Iterable[fx.Node]) -> int:
         reads = self._storages(entry for entry in self._forward if isinstance(entry, fx.Node))
         writes = self._new_storages(tangents)
-        self._operations.append(Operation("turn", reads, writes, 0, may_repeat=False, fewest=len(writes)))
+        self._operations.append(
+            ProblemOperator("turn", reads, writes, 0, may_repeat=False, fewest=len(writes))
+        )
         self._nodes.append(None)
         return len(self._nodes) - 1
 
@@ -156,7 +158,7 @@ class _Builder:
         cost = self._costs.cost_of(node)
         # What makes no tensor is there for its effect.
         self._operations.append(
-            Operation(
+            ProblemOperator(
                 node.name,
                 reads,
                 writes,

@@ -301,7 +301,7 @@ class _Value:
     told: Hashable
 
     def holds(self, value: Any) -> bool:
-        return value is self.value or told_apart(value) == self.told
+        return value is self.value or disambiguate(value) == self.told
 
 
 @dataclass(slots=True, eq=False)
@@ -400,7 +400,7 @@ class Pattern:
             raise PlanError(
                 f"'{name}' is an iterator, which forward reads; keep a list and an index in its place"
             )
-        return _Value(value, told_apart(value))
+        return _Value(value, disambiguate(value))
 
     def bind(self, arguments: list[Any]) -> Binding | None:
         """The objects as they are now, with those of a call; None where they do not look so any more."""
@@ -498,21 +498,21 @@ def kind_of(tensor: torch.Tensor) -> Hashable:
     )
 
 
-def told_apart(value: Any) -> Hashable:
+def disambiguate(value: Any) -> Hashable:
     """Something that differs for values that a forward may tell apart; other objects are only themselves."""
     if isinstance(value, PLAIN):
         return type(value), repr(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
         return np.ndarray, value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, list | tuple):
-        return type(value), tuple(map(told_apart, value))
+        return type(value), tuple(map(disambiguate, value))
     if isinstance(value, set | frozenset):
-        return type(value), frozenset(map(told_apart, value))
+        return type(value), frozenset(map(disambiguate, value))
     if isinstance(value, dict):
-        return type(value), tuple((told_apart(key), told_apart(entry)) for key, entry in value.items())
+        return type(value), tuple((disambiguate(key), disambiguate(entry)) for key, entry in value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [part.name for part in dataclasses.fields(value)]
-        return type(value), tuple(told_apart(getattr(value, name, None)) for name in names)
+        return type(value), tuple(disambiguate(getattr(value, name, None)) for name in names)
     return _Itself(value)
 
 

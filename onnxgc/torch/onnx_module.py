@@ -28,7 +28,7 @@ from onnxgc.torch.evaluation_file import deployment_of, filled
 from onnxgc.torch.fx_program import Program
 from onnxgc.torch.operator_timing import Measured
 from onnxgc.torch.operators.registry import OPERATORS
-from onnxgc.torch.torch_calls import DTYPES, Call, Value, calls_of, own_type, tensor_of
+from onnxgc.torch.torch_calls import DTYPES, TorchCall, Value, calls_of, own_type, tensor_of
 
 _HELD = (Role.PARAMETER, Role.FROZEN, Role.STATISTIC)
 _LIKE = "onnxgc_like"
@@ -242,7 +242,9 @@ def _parts(model: ForwardModel) -> dict[str, OfEachSample]:
     return {name: change for name, change in model.growing.items() if isinstance(change, OfEachSample)}
 
 
-def _read_by(calls: Iterable[Call], model: ForwardModel, weights: Mapping[str, Weight]) -> tuple[str, ...]:
+def _read_by(
+    calls: Iterable[TorchCall], model: ForwardModel, weights: Mapping[str, Weight]
+) -> tuple[str, ...]:
     """The weights that calls read as tensors, or that are outputs, in the order of the file."""
     read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, Value)}
     read.update(model.outputs)

@@ -60,7 +60,7 @@ class OwnType:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TorchCall:
     """One node: the key of its function, the arguments, and what else the function asks for."""
 
     node: str
@@ -75,7 +75,7 @@ class Call:
         return OPERATORS[self.operator]
 
 
-def calls_of(model: ForwardModel) -> tuple[Call, ...]:
+def calls_of(model: ForwardModel) -> tuple[TorchCall, ...]:
     """One call for each node.
 
     Raises:
@@ -93,7 +93,7 @@ def calls_of(model: ForwardModel) -> tuple[Call, ...]:
     calls = [_call(node, model, own) for node in model.nodes]
     # An output may be nothing but a size.
     calls += [
-        Call(name, "Identity", (_as_tensor(name, model),), {}, (name,))
+        TorchCall(name, "Identity", (_as_tensor(name, model),), {}, (name,))
         for name in dict.fromkeys(model.outputs)
         if isinstance(model.growing.get(name), OfBatch)
     ]
@@ -136,7 +136,7 @@ def _parameters(operator: str) -> frozenset[str] | None:
     )
 
 
-def _call(node: Node, model: ForwardModel, own: int) -> Call:
+def _call(node: Node, model: ForwardModel, own: int) -> TorchCall:
     operator = _key(node)
     outputs = list(node.outputs)
     while len(outputs) > 1 and not outputs[-1]:
@@ -145,7 +145,7 @@ def _call(node: Node, model: ForwardModel, own: int) -> Call:
     while arguments and arguments[-1] is None:
         arguments.pop()
     known = _parameters(operator) or frozenset()
-    return Call(
+    return TorchCall(
         node.name,
         operator,
         tuple(arguments),

@@ -21,7 +21,7 @@ from onnxgc.torch.operator_timing import Cost
 
 
 @dataclass(frozen=True, slots=True)
-class OwnBudget:
+class PartitionerBudget:
     """Gives the sequence that keeps what PyTorch saves at a share of what it saves by default."""
 
     share: float

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.call_signature import Call
+from onnxgc.torch.call_signature import CallSignature
 from onnxgc.torch.forward_outputs import Outcome
 from onnxgc.torch.module_state import (
     Binding,
@@ -26,7 +26,7 @@ from onnxgc.torch.object_contents import is_cached
 class TracedState:
     """The state that a forward depends on: found, replaced by what a trace uses, put back."""
 
-    def __init__(self, call: Call, own: Callable[..., Any], known: StateRead) -> None:
+    def __init__(self, call: CallSignature, own: Callable[..., Any], known: StateRead) -> None:
         """`own` is the forward that runs."""
         functions = functions_of(call.module.modules(), own)
         self._known = known

@@ -96,7 +96,7 @@ def compare(name: str, options: Options, tell: Callable[[str], None]) -> dict[st
     from onnxgc.torch import checkpoint, plans_of
     from onnxgc.torch.checkpointing import planned_module
     from onnxgc.torch.operator_timing import Measured
-    from onnxgc.torch.torch_partitioner_budget import OwnBudget
+    from onnxgc.torch.torch_partitioner_budget import PartitionerBudget
     from scripts.exports.torch_models import TORCH_MODELS
 
     logging.getLogger("torch").setLevel(logging.ERROR)
@@ -113,7 +113,7 @@ def compare(name: str, options: Options, tell: Callable[[str], None]) -> dict[st
     contenders: dict[str, nn.Module] = {
         EAGER: plain,
         BY_HAND: _by_hand(copy.deepcopy(plain), subject.blocks),
-        OWN_BUDGET: planned_module(copy.deepcopy(plain), OwnBudget(OWN_SHARE), Measured(), inputs),
+        OWN_BUDGET: planned_module(copy.deepcopy(plain), PartitionerBudget(OWN_SHARE), Measured(), inputs),
     }
     peaks: dict[str, int] = {}
     for contender, made in contenders.items():

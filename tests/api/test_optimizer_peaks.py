@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc import optimize
 from onnxgc.api.budgeting import BudgetRequest, answer_to, regular_peak_bytes
-from onnxgc.api.optimizer_peaks import as_it_runs
+from onnxgc.api.optimizer_peaks import with_runtime_peaks
 from onnxgc.api.pipeline import judged, trace_problem
 from onnxgc.errors import PlanError
 from onnxgc.model.read import read_model
@@ -40,7 +40,7 @@ def test_a_plan_whose_updates_wait_gives_way_to_a_better_one() -> None:
             waiting = 2 * regular if solution.plan in late else 0
             return planned.schedule, planned.profile.peak_bytes + waiting
 
-        found = as_it_runs(answer, request, traced.problem, durations, _OPTIONS, run)
+        found = with_runtime_peaks(answer, request, traced.problem, durations, _OPTIONS, run)
         assert found.solution.plan not in late
         assert found.solution.objective_bytes == run(found.solution)[1] <= regular
         assert found.solution.time is not None
@@ -49,7 +49,7 @@ def test_a_plan_whose_updates_wait_gives_way_to_a_better_one() -> None:
         for point in found.frontier:
             assert run(point.solution)[1] == point.solution.objective_bytes <= point.budget_bytes
         late.clear()
-        assert as_it_runs(answer, request, traced.problem, durations, _OPTIONS, run) is answer
+        assert with_runtime_peaks(answer, request, traced.problem, durations, _OPTIONS, run) is answer
 
 
 def test_what_the_frontier_tells_is_what_its_plans_need() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 
 MOST_STORAGES = 10
 
@@ -48,7 +48,7 @@ def random_problem(random: Random, most_operators: int) -> OperatorProblem:
     count = random.randint(3, most_operators)
     sizes: list[int] = []
     read: set[int] = set()
-    operations: list[Operation] = []
+    operations: list[ProblemOperator] = []
     for index in range(count):
         reads = _reads(random, habits.reading, len(sizes), read, index / count)
         read.update(reads)
@@ -60,7 +60,7 @@ def random_problem(random: Random, most_operators: int) -> OperatorProblem:
         if in_place is not None:
             sizes[writes[0]] = sizes[in_place]
         operations.append(
-            Operation(
+            ProblemOperator(
                 f"o{index}",
                 reads,
                 writes,
@@ -104,7 +104,7 @@ def tight_problems(seed: int, count: int, most_operators: int) -> Iterator[tuple
     while count:
         problem = random_problem(random, most_operators)
         least = max(problem.working_set(index) for index in range(len(problem)))
-        peak = judge(problem, range(len(problem))).peak
+        peak = simulate_sequence(problem, range(len(problem))).peak
         if least < peak:
             count -= 1
             yield problem, random.randrange(least, peak)

@@ -8,7 +8,7 @@ from onnxgc.budget.bounds import covering
 from onnxgc.budget.bounds.covering import CoveringBound, fixed_order_bound, free_order_bound
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.bounds.residency import residency_bound
-from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.planning.order import Order
 from tests.budget.exhaustive import Optimum, least_extra
 from tests.budget.random_problems import tight_problems
@@ -87,10 +87,10 @@ def idle_output() -> OperatorProblem:
     """
     return OperatorProblem(
         (
-            Operation("beside", (), (0,), 1, may_repeat=False),
-            Operation("three", (), (1, 2, 3), 5, fewest=1),
-            Operation("first", (0, 1), (4,), 1),
-            Operation("third", (3, 4), (5,), 1),
+            ProblemOperator("beside", (), (0,), 1, may_repeat=False),
+            ProblemOperator("three", (), (1, 2, 3), 5, fewest=1),
+            ProblemOperator("first", (0, 1), (4,), 1),
+            ProblemOperator("third", (3, 4), (5,), 1),
         ),
         (5, 1, 4, 1, 1, 0),
     )
@@ -110,12 +110,12 @@ def one_run_for_two_moments() -> OperatorProblem:
     """
     return OperatorProblem(
         (
-            Operation("r", (), (0, 1), 10),
-            Operation("s", (0,), (2,), 1),
-            Operation("q", (2,), (3,), 1, may_repeat=False),
-            Operation("heavy", (1,), (4,), 1, workspace=9, may_repeat=False),
-            Operation("heavy too", (3, 4), (5,), 1, workspace=9, may_repeat=False),
-            Operation("end", (2, 5), (6,), 1),
+            ProblemOperator("r", (), (0, 1), 10),
+            ProblemOperator("s", (0,), (2,), 1),
+            ProblemOperator("q", (2,), (3,), 1, may_repeat=False),
+            ProblemOperator("heavy", (1,), (4,), 1, workspace=9, may_repeat=False),
+            ProblemOperator("heavy too", (3, 4), (5,), 1, workspace=9, may_repeat=False),
+            ProblemOperator("end", (2, 5), (6,), 1),
         ),
         (2, 1, 2, 1, 1, 1, 1),
     )
@@ -133,12 +133,12 @@ def test_one_run_may_come_before_readers_in_any_order() -> None:
     """Two heavy operators, each before one reader and neither before the other: one more run serves both."""
     problem = OperatorProblem(
         (
-            Operation("s", (), (0, 1), 7),
-            Operation("heavy", (1,), (2,), 1, workspace=9, may_repeat=False),
-            Operation("behind heavy", (0, 2), (3,), 1, may_repeat=False),
-            Operation("first", (0,), (4,), 1, may_repeat=False),
-            Operation("heavy too", (4,), (5,), 1, workspace=9, may_repeat=False),
-            Operation("behind both", (0, 3, 5), (6,), 1),
+            ProblemOperator("s", (), (0, 1), 7),
+            ProblemOperator("heavy", (1,), (2,), 1, workspace=9, may_repeat=False),
+            ProblemOperator("behind heavy", (0, 2), (3,), 1, may_repeat=False),
+            ProblemOperator("first", (0,), (4,), 1, may_repeat=False),
+            ProblemOperator("heavy too", (4,), (5,), 1, workspace=9, may_repeat=False),
+            ProblemOperator("behind both", (0, 3, 5), (6,), 1),
         ),
         (3, 0, 0, 0, 0, 0, 0),
     )
@@ -149,11 +149,11 @@ def test_an_input_that_is_there_anyway_serves_an_output_that_was_left_out() -> N
     """The second output is left out, and its operator runs again on an input that was held."""
     problem = OperatorProblem(
         (
-            Operation("beside", (), (0,), 1, may_repeat=False),
-            Operation("dear", (0,), (1,), 10),
-            Operation("two", (1,), (2, 3), 1, fewest=1),
-            Operation("middle", (0, 2), (4,), 1),
-            Operation("end", (3, 4), (5,), 1),
+            ProblemOperator("beside", (), (0,), 1, may_repeat=False),
+            ProblemOperator("dear", (0,), (1,), 10),
+            ProblemOperator("two", (1,), (2, 3), 1, fewest=1),
+            ProblemOperator("middle", (0, 2), (4,), 1),
+            ProblemOperator("end", (3, 4), (5,), 1),
         ),
         (5, 4, 0, 3, 0, 0),
     )
@@ -163,9 +163,9 @@ def test_an_input_that_is_there_anyway_serves_an_output_that_was_left_out() -> N
 def test_what_is_worked_on_in_place_and_read_later_is_in_memory_or_made_again() -> None:
     problem = OperatorProblem(
         (
-            Operation("s", (), (0,), 3),
-            Operation("over", (0,), (1,), 1, workspace=2, in_place=0, may_repeat=False),
-            Operation("both", (0, 1), (2,), 1),
+            ProblemOperator("s", (), (0,), 3),
+            ProblemOperator("over", (0,), (1,), 1, workspace=2, in_place=0, may_repeat=False),
+            ProblemOperator("both", (0, 1), (2,), 1),
         ),
         (4, 4, 0),
     )

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 from onnxgc.planning.order import Order
 from tests.budget.exhaustive import least_extra
 from tests.budget.random_problems import random_problem, tight_problems
@@ -20,7 +20,7 @@ def test_its_sequences_are_as_short_and_as_small_as_it_says() -> None:
             found = least_extra(problem, budget, order)
             if found is None:
                 continue
-            profile = judge(problem, found.sequence)
+            profile = simulate_sequence(problem, found.sequence)
             assert profile.peak <= budget
             assert profile.duration - problem.duration == found.extra
             first_runs = list(dict.fromkeys(found.sequence))
@@ -37,7 +37,7 @@ def test_no_sequence_written_out_is_better() -> None:
         for length in range(len(problem), MOST_RUNS + 1):
             for sequence in product(range(len(problem)), repeat=length):
                 try:
-                    profile = judge(problem, sequence)
+                    profile = simulate_sequence(problem, sequence)
                 except ValueError:
                     continue
                 first_runs = list(dict.fromkeys(sequence))
@@ -77,10 +77,10 @@ def test_optima_found_by_hand(budget: int, order: Order, extra: int | None) -> N
     """A heavy operator that need not wait for a large storage; in the given order it comes behind it."""
     problem = OperatorProblem(
         (
-            Operation("dear", (), (0,), 3),
-            Operation("cheap", (), (1,), 1),
-            Operation("heavy", (1,), (2,), 1, workspace=6),
-            Operation("end", (0, 1, 2), (3,), 1),
+            ProblemOperator("dear", (), (0,), 3),
+            ProblemOperator("cheap", (), (1,), 1),
+            ProblemOperator("heavy", (1,), (2,), 1, workspace=6),
+            ProblemOperator("end", (0, 1, 2), (3,), 1),
         ),
         (5, 2, 1, 0),
     )

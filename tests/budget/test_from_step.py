@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from onnxgc.budget.from_step import StepProblem, problem_of
-from onnxgc.budget.operator_problem import judge
+from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.model.read import read_model
 from onnxgc.planning.schedule import Operator, Recompute, Release, StepGraph
 from onnxgc.planning.sequences import schedule_of_sequence
@@ -66,7 +66,7 @@ def both_judges(step: StepGraph, posed: StepProblem, sequence: list[int]) -> tup
         for entry, held in zip(ran, profile.timeline, strict=True)
         if (entry.source if isinstance(entry, Recompute) else entry.operator.name) in named
     ]
-    judged = judge(posed.problem, sequence)
+    judged = simulate_sequence(posed.problem, sequence)
     assert judged.peak == profile.peak_bytes
     return list(judged.timeline), held
 

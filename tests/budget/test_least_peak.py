@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.least_peak import least_peak
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 from onnxgc.budget.search import SearchOptions
 from onnxgc.budget.trade_off import trade_off
 from onnxgc.planning.order import Order
@@ -33,7 +33,7 @@ def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Ord
             start = random_sequence(random, problem, 2 * len(problem))
             floor = floor_of_problem(problem).size
             answer = least_peak(problem, floor, options, [start], most_extra)
-            assert judge(problem, answer.found.sequence).peak == answer.found.peak
+            assert simulate_sequence(problem, answer.found.sequence).peak == answer.found.peak
             assert most_extra is None or answer.found.extra <= most_extra
             assert order.allows(answer.found.sequence)
             least = true_least_peak(problem, order, most_extra)
@@ -59,10 +59,10 @@ def test_without_time_one_sequence_of_a_low_peak_gives_one_for_each_budget() -> 
     """Of what makes room for `heavy` no more runs again than a budget needs."""
     problem = OperatorProblem(
         (
-            *(Operation(f"stored {number}", (), (number,), 1) for number in range(4)),
-            Operation("read", (0, 1, 2, 3), (4,), 1),
-            Operation("heavy", (4,), (5,), 1, workspace=6),
-            Operation("end", (0, 1, 2, 3, 5), (6,), 1),
+            *(ProblemOperator(f"stored {number}", (), (number,), 1) for number in range(4)),
+            ProblemOperator("read", (0, 1, 2, 3), (4,), 1),
+            ProblemOperator("heavy", (4,), (5,), 1, workspace=6),
+            ProblemOperator("end", (0, 1, 2, 3, 5), (6,), 1),
         ),
         (1, 1, 1, 1, 0, 0, 0),
     )

@@ -4,8 +4,8 @@ from random import Random
 from threading import Event, Timer
 from time import perf_counter
 
-from onnxgc.budget.improve.lns_milp import Parts, Retention, RetentionProgram
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.improve.lns_milp import Parts, RetentionProgram, RetentionSearch
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, SearchOptions, within_budget
 from onnxgc.planning.order import Order
 from tests.budget.exhaustive import least_extra
@@ -16,10 +16,12 @@ STEPS = {order: SearchOptions(order, time_limit_seconds=None, most_rounds=0) for
 
 def chains(count: int) -> OperatorProblem:
     """Forward and backward of a long chain in which every other operator is dear."""
-    operations = [Operation(f"f{k}", (k - 1,) if k else (), (k,), 1 + 9 * (k % 2)) for k in range(count)]
+    operations = [
+        ProblemOperator(f"f{k}", (k - 1,) if k else (), (k,), 1 + 9 * (k % 2)) for k in range(count)
+    ]
     for k in range(count):
         reads = (count - 1 - k, count + k - 1) if k else (count - 1,)
-        operations.append(Operation(f"b{k}", reads, (count + k,), 2))
+        operations.append(ProblemOperator(f"b{k}", reads, (count + k,), 2))
     return OperatorProblem(tuple(operations), tuple((4, 7, 5, 6)[k % 4] for k in range(2 * count)))
 
 
@@ -27,11 +29,11 @@ def test_a_sequence_in_groups_costs_no_more() -> None:
     random = Random(41)
     for problem, _ in tight_problems(42, 300, 9):
         sequence = random_sequence(random, problem, 3 * len(problem))
-        retention = Retention(problem, sequence)
+        retention = RetentionSearch(problem, sequence)
         grouped = retention.sequence(retention.repeats)
         assert list(dict.fromkeys(grouped)) == list(dict.fromkeys(sequence))
-        assert judge(problem, grouped).duration <= judge(problem, sequence).duration
-        again = Retention(problem, grouped)
+        assert simulate_sequence(problem, grouped).duration <= simulate_sequence(problem, sequence).duration
+        again = RetentionSearch(problem, grouped)
         assert again.sequence(again.repeats) == grouped
         assert again.repeats == retention.repeats
 
@@ -42,13 +44,13 @@ def test_what_a_program_finds_is_valid_within_the_budget_and_mostly_the_best() -
         first = within_budget(problem, budget, STEPS[Order.FIXED])
         if not isinstance(first, BudgetedSequence) or not first.extra:
             continue
-        retention = Retention(problem, first.sequence)
+        retention = RetentionSearch(problem, first.sequence)
         everything = range(len(problem))
         program = RetentionProgram(retention, budget, everything, retention.possible(everything))
         found, _ = program.improved(60.0)
         extra = first.extra
         if found is not None:
-            profile = judge(problem, found)
+            profile = simulate_sequence(problem, found)
             assert profile.peak <= budget
             assert list(dict.fromkeys(found)) == list(range(len(problem)))
             assert profile.duration < first.duration
@@ -68,15 +70,15 @@ def test_a_part_leaves_the_rest_as_it_is() -> None:
     naive = [*range(count), count]
     for k in range(1, count):
         naive += [*range(count - k), count + k]
-    budget = judge(problem, naive).peak + 10
-    retention = Retention(problem, naive)
+    budget = simulate_sequence(problem, naive).peak + 10
+    retention = RetentionSearch(problem, naive)
     for begin in range(0, count, 4):
         free = range(begin, begin + 6)
         found, _ = RetentionProgram(retention, budget, free, retention.possible(free)).improved(60.0)
         assert found is not None
-        profile, after = judge(problem, found), Retention(problem, found)
+        profile, after = simulate_sequence(problem, found), RetentionSearch(problem, found)
         assert profile.peak <= budget
-        assert profile.duration < judge(problem, naive).duration
+        assert profile.duration < simulate_sequence(problem, naive).duration
         kept, before = ({run for run in one.repeats if run[1] not in free} for one in (after, retention))
         assert kept == before
 
@@ -86,12 +88,12 @@ def test_what_a_part_finds_keeps_to_a_budget_without_any_room() -> None:
     shorter = 0
     for problem, _ in tight_problems(47, 400, 9):
         sequence = random_sequence(random, problem, 3 * len(problem))
-        retention = Retention(problem, sequence)
-        budget = judge(problem, retention.sequence(retention.repeats)).peak
+        retention = RetentionSearch(problem, sequence)
+        budget = simulate_sequence(problem, retention.sequence(retention.repeats)).peak
         free = set(random.sample(range(len(problem)), len(problem) // 2))
         found, _ = RetentionProgram(retention, budget, free, retention.possible(free)).improved(60.0)
         if found is not None:
-            assert judge(problem, found).peak <= budget
+            assert simulate_sequence(problem, found).peak <= budget
             shorter += 1
     assert shorter > 50
 
@@ -99,16 +101,16 @@ def test_what_a_part_finds_keeps_to_a_budget_without_any_room() -> None:
 def test_what_runs_again_has_inputs_that_the_rest_still_holds() -> None:
     problem = OperatorProblem(
         (
-            Operation("input", (), (0,), 1, may_repeat=False),
-            Operation("cheap", (0,), (1,), 1),
-            Operation("dear", (), (2,), 9),
-            Operation("heavy", (), (3,), 1, workspace=8),
-            Operation("end", (1, 2, 3), (4,), 1),
+            ProblemOperator("input", (), (0,), 1, may_repeat=False),
+            ProblemOperator("cheap", (0,), (1,), 1),
+            ProblemOperator("dear", (), (2,), 9),
+            ProblemOperator("heavy", (), (3,), 1, workspace=8),
+            ProblemOperator("end", (1, 2, 3), (4,), 1),
         ),
         (6, 4, 4, 1, 0),
     )
     # Instead of `dear`, `cheap` could run again, if only its input had been kept.
-    retention = Retention(problem, [0, 1, 2, 3, 2, 4])
+    retention = RetentionSearch(problem, [0, 1, 2, 3, 2, 4])
     found = {}
     for free in ((1, 2), (0, 1, 2)):
         program = RetentionProgram(retention, 14, free, retention.possible(free))
@@ -118,7 +120,7 @@ def test_what_runs_again_has_inputs_that_the_rest_still_holds() -> None:
 
 def test_parts_are_the_same_for_the_same_seed() -> None:
     problem = chains(40)
-    budget = judge(problem, range(len(problem))).peak // 3
+    budget = simulate_sequence(problem, range(len(problem))).peak // 3
     first = within_budget(problem, budget, SearchOptions(Order.FIXED, None, 0))
     assert isinstance(first, BudgetedSequence)
 
@@ -131,10 +133,10 @@ def test_parts_are_the_same_for_the_same_seed() -> None:
 
 def test_a_program_stops_when_it_is_told_to() -> None:
     problem = chains(160)
-    budget = judge(problem, range(len(problem))).peak // 5
+    budget = simulate_sequence(problem, range(len(problem))).peak // 5
     first = within_budget(problem, budget, SearchOptions(Order.FIXED, None, 0))
     assert isinstance(first, BudgetedSequence)
-    retention = Retention(problem, first.sequence)
+    retention = RetentionSearch(problem, first.sequence)
     everything = range(len(problem))
     program = RetentionProgram(retention, budget, everything, retention.possible(everything))
     stop = Event()

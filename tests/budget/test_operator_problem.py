@@ -2,63 +2,71 @@
 
 import pytest
 
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 from onnxgc.errors import GraphFileError
 
-MAKE = Operation("make", (), (0,), 1)
+MAKE = ProblemOperator("make", (), (0,), 1)
 
 
 def test_a_copy_lives_from_its_run_to_its_last_reader() -> None:
     problem = OperatorProblem(
-        (MAKE, Operation("use", (0,), (1,), 2, workspace=3), Operation("end", (0, 1), (2,), 4)),
+        (MAKE, ProblemOperator("use", (0,), (1,), 2, workspace=3), ProblemOperator("end", (0, 1), (2,), 4)),
         (10, 5, 1),
         frozenset({2}),
     )
-    assert judge(problem, [0, 1, 2]).timeline == (10, 18, 16)
-    profile = judge(problem, [0, 1, 0, 2, 1])
+    assert simulate_sequence(problem, [0, 1, 2]).timeline == (10, 18, 16)
+    profile = simulate_sequence(problem, [0, 1, 0, 2, 1])
     assert profile.timeline == (10, 18, 15, 16, 19), "the second copy is read by the last run too"
     assert (profile.duration, profile.peak) == (10, 19)
 
 
 def test_memory_is_taken_over_where_the_input_ends() -> None:
     problem = OperatorProblem(
-        (MAKE, Operation("over", (0,), (1,), 1, in_place=0), Operation("again", (0,), (2,), 1, in_place=0)),
+        (
+            MAKE,
+            ProblemOperator("over", (0,), (1,), 1, in_place=0),
+            ProblemOperator("again", (0,), (2,), 1, in_place=0),
+        ),
         (10, 10, 10),
     )
-    assert judge(problem, [0, 1, 2]).timeline == (10, 20, 10)
-    assert judge(problem, [0, 1, 0, 2]).timeline == (10, 10, 10, 10)
+    assert simulate_sequence(problem, [0, 1, 2]).timeline == (10, 20, 10)
+    assert simulate_sequence(problem, [0, 1, 0, 2]).timeline == (10, 10, 10, 10)
 
 
 def test_the_last_outputs_are_left_out_where_nobody_reads_them() -> None:
     problem = OperatorProblem(
-        (Operation("three", (), (0, 1, 2), 1, fewest=1), Operation("use", (2,), (3,), 1)),
+        (ProblemOperator("three", (), (0, 1, 2), 1, fewest=1), ProblemOperator("use", (2,), (3,), 1)),
         (1, 10, 100, 0),
         frozenset({0}),
     )
-    assert judge(problem, [0, 1]).timeline == (111, 101)
-    assert judge(problem, [0, 0, 1, 0]).timeline == (1, 111, 100, 1)
+    assert simulate_sequence(problem, [0, 1]).timeline == (111, 101)
+    assert simulate_sequence(problem, [0, 0, 1, 0]).timeline == (1, 111, 100, 1)
 
 
 def test_what_is_kept_lives_to_the_end_in_its_latest_copy() -> None:
-    problem = OperatorProblem((MAKE, Operation("other", (), (1,), 1)), (10, 1), frozenset({0}))
-    assert judge(problem, [0, 1]).timeline == (10, 11)
-    assert judge(problem, [0, 1, 0]).timeline == (10, 1, 10)
+    problem = OperatorProblem((MAKE, ProblemOperator("other", (), (1,), 1)), (10, 1), frozenset({0}))
+    assert simulate_sequence(problem, [0, 1]).timeline == (10, 11)
+    assert simulate_sequence(problem, [0, 1, 0]).timeline == (10, 1, 10)
 
 
 @pytest.mark.parametrize(
     "operations, sizes, message",
     [
-        ((Operation("a", (0,), (1,), 1),), (1, 1), "'a' reads what no operator before it writes"),
-        ((MAKE, Operation("a", (), (0,), 1)), (1,), "'a' writes what another one writes"),
+        ((ProblemOperator("a", (0,), (1,), 1),), (1, 1), "'a' reads what no operator before it writes"),
+        ((MAKE, ProblemOperator("a", (), (0,), 1)), (1,), "'a' writes what another one writes"),
         ((MAKE,), (1, 1), "no operator writes storage 1"),
-        ((Operation("a", (), (0,), -1),), (1,), "'a' has a negative duration"),
+        ((ProblemOperator("a", (), (0,), -1),), (1,), "'a' has a negative duration"),
         ((MAKE,), (-1,), "a size is negative"),
-        ((MAKE, Operation("a", (), (1,), 1, in_place=0)), (1, 1), "'a' works in place on what it does not"),
-        ((MAKE, Operation("a", (0,), (1,), 1, in_place=0)), (1, 2), "another size"),
+        (
+            (MAKE, ProblemOperator("a", (), (1,), 1, in_place=0)),
+            (1, 1),
+            "'a' works in place on what it does not",
+        ),
+        ((MAKE, ProblemOperator("a", (0,), (1,), 1, in_place=0)), (1, 2), "another size"),
     ],
 )
 def test_problems_that_make_no_sense(
-    operations: tuple[Operation, ...], sizes: tuple[int, ...], message: str
+    operations: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(GraphFileError, match=message):
         OperatorProblem(operations, sizes)
@@ -73,6 +81,6 @@ def test_problems_that_make_no_sense(
     ],
 )
 def test_sequences_that_cannot_run(sequence: list[int], message: str) -> None:
-    problem = OperatorProblem((MAKE, Operation("once", (0,), (1,), 1, may_repeat=False)), (1, 1))
+    problem = OperatorProblem((MAKE, ProblemOperator("once", (0,), (1,), 1, may_repeat=False)), (1, 1))
     with pytest.raises(ValueError, match=message):
-        judge(problem, sequence)
+        simulate_sequence(problem, sequence)

@@ -7,8 +7,8 @@ import numpy as np
 
 from onnxgc.budget.bounds.covering import Gap
 from onnxgc.budget.improve.gap_sequence import sequence_of_gaps
-from onnxgc.budget.improve.removable_runs import Timeline, without_needless_repeats
-from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.improve.removable_runs import RemovableRuns, without_needless_repeats
+from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from tests.budget.random_problems import random_problem, random_sequence, tight_problems
 
 
@@ -17,8 +17,8 @@ def test_memory_is_what_the_judge_says_after_every_removal() -> None:
     refused = removed = 0
     for _ in range(300):
         problem = random_problem(random, 9)
-        timeline = Timeline(problem, random_sequence(random, problem, 25))
-        limit = random.randint(0, judge(problem, timeline.sequence()).peak)
+        timeline = RemovableRuns(problem, random_sequence(random, problem, 25))
+        limit = random.randint(0, simulate_sequence(problem, timeline.sequence()).peak)
         places = list(range(len(timeline.memory) - 1))
         repeats = timeline.repeats()
         random.shuffle(repeats)
@@ -30,7 +30,9 @@ def test_memory_is_what_the_judge_says_after_every_removal() -> None:
                 assert np.all((timeline.memory <= before) | (timeline.memory <= limit))
             else:
                 refused += 1
-            assert timeline.memory[places].tolist() == list(judge(problem, timeline.sequence()).timeline)
+            assert timeline.memory[places].tolist() == list(
+                simulate_sequence(problem, timeline.sequence()).timeline
+            )
     assert min(refused, removed) > 100
 
 
@@ -39,16 +41,16 @@ def test_only_runs_that_the_budget_needs_are_left() -> None:
     needed = 0
     for problem, budget in tight_problems(13, 300, 9):
         sequence = random_sequence(random, problem, 25)
-        before = judge(problem, sequence).peak
+        before = simulate_sequence(problem, sequence).peak
         left = without_needless_repeats(problem, sequence, budget)
-        assert judge(problem, left).peak <= max(before, budget)
+        assert simulate_sequence(problem, left).peak <= max(before, budget)
         if before > budget:
             continue
         seen: set[int] = set()
         for place, index in enumerate(left):
             if index in seen:
                 needed += 1
-                assert judge(problem, [*left[:place], *left[place + 1 :]]).peak > budget
+                assert simulate_sequence(problem, [*left[:place], *left[place + 1 :]]).peak > budget
             seen.add(index)
     assert needed > 10
 
@@ -70,7 +72,7 @@ def test_any_choice_of_gaps_gives_a_sequence_in_which_they_are_bridged() -> None
         problem = random_problem(random, 9)
         gaps = [gap for gap in gaps_of(problem) if random.random() < 0.4]
         sequence = sequence_of_gaps(problem, gaps)
-        judge(problem, sequence)
+        simulate_sequence(problem, sequence)
         assert list(dict.fromkeys(sequence)) == list(range(len(problem)))
         for gap in gaps:
             first = sequence.index(gap.after)

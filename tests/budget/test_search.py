@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from onnxgc.budget.improve import local_moves
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 from onnxgc.budget.search import (
     COMPILING,
     BudgetedSequence,
@@ -32,7 +32,7 @@ def test_it_keeps_to_the_budget_and_the_best_lies_between_its_bound_and_its_time
             assert best is None or not found.impossible
             continue
         assert best is not None
-        profile = judge(problem, found.sequence)
+        profile = simulate_sequence(problem, found.sequence)
         assert profile.peak == found.peak <= budget
         assert profile.duration == found.duration == problem.duration + found.extra
         assert found.lower_bound <= best.extra <= found.extra
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_sequence() -> None:
 
 def test_what_fits_as_given_runs_as_given() -> None:
     for problem, _ in tight_problems(33, 20, 7):
-        found = within_budget(problem, judge(problem, range(len(problem))).peak)
+        found = within_budget(problem, simulate_sequence(problem, range(len(problem))).peak)
         assert isinstance(found, BudgetedSequence)
         assert found.sequence == tuple(range(len(problem)))
         assert (found.extra, found.status) == (0, Status.OPTIMAL)
@@ -63,10 +63,10 @@ def late_heavy() -> OperatorProblem:
     """An operator that needs much memory, behind one whose large output is read at the end."""
     return OperatorProblem(
         (
-            Operation("large", (), (0,), 3),
-            Operation("small", (), (1,), 1),
-            Operation("heavy", (1,), (2,), 1, workspace=6),
-            Operation("end", (0, 1, 2), (3,), 1),
+            ProblemOperator("large", (), (0,), 3),
+            ProblemOperator("small", (), (1,), 1),
+            ProblemOperator("heavy", (1,), (2,), 1, workspace=6),
+            ProblemOperator("end", (0, 1, 2), (3,), 1),
         ),
         (5, 2, 1, 0),
     )

@@ -11,7 +11,7 @@ import pytest
 from onnxgc.errors import ShapeError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from onnxgc.model.rebatch.axis_change import Growth, reshaped
+from onnxgc.model.rebatch.axis_change import AxisChange, reshaped
 from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
 
 BATCHES = [(1, 4), (2, 4), (4, 1), (3, 2)]
@@ -232,13 +232,13 @@ def test_other_sizes_do_not_go_into_the_batch() -> None:
 
 
 def test_a_batch_has_one_place_where_it_is_more_than_one() -> None:
-    (placed,) = reshaped([Growth(0, 4, 8)], (4, 3, 4), (4, 4, 3))
-    assert placed == (Growth(0, 4, 8),)
-    assert list(reshaped([Growth(0, 4, 8, inner=2)], (8, 3), (2, 4, 3))) == []
-    assert list(reshaped([Growth(0, 4, 8, outer=2)], (8, 3), (2, 4, 3))) == [(Growth(1, 4, 8),)]
+    (placed,) = reshaped([AxisChange(0, 4, 8)], (4, 3, 4), (4, 4, 3))
+    assert placed == (AxisChange(0, 4, 8),)
+    assert list(reshaped([AxisChange(0, 4, 8, inner=2)], (8, 3), (2, 4, 3))) == []
+    assert list(reshaped([AxisChange(0, 4, 8, outer=2)], (8, 3), (2, 4, 3))) == [(AxisChange(1, 4, 8),)]
 
 
 def test_a_batch_of_one_is_sought_alone_then_in_front_of_others() -> None:
-    assert [one[0].axis for one in reshaped([Growth(0, 1, 4)], (1, 8), (1, 8))] == [0, 1]
-    assert [one[0].axis for one in reshaped([Growth(1, 1, 4)], (5, 1, 6), (5, 2, 3))] == [1, 0]
-    assert [one[0].axis for one in reshaped([Growth(1, 1, 4)], (5, 1, 6), (5, 6))] == [0, 1]
+    assert [one[0].axis for one in reshaped([AxisChange(0, 1, 4)], (1, 8), (1, 8))] == [0, 1]
+    assert [one[0].axis for one in reshaped([AxisChange(1, 1, 4)], (5, 1, 6), (5, 2, 3))] == [1, 0]
+    assert [one[0].axis for one in reshaped([AxisChange(1, 1, 4)], (5, 1, 6), (5, 6))] == [0, 1]

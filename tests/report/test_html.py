@@ -29,12 +29,12 @@ from onnxgc.report.html import curves, strip, svg
 from onnxgc.report.html.curves import memory_figure
 from onnxgc.report.html.memory_data import (
     Course,
-    Fate,
     ForwardOperator,
     Lifetime,
+    MemoryRole,
     Phase,
-    Role,
     Run,
+    TensorFate,
     course_of,
     forward_operators,
 )
@@ -189,7 +189,7 @@ def test_what_is_alive_adds_up_to_the_timeline(case: str, request: pytest.Fixtur
             lives = zip(told["first"], told["last"], told["bytes"], strict=True)
             assert sum(size for first, last, size in lives if first <= step <= last) == held
         assert len(told["name"]) == len(profile.timeline)
-    again = [life for life in courses[0].lifetimes if life.role is Role.AGAIN]
+    again = [life for life in courses[0].lifetimes if life.role is MemoryRole.AGAIN]
     copies = planned.schedule.original_of
     assert {life.tensor: life.original for life in again}.items() <= dict(copies).items()
     assert again
@@ -204,14 +204,14 @@ def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> No
     assert [operator.name for operator in network] == [step.operator.name for step in first_runs]
     again = Counter(step.source for step in steps if isinstance(step, Recompute))
     assert {operator.name: operator.times_again for operator in network if operator.times_again} == again
-    made = {life.tensor for life in course.lifetimes if life.role is Role.KEPT}
+    made = {life.tensor for life in course.lifetimes if life.role is MemoryRole.KEPT}
     for operator in network:
-        assert (operator.fate is Fate.AGAIN) == (again[operator.name] > 0)
-        assert operator.fate is not Fate.KEPT or operator.tensor in made
+        assert (operator.fate is TensorFate.AGAIN) == (again[operator.name] > 0)
+        assert operator.fate is not TensorFate.KEPT or operator.tensor in made
         assert all(source < network.index(operator) for source in operator.reads)
     checkpoints = {operator.tensor for operator in network if operator.is_checkpoint}
     assert checkpoints <= set(planned.solution.plan.checkpoints)
-    gradients = {life.tensor for life in course.lifetimes if life.role is Role.PARAMETER_GRADIENT}
+    gradients = {life.tensor for life in course.lifetimes if life.role is MemoryRole.PARAMETER_GRADIENT}
     assert gradients == planned.step.graph.parameter_gradients
 
 
@@ -294,14 +294,25 @@ def test_a_large_network_stays_small() -> None:
     ]
     runs = (*forward, *backward)
     lives = tuple(
-        Lifetime(name, name, step, min(step + step * 7919 % 97, len(runs) - 1), 4096 + step, Role.KEPT, form)
+        Lifetime(
+            name, name, step, min(step + step * 7919 % 97, len(runs) - 1), 4096 + step, MemoryRole.KEPT, form
+        )
         for step, run in enumerate(runs)
         for name in [f"{run.name}:0"]
     )
     course = Course("planned", runs, lives)
     network = [
         ForwardOperator(
-            name, "MatMul", f"{name}:0", form, 4096, Fate.AGAIN, 1, number // 10, number % 10 == 0, reads
+            name,
+            "MatMul",
+            f"{name}:0",
+            form,
+            4096,
+            TensorFate.AGAIN,
+            1,
+            number // 10,
+            number % 10 == 0,
+            reads,
         )
         for number, name in enumerate(names)
         for reads in [(number - 1, number - 5) if number > 5 else ()]

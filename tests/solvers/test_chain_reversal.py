@@ -17,7 +17,7 @@ from onnxgc.solvers.chain_reversal import (
     Action,
     Advance,
     Backward,
-    Release,
+    ReleaseState,
     Restore,
     Store,
     default_slots,
@@ -88,7 +88,7 @@ def run(schedule: tuple[Action, ...], slots: int) -> list[int]:
             case Restore(state):
                 assert state in stored
                 current = state
-            case Release(state):
+            case ReleaseState(state):
                 stored.remove(state)
             case Backward(step):
                 assert current == step

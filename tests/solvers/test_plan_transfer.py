@@ -8,7 +8,7 @@ from onnxgc.api.pipeline import trace_problem
 from onnxgc.model.read import read_model
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.peak.plan_transfer import given_way, refined
+from onnxgc.solvers.peak.plan_transfer import adopt_decisions, transfer_plan
 from tests.api.chains import chain
 
 
@@ -24,26 +24,26 @@ def _plan(problem: CheckpointProblem, *kept: str) -> CheckpointPlan:
 def test_only_what_may_change_is_decided_anew(problem: CheckpointProblem) -> None:
     plan, vertices = _plan(problem, "h1"), problem.graph.vertices
     joint = problem.joint()
-    some = refined(problem, [plan], [("h5", "h8")])
+    some = transfer_plan(problem, [plan], [("h5", "h8")])
     assert set(some.checkpoints) ^ set(plan.checkpoints) <= {"h5", "h8"}
-    every = refined(problem, [plan], [("h5", "h8"), vertices])
+    every = transfer_plan(problem, [plan], [("h5", "h8"), vertices])
     peaks = [joint.profile(found).peak_bytes for found in (plan, some, every)]
     assert peaks[0] > peaks[1] > peaks[2]
 
 
 def test_nothing_is_changed_for_the_worse(problem: CheckpointProblem) -> None:
-    good = refined(problem, [_plan(problem, "h3", "h6", "h9")], [problem.graph.vertices])
-    assert refined(problem, [good, _plan(problem, "h1")], []) == good
+    good = transfer_plan(problem, [_plan(problem, "h3", "h6", "h9")], [problem.graph.vertices])
+    assert transfer_plan(problem, [good, _plan(problem, "h1")], []) == good
 
 
 def test_decisions_are_taken_over_as_far_as_the_peak_allows(problem: CheckpointProblem) -> None:
     joint, vertices = problem.joint(), problem.graph.vertices
-    own = refined(problem, [_plan(problem, "h3", "h6", "h9")], [vertices])
+    own = transfer_plan(problem, [_plan(problem, "h3", "h6", "h9")], [vertices])
     wishes, decided = CheckpointPlan(vertices, keeps_last_segment=False), vertices[: len(vertices) // 2]
     peak = joint.profile(own).peak_bytes
     changed = []
     for share in (0.99, 1, 1.1, 1.3, 2):
-        found = given_way(problem, own, wishes, decided, int(share * peak))
+        found = adopt_decisions(problem, own, wishes, decided, int(share * peak))
         taken = set(found.checkpoints) ^ set(own.checkpoints)
         assert taken <= set(decided) & (set(own.checkpoints) ^ set(wishes.checkpoints))
         assert joint.profile(found).peak_bytes <= max(share, 1) * peak

@@ -12,8 +12,8 @@ import numpy as np
 
 from onnxgc.budget.bounds.forced_memory import ForcedMemory, IntArray, spread
 from onnxgc.budget.bounds.integer_programs import CoveringProgram, CoveringSolution
-from onnxgc.budget.bounds.recompute_closure import Cones, Runs
-from onnxgc.budget.operator_problem import OperatorProblem, judge
+from onnxgc.budget.bounds.recompute_closure import RecomputeClosures, Runs
+from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 
 MOST_ROWS = 160
 """Moments that a bound looks at; of more, those are taken that ask most, part by part."""
@@ -50,14 +50,14 @@ class CoveringBound:
 
 def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) -> CoveringBound:
     """The bound for sequences whose first runs come in the given order (docs/rematerialisation.md)."""
-    timeline = np.asarray(judge(problem, range(len(problem))).timeline) - _idle_outputs(problem)
+    timeline = np.asarray(simulate_sequence(problem, range(len(problem))).timeline) - _idle_outputs(problem)
     over = np.flatnonzero(timeline > budget)
     if not len(over):
         return CoveringBound(0)
     program = CoveringProgram()
     unit = duration_unit(problem)
     runs = Runs(problem, program, unit)
-    cones = Cones(problem)
+    cones = RecomputeClosures(problem)
     excess = timeline[over] - budget
     gaps: list[Gap] = []
     spans: list[tuple[int, int]] = []
@@ -182,7 +182,7 @@ def free_order_bound(problem: OperatorProblem, budget: int, time_limit: float) -
 
     At the first run of an operator it counts only what every order has computed by then and needs later.
     """
-    timeline = np.asarray(judge(problem, range(len(problem))).timeline)
+    timeline = np.asarray(simulate_sequence(problem, range(len(problem))).timeline)
     forced = ForcedMemory(problem, spread(timeline - budget, 3 * MOST_ROWS))
     excess = forced.least_held - budget
     program = CoveringProgram()
@@ -212,7 +212,7 @@ class _Chains:
     ) -> None:
         self._problem, self._program, self._forced = problem, program, forced
         self.runs = Runs(problem, program, unit)
-        self._cones = Cones(problem)
+        self._cones = RecomputeClosures(problem)
         self._columns: dict[tuple[int, int], int] = {}
         """By storage and place in the chain."""
         self._either: dict[tuple[int, int, int], int] = {}

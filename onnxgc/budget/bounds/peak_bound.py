@@ -15,7 +15,7 @@ MOST_MOMENTS = 480
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class PeakBound:
     """No sequence has a lower peak than `size`.
 
     While `operator` runs, its own inputs, outputs and workspace take `own_size`; the rest must be
@@ -30,7 +30,7 @@ class Floor:
 
 
 @lru_cache(maxsize=4)
-def floor_of_problem(problem: OperatorProblem) -> Floor:
+def floor_of_problem(problem: OperatorProblem) -> PeakBound:
     """The most that an operator and what nothing can drop meanwhile need, or what is kept to the end."""
     own = np.asarray([problem.working_set(index) for index in range(len(problem))], np.int64)
     kept = np.zeros(len(problem), np.int64)
@@ -39,7 +39,7 @@ def floor_of_problem(problem: OperatorProblem) -> Floor:
     likely = np.argsort(-(own + np.cumsum(kept)), kind="stable")[:MOST_MOMENTS]
     forced = ForcedMemory(problem, sorted(likely.tolist()))
     best = int(np.argmax(own))
-    floor = Floor(int(own[best]), best, int(own[best]))
+    floor = PeakBound(int(own[best]), best, int(own[best]))
     for row, moment in enumerate(forced.moments):
         size = int(own[moment]) + sum(
             held
@@ -47,6 +47,6 @@ def floor_of_problem(problem: OperatorProblem) -> Floor:
             if not problem.operations[problem.producer[storage]].may_repeat
         )
         if size > floor.size:
-            floor = Floor(size, moment, int(own[moment]))
+            floor = PeakBound(size, moment, int(own[moment]))
     kept_size = int(kept.sum())
     return replace(floor, size=max(floor.size, kept_size), kept_size=kept_size)

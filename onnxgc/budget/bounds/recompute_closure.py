@@ -8,7 +8,7 @@ from onnxgc.budget.bounds.integer_programs import CoveringProgram
 from onnxgc.budget.operator_problem import OperatorProblem
 
 
-class Cones:
+class RecomputeClosures:
     """Which operators must run again if a storage is computed again.
 
     An input that is dead by then (no first run reads it any more) must be computed again, unless it is

@@ -1,7 +1,7 @@
 """Inner loops on sequences, compiled by numba when they first run (kept on disk from then on).
 
 A sequence lies in the first `length` places of an array. Its judge here is that of
-`onnxgc.budget.operator_problem.judge`, which tests hold it to.
+`onnxgc.budget.operator_problem.simulate_sequence`, which tests hold it to.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from threading import Event
 import numpy as np
 
 from onnxgc.budget.bounds.integer_programs import CoveringProgram
-from onnxgc.budget.operator_problem import Operation, OperatorProblem
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 
 Point = tuple[int, int]
 """A run by its group and its operator's position; that of a first run is the number of operators."""
@@ -41,7 +41,7 @@ _STARTS = (1, 2, 4, 8)
 """Of how many runs of neighbouring operators a part may be made."""
 
 
-class Retention:
+class RetentionSearch:
     """A sequence in groups. Positions count operators in the order of their first runs.
 
     Attributes:
@@ -71,10 +71,10 @@ class Retention:
         ]
         """Positions of operators that may come to run again: none that takes longer than those that do."""
 
-    def operation(self, position: int) -> Operation:
+    def operation(self, position: int) -> ProblemOperator:
         return self.problem.operations[self._order[position]]
 
-    def operation_at(self, point: Point) -> Operation:
+    def operation_at(self, point: Point) -> ProblemOperator:
         group, position = point
         return self.operation(group if position == self.count else position)
 
@@ -148,7 +148,7 @@ class RetentionProgram:
     """The program for what the operators at the `free` positions write, from the `possible` repeats."""
 
     def __init__(
-        self, retention: Retention, budget: int, free: Collection[int], possible: Collection[Point]
+        self, retention: RetentionSearch, budget: int, free: Collection[int], possible: Collection[Point]
     ) -> None:
         self._retention = retention
         self._free = frozenset(free)
@@ -283,7 +283,7 @@ class _FixedMemory:
     Workspaces of all runs but free repeats are in it.
     """
 
-    def __init__(self, retention: Retention, points: Sequence[Point], free: frozenset[int]) -> None:
+    def __init__(self, retention: RetentionSearch, points: Sequence[Point], free: frozenset[int]) -> None:
         problem = retention.problem
         copies: dict[int, list[list[int]]] = defaultdict(list)
         """By storage, the first and the last place of each copy."""
@@ -351,7 +351,7 @@ class Parts:
             self._in_vain = 0
             self._current = (self.made_anew(best) if self._starts % 2 else None) or list(best)
             self._starts += 1
-        retention = Retention(self._problem, self._current)
+        retention = RetentionSearch(self._problem, self._current)
         if not retention.candidates:
             self._in_vain = _MOST_IN_VAIN
             return None
@@ -364,7 +364,7 @@ class Parts:
         self._current = found or self._current
         return found
 
-    def _part(self, retention: Retention) -> set[int]:
+    def _part(self, retention: RetentionSearch) -> set[int]:
         """Some runs of neighbouring candidates, with about as many repeats as a part should have."""
         candidates = retention.candidates
         starts = [self._random.randrange(len(candidates)) for _ in range(self._random.choice(_STARTS))]

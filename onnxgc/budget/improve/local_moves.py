@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from onnxgc.budget.improve import kernels
-from onnxgc.budget.operator_problem import Operation, OperatorProblem, judge
+from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 
 DEEPEST = 40
 """Operators that repair computes again behind one another."""
@@ -49,10 +49,10 @@ _REORDER_HOT, _REORDER_COLD = 0.5, 0.002
 @functools.cache
 def run_all_loops() -> None:
     """Run each inner loop on a small problem, so that all are compiled or read from disk."""
-    operations = [Operation("0", (), (0,), 1), Operation("1", (0,), (1,), 1)]
-    operations.append(Operation("2", (0, 1), (2,), 1))
+    operations = [ProblemOperator("0", (), (0,), 1), ProblemOperator("1", (0,), (1,), 1)]
+    operations.append(ProblemOperator("2", (0, 1), (2,), 1))
     problem = OperatorProblem(tuple(operations), (1, 1, 1), frozenset((2,)))
-    search = Neighbourhoods(problem, 3, free_order=True, seed=0)
+    search = LocalMoves(problem, 3, free_order=True, seed=0)
     for _ in range(_CYCLE + 2):
         search.improved([0, 1, 0, 2])
     search._run_on_demand([0, 1, 2], 1.0, 1.0)
@@ -63,18 +63,18 @@ def order_of_least_peak(
 ) -> tuple[int, ...]:
     """All operators once, in the order of the lowest peak that is found by moving runs."""
     best = tuple(range(len(problem)))
-    search = Neighbourhoods(problem, 0, free_order=True, seed=seed, is_over=is_over)
+    search = LocalMoves(problem, 0, free_order=True, seed=seed, is_over=is_over)
     steps = max(_FEWEST_STEPS, min(_REORDER_STEPS, _WORK_AN_ORDER // len(problem)))
     while not is_over():
-        peak = judge(problem, best).peak
+        peak = simulate_sequence(problem, best).peak
         moved = search._reordered(best, peak - 1 - peak // _LESS, steps)
-        if judge(problem, moved).peak >= peak:
+        if simulate_sequence(problem, moved).peak >= peak:
             break
         best = tuple(moved)
     return best
 
 
-class Neighbourhoods:
+class LocalMoves:
     """Sequences within a budget, each found from others.
 
     The same seed and the same calls give the same sequences. Once `is_over`, what takes long ends early.

@@ -26,7 +26,7 @@ class _Copy:
         return bool(self.uses) or self.is_last
 
 
-class Timeline:
+class RemovableRuns:
     """Memory of a sequence, kept up to date while runs are removed; a removed run leaves its place empty."""
 
     def __init__(self, problem: OperatorProblem, sequence: Sequence[int]) -> None:
@@ -141,7 +141,7 @@ def without_needless_repeats(problem: OperatorProblem, sequence: Sequence[int], 
 
     Memory that is over the budget before does not rise.
     """
-    timeline = Timeline(problem, sequence)
+    timeline = RemovableRuns(problem, sequence)
     operations = problem.operations
     tried = True
     while tried:

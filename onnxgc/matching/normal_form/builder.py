@@ -20,7 +20,7 @@ from onnxgc.model.core.stored_weights import FilledWeight, is_external
 
 Ref = View | Fixed
 Result = Sequence[View | None] | None
-Rule = Callable[["Translation", Node], Result]
+Rule = Callable[["Builder", Node], Result]
 # Larger constants are no numbers, settings or indices.
 _LARGEST_READ = 4096
 _SUMS = ("Add", "Sub", "Sum")
@@ -40,7 +40,7 @@ class Along:
     axes: tuple[int, ...] = ()
 
 
-class Translation:
+class Builder:
     """A structure while it is built. A rule gives views of its node's outputs, or None where it has none.
 
     `functions` are tensors that are known as a function of another one. `flags` are values that are zero or

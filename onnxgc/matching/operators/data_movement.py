@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgc.matching.normal_form.builder import Ref, Result, Translation
+from onnxgc.matching.normal_form.builder import Builder, Ref, Result
 from onnxgc.matching.normal_form.channel_slices import part_of_layer
 from onnxgc.matching.normal_form.dimensions import Dim, Dims, as_set, extent, reshaped
 from onnxgc.matching.normal_form.structure import Fixed, OfValue, View, in_terms, set_in_terms, unordered
@@ -18,12 +18,12 @@ from onnxgc.matching.normal_form.terms import INFINITY
 from onnxgc.model.core.ir import Node
 
 
-def alias(t: Translation, node: Node) -> Result:
+def alias(t: Builder, node: Node) -> Result:
     x = t.view(node)
     return None if x is None else [x]
 
 
-def transpose(t: Translation, node: Node) -> Result:
+def transpose(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -31,13 +31,13 @@ def transpose(t: Translation, node: Node) -> Result:
     return [replace(x, dims=tuple(x.dims[axis] for axis in order))]
 
 
-def reshape(t: Translation, node: Node) -> Result:
+def reshape(t: Builder, node: Node) -> Result:
     x = t.view(node)
     dims = None if x is None else reshaped(x.dims, t.shape(node.outputs[0]))
     return None if x is None or dims is None else [replace(x, dims=dims)]
 
 
-def expand(t: Translation, node: Node) -> Result:
+def expand(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -59,7 +59,7 @@ def expand(t: Translation, node: Node) -> Result:
     return [replace(x, value=value, dims=tuple(new))]
 
 
-def cast(t: Translation, node: Node) -> Result:
+def cast(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -74,12 +74,12 @@ def cast(t: Translation, node: Node) -> Result:
     return [x]
 
 
-def dropout(t: Translation, node: Node) -> Result:
+def dropout(t: Builder, node: Node) -> Result:
     x = t.view(node)
     return None if x is None else [replace(x, dropouts=x.dropouts + 1)]
 
 
-def gather(t: Translation, node: Node) -> Result:
+def gather(t: Builder, node: Node) -> Result:
     axis = int(node.attribute("axis", 0))
     table, indices = t.fixed(node, 0), t.view(node, 1)
     if table is not None and indices is not None and axis == 0:
@@ -102,7 +102,7 @@ def gather(t: Translation, node: Node) -> Result:
     return [replace(taken, dims=(*taken.dims[:axis], *places, *taken.dims[axis + 1 :]))]
 
 
-def gather_nd(t: Translation, node: Node) -> Result:
+def gather_nd(t: Builder, node: Node) -> Result:
     """Only where each element is taken once and in its order, as masks are indexed."""
     x, indices = t.view(node), t.array(node.inputs[1])
     if x is None or indices is None or node.attribute("batch_dims", 0):
@@ -115,7 +115,7 @@ def gather_nd(t: Translation, node: Node) -> Result:
     return None if dims is None else [replace(x, dims=dims)]
 
 
-def _taken(t: Translation, x: View, axis: int, places: Sequence[int]) -> View:
+def _taken(t: Builder, x: View, axis: int, places: Sequence[int]) -> View:
     """Some places of a dimension."""
     dim = x.dims[axis]
     if list(places) == list(range(extent(dim))):
@@ -131,7 +131,7 @@ def _taken(t: Translation, x: View, axis: int, places: Sequence[int]) -> View:
     return replace(x, value=value, dims=(*x.dims[:axis], new, *x.dims[axis + 1 :]))
 
 
-def sliced(t: Translation, node: Node) -> Result:
+def sliced(t: Builder, node: Node) -> Result:
     x = t.view(node)
     starts, ends = t.ints(node, 1, "starts"), t.ints(node, 2, "ends")
     if x is None or starts is None or ends is None:
@@ -147,7 +147,7 @@ def sliced(t: Translation, node: Node) -> Result:
     return [x]
 
 
-def split(t: Translation, node: Node) -> Result:
+def split(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -162,7 +162,7 @@ def split(t: Translation, node: Node) -> Result:
     return parts
 
 
-def concat(t: Translation, node: Node) -> Result:
+def concat(t: Builder, node: Node) -> Result:
     refs = t.refs(node)
     if len(refs) == 1:
         return alias(t, node)
@@ -196,7 +196,7 @@ def concat(t: Translation, node: Node) -> Result:
     return [View(value, (*dims[:axis], new, *dims[axis:]))]
 
 
-def _parts_of(t: Translation, x: View, dim: Dim) -> tuple[Any, ...]:
+def _parts_of(t: Builder, x: View, dim: Dim) -> tuple[Any, ...]:
     """What is put together with others: a tensor, or the parts that it was itself put together of."""
     known = t.structure.known_as.get(x.value, ("",))
     if known[0] == "concatenated" and known[1] == dim and x.scale == 1:
@@ -205,7 +205,7 @@ def _parts_of(t: Translation, x: View, dim: Dim) -> tuple[Any, ...]:
     return ((OfValue(x.value), x.scale, in_terms(dim)),)
 
 
-def _weights_of(t: Translation, x: Ref | None, axis: int) -> tuple[str, ...]:
+def _weights_of(t: Builder, x: Ref | None, axis: int) -> tuple[str, ...]:
     known = t.structure.known_as.get(x.value, ("",)) if isinstance(x, View) else ("",)
     if isinstance(x, View) and known[0] == "concatenated" and known[1] == x.dims[axis]:
         weights: tuple[str, ...] = known[3]
@@ -213,7 +213,7 @@ def _weights_of(t: Translation, x: Ref | None, axis: int) -> tuple[str, ...]:
     return ()
 
 
-def pad(t: Translation, node: Node) -> Result:
+def pad(t: Builder, node: Node) -> Result:
     x, pads = t.view(node), t.ints(node, 1, "pads")
     number = t.number(node, 2, float(node.attribute("value", 0.0)))
     axes = t.ints(node, 3, "axes")
@@ -242,7 +242,7 @@ def pad(t: Translation, node: Node) -> Result:
     return [View(value, tuple(dims), x.scale)]
 
 
-def resize(t: Translation, node: Node) -> Result:
+def resize(t: Builder, node: Node) -> Result:
     """Interpolation along the axes whose size changes."""
     x, out = t.view(node), t.shape(node.outputs[0])
     if x is None or len(x.dims) != len(out) or t.view(node, 1) is not None:
@@ -279,7 +279,7 @@ def resize(t: Translation, node: Node) -> Result:
     return [View(value, dims, x.scale)]
 
 
-def _factors(t: Translation, node: Node, sizes: Sequence[int], out: Sequence[int]) -> list[float]:
+def _factors(t: Builder, node: Node, sizes: Sequence[int], out: Sequence[int]) -> list[float]:
     """The factor along each dimension; zero where sizes alone say where its elements are taken."""
     given = t.array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     is_by_sizes = node.attribute("coordinate_transformation_mode", "half_pixel") == "align_corners"

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxgc.matching.normal_form.builder import Result, Translation
+from onnxgc.matching.normal_form.builder import Builder, Result
 from onnxgc.matching.normal_form.dimensions import Dim, merged, reshaped
 from onnxgc.matching.normal_form.structure import Fixed, View
 from onnxgc.matching.operators.elementwise import times
@@ -32,7 +32,7 @@ class _Lettered:
         return replace(self.view, dims=tuple(self.dim(letter) for letter in letters))
 
 
-def einsum(t: Translation, node: Node) -> Result:
+def einsum(t: Builder, node: Node) -> Result:
     letters = _letters(node.attribute("equation"), [t.shape(name) for name in node.inputs])
     if letters is None:
         return None
@@ -73,14 +73,14 @@ def _letters(equation: str | bytes, shapes: Sequence[tuple[int, ...]]) -> list[s
     return found if is_plain and set(found[-1]) <= sizes.keys() else None
 
 
-def _summed(t: Translation, x: _Lettered, kept: str) -> _Lettered:
+def _summed(t: Builder, x: _Lettered, kept: str) -> _Lettered:
     """A tensor summed over what nothing else has."""
     axes = [place for place, letter in enumerate(x.letters) if letter not in kept]
     letters = "".join(letter for letter in x.letters if letter in kept)
     return _Lettered(reduced(t, "ReduceSum", x.view, axes, is_kept=False), letters) if axes else x
 
 
-def _of_views(t: Translation, x: _Lettered, y: _Lettered, wanted: str) -> Result:
+def _of_views(t: Builder, x: _Lettered, y: _Lettered, wanted: str) -> Result:
     """A product of matrices: of what one operand alone has, the last is a dimension of its matrix.
 
     What else it has, and what both have, numbers the matrices.
@@ -104,7 +104,7 @@ def _of_views(t: Translation, x: _Lettered, y: _Lettered, wanted: str) -> Result
     return None if result is None else [_Lettered(result, batch + (rows or "0") + columns).laid_out(wanted)]
 
 
-def _with_weight(t: Translation, x: _Lettered, weight: Fixed, named: str, wanted: str) -> Result:
+def _with_weight(t: Builder, x: _Lettered, weight: Fixed, named: str, wanted: str) -> Result:
     """A linear layer; or where nothing is summed over, a weight that is multiplied."""
     sizes = dict(zip(named, weight.shape, strict=True))
     over = [letter for letter in named if letter not in wanted]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onnxgc.matching.normal_form.builder import Ref, Result, Rule, Translation
+from onnxgc.matching.normal_form.builder import Builder, Ref, Result, Rule
 from onnxgc.matching.normal_form.constant_tables import Table, lowest_as_infinite
 from onnxgc.matching.normal_form.dimensions import extent
 from onnxgc.matching.normal_form.structure import Fixed, View
@@ -15,7 +15,7 @@ from onnxgc.model.core.ir import Node
 
 
 def unary(op: str) -> Rule:
-    def rule(t: Translation, node: Node) -> Result:
+    def rule(t: Builder, node: Node) -> Result:
         x = t.view(node)
         settings = tuple(
             sorted((k, v) for k, v in node.attributes.items() if isinstance(v, int | float | str))
@@ -26,7 +26,7 @@ def unary(op: str) -> Rule:
 
 
 def by(apply: Callable[[Terms, View], View | None]) -> Rule:
-    def rule(t: Translation, node: Node) -> Result:
+    def rule(t: Builder, node: Node) -> Result:
         x = t.view(node)
         result = None if x is None else apply(t.terms, x)
         return None if result is None else [result]
@@ -34,16 +34,16 @@ def by(apply: Callable[[Terms, View], View | None]) -> Rule:
     return rule
 
 
-def add(t: Translation, node: Node) -> Result:
+def add(t: Builder, node: Node) -> Result:
     return total(t, [(ref, 1.0) for ref in t.refs(node)], is_term=t.is_term(node.outputs[0]))
 
 
-def sub(t: Translation, node: Node) -> Result:
+def sub(t: Builder, node: Node) -> Result:
     first, second = t.refs(node)
     return total(t, [(first, 1.0), (second, -1.0)], is_term=t.is_term(node.outputs[0]))
 
 
-def total(t: Translation, operands: Sequence[tuple[Ref | None, float]], *, is_term: bool = False) -> Result:
+def total(t: Builder, operands: Sequence[tuple[Ref | None, float]], *, is_term: bool = False) -> Result:
     """The sum of operands times factors; a term where it `is_term` of another sum alone."""
     views = [t.terms.scaled(ref, factor) for ref, factor in operands if isinstance(ref, View)]
     constants = [(ref, factor) for ref, factor in operands if isinstance(ref, Fixed)]
@@ -76,11 +76,11 @@ def _is_covered(x: View, number: Fixed) -> bool:
     return all(size == 1 or size == extent(dim) for size, dim in pairs)
 
 
-def mul(t: Translation, node: Node) -> Result:
+def mul(t: Builder, node: Node) -> Result:
     return times(t, *t.refs(node))
 
 
-def times(t: Translation, first: Ref | None, second: Ref | None) -> Result:
+def times(t: Builder, first: Ref | None, second: Ref | None) -> Result:
     if isinstance(first, View) and isinstance(second, View):
         result = t.terms.product(first, second)
         return None if result is None else [result]
@@ -96,7 +96,7 @@ def times(t: Translation, first: Ref | None, second: Ref | None) -> Result:
     return [t.terms.with_weight(x, weight, is_added=False)]
 
 
-def div(t: Translation, node: Node) -> Result:
+def div(t: Builder, node: Node) -> Result:
     first, second = t.refs(node)
     if not t.is_floating(node.outputs[0]):
         return None
@@ -113,19 +113,19 @@ def div(t: Translation, node: Node) -> Result:
     return times(t, first, second)
 
 
-def power_rule(t: Translation, node: Node) -> Result:
+def power_rule(t: Builder, node: Node) -> Result:
     x, exponent = t.view(node), t.number(node, 1, 1.0)
     return None if x is None or exponent is None else [t.terms.power(x, exponent)]
 
 
-def clip(t: Translation, node: Node) -> Result:
+def clip(t: Builder, node: Node) -> Result:
     x = t.view(node)
     low = t.number(node, 1, float(node.attribute("min", -INFINITY)))
     high = t.number(node, 2, float(node.attribute("max", INFINITY)))
     return None if x is None or low is None or high is None else [t.terms.clipped(x, low, high)]
 
 
-def limit(t: Translation, node: Node) -> Result:
+def limit(t: Builder, node: Node) -> Result:
     """Max and Min: with a number a limit, else of two values."""
     refs, is_max = t.refs(node), node.op == "Max"
     views = [ref for ref in refs if isinstance(ref, View)]
@@ -141,7 +141,7 @@ def _present(refs: Sequence[Ref | None]) -> list[Ref]:
     return [ref for ref in refs if ref is not None]
 
 
-def where(t: Translation, node: Node) -> Result:
+def where(t: Builder, node: Node) -> Result:
     condition, first, second = t.refs(node)
     if t.is_floating(node.outputs[0]):
         first, second = _with_infinite_number(first), _with_infinite_number(second)
@@ -162,7 +162,7 @@ def where(t: Translation, node: Node) -> Result:
     return None if result is None else [result]
 
 
-def _masked(t: Translation, x: View, condition: Fixed, seen: Table) -> View:
+def _masked(t: Builder, x: View, condition: Fixed, seen: Table) -> View:
     """What is minus infinity where it is not seen, as a sum."""
     mask = seen.mapped(lambda flag: 0.0 if flag else -INFINITY)
     return t.terms.with_table(x, condition.shape, mask, is_added=True)
@@ -174,12 +174,12 @@ def _with_infinite_number(ref: Ref | None) -> Ref | None:
     return ref
 
 
-def compare(t: Translation, node: Node) -> Result:
+def compare(t: Builder, node: Node) -> Result:
     result = t.terms.elementwise(node.op, *_present(t.refs(node)))
     return None if result is None else [result]
 
 
-def gelu(t: Translation, node: Node) -> Result:
+def gelu(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -193,23 +193,23 @@ def gelu(t: Translation, node: Node) -> Result:
     return None if result is None else [t.terms.scaled(result, 0.5)]
 
 
-def _hard_sigmoid_of(t: Translation, x: View, alpha: float, beta: float) -> View:
+def _hard_sigmoid_of(t: Builder, x: View, alpha: float, beta: float) -> View:
     return t.terms.clipped(t.terms.plus_number(t.terms.scaled(x, alpha), beta), 0.0, 1.0)
 
 
-def hard_sigmoid(t: Translation, node: Node) -> Result:
+def hard_sigmoid(t: Builder, node: Node) -> Result:
     x = t.view(node)
     alpha, beta = float(node.attribute("alpha", 0.2)), float(node.attribute("beta", 0.5))
     return None if x is None else [_hard_sigmoid_of(t, x, alpha, beta)]
 
 
-def hard_swish(t: Translation, node: Node) -> Result:
+def hard_swish(t: Builder, node: Node) -> Result:
     x = t.view(node)
     result = None if x is None else t.terms.product(x, _hard_sigmoid_of(t, x, 1 / 6, 0.5))
     return None if result is None else [result]
 
 
-def swish(t: Translation, node: Node) -> Result:
+def swish(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxgc.matching.normal_form.builder import Ref, Result, Translation
+from onnxgc.matching.normal_form.builder import Builder, Ref, Result
 from onnxgc.matching.normal_form.dimensions import Atom, Dim, extent, merged, paired, reshaped
 from onnxgc.matching.normal_form.structure import Fixed, OfValue, View, in_terms, set_in_terms, unordered
 from onnxgc.matching.operators.elementwise import total
 from onnxgc.model.core.ir import Node
 
 
-def matmul(t: Translation, node: Node) -> Result:
+def matmul(t: Builder, node: Node) -> Result:
     first, second = t.refs(node)
     return _matrix_product(t, first, second)
 
 
-def gemm(t: Translation, node: Node) -> Result:
+def gemm(t: Builder, node: Node) -> Result:
     first, second = t.refs(node)[:2]
     first = _turned(first) if node.attribute("transA", 0) else first
     second = _turned(second) if node.attribute("transB", 0) else second
@@ -40,7 +40,7 @@ def _turned(ref: Ref | None) -> Ref | None:
     return None
 
 
-def _matrix_product(t: Translation, first: Ref | None, second: Ref | None) -> Result:
+def _matrix_product(t: Builder, first: Ref | None, second: Ref | None) -> Result:
     if isinstance(first, View) and isinstance(second, View):
         result = product_of_views(t, first, second)
         return None if result is None else [result]
@@ -60,7 +60,7 @@ def _matrix_product(t: Translation, first: Ref | None, second: Ref | None) -> Re
     return None
 
 
-def product_of_views(t: Translation, first: View, second: View) -> View | None:
+def product_of_views(t: Builder, first: View, second: View) -> View | None:
     """Batch dimensions lie on each other, columns of the first on rows of the second; the rest is new."""
     if len(first.dims) < 2 or len(second.dims) < 2:
         return None
@@ -95,7 +95,7 @@ def _matched(pairs: Sequence[tuple[Atom, Atom]]) -> list[tuple[Atom, Atom]]:
     return runs
 
 
-def _own(t: Translation, view: View, dim: Dim, number: int) -> Dim:
+def _own(t: Builder, view: View, dim: Dim, number: int) -> Dim:
     """A dimension of a product that one operand alone brings: it may meet itself from the other."""
     return tuple(
         atom
@@ -104,7 +104,7 @@ def _own(t: Translation, view: View, dim: Dim, number: int) -> Dim:
     )
 
 
-def conv(t: Translation, node: Node) -> Result:
+def conv(t: Builder, node: Node) -> Result:
     x, weight = t.view(node), t.fixed(node, 1)
     if x is None or weight is None:
         return None
@@ -153,7 +153,7 @@ def _apart(places: Places) -> list[tuple[Dim, Dim]] | None:
 
 
 def windows(
-    t: Translation, node: Node, x: View, kernel: Sequence[int], fills: Sequence[float] = (0.0,)
+    t: Builder, node: Node, x: View, kernel: Sequence[int], fills: Sequence[float] = (0.0,)
 ) -> tuple[View, Places]:
     """The spatial dimensions with kernel, stride, dilation and pads; a Pad of `fills` before is taken in."""
     rank = len(kernel)
@@ -174,7 +174,7 @@ def windows(
 
 
 def pads(
-    t: Translation, node: Node, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    t: Builder, node: Node, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     rank = len(kernel)
     auto = node.attribute("auto_pad", "NOTSET")
@@ -193,7 +193,7 @@ def pads(
     return begins, [total - begin for total, begin in zip(totals, begins, strict=True)]
 
 
-def slid(t: Translation, node: Node, x: View, places: Places, out: tuple[int, ...]) -> list[Dim]:
+def slid(t: Builder, node: Node, x: View, places: Places, out: tuple[int, ...]) -> list[Dim]:
     """Spatial dimensions behind windows: the same where every element has its own."""
     result: list[Dim] = []
     is_transposed = node.op == "ConvTranspose"
@@ -205,7 +205,7 @@ def slid(t: Translation, node: Node, x: View, places: Places, out: tuple[int, ..
     return result
 
 
-def _with_bias(t: Translation, node: Node, x: View) -> Result:
+def _with_bias(t: Builder, node: Node, x: View) -> Result:
     bias = t.fixed(node, 2)
     if bias is None or bias.number == 0:
         return [x]

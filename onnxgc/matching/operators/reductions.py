@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxgc.matching.normal_form.builder import Result, Translation
+from onnxgc.matching.normal_form.builder import Builder, Result
 from onnxgc.matching.normal_form.dimensions import as_set, extent
 from onnxgc.matching.normal_form.signs import is_never_negative
 from onnxgc.matching.normal_form.structure import OfValue, View, in_terms, set_in_terms, unordered
@@ -17,7 +17,7 @@ from onnxgc.model.core.ir import Node
 _DEFAULT_EPSILON = 1e-5
 
 
-def reduce(t: Translation, node: Node) -> Result:
+def reduce(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -31,7 +31,7 @@ def reduce(t: Translation, node: Node) -> Result:
     return [reduced(t, node.op, x, axes, is_kept)]
 
 
-def reduced(t: Translation, op: str, x: View, axes: Sequence[int], is_kept: bool) -> View:
+def reduced(t: Builder, op: str, x: View, axes: Sequence[int], is_kept: bool) -> View:
     over = positions(x.dims, axes)
     dims = tuple(
         () if place in axes else dim for place, dim in enumerate(x.dims) if is_kept or place not in axes
@@ -54,7 +54,7 @@ def reduced(t: Translation, op: str, x: View, axes: Sequence[int], is_kept: bool
     return View(value, dims)
 
 
-def global_pool(t: Translation, node: Node) -> Result:
+def global_pool(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -62,7 +62,7 @@ def global_pool(t: Translation, node: Node) -> Result:
     return [reduced(t, op, x, range(2, len(x.dims)), is_kept=True)]
 
 
-def pool(t: Translation, node: Node) -> Result:
+def pool(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None or any(node.outputs[1:]):
         return None
@@ -89,7 +89,7 @@ def pool(t: Translation, node: Node) -> Result:
     return [View(value, (*inner.dims[:2], *spatial), inner.scale)]
 
 
-def softmax(t: Translation, node: Node) -> Result:
+def softmax(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -97,7 +97,7 @@ def softmax(t: Translation, node: Node) -> Result:
     return [t.terms.softmax(x, x.dims[int(node.attribute("axis", -1))], op)]
 
 
-def layer_normalization(t: Translation, node: Node) -> Result:
+def layer_normalization(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -107,7 +107,7 @@ def layer_normalization(t: Translation, node: Node) -> Result:
     return _scaled_and_shifted(t, node, result, ())
 
 
-def instance_normalization(t: Translation, node: Node) -> Result:
+def instance_normalization(t: Builder, node: Node) -> Result:
     x = t.view(node)
     if x is None:
         return None
@@ -116,12 +116,12 @@ def instance_normalization(t: Translation, node: Node) -> Result:
     return _scaled_and_shifted(t, node, result, (1,) * (len(x.dims) - 2))
 
 
-def batch_normalization(t: Translation, node: Node) -> Result:
+def batch_normalization(t: Builder, node: Node) -> Result:
     x = t.view(node)
     return None if x is None else _scaled_and_shifted(t, node, x, (1,) * (len(x.dims) - 2))
 
 
-def _scaled_and_shifted(t: Translation, node: Node, x: View, behind: tuple[int, ...]) -> Result:
+def _scaled_and_shifted(t: Builder, node: Node, x: View, behind: tuple[int, ...]) -> Result:
     """x times the node's scale, plus its bias, each spread over dimensions behind its own."""
     for index in (1, 2):
         weight = t.fixed(node, index)

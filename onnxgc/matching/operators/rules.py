@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnxgc.matching.normal_form.builder import Along, Rule, Translation
+from onnxgc.matching.normal_form.builder import Along, Builder, Rule
 from onnxgc.matching.normal_form.structure import Structure
 from onnxgc.matching.normal_form.terms import INFINITY
 from onnxgc.matching.operators import data_movement, einsum, elementwise, products, reductions
@@ -85,9 +85,9 @@ RULES: Mapping[str, Rule] = {
 def structure_of(model: TrainableModel, functions: Mapping[str, Along] | None = None) -> Structure:
     """The structure of a model's forward graph with its loss; batch statistics are no part of it.
 
-    `functions` as in `Translation`.
+    `functions` as in `Builder`.
     """
-    translation = Translation(model, RULES, functions)
+    translation = Builder(model, RULES, functions)
     for name in (*model.inputs, *model.targets):
         translation.add_input(name)
     for node in model.nodes:

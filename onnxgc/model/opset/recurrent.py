@@ -21,7 +21,7 @@ from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.core.draft import Draft, NameSource
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.core.stored_weights import ArrayWeight
-from onnxgc.model.static_shapes.unroll_limit import Budget
+from onnxgc.model.static_shapes.unroll_limit import UnrollLimit
 
 _GATES: Mapping[str, int] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # Rows of a product below which more of them take little longer.
@@ -86,7 +86,7 @@ class _Graph:
     draft: Draft
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, ArrayWeight] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
+    budget: UnrollLimit = field(default_factory=UnrollLimit)
     tensors: NameSource = field(init=False)
     node_names: NameSource = field(init=False)
     shared: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class AxisChange:
     """An axis of `outer` x `old` x `inner` elements in the file, in this order, with `new` for `old` here.
 
     Its place is assumed where a literal alone told it.
@@ -41,15 +41,15 @@ class Growth:
         return self.is_assumed or self.before != self.old
 
 
-def differing(before: Sequence[int], after: Sequence[int]) -> tuple[Growth, ...]:
+def differing(before: Sequence[int], after: Sequence[int]) -> tuple[AxisChange, ...]:
     """How each axis of a tensor has grown, by its two shapes alone."""
     pairs = enumerate(zip(before, after, strict=True))
-    return tuple(Growth(axis, old, new) for axis, (old, new) in pairs if old != new)
+    return tuple(AxisChange(axis, old, new) for axis, (old, new) in pairs if old != new)
 
 
 def reshaped(
-    growths: Sequence[Growth], before: Sequence[int], target: Sequence[int]
-) -> Iterator[tuple[Growth, ...]]:
+    growths: Sequence[AxisChange], before: Sequence[int], target: Sequence[int]
+) -> Iterator[tuple[AxisChange, ...]]:
     """Where the axes that have grown may be once a tensor of the shape `before` has the shape `target`.
 
     The likeliest places come first. There are several where the file's size is 1 alone.
@@ -60,7 +60,7 @@ def reshaped(
     yield from itertools.product(*choices)
 
 
-def grown_shape(shape: Sequence[int], growths: Iterable[Growth]) -> tuple[int, ...]:
+def grown_shape(shape: Sequence[int], growths: Iterable[AxisChange]) -> tuple[int, ...]:
     """The file's shape with what has grown."""
     sizes = list(shape)
     for growth in growths:
@@ -68,15 +68,15 @@ def grown_shape(shape: Sequence[int], growths: Iterable[Growth]) -> tuple[int, .
     return tuple(sizes)
 
 
-def merged(growths: Iterable[Growth], target: Sequence[int]) -> tuple[Growth, ...]:
+def merged(growths: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisChange, ...]:
     """One growth for each axis; of what an axis with several is made is no longer known."""
-    found: dict[int, list[Growth]] = {}
+    found: dict[int, list[AxisChange]] = {}
     for growth in growths:
         found.setdefault(growth.axis, []).append(growth)
     return tuple(
         together[0]
         if len(together) == 1
-        else Growth(
+        else AxisChange(
             axis,
             target[axis],
             grown_shape(target, together)[axis],
@@ -102,7 +102,7 @@ def resolved_target(
     return tuple(sizes) if math.prod(sizes) == count else None
 
 
-def _places(growth: Growth, before: Sequence[int], target: Sequence[int]) -> Iterator[Growth]:
+def _places(growth: AxisChange, before: Sequence[int], target: Sequence[int]) -> Iterator[AxisChange]:
     """The axes that can hold the same elements in the same order; those in front and behind fill the rest."""
     outer = math.prod(before[: growth.axis]) * growth.outer
     inner = growth.inner * math.prod(before[growth.axis + 1 :])
@@ -115,7 +115,7 @@ def _places(growth: Growth, before: Sequence[int], target: Sequence[int]) -> Ite
             yield place
 
 
-def _rank(place: Growth, target: Sequence[int]) -> tuple[bool, bool, bool, int]:
+def _rank(place: AxisChange, target: Sequence[int]) -> tuple[bool, bool, bool, int]:
     """Less for likelier places: alone, else in front of what it is merged with, and not on the last axis."""
     is_merged = place.before != place.old
     return is_merged, is_merged and place.axis == len(target) - 1, place.outer != 1, place.axis

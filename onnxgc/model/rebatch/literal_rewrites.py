@@ -9,9 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgc.model.core.ir import Array, Node
-from onnxgc.model.rebatch.axis_change import Growth, differing, grown_shape, merged, reshaped, resolved_target
+from onnxgc.model.rebatch.axis_change import (
+    AxisChange,
+    differing,
+    grown_shape,
+    merged,
+    reshaped,
+    resolved_target,
+)
 from onnxgc.model.rebatch.per_sample_constants import Copies
-from onnxgc.model.rebatch.shape_pair import TwoWalks, Walk
+from onnxgc.model.rebatch.shape_pair import PairWalk, ShapePair
 from onnxgc.model.rebatch.slice_independence import POINTWISE, einsum_terms
 
 INDEXING = ("Gather", "GatherND")
@@ -21,7 +28,7 @@ _RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 class Literals:
     """Rewrites the constants of one node after the other, while a walk for other input shapes goes on."""
 
-    def __init__(self, walks: TwoWalks) -> None:
+    def __init__(self, walks: ShapePair) -> None:
         self._walks = walks
         self._copies = Copies(walks)
 
@@ -144,7 +151,10 @@ class Literals:
         parts = [growth for name in node.inputs if (growth := walks.on(name, joined)) is not None]
         if len(parts) == len(node.inputs) and len({part.order[1:] for part in parts}) == 1:
             read = [growth for name in node.inputs for growth in walks.of(name)]
-            rest = (walks.handed_on(node, Growth(a, g.before, g.after), read) for a, g in beside.items())
+            rest = (
+                walks.propagate_growth(node, AxisChange(a, g.before, g.after), read)
+                for a, g in beside.items()
+            )
             is_assumed = any(part.is_assumed for part in parts)
             whole = replace(parts[0], outer=sum(part.outer for part in parts), is_assumed=is_assumed)
             walks.placed[node.outputs[0]] = (*rest, whole)
@@ -175,7 +185,7 @@ class Literals:
             node = self._sliced(node, growth)
         return node
 
-    def _sliced(self, node: Node, growth: Growth) -> Node:
+    def _sliced(self, node: Node, growth: AxisChange) -> Node:
         """The node with bounds that take the same samples of each part, or all of them."""
         walks, source = self._walks, node.inputs[0]
         here, there = self._cut(node, growth.axis, walks.here), self._cut(node, growth.axis, walks.there)
@@ -204,7 +214,7 @@ class Literals:
         walks.placed[node.outputs[0]] = (*walks.others(source, growth), whole)
         return node
 
-    def _cut(self, node: Node, axis: int, walk: Walk) -> slice | None:
+    def _cut(self, node: Node, axis: int, walk: PairWalk) -> slice | None:
         """What a Slice takes of an axis; None where that is all of it, or not known."""
         starts, ends = (self._walks.setting(node, *key, walk) for key in (("starts", 1), ("ends", 2)))
         steps, place = self._walks.setting(node, "steps", 4, walk), self._position(node, axis)
@@ -244,7 +254,7 @@ class Literals:
                 return node
             fresh = walks.here.add_fresh_constant(f"{node.inputs[1]}_{node.name}", wanted)
             node = walks.with_input(node, 1, fresh)
-        walks.placed[node.outputs[0]] = (Growth(found[0], growth.old, growth.new, is_assumed=True),)
+        walks.placed[node.outputs[0]] = (AxisChange(found[0], growth.old, growth.new, is_assumed=True),)
         return node
 
     def _elements(self, node: Node) -> Node:
@@ -295,7 +305,7 @@ class Literals:
         return node if growth is None else self._copies.fitted(node, 1, 0, growth, is_exact=True)
 
 
-def _sample_by_sample(indices: Array, growth: Growth) -> tuple[int, Array] | None:
+def _sample_by_sample(indices: Array, growth: AxisChange) -> tuple[int, Array] | None:
     """The axis along which vectors of indices go from sample to sample, and the indices for the new samples.
 
     The samples are on the first axis of what is indexed, each of `growth.inner` elements.

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgc.model.core.ir import Node
-from onnxgc.model.rebatch.axis_change import Growth, grown_shape, reshaped
-from onnxgc.model.rebatch.shape_pair import TwoWalks, copied_to_all
+from onnxgc.model.rebatch.axis_change import AxisChange, grown_shape, reshaped
+from onnxgc.model.rebatch.shape_pair import ShapePair, copied_to_all
 from onnxgc.model.rebatch.slice_independence import POINTWISE, Place, is_independent
 
 _RANDOM_OF_SHAPE = ("RandomNormal", "RandomUniform")
@@ -21,7 +21,7 @@ _BY_SAMPLES = ("Conv", "Gather", "Gemm", "LayerNormalization", "MatMul", "Slice"
 class Copies:
     """Puts operands that fit beside those that have grown: zeros of a first state, a class token, a mask."""
 
-    def __init__(self, walks: TwoWalks) -> None:
+    def __init__(self, walks: ShapePair) -> None:
         self._walks = walks
 
     def beside(self, node: Node, indices: Sequence[int], nearest: int = 1) -> Node:
@@ -34,7 +34,9 @@ class Copies:
                     node = self.fitted(node, index, rank - distance, growth)
         return node
 
-    def fitted(self, node: Node, index: int, axis: int, growth: Growth, *, is_exact: bool = False) -> Node:
+    def fitted(
+        self, node: Node, index: int, axis: int, growth: AxisChange, *, is_exact: bool = False
+    ) -> Node:
         """The node with an operand that has grown as `growth`; without `is_exact` a size of 1 is broadcast.
 
         Raises:
@@ -66,7 +68,7 @@ class Copies:
             )
         return walks.with_input(node, index, made.outputs[0])
 
-    def _made_again(self, name: str, place: Growth, before: tuple[int, ...]) -> Node | None:
+    def _made_again(self, name: str, place: AxisChange, before: tuple[int, ...]) -> Node | None:
         """A node that gives a tensor for the new samples, if its samples are copies, or drawn."""
         walks = self._walks
         source = next((other for other in walks.here.nodes if name in other.outputs), None)
@@ -103,7 +105,7 @@ class Copies:
         output = walks.names.fresh(f"{name}_grown")
         return Node("Expand", (single, target), (output,), name=called, origin=called, rule="Expand")
 
-    def _behind(self, source: Node, place: Growth, before: tuple[int, ...]) -> Growth | None:
+    def _behind(self, source: Node, place: AxisChange, before: tuple[int, ...]) -> AxisChange | None:
         """Where the samples of a result are in the first operand, if the operator treats them alike."""
         walks = self._walks
         operand = walks.shape_in_file(source.inputs[0]) if source.inputs else None
@@ -126,7 +128,7 @@ class Copies:
         where = Place(source, 0, axis, len(operand), walks.opset, walks.here.value)
         return replace(place, axis=axis) if is_independent(where) else None
 
-    def _single(self, name: str, source: Node | None, place: Growth, before: tuple[int, ...]) -> str:
+    def _single(self, name: str, source: Node | None, place: AxisChange, before: tuple[int, ...]) -> str:
         """What holds one sample of which the tensor is made by expanding; empty where nothing does."""
         if place.before == 1:
             return name

@@ -19,9 +19,9 @@ import numpy as np
 from onnxgc.model.core.constant_folding import RANDOM
 from onnxgc.model.core.draft import Draft, reads_of
 from onnxgc.model.core.ir import Node, TensorType
-from onnxgc.model.rebatch.axis_change import Growth, differing, grown_shape
+from onnxgc.model.rebatch.axis_change import AxisChange, differing, grown_shape
 from onnxgc.model.rebatch.literal_rewrites import INDEXING, Literals
-from onnxgc.model.rebatch.shape_pair import CURE, TwoWalks, Walk
+from onnxgc.model.rebatch.shape_pair import CURE, PairWalk, ShapePair
 from onnxgc.model.rebatch.slice_independence import (
     LOSSES,
     REDUCTIONS,
@@ -40,8 +40,8 @@ class Rebatching:
     `batch` is the first dimension in the file and as it is wanted, where that differs.
     """
 
-    def __init__(self, file: Walk, walk: Walk, draft: Draft, batch: tuple[int, int] | None) -> None:
-        self._walks = TwoWalks(file, walk, draft, batch)
+    def __init__(self, file: PairWalk, walk: PairWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
+        self._walks = ShapePair(file, walk, draft, batch)
         self._literals = Literals(self._walks)
 
     def adapted(self, node: Node) -> Node:
@@ -112,8 +112,8 @@ class Rebatching:
         return found
 
     def _grown(
-        self, node: Node, output: str, after: tuple[int, ...], read: Sequence[Growth], may_lose: bool
-    ) -> tuple[Growth, ...]:
+        self, node: Node, output: str, after: tuple[int, ...], read: Sequence[AxisChange], may_lose: bool
+    ) -> tuple[AxisChange, ...]:
         walks = self._walks
         before = walks.shape_in_file(output)
         if before is None or len(before) != len(after):
@@ -123,7 +123,7 @@ class Rebatching:
             if grown_shape(before, placed) != after:
                 raise walks.refused(node, f"'{output}' becomes {list(after)} from {list(before)}")
             return placed
-        found = tuple(walks.handed_on(node, growth, read) for growth in differing(before, after))
+        found = tuple(walks.propagate_growth(node, growth, read) for growth in differing(before, after))
         is_strict = any(growth.is_strict for growth in read)
         if is_strict and not may_lose and not any(growth.is_strict for growth in found):
             raise walks.refused(node, f"'{output}' of {list(after)} does not follow")
@@ -133,7 +133,7 @@ class Rebatching:
             raise walks.refused(node, f"'{output}' of {list(after)} pairs samples with samples")
         return found
 
-    def _check(self, node: Node, index: int, growth: Growth) -> None:
+    def _check(self, node: Node, index: int, growth: AxisChange) -> None:
         """Raises where the node may do to what has grown what the file says of its own sizes alone."""
         walks = self._walks
         if node.op in INDEXING and node.outputs[0] in walks.placed:

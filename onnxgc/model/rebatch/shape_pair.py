@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgc.model.core.draft import Draft, NameSource, operator_name
 from onnxgc.model.core.ir import Array, Node, TensorType
-from onnxgc.model.rebatch.axis_change import Growth, differing
+from onnxgc.model.rebatch.axis_change import AxisChange, differing
 
 CURE = "export the model with dynamic dimensions, or for these input shapes"
 
@@ -19,7 +19,7 @@ class CannotRebatchError(Exception):
     """A node that cannot be shown to mean the same for the other input shapes; the text says why."""
 
 
-class Walk(Protocol):
+class PairWalk(Protocol):
     """What is asked of a walk that finds static shapes."""
 
     nodes: list[Node]
@@ -33,7 +33,7 @@ class Walk(Protocol):
     def visit(self, node: Node) -> None: ...
 
 
-class TwoWalks:
+class ShapePair:
     """Tensors in the file (`there`) and for the shapes that are wanted (`here`), and how they have grown.
 
     `batch` is the first dimension there and here, where it differs. `dependent` are the tensors that are
@@ -41,14 +41,14 @@ class TwoWalks:
     settings tell more than their shapes.
     """
 
-    def __init__(self, there: Walk, here: Walk, draft: Draft, batch: tuple[int, int] | None) -> None:
+    def __init__(self, there: PairWalk, here: PairWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
         self.there = there
         self.here = here
         self.batch = batch
         self.opset = draft.opset
         self.names = NameSource((*draft.tensor_names(), *(node.name for node in draft.nodes)))
-        self.growths: dict[str, tuple[Growth, ...]] = {}
-        self.placed: dict[str, tuple[Growth, ...]] = {}
+        self.growths: dict[str, tuple[AxisChange, ...]] = {}
+        self.placed: dict[str, tuple[AxisChange, ...]] = {}
         # The shapes in the file of tensors that only the walk for other shapes has.
         self.added: dict[str, tuple[int, ...]] = {}
         # Those that random numbers are in, but nothing of the inputs.
@@ -67,7 +67,7 @@ class TwoWalks:
             f"({self.made_for()}); {CURE}"
         )
 
-    def of(self, name: str) -> tuple[Growth, ...]:
+    def of(self, name: str) -> tuple[AxisChange, ...]:
         """How a tensor has grown; inputs and constants show it by their shapes."""
         if name not in self.growths:
             before, after = self.shape_in_file(name), self.shape(name)
@@ -76,19 +76,19 @@ class TwoWalks:
             self.growths[name] = tuple(self._of_copies(name, growth) for growth in found)
         return self.growths[name]
 
-    def _of_copies(self, name: str, growth: Growth) -> Growth:
+    def _of_copies(self, name: str, growth: AxisChange) -> AxisChange:
         """The growth of a constant, told more exactly where it holds copies, one for each sample."""
         here, there = self.here.value(name), self.there.value(name)
         if self.batch is None or self.is_batch(growth) or here is None or there is None:
             return growth
         old, new = self.batch
-        finer = Growth(growth.axis, old, new, inner=growth.old // old)
+        finer = AxisChange(growth.axis, old, new, inner=growth.old // old)
         if (finer.before, finer.after) != (growth.old, growth.new):
             return growth
         copied = copied_to_all(there, finer)
         return finer if copied is not None and np.array_equal(copied, here) else growth
 
-    def on(self, name: str, axis: int) -> Growth | None:
+    def on(self, name: str, axis: int) -> AxisChange | None:
         return next((growth for growth in self.of(name) if growth.axis == axis), None)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -99,14 +99,14 @@ class TwoWalks:
         kind = self.there.type_of(name) if name else None
         return self.added.get(name, None if kind is None else kind.shape)
 
-    def is_batch(self, growth: Growth) -> bool:
+    def is_batch(self, growth: AxisChange) -> bool:
         return (growth.old, growth.new) == self.batch
 
-    def is_bound(self, growth: Growth) -> bool:
+    def is_bound(self, growth: AxisChange) -> bool:
         """Whether constants must be looked at that say what becomes of each slice along the axis."""
         return growth.is_strict or self.is_batch(growth)
 
-    def handed_on(self, node: Node, changed: Growth, read: Sequence[Growth]) -> Growth:
+    def propagate_growth(self, node: Node, changed: AxisChange, read: Sequence[AxisChange]) -> AxisChange:
         """How an axis of a result has grown: as those have that the node reads, where they are alike."""
         alike = [growth for growth in read if (growth.before, growth.after) == (changed.old, changed.new)]
         if not alike and any(growth.is_strict for growth in read):
@@ -116,18 +116,18 @@ class TwoWalks:
         is_assumed = any(growth.is_assumed for growth in alike)
         return replace(alike[0], axis=changed.axis, is_assumed=is_assumed) if alike else changed
 
-    def others(self, name: str, growth: Growth) -> tuple[Growth, ...]:
+    def others(self, name: str, growth: AxisChange) -> tuple[AxisChange, ...]:
         """How a tensor's other axes have grown."""
         return tuple(other for other in self.of(name) if other.axis != growth.axis)
 
-    def keep(self, name: str, growth: Growth, before: tuple[int, ...]) -> None:
+    def keep(self, name: str, growth: AxisChange, before: tuple[int, ...]) -> None:
         """Notes a tensor that this walk alone has, and its shape in the file."""
         self.added[name] = before
         self.growths[name] = (growth,)
 
     # -- settings, as attributes or inputs --------------------------------------------------------
 
-    def setting(self, node: Node, key: str, index: int, walk: Walk | None = None) -> list[int] | None:
+    def setting(self, node: Node, key: str, index: int, walk: PairWalk | None = None) -> list[int] | None:
         """The numbers of an attribute or a constant input; None where there is none, or it is computed."""
         if key in node.attributes:
             return [int(number) for number in node.attributes[key]]
@@ -162,7 +162,7 @@ class TwoWalks:
         return index < len(node.inputs) and bool(node.inputs[index])
 
 
-def copied_to_all(value: Array, growth: Growth) -> Array | None:
+def copied_to_all(value: Array, growth: AxisChange) -> Array | None:
     """A value with a copy for each of the new samples; None where it is not the same for each in the file."""
     axis = growth.axis
     apart = value.reshape(

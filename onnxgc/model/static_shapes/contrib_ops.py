@@ -36,7 +36,7 @@ def with_layer_normalization(draft: Draft) -> Draft:
     )
 
 
-class Walk(Protocol):
+class RewriteWalk(Protocol):
     """What lowering needs of the walk that finds static shapes."""
 
     def type_of(self, name: str) -> TensorType | None: ...
@@ -54,7 +54,7 @@ def is_fused(node: Node) -> bool:
 class FusedOperators:
     """Replaces fused operators while a walk finds static shapes."""
 
-    def __init__(self, walk: Walk, draft: Draft) -> None:
+    def __init__(self, walk: RewriteWalk, draft: Draft) -> None:
         self._walk = walk
         self._opset = draft.opset
         self._names = NameSource((*draft.tensor_names(), *(node.name for node in draft.nodes)))
@@ -74,7 +74,7 @@ class FusedOperators:
 class _Form:
     """One fused operator, and the nodes that take its place."""
 
-    def __init__(self, walk: Walk, opset: int, names: NameSource, node: Node) -> None:
+    def __init__(self, walk: RewriteWalk, opset: int, names: NameSource, node: Node) -> None:
         self._walk = walk
         self._names = names
         self.opset = opset

@@ -25,7 +25,7 @@ from onnxgc.model.core.draft import (
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.files.lift_bodies import _outer_names
 from onnxgc.model.files.pytorch_metadata import module_of
-from onnxgc.model.static_shapes.unroll_limit import Budget
+from onnxgc.model.static_shapes.unroll_limit import UnrollLimit
 
 # From here on Split, Squeeze and Unsqueeze take their settings as inputs.
 _SETTINGS_ARE_INPUTS = 13
@@ -44,7 +44,7 @@ def as_one_graph(draft: Draft) -> Draft:
     return draft.with_changes(nodes=tuple(nodes))
 
 
-class Walk(Protocol):
+class BodyWalk(Protocol):
     """What lowering needs of the walk that finds static shapes."""
 
     def value(self, name: str) -> Array | None: ...
@@ -59,12 +59,12 @@ class Walk(Protocol):
 class ControlFlow:
     """Lowers control flow while a walk finds the shapes that decide it."""
 
-    def __init__(self, walk: Walk, draft: Draft) -> None:
+    def __init__(self, walk: BodyWalk, draft: Draft) -> None:
         self._walk = walk
         self._opset = draft.opset
         self._tensors = _outer_names(draft)
         self._node_names = {node.name for node in draft.nodes}
-        self._budget = Budget()
+        self._budget = UnrollLimit()
 
     def choose(self, node: Node) -> bool:
         """Whether the node is an If whose branch is known, and has been visited instead."""

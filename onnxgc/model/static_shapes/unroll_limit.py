@@ -12,7 +12,7 @@ LARGEST_UNROLLED = 100_000
 
 
 @dataclass(slots=True)
-class Budget:
+class UnrollLimit:
     """How many operators unrolling has made so far."""
 
     taken: int = 0

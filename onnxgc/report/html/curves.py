@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxgc.report.html.memory_data import Course, Lifetime, Phase, Role, Run, step_number
+from onnxgc.report.html.memory_data import Course, Lifetime, MemoryRole, Phase, Run, step_number
 from onnxgc.report.html.svg import (
     area_path,
     blocks_path,
@@ -144,7 +144,7 @@ def _areas(course: Course, highest: float, longest: int) -> list[Html]:
     tops = np.cumsum(held[:, highest_runs], axis=0)
     share = len(course.runs) / longest
     found = []
-    for number in reversed(range(len(Role))):
+    for number in reversed(range(len(MemoryRole))):
         heights = HEIGHT * (1 - tops[number] / highest)
         path = area_path(heights.tolist(), HEIGHT, share) if held[number].any() else ""
         found.append(tag("path", d=path, class_=f"area role-{number}", data_role=number))
@@ -187,12 +187,12 @@ def _base(course: Course, y_of: Callable[[float], float]) -> list[Html]:
     level = y_of(state)
     # Below the level, where the lines are not, as long as there is room.
     y = coordinate(level + 15 if level < HEIGHT - 20 else level - 5)
-    return [tag("text", f"{Role.STATE.value} {megabytes(state)}", x=6, y=y, class_="base-label")]
+    return [tag("text", f"{MemoryRole.STATE.value} {megabytes(state)}", x=6, y=y, class_="base-label")]
 
 
 def state_bytes(course: Course) -> int:
     """What an optimizer holds, whatever runs."""
-    return sum(life.size_bytes for life in course.lifetimes if life.role is Role.STATE)
+    return sum(life.size_bytes for life in course.lifetimes if life.role is MemoryRole.STATE)
 
 
 def _lanes(course: Course, longest: int) -> Html:
@@ -240,7 +240,9 @@ def _summary(courses: Sequence[Course], peaks: Sequence[int], budget_bytes: int 
     if budget_bytes is not None:
         told.append(f"Budget: {megabytes(budget_bytes)}.")
     if state_bytes(courses[0]):
-        told.append(f"The {Role.STATE.value}, {megabytes(state_bytes(courses[0]))}, is held throughout.")
+        told.append(
+            f"The {MemoryRole.STATE.value}, {megabytes(state_bytes(courses[0]))}, is held throughout."
+        )
     return " ".join(told)
 
 
@@ -265,7 +267,7 @@ def roles_table(courses: Sequence[Course]) -> Html:
     peaks = [course.held_bytes()[:, peak_run(course)] for course in courses if course.runs]
     shown = [
         (number, role)
-        for number, role in enumerate(Role)
+        for number, role in enumerate(MemoryRole)
         if any(course.held_bytes()[number].any() for course in courses)
     ]
     rows: list[list[str | int]] = [
@@ -295,7 +297,7 @@ def alive_table(course: Course) -> Html:
 
 
 def _alive_row(life: Lifetime) -> list[str | int]:
-    held_for = joined(swatch(f"role-{list(Role).index(life.role)}"), life.role.value)
+    held_for = joined(swatch(f"role-{list(MemoryRole).index(life.role)}"), life.role.value)
     return [
         tag("span", life.tensor, class_="name"),
         life.form,

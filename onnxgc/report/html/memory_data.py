@@ -26,7 +26,7 @@ class Phase(Enum):
     BACKWARD = "backward"
 
 
-class Role(Enum):
+class MemoryRole(Enum):
     """What memory is held for, from the bottom of the picture to its top."""
 
     STATE = "optimizer's state"
@@ -39,7 +39,7 @@ class Role(Enum):
     WORKSPACE = "workspace"
 
 
-NOT_MADE = (Role.STATE, Role.WORKSPACE)
+NOT_MADE = (MemoryRole.STATE, MemoryRole.WORKSPACE)
 """What is in memory without being what an operator makes."""
 
 
@@ -70,7 +70,7 @@ class Lifetime:
     first: int
     last: int
     size_bytes: int
-    role: Role
+    role: MemoryRole
     form: str
 
 
@@ -87,8 +87,8 @@ class Course:
     lifetimes: tuple[Lifetime, ...]
 
     def held_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes by role (in the order of `Role`) and run: [roles, runs]."""
-        row = {role: number for number, role in enumerate(Role)}
+        """Bytes by role (in the order of `MemoryRole`) and run: [roles, runs]."""
+        row = {role: number for number, role in enumerate(MemoryRole)}
         change = np.zeros((len(row), len(self.runs) + 1), np.int64)
         for life in self.lifetimes:
             change[row[life.role], life.first] += life.size_bytes
@@ -104,7 +104,7 @@ class Course:
         return sorted(alive, key=lambda life: -life.size_bytes)
 
 
-class Fate(Enum):
+class TensorFate(Enum):
     """What becomes of what a forward operator makes."""
 
     KEPT = "kept for backward"
@@ -127,7 +127,7 @@ class ForwardOperator:
     tensor: str
     form: str
     size_bytes: int
-    fate: Fate
+    fate: TensorFate
     times_again: int
     segment: int | None
     is_checkpoint: bool
@@ -168,25 +168,27 @@ def course_of(label: str, step: TrainingStep, schedule: Schedule) -> Course:
 def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> list[Lifetime]:
     graph, outputs = step.graph, frozenset(step.graph.outputs)
 
-    def role_of(storage: Storage, first: int, last: int) -> Role:
+    def role_of(storage: Storage, first: int, last: int) -> MemoryRole:
         if storage.tensor in graph.parameter_gradients:
-            return Role.PARAMETER_GRADIENT
+            return MemoryRole.PARAMETER_GRADIENT
         if storage.tensor in outputs:
-            return Role.OUTPUT
+            return MemoryRole.OUTPUT
         match runs[first].phase:
             case Phase.AGAIN:
-                return Role.AGAIN
+                return MemoryRole.AGAIN
             case Phase.BACKWARD:
-                return Role.GRADIENT
+                return MemoryRole.GRADIENT
             case Phase.FORWARD:
-                return Role.PASSING if runs[last].phase is Phase.FORWARD else Role.KEPT
+                return MemoryRole.PASSING if runs[last].phase is Phase.FORWARD else MemoryRole.KEPT
 
     begun: dict[Storage, int] = {}
     found: list[Lifetime] = []
     if step.updates is not None and step.updates.state_bytes and runs:
         name, count = f"{step.updates.optimizer.name}'s state", len(step.updates.state_names)
         found.append(
-            Lifetime(name, name, 0, len(runs) - 1, step.updates.state_bytes, Role.STATE, f"{count:,} tensors")
+            Lifetime(
+                name, name, 0, len(runs) - 1, step.updates.state_bytes, MemoryRole.STATE, f"{count:,} tensors"
+            )
         )
 
     def end(storage: Storage, last: int) -> None:
@@ -209,7 +211,7 @@ def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> l
         operator = taken.operator
         if operator.workspace_bytes:
             name, size = operator.name, operator.workspace_bytes
-            found.append(Lifetime(name, name, index, index, size, Role.WORKSPACE, ""))
+            found.append(Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, ""))
         for storage in taken.freed:
             end(storage, index)
     for storage in tuple(begun):
@@ -267,13 +269,19 @@ def _repeats(schedule: Schedule) -> tuple[Counter[str], dict[str, int]]:
     return Counter(planned.source for planned in schedule.recomputed), segments
 
 
-def _fate(lives: Sequence[Lifetime], again: int) -> Fate:
+def _fate(lives: Sequence[Lifetime], again: int) -> TensorFate:
     if again:
-        return Fate.AGAIN
+        return TensorFate.AGAIN
     if not lives:
-        return Fate.SHARED
+        return TensorFate.SHARED
     roles = {life.role for life in lives}
-    return Fate.KEPT if Role.KEPT in roles else Fate.RETURNED if Role.OUTPUT in roles else Fate.PASSING
+    return (
+        TensorFate.KEPT
+        if MemoryRole.KEPT in roles
+        else TensorFate.RETURNED
+        if MemoryRole.OUTPUT in roles
+        else TensorFate.PASSING
+    )
 
 
 def kinds_of_operators(
@@ -294,7 +302,7 @@ def kinds_of_operators(
             (forward if run.phase is Phase.FORWARD else backward)[run.kind] += 1
             once_ns[run.kind] += durations_ns[run.name]
     for life in course.lifetimes:
-        if life.role is Role.KEPT:
+        if life.role is MemoryRole.KEPT:
             kept[course.runs[life.first].kind] += life.size_bytes
     kinds = sorted(forward | backward, key=lambda kind: (-kept[kind], -once_ns[kind], kind))
     return tuple(

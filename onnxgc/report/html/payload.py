@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from onnxgc.report.html.memory_data import Course, Fate, ForwardOperator, Phase, Role
+from onnxgc.report.html.memory_data import Course, ForwardOperator, MemoryRole, Phase, TensorFate
 
 
 class _Texts:
@@ -29,8 +29,8 @@ def payload(courses: Sequence[Course], network: Sequence[ForwardOperator]) -> st
     texts = _Texts()
     value = {
         "phases": [phase.value for phase in Phase],
-        "roles": [role.value for role in Role],
-        "fates": [fate.value for fate in Fate],
+        "roles": [role.value for role in MemoryRole],
+        "fates": [fate.value for fate in TensorFate],
         "courses": [_course(course, texts) for course in courses],
         "network": _network(network, texts),
         "texts": list(texts.numbers),
@@ -40,7 +40,7 @@ def payload(courses: Sequence[Course], network: Sequence[ForwardOperator]) -> st
 
 
 def _course(course: Course, texts: _Texts) -> dict[str, Any]:
-    phases, roles = list(Phase), list(Role)
+    phases, roles = list(Phase), list(MemoryRole)
     return {
         "label": course.label,
         "name": [texts.number(run.name) for run in course.runs],
@@ -57,7 +57,7 @@ def _course(course: Course, texts: _Texts) -> dict[str, Any]:
 
 
 def _network(network: Sequence[ForwardOperator], texts: _Texts) -> dict[str, Any]:
-    fates = list(Fate)
+    fates = list(TensorFate)
     return {
         "name": [texts.number(operator.name) for operator in network],
         "kind": [texts.number(operator.kind) for operator in network],

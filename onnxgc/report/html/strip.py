@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from onnxgc.report.html.memory_data import Fate, ForwardOperator, step_number
+from onnxgc.report.html.memory_data import ForwardOperator, TensorFate, step_number
 from onnxgc.report.html.svg import (
     WIDTH,
     blocks_path,
@@ -24,7 +24,7 @@ ARCS, MARKS, BARS, SEGMENTS = 80, 18, 90, 18
 """Heights of the rows, from the top."""
 HEIGHT = ARCS + MARKS + BARS + SEGMENTS
 MOST_ARCS = 1500
-_FATES = (Fate.KEPT, Fate.AGAIN, Fate.PASSING, Fate.RETURNED)
+_FATES = (TensorFate.KEPT, TensorFate.AGAIN, TensorFate.PASSING, TensorFate.RETURNED)
 _KEYS = (
     "Left and right arrow: one operator. Page up and page down: a twentieth. Home, End: first and last. "
     "C: the next checkpoint. Plus and minus: zoom, 0: all of it."
@@ -57,8 +57,8 @@ def network_figure(network: Sequence[ForwardOperator]) -> Html:
                 tag(
                     "path",
                     d=path,
-                    class_=f"area fate-{list(Fate).index(fate)}",
-                    data_fate=list(Fate).index(fate),
+                    class_=f"area fate-{list(TensorFate).index(fate)}",
+                    data_fate=list(TensorFate).index(fate),
                 )
                 for fate, path in zip(_FATES, bars, strict=True)
             ),
@@ -97,7 +97,7 @@ def network_figure(network: Sequence[ForwardOperator]) -> Html:
 def _key() -> Html:
     """What arcs, marks, bars and blocks mean."""
     fates = [
-        tag("li", swatch(f"fate-{list(Fate).index(fate)}"), f"what it makes is {fate.value}")
+        tag("li", swatch(f"fate-{list(TensorFate).index(fate)}"), f"what it makes is {fate.value}")
         for fate in _FATES
     ]
     return tag("ul", *fates, class_="key")

@@ -9,11 +9,11 @@ from onnxgc.report.budgets import duration
 from onnxgc.report.html.memory_data import (
     NOT_MADE,
     Course,
-    Fate,
     ForwardOperator,
     KindOfOperator,
+    MemoryRole,
     Phase,
-    Role,
+    TensorFate,
 )
 from onnxgc.report.html.tags import Html, joined, tag
 from onnxgc.report.tables import megabytes
@@ -155,7 +155,7 @@ def tensors_table(course: Course, network: Sequence[ForwardOperator]) -> Html:
     firsts = [
         life
         for life in course.lifetimes
-        if life.tensor == life.original and life.role not in (*NOT_MADE, Role.AGAIN)
+        if life.tensor == life.original and life.role not in (*NOT_MADE, MemoryRole.AGAIN)
     ]
     firsts.sort(key=lambda life: (-life.size_bytes, life.first))
     rows: list[list[str | int]] = []
@@ -169,7 +169,7 @@ def tensors_table(course: Course, network: Sequence[ForwardOperator]) -> Html:
                 life.size_bytes,
                 f"computed again, {again} times"
                 if again > 1
-                else Fate.AGAIN.value
+                else TensorFate.AGAIN.value
                 if again
                 else life.role.value,
                 joined(run.kind, " ", tag("span", run.name, class_="name")),

@@ -97,7 +97,7 @@ def _first_forward(model: StepModel, needed: list[bool]) -> int:
     return peak
 
 
-def improved(
+def descend_peak(
     model: StepModel,
     kept: Iterable[int],
     most_events: int,

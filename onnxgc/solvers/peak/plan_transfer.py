@@ -9,14 +9,14 @@ from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.joint import operator_order, vertex_of_operators
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.peak.local_search import improved, peak_of_kept
+from onnxgc.solvers.peak.local_search import descend_peak, peak_of_kept
 from onnxgc.solvers.peak.step_model import StepModel, step_model
 
 _MOST_EVENTS = 300_000
 """Operators and slots that are looked at from each plan, in each order and stage."""
 
 
-def refined(
+def transfer_plan(
     problem: CheckpointProblem, plans: Sequence[CheckpointPlan], stages: Sequence[Collection[Vertex]]
 ) -> CheckpointPlan:
     """A plan of no higher peak: vertices are kept or given up while it falls, one stage's after another's.
@@ -34,7 +34,7 @@ def refined(
             kept = [place[vertex] for vertex in plan.checkpoints]
             for changeable in ((), *stages):
                 places = sorted(place[vertex] for vertex in changeable)
-                kept = improved(model, kept, _MOST_EVENTS, math.inf, places)[1]
+                kept = descend_peak(model, kept, _MOST_EVENTS, math.inf, places)[1]
                 checkpoints = graph.in_order(vertices[number] for number in kept)
                 candidate = CheckpointPlan(checkpoints, order, keeps_last_segment=False)
                 found = joint.profile(candidate).peak_bytes
@@ -43,7 +43,7 @@ def refined(
     return best
 
 
-def given_way(
+def adopt_decisions(
     problem: CheckpointProblem,
     plan: CheckpointPlan,
     wishes: CheckpointPlan,

@@ -26,7 +26,7 @@ from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.paper.acg import ACG
 from onnxgc.solvers.paper.segment_cap_search import deadline_of
-from onnxgc.solvers.peak.local_search import improved
+from onnxgc.solvers.peak.local_search import descend_peak
 from onnxgc.solvers.peak.phase_memory import PhaseCosts, Waiting
 from onnxgc.solvers.peak.step_model import StepModel, step_model
 from onnxgc.solvers.working_set import floor_of
@@ -336,9 +336,9 @@ def _search_orders(
     for model, start in starts:
         order = start.order or orders[0]
         place = {vertex: number for number, vertex in enumerate(order)}
-        kept = improved(model, (place[v] for v in start.checkpoints), _MOST_EVENTS // len(starts), deadline)[
-            1
-        ]
+        kept = descend_peak(
+            model, (place[v] for v in start.checkpoints), _MOST_EVENTS // len(starts), deadline
+        )[1]
         candidates.append(replace(start, checkpoints=tuple(order[number] for number in kept)))
     return candidates
 

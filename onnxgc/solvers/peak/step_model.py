@@ -23,7 +23,7 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class StepOperator:
     """A forward operator; `reuses` is the storage in which it works, if that ends there."""
 
     place: int
@@ -37,7 +37,7 @@ class Operator:
 
 
 @dataclass(slots=True)
-class Storage:
+class StepStorage:
     """Memory of one forward tensor and its views; `readers` and `slots` read it, in rising order."""
 
     size: int
@@ -72,8 +72,8 @@ class StepModel:
     """
 
     places: int
-    operators: tuple[Operator, ...]
-    storages: tuple[Storage, ...]
+    operators: tuple[StepOperator, ...]
+    storages: tuple[StepStorage, ...]
     slots: tuple[Slot, ...]
     forward_base: tuple[int, ...]
     first_slot: tuple[int, ...]
@@ -100,8 +100,8 @@ def step_model(
     places = vertex_of_operators(step, members, order)
     place_of = {tensor: number for number, vertex in enumerate(order) for tensor in members[vertex]}
     storage_of: dict[str, int] = {}
-    storages: list[Storage] = []
-    operators: list[Operator] = []
+    storages: list[StepStorage] = []
+    operators: list[StepOperator] = []
     for index, (operator, place) in enumerate(zip(step.forward, places, strict=True)):
         reads = sorted({storage_of[name] for name in operator.inputs if name in storage_of})
         source = storage_of.get(operator.inputs[0]) if operator.inputs else None
@@ -118,13 +118,13 @@ def step_model(
                 continue
             storage_of[name] = len(storages)
             writes.append(len(storages))
-            storages.append(Storage(step.sizes[name], place_of[name], index))
+            storages.append(StepStorage(step.sizes[name], place_of[name], index))
             if position == 0 and operator.in_place and source is not None:
                 reuses = source if storages[source].size == step.sizes[name] else None
         for storage in reads:
             storages[storage].readers.append(index)
         operators.append(
-            Operator(
+            StepOperator(
                 place,
                 tuple(writes),
                 tuple(reads),
@@ -164,7 +164,7 @@ def _grouped(count: int, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _slots(
-    step: StepGraph, places: Sequence[int], storage_of: dict[str, int], storages: Sequence[Storage]
+    step: StepGraph, places: Sequence[int], storage_of: dict[str, int], storages: Sequence[StepStorage]
 ) -> list[Slot]:
     """Backward, cut where a chunk reads what the one before it did not, or no longer what it did."""
     profile = simulate(build_schedule(step, frozenset(), str), step)
@@ -204,7 +204,9 @@ def _slots(
     return slots
 
 
-def _forward_base(step: StepGraph, operators: Sequence[Operator], storages: Sequence[Storage]) -> list[int]:
+def _forward_base(
+    step: StepGraph, operators: Sequence[StepOperator], storages: Sequence[StepStorage]
+) -> list[int]:
     alone = StepGraph(step.forward, (), (), step.sizes, step.resident, step.outputs, step.parameter_gradients)
     profile = simulate(build_schedule(alone, frozenset(), str), alone)
     base: list[int] = []
@@ -223,7 +225,9 @@ def _forward_base(step: StepGraph, operators: Sequence[Operator], storages: Sequ
     return base
 
 
-def allocated(operator: Operator, storages: Sequence[Storage], *, for_backward: bool = False) -> list[int]:
+def allocated(
+    operator: StepOperator, storages: Sequence[StepStorage], *, for_backward: bool = False
+) -> list[int]:
     """What an operator writes in forward: trailing outputs are left out where nobody reads them.
 
     Backward reads them only if they are kept `for_backward`.
