@@ -67,7 +67,12 @@ def parse_budget(given: str | float, unit_size: int | None = None) -> Budget:
     """A budget from text or a number: an int is bytes, a float below or equal to 1 a share.
 
     In text without a unit the same holds: `.8` is a share, `8000000` is bytes. With a `unit_size` a number
-    above 1 is a size in a unit of so many, a fraction too: `4.5`.
+    above 1 is a size in that unit, a fraction too: `4.5`.
+
+    >>> parse_budget("60%").share
+    Fraction(3, 5)
+    >>> parse_budget("1.5GiB").size_bytes
+    1610612736
 
     Raises:
         BudgetFormError: it is none of these, or not above 0.
