@@ -86,6 +86,13 @@ set_up() {
     echo "$fingerprint" >"$environment/.onnxgc-$kind"
 }
 
+# The light models are not tracked: they are built from their definitions in a second, vgg19 last.
+build_missing_models() {
+    if [[ ! -f "$repository/models/vgg19.onnx" ]]; then
+        "$environment_bin/python" "$repository/scripts/build_models.py" >&2
+    fi
+}
+
 ensure_environment() {
     local kind="$1" extras
     extras="$(onnxruntime_extra)"
@@ -96,4 +103,5 @@ ensure_environment() {
     fingerprint="$(cksum <"$repository/pyproject.toml") $repository"
     with_lock set_up "$kind" "$extras"
     locate_programs
+    with_lock build_missing_models
 }

@@ -1,15 +1,14 @@
 """Build the light ONNX graphs in `models/`.
 
-A light graph holds a network's structure without its weights: every parameter is a
-ConstantOfShape node whose output carries the parameter's name, as in the light models of the
-`onnx` package. Parameters have the names of the published models (torchvision, timm, the code
-of the DARTS paper), so trained weights can be put in by name. The batch is symbolic, and so
-files stay small and byte-for-byte reproducible.
+A light graph has a network's structure without its weights: each parameter is a ConstantOfShape node whose
+output has the parameter's name, as in the light models of the `onnx` package. Parameters have the names of
+the published models (torchvision, timm, the code of the DARTS paper), so that trained weights can be inserted
+by name. The batch is symbolic. Files are small and byte-for-byte reproducible.
 
-    python scripts/build_models.py           write models/*.onnx
-    python scripts/build_models.py --check   exit with 1 if a file differs from what is built here
-    python scripts/build_models.py --exports ORIGIN FOLDER   real exports, with random weights, elsewhere:
-                                             ORIGIN is torch, keras, jax or paddle (--help tells more)
+    python scripts/build_models.py           write models/*.onnx; which are not tracked
+    python scripts/build_models.py --check   exit with 1 if a file differs from its definition
+    python scripts/build_models.py --exports ORIGIN FOLDER   write exports with random weights to FOLDER;
+                                             ORIGIN is torch, keras, jax or paddle (see --exports --help)
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from scripts.networks.residual import mobilenet_v2, resnet
 MODELS_DIRECTORY = Path(__file__).resolve().parent.parent / "models"
 OPSET = 17
 IR_VERSION = 9
-MOST_NAMED_NODES = 550
-"""Larger networks leave their operators without names, to keep the files small: outputs have names."""
+MAX_NAMED_NODES = 550
+"""Nodes of larger networks have no names, to keep the files small; their outputs do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`define` adds the operators that make [N, classes] of [N, 3, pixels, pixels], the published input."""
+    """`define` adds operators from [N, 3, pixels, pixels], the published input, to [N, classes]."""
 
     define: Callable[[Builder, str], str]
     pixels: int = 224
@@ -85,11 +84,11 @@ def build(name: str) -> onnx.ModelProto:
     network = NETWORKS[name]
     net = Builder()
     result = network.define(net, "x")
-    if len(net.nodes) <= MOST_NAMED_NODES:
+    if len(net.nodes) <= MAX_NAMED_NODES:
         for node in net.nodes:
             node.name = "/" + node.output[0].replace(".", "/")
     net.nodes[-1].output[0] = "logits"
-    assert result not in {i for node in net.nodes for i in node.input}, "the last node gives the output"
+    assert result not in {i for node in net.nodes for i in node.input}, "the last node computes the output"
     image: list[str | int] = ["N", 3, network.pixels, network.pixels]
     graph = helper.make_graph(
         net.parameters + net.nodes,
@@ -103,7 +102,7 @@ def build(name: str) -> onnx.ModelProto:
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
-    """The same bytes on every run and platform."""
+    """The file's content, the same bytes on every run and platform."""
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return export(given[1:])
     parser = argparse.ArgumentParser(description="Build the light ONNX graphs in models/.")
-    parser.add_argument("--check", action="store_true", help="compare only; exit with 1 if a file differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file differs")
     check = parser.parse_args(given).check
     stale = []
     for name in NETWORKS:
