@@ -1,15 +1,14 @@
-"""Every error that onnxgc raises on purpose.
+"""Errors that users can correct.
 
-Each message is one line that says what is wrong, where, and what to do about it. The command
-line prints it and exits with `exit_code`; anything that is not an `OnnxgcError` is a bug and
-keeps its traceback.
+Each message is one line that states what is wrong, where, and what to do. The command line prints it and
+exits with `exit_code`; any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 
 class OnnxgcError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """Base of all errors that users can correct."""
 
     exit_code = 2
 
@@ -23,7 +22,7 @@ class ShapeError(OnnxgcError):
 
 
 class UnsupportedOperatorError(OnnxgcError):
-    """Operators on the way from a parameter to the loss have no gradient rule."""
+    """Operators between a parameter and the loss have no gradient rule."""
 
 
 class LossError(OnnxgcError):
@@ -31,11 +30,11 @@ class LossError(OnnxgcError):
 
 
 class OptimizerError(OnnxgcError):
-    """The optimizer is unknown, or one of its settings does not fit."""
+    """The optimizer is unknown, or one of its settings is invalid."""
 
 
 class TrainingError(OnnxgcError):
-    """Training cannot go on: data, loss or state are not what the training file takes."""
+    """Training cannot continue: data, loss or state do not fit the training file."""
 
 
 class NoParametersError(OnnxgcError):
@@ -43,7 +42,7 @@ class NoParametersError(OnnxgcError):
 
 
 class OutputFileError(OnnxgcError):
-    """A result cannot be written where the user asked for it."""
+    """A result cannot be written to the requested file."""
 
 
 class PlanError(OnnxgcError):
@@ -55,15 +54,15 @@ class GraphFileError(OnnxgcError):
 
 
 class ExportError(OnnxgcError):
-    """A PyTorch module cannot be written as an ONNX model that trains like it."""
+    """A PyTorch module has no ONNX model that trains like it."""
 
 
 class RuntimeUnavailableError(OnnxgcError):
-    """ONNX Runtime or PyTorch is missing, or two builds of the former break each other."""
+    """ONNX Runtime or PyTorch is missing, or two builds of ONNX Runtime conflict."""
 
 
 class RuntimeFailedError(OnnxgcError):
-    """ONNX Runtime refuses a file, or stops while it runs it."""
+    """ONNX Runtime rejects a file, or fails while running it."""
 
 
 class DurationError(OnnxgcError):
@@ -71,13 +70,13 @@ class DurationError(OnnxgcError):
 
 
 class VerificationError(OnnxgcError):
-    """A check that the training file promised does not hold."""
+    """A training file fails a check."""
 
     exit_code = 1
 
 
 class BudgetFormError(OnnxgcError):
-    """A memory budget is not written as one."""
+    """A memory budget is not valid."""
 
 
 class BudgetError(OnnxgcError):

@@ -1,4 +1,4 @@
-"""Gradient checkpointing as a pass of onnx_ir, for pipelines of passes.
+"""Gradient checkpointing as a pass of onnx_ir.
 
 Raises:
     RuntimeUnavailableError: onnx_ir is not installed.
@@ -25,69 +25,70 @@ from onnxgc.emission.plan_files import METADATA_KEY
 
 __all__ = ["Checkpointing"]
 
-_OF_FILES = ("source", "output", "external_data", "dry_run")
+_FILE_OPTIONS = ("source", "output", "external_data", "dry_run")
 
 
 class Checkpointing(ir.passes.FunctionalPass):
-    """Replaces a forward model by its training graph: gradients as outputs, in less memory.
+    """Replaces a forward model by a training graph that needs less memory, with gradients as outputs.
 
-    Takes the options of `onnxgc.optimize`, but for those of files: `Checkpointing(budget="60%")`. What a
-    training graph means is in the order of its nodes, so this pass comes last: what sorts nodes or merges
-    equal ones undoes the plan.
+    Options are those of `onnxgc.optimize`, except those of files: `Checkpointing(budget="60%")`. The plan is
+    the order of nodes, so this pass comes last: passes that sort nodes or merge equal ones undo it.
 
     Attributes:
-        options: what is passed to `onnxgc.optimize`.
-        result: what it returned for the last model, or None before the first.
+        options: options for `onnxgc.optimize`.
+        result: its result for the last model, or None before the first.
     """
 
     def __init__(self, **options: Any) -> None:
         """See `onnxgc.optimize`.
 
         Raises:
-            TypeError: an option is none of them.
+            TypeError: an option is unknown.
         """
-        known = inspect.signature(optimize).parameters.keys() - set(_OF_FILES)
+        known = inspect.signature(optimize).parameters.keys() - set(_FILE_OPTIONS)
         unknown = [name for name in options if name not in known]
         if unknown:
-            raise TypeError(f"'{unknown[0]}' is no option of this pass; it takes {', '.join(sorted(known))}")
+            raise TypeError(
+                f"'{unknown[0]}' is not an option of this pass; known: {', '.join(sorted(known))}"
+            )
         self.options: Mapping[str, Any] = options
         self.result: OptimizeResult | None = None
 
     @property
     def report(self) -> Mapping[str, Any]:
-        """The figures of the last model, as `onnxgc optimize --json` has them; empty before the first."""
+        """The figures of the last model, as `onnxgc optimize --json` writes them; empty before the first."""
         return {} if self.result is None else self.result.report
 
     def requires(self, model: ir.Model) -> None:
         """The model is a forward model.
 
         Raises:
-            PreconditionError: it trains already.
+            PreconditionError: it is a training graph.
         """
         if METADATA_KEY in model.metadata_props:
             raise ir.passes.PreconditionError(
-                "the model is a training graph already; give the forward model that it was made from"
+                "the model is a training graph; give the forward model that it was made from"
             )
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """The training graph of a forward model, which stays as it is.
+        """The training graph of a forward model, which is not modified.
 
         Raises:
-            OnnxgcError: one line that says what is wrong, where and what to do.
+            OnnxgcError: one line that states what is wrong, where, and what to do.
         """
         self.result = optimize(model, **self.options)
         return ir.passes.PassResult(ir.from_proto(self.result.training_graph.model), modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """The result carries its plan, and returns a gradient for each parameter.
+        """The result contains its plan, and returns a gradient for each parameter.
 
         Raises:
             PostconditionError: it does not.
         """
-        assert self.result is not None, "a call came before"
+        assert self.result is not None, "`call` comes first"
         returned = {value.name for value in model.graph.outputs}
         gradients = self.result.training_graph.gradient_of
         missing = [name for name, gradient in gradients.items() if gradient not in returned]
         if missing or METADATA_KEY not in model.metadata_props:
-            what = f"has no gradient of '{missing[0]}'" if missing else "does not carry its plan"
-            raise ir.passes.PostconditionError(f"the training graph {what}")
+            fault = f"has no gradient of '{missing[0]}'" if missing else "does not contain its plan"
+            raise ir.passes.PostconditionError(f"the training graph {fault}")

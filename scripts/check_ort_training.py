@@ -1,12 +1,11 @@
-"""Runs training files unchanged on onnxruntime-training 1.19.2, and compares the results with today's.
+"""Compares training files on onnxruntime-training 1.19.2 with the installed ONNX Runtime.
 
     python scripts/check_ort_training.py INTERPRETER [MODEL ...]
 
-INTERPRETER is a Python 3.8 to 3.11 in whose environment onnxruntime-training 1.19.2 and numpy are installed.
-MODELs are forward models (some of models/ if none is named). Each is planned, with gradients and with SGD.
-The file runs here and there on the same inputs, in sessions with default settings but for the level of
-optimisation: above the basic one nodes get other names. Each output must be as today's to rounding, beside
-the largest where it is nothing, and each recomputed node must have run.
+INTERPRETER is a Python 3.8 to 3.11 with onnxruntime-training 1.19.2 and numpy. MODELs are forward models
+(by default some of models/). Each is planned, with gradients and with SGD. The file runs on both runtimes
+with the same inputs and default session settings; the other runtime has only basic optimisations, since
+higher levels rename nodes. Each output must agree up to rounding, and each recomputed node must run.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ sys.path.insert(0, str(ROOT))
 
 from onnxgc.api import optimize  # noqa: E402
 from onnxgc.api.feeds import feeds_of  # noqa: E402
+from onnxgc.model.draw_weights import draw_weights  # noqa: E402
 from onnxgc.model.read import read_model  # noqa: E402
-from onnxgc.model.weight_roles.initialization import draw_weights  # noqa: E402
 from onnxgc.runtime.ort import load_onnxruntime  # noqa: E402
 from onnxgc.tracing.optimizers import SGD  # noqa: E402
 
 TOLERANCE, MEDIAN_TOLERANCE = 5e-2, 1e-3
-"""Relative distances: where rounding moves a value across the bend of an activation, one gradient changes."""
-_NOTHING = 1e-4
+"""Relative distances. Rounding may move a value across a kink of an activation, and change one gradient."""
+_VANISHING = 1e-4
+"""Outputs below this share of the largest are compared relative to the share."""
 MODELS = {
     "resnet18": {"x": (2, 3, 64, 64)},
     "mobilenet_v2": {"x": (4, 3, 96, 96)},
     "densenet121": {"x": (4, 3, 128, 128)},
 }
-# What the other interpreter does: it knows nothing of this project.
+# The program of the other interpreter, which has no access to this project.
 RUNNER = """
 import json, sys
 import numpy, onnxruntime
@@ -62,7 +62,7 @@ json.dump({"version": onnxruntime.__version__, "ran": ran}, open(folder + "/ran.
 
 
 def main() -> int:
-    """The exit code is 1 where a file does not run, or gives something else."""
+    """Exit code 1: a file does not run, or its results differ."""
     interpreter, *given = sys.argv[1:]
     models: dict[Path, Mapping[str, tuple[int, ...]]] = {
         ROOT / "models" / f"{name}.onnx": shapes for name, shapes in MODELS.items()
@@ -72,16 +72,16 @@ def main() -> int:
         models = {Path(name): {} for name in given}
     for path, shapes in models.items():
         for optimizer in (None, SGD(momentum=0.9)):
-            told = checked(interpreter, path, shapes, optimizer)
-            failed += told.startswith("FAILS")
-            print(f"{path.name}, {'gradients' if optimizer is None else optimizer.name}: {told}", flush=True)
+            line = checked(interpreter, path, shapes, optimizer)
+            failed += line.startswith("FAILS")
+            print(f"{path.name}, {'gradients' if optimizer is None else optimizer.name}: {line}", flush=True)
     return 1 if failed else 0
 
 
 def checked(
     interpreter: str, path: Path, shapes: Mapping[str, tuple[int, ...]], optimizer: SGD | None
 ) -> str:
-    """One line on a file of a model."""
+    """One line about a training file."""
     weights = draw_weights(read_model(path, input_shapes=shapes), 0, only_constant_filled=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.onnx"
@@ -104,7 +104,7 @@ def checked(
             [interpreter, f"{folder}/runner.py", folder], capture_output=True, text=True, cwd=folder
         )
         if ran.returncode:
-            return f"FAILS: {(ran.stderr.strip().splitlines() or ['it ended'])[-1]}"
+            return f"FAILS: {(ran.stderr.strip().splitlines() or ['no message'])[-1]}"
         answer = json.loads((Path(folder) / "ran.json").read_text(encoding="utf-8"))
         with np.load(Path(folder) / "results.npz") as stored:
             theirs = [stored[name] for name in stored.files]
@@ -112,20 +112,20 @@ def checked(
         options.log_severity_level = 3
         session = load_onnxruntime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         ours = session.run(None, feeds)
-        least = _NOTHING * max(map(_norm, ours))
+        least = _VANISHING * max(map(_norm, ours))
         distances = [
             _norm(one - other) / max(_norm(one), least) for one, other in zip(ours, theirs, strict=True)
         ]
         far = sum(distance > TOLERANCE for distance in distances)
         recomputed = [node.name for node in onnx.load(file).graph.node if _is_recomputed(node)]
         lost = set(recomputed) - set(answer["ran"])
-    told = (
+    line = (
         f"onnxruntime-training {answer['version']}, {len(ours) - far} of {len(ours)} outputs agree (median "
         f"distance {np.median(distances):.1e}), {len(recomputed) - len(lost)} of {len(recomputed)} "
         f"recomputed nodes ran{', not ' + min(lost) if lost else ''}"
     )
     is_wrong = far or lost or np.median(distances) > MEDIAN_TOLERANCE
-    return f"FAILS: {told}" if is_wrong else told
+    return f"FAILS: {line}" if is_wrong else line
 
 
 def _norm(values: Any) -> float:
@@ -133,7 +133,7 @@ def _norm(values: Any) -> float:
 
 
 def _is_recomputed(node: onnx.NodeProto) -> bool:
-    """Whether it is a copy of a node of the model; equal barriers may be merged."""
+    """Whether a node is a copy of a node of the model; equal barriers may be merged."""
     notes = {entry.key: entry.value for entry in node.metadata_props}
     return bool(notes["onnxgc.role"] == "recompute" and notes["onnxgc.node"] != node.name)
 

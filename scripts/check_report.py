@@ -1,11 +1,11 @@
-"""Open pages that `--report` of onnxgc wrote in a headless Chromium and check what a reader would.
+"""Checks pages of `onnxgc --report` in a headless Chromium.
 
     python scripts/check_report.py PAGE.html ... [--screenshots FOLDER]
 
-No console message and no request, hover and keyboard show the tensors whose bytes the curve has, tables
-are sorted by their figures, nothing is wider than the window at 400 and 1600 pixels, contrast is enough in
-light and dark, and all is there without JavaScript. A page without pictures (`compare --each`) has its tables
-checked. Without Chromium it says so and checks nothing.
+A page has no console messages and no requests. Hover and keyboard show the tensors whose bytes the curve
+sums. Tables sort by their figures. The page fits into windows of 400 and 1600 pixels, has sufficient contrast
+in light and dark mode, and is complete without JavaScript. On pages without pictures (`compare --each`) only
+tables are checked. Without Chromium the script checks nothing and prints a message.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-MOST_SECONDS = 1.0
+MAX_SECONDS = 1.0
 """From the start of loading until a page is interactive."""
-MOST_ROWS = 1000
+MAX_ROWS = 1000
+"""Rows of tensors that are compared."""
 TEXT_CONTRAST, SHAPE_CONTRAST = 4.5, 3.0
 TEXTS = ("body", "figcaption", "dt", "a[href='#assumed']", "thead th", "button", "footer p")
 CONNECTED = """
@@ -39,7 +40,7 @@ os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Starts a program with two of its own files as 3 and 4."""
+"""Runs a program with the file descriptors of two pipes as 3 and 4."""
 CONTRAST = """((selector, key) => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
   const light = (color) => {
@@ -62,7 +63,7 @@ CONTRAST = """((selector, key) => {
 
 
 class Page:
-    """A page in a browser that is driven through a pair of pipes."""
+    """A page in a browser, controlled through a pair of pipes."""
 
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive = send, receive
@@ -104,7 +105,7 @@ class Page:
         return found["result"].get("value")
 
     def open(self, path: Path, width: int, *, dark: bool = False, script: bool = True) -> float:
-        """Load a file; returns the seconds until it was complete and interactive."""
+        """Loads a file; returns the seconds until it is complete and interactive."""
         self.events.clear()
         self("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -136,9 +137,9 @@ class Page:
 
 @contextmanager
 def browser(program: str) -> Iterator[Page]:
-    """A headless browser with an empty profile, ended on leaving."""
+    """A headless browser with an empty profile, terminated on exit."""
     (from_us, to_it), (to_us, from_it) = os.pipe(), os.pipe()
-    # It reads from 3 and writes to 4, where the pipes may not be before.
+    # The browser reads from 3 and writes to 4; the pipes must not occupy these descriptors.
     theirs = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (from_us, from_it)]
     os.close(from_us)
     os.close(from_it)
@@ -171,7 +172,7 @@ def browser(program: str) -> Iterator[Page]:
 
 
 def data_of(path: Path) -> dict[str, Any]:
-    """What the page's script reads."""
+    """The data of the page's script."""
     found = re.search(r'<script[^>]* id="data">([^<]*)</script>', path.read_text(encoding="ascii"))
     assert found is not None
     data: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(found[1])))
@@ -179,7 +180,7 @@ def data_of(path: Path) -> dict[str, Any]:
 
 
 def expected(data: dict[str, Any], course: int, step: int) -> list[tuple[str, int]]:
-    """The tensors that are held at a step, by the intervals that the page holds."""
+    """The tensors that are live at a step, from the lifetimes in the page's data."""
     found = data["courses"][course]
     lives = zip(found["first"], found["last"], found["tensor"], found["bytes"], strict=True)
     alive = [(data["texts"][tensor], size) for first, last, tensor, size in lives if first <= step <= last]
@@ -187,7 +188,7 @@ def expected(data: dict[str, Any], course: int, step: int) -> list[tuple[str, in
 
 
 def shown(page: Page) -> tuple[int, int, list[tuple[str, int]]]:
-    """The step that the table of tensors is about, its sum, and its rows."""
+    """Step, sum and rows of the table of tensors."""
     step, total, rows = page.value("""(() => {
       const table = document.getElementById("alive");
       const bytes = (row) => Number(row.querySelector("[data-value]").dataset.value);
@@ -198,26 +199,26 @@ def shown(page: Page) -> tuple[int, int, list[tuple[str, int]]]:
 
 
 def check_step(page: Page, data: dict[str, Any], course: int) -> int:
-    """Sums are right at once, and all tensors are there a moment later."""
+    """Sums are correct at once, and all tensors appear within seconds."""
     step, total, rows = shown(page)
     wanted = expected(data, course, step)
-    assert total == sum(size for _, size in wanted), f"step {step}: {total} bytes are shown"
-    assert sum(size for _, size in rows) == total, f"step {step}: the rows have other bytes than their sum"
+    assert total == sum(size for _, size in wanted), f"step {step}: the page shows {total} bytes"
+    assert sum(size for _, size in rows) == total, f"step {step}: the rows do not add up to their sum"
     until = time.perf_counter() + 5
-    while len(rows) < min(len(wanted), MOST_ROWS) and time.perf_counter() < until:
+    while len(rows) < min(len(wanted), MAX_ROWS) and time.perf_counter() < until:
         time.sleep(0.05)
         rows = shown(page)[2]
-    listed = rows[:MOST_ROWS]
-    assert [size for _, size in listed] == [size for _, size in wanted[:MOST_ROWS]], (
-        f"step {step}: other sizes"
+    listed = rows[:MAX_ROWS]
+    assert [size for _, size in listed] == [size for _, size in wanted[:MAX_ROWS]], (
+        f"step {step}: wrong sizes"
     )
-    if len(wanted) <= MOST_ROWS:
-        assert sorted(rows) == sorted(wanted), f"step {step}: other tensors"
+    if len(wanted) <= MAX_ROWS:
+        assert sorted(rows) == sorted(wanted), f"step {step}: wrong tensors"
     return step
 
 
 def check_interaction(page: Page, data: dict[str, Any]) -> None:
-    """Pointer and keyboard, on each picture of curves and on the network."""
+    """Pointer and keyboard on all curves and on the network."""
     figures = page.value("""[...document.querySelectorAll("figure.memory")].map((figure) => {
       const {courses, table} = figure.dataset;
       return [figure.id, courses.split(" ").map(Number), Boolean(table)];
@@ -238,28 +239,32 @@ def check_interaction(page: Page, data: dict[str, Any]) -> None:
 
 
 def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
-    """A picture of curves whose tensors are in the table."""
-    held = [course_totals(course) for course in data["courses"]]
-    for course in range(len(held)):
+    """Curves with a table of tensors."""
+    live = [course_totals(course) for course in data["courses"]]
+    for course in range(len(live)):
         page.value(f"document.querySelectorAll('#{name} input')[{course}].click()")
-        assert held[course][check_step(page, data, course)] == max(held[course]), "it begins at the peak"
+        assert live[course][check_step(page, data, course)] == max(live[course]), (
+            "the first step is not the peak"
+        )
         left, top, width = page.value(f"""(() => {{
           const plot = document.querySelector("#{name} svg.plot");
           plot.scrollIntoView({{block: "center", behavior: "instant"}});
           const {{x, y, width}} = plot.getBoundingClientRect();
           return [x, y, width];
         }})()""")
-        longest = max(map(len, held))
+        longest = max(map(len, live))
         for share in (0.0005, 0.13, 0.37, 0.5, 0.71, 0.9, 0.9995):
             page("Input.dispatchMouseEvent", type="mouseMoved", x=left + share * width, y=top + 100)
             page.frames()
             step = check_step(page, data, course)
-            wanted = min(share * longest, len(held[course]) - 1)
-            assert abs(step - wanted) <= 1 + longest / width, f"pointed at {wanted}, shown is {step}"
+            wanted = min(share * longest, len(live[course]) - 1)
+            assert abs(step - wanted) <= 1 + longest / width, (
+                f"the pointer is at {wanted}, the page shows {step}"
+            )
     page.value(f"document.querySelectorAll('#{name} input')[0].click()")
     page.value(f"document.querySelector('#{name} .handle').focus()")
     peak = check_step(page, data, 0)
-    last = len(held[0]) - 1
+    last = len(live[0]) - 1
     for key, step in (
         ("Home", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("End", last), ("ArrowRight", last),
         ("ArrowLeft", last - 1), ("p", peak), ("+", peak), ("+", peak), ("0", peak),
@@ -268,24 +273,24 @@ def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
         assert check_step(page, data, 0) == step, f"{key} leads to {shown(page)[0]}"
     time.sleep(0.5)
     spoken = page.value(f"document.querySelector('#{name} [aria-live]').textContent")
-    # Steps are told from 1 on.
+    # The page counts steps from 1.
     assert spoken.startswith(f"Step {peak + 1:,} of {last + 1:,}: "), spoken
 
 
 def check_readout(page: Page, courses: list[dict[str, Any]], name: str) -> None:
-    """A picture of curves with a line below it: each begins at its peak, and keys move along."""
+    """Curves with a line of text: each begins at its peak, and keys move the step."""
     for number, course in enumerate(courses):
-        held = course_totals(course)
+        live = course_totals(course)
         page.value(f"document.querySelectorAll('#{name} input')[{number}].click()")
         page.value(f"document.querySelector('#{name} .handle').focus()")
-        for key, step in (("p", held.index(max(held))), ("Home", 0), ("End", len(held) - 1)):
+        for key, step in (("p", live.index(max(live))), ("Home", 0), ("End", len(live) - 1)):
             page.press(key)
-            told = page.value(f"document.querySelector('#{name} .readout').textContent")
-            assert told.startswith(f"Step {step + 1:,} of {len(held):,}: "), told
+            text = page.value(f"document.querySelector('#{name} .readout').textContent")
+            assert text.startswith(f"Step {step + 1:,} of {len(live):,}: "), text
 
 
 def check_sorting(page: Page) -> None:
-    """A click on a heading sorts a table's rows by the figures below it."""
+    """A click on a heading sorts a table by the column's figures."""
     unsorted = page.value("""[...document.querySelectorAll("table.sortable")].flatMap((table) =>
       [...table.querySelectorAll("thead th.number")].filter((cell) => {
         cell.querySelector("button").click();
@@ -293,7 +298,7 @@ def check_sorting(page: Page) -> None:
         const values = cells.map(({dataset}) => Number(dataset.value));
         return values.some((value, index) => Number.isNaN(value) || (index && value > values[index - 1]));
       }).map((cell) => `${cell.textContent} of ${table.caption.textContent}`))""")
-    assert not unsorted, f"not sorted by figures: {', '.join(unsorted)}"
+    assert not unsorted, f"columns not sorted by figures: {', '.join(unsorted)}"
 
 
 def course_totals(course: dict[str, Any]) -> list[int]:
@@ -311,7 +316,7 @@ def course_totals(course: dict[str, Any]) -> list[int]:
 def check_page(page: Page, path: Path, screenshots: Path | None) -> str:
     data = data_of(path)
     seconds = page.open(path, 1200)
-    assert seconds < MOST_SECONDS, f"interactive after {seconds:.2f} s"
+    assert seconds < MAX_SECONDS, f"interactive after {seconds:.2f} s"
     check_interaction(page, data)
     check_sorting(page)
     for width in (400, 1600):
@@ -341,7 +346,7 @@ def check_contrast(page: Page) -> None:
 
 
 def complaints(page: Page, path: Path) -> None:
-    """No message of the console, and no request but for the page."""
+    """No console messages, and no requests except for the page."""
     time.sleep(0.05)
     page.value("0")
     for event in page.events:
@@ -364,7 +369,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        print("skipped: there is no Chromium on this machine; install it to check pages")
+        print("skipped: this machine has no Chromium; install it to check pages")
         return 0
     with browser(program) as page:
         for path in arguments.pages:

@@ -1,4 +1,4 @@
-"""The exporters keep every parameter, and each is found again in the file."""
+"""Exports keep every parameter, and each parameter is found in the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPORTS = exports_of(TORCH_MODELS["gru"])
 
 
 class _Tied(nn.Module):
-    """One table read and multiplied with, and a buffer."""
+    """A table that is read and multiplied, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_every_parameter_of_an_export_is_found(export: Export, tmp_path: Path) -
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_exports_take_several_inputs(tmp_path: Path) -> None:
+def test_modules_with_several_inputs_are_exported(tmp_path: Path) -> None:
     class Product(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -67,7 +67,7 @@ def test_exports_take_several_inputs(tmp_path: Path) -> None:
         assert [value.name for value in onnx.load(path).graph.input] == ["a", "b"]
 
 
-def test_parameters_are_matched_by_value_transposed_and_more_than_once() -> None:
+def test_parameters_match_by_value_transposed_or_repeated() -> None:
     module = _Tied()
     table = module.embedding.weight.detach().numpy()
     arrays = {"renamed": table, "transposed": np.ascontiguousarray(table.T), "other": table + 1}
@@ -82,7 +82,7 @@ def test_parameters_are_matched_by_value_transposed_and_more_than_once() -> None
 
 
 @pytest.mark.parametrize("name", ["unet", "lstm", "gru"])
-def test_models_have_no_random_operators_and_no_equal_parameters(name: str) -> None:
+def test_models_are_deterministic_without_equal_parameters(name: str) -> None:
     model = TORCH_MODELS[name]
     module, batch = model.module(small=True), model.batch(small=True)
     assert module.training
@@ -98,7 +98,7 @@ def test_models_have_no_random_operators_and_no_equal_parameters(name: str) -> N
 
 
 @pytest.mark.parametrize("part", [nn.Dropout(0.5), nn.LSTM(2, 2, num_layers=2, dropout=0.5)])
-def test_rates_are_set_to_zero(part: nn.Module) -> None:
+def test_dropout_rates_are_set_to_zero(part: nn.Module) -> None:
     model = TorchModel(lambda small: nn.Sequential(part), lambda small: {"x": torch.ones(4, 2)})
     rates = [getattr(part, name) for name in ("p", "dropout") if hasattr(part, name)]
     model.module(small=True)
@@ -106,7 +106,7 @@ def test_rates_are_set_to_zero(part: nn.Module) -> None:
     assert all(getattr(part, name) == 0 for name in ("p", "dropout") if hasattr(part, name))
 
 
-def test_labels_are_taken_along_the_class_axis() -> None:
+def test_labels_follow_the_class_axis() -> None:
     language = TorchModel(lambda small: nn.Identity(), lambda small: {}, class_axis=2)
     output = torch.randn(2, 5, 7)
     target = language.target(output)
@@ -115,7 +115,7 @@ def test_labels_are_taken_along_the_class_axis() -> None:
     assert torch.allclose(language.loss_of(output, target), expected)
 
 
-def test_files_are_written_with_what_a_comparison_needs(
+def test_exports_include_data_for_a_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(small: bool) -> nn.Module:
@@ -126,8 +126,8 @@ def test_files_are_written_with_what_a_comparison_needs(
     monkeypatch.setitem(TORCH_MODELS, "broken", broken)
     only = ["--only", "gru", "--only", "broken"]
     assert exports.main(["torch", str(tmp_path), *only]) == 1
-    told = capsys.readouterr().out
-    assert "broken script-static: RuntimeError: cannot be built" in told
+    printed = capsys.readouterr().out
+    assert "broken script-static: RuntimeError: cannot be built" in printed
     paths = sorted(tmp_path.glob("*.onnx"))
     assert [path.stem for path in paths] == sorted(f"gru-small-{export.suffix}" for export in EXPORTS)
     for path in paths:

@@ -1,9 +1,10 @@
-"""The comparison of whole models with torch: it holds where gradients are right, and only there."""
+"""The comparison of gradients with torch accepts correct gradients and rejects wrong ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from torch import Tensor, nn
 from onnxgc.model.core.ir import Array
 from scripts import benchmark
 from scripts.benchmarking import file_gradients, gradients
+from scripts.benchmarking.gradient_comparison import Options, cells, distances, failures, outputs_of
+from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
 
 pytest.importorskip("onnxscript")
-OPTIONS = gradients.Options(threads=1, all_exports=True)
+OPTIONS = Options(threads=1, all_exports=True)
+WITHOUT_VERIFY = replace(OPTIONS, verify=False)
 
 
 class Network(nn.Module):
-    """A tied table, normalisations of both kinds, and a bias that has no effect."""
+    """A tied table, normalisations of both kinds, and a bias without effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,16 +48,18 @@ MODEL = TorchModel(
 )
 
 
-def rows_of(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def rows_of(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch, options: Options = WITHOUT_VERIFY
+) -> list[dict[str, Any]]:
     monkeypatch.setitem(TORCH_MODELS, "tried", model)
-    return gradients.compare_model("tried", OPTIONS, lambda stage: None)
+    return gradients.compare_model("tried", options)
 
 
-def test_right_gradients_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(MODEL, monkeypatch)
+def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(MODEL, monkeypatch, OPTIONS)
     assert [row["export"] for row in rows] == ["script-static", "script-dynamic"]
     for row in rows:
-        assert row["holds"], gradients.failures(row)
+        assert row["holds"], failures(row)
         assert row["parameters"] == row["parameters_of"] == 7
         assert row["vanishing"] == ["inner.bias"]
         assert row["loss_distance"] < 1e-6
@@ -62,8 +68,8 @@ def test_right_gradients_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0001, -1.0, np.nan])
-def test_a_wrong_gradient_does_not_hold(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    true_outputs = gradients.outputs_of
+def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_outputs = outputs_of
 
     def wrong(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
         outputs = true_outputs(training, feeds, threads)
@@ -75,11 +81,11 @@ def test_a_wrong_gradient_does_not_hold(factor: float, monkeypatch: pytest.Monke
         assert not row["holds"]
         assert row["ratio_max_parameter"] == "inner.weight"
         assert list(row["too_far_on_batches"]) == list(gradients.SEEDS)
-        assert "too far from float64" in gradients.cells(row)[-1]
+        assert "too far from float64" in cells(row)[-1]
 
 
-def test_what_rounding_does_to_one_batch_is_tried_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_outputs = gradients.outputs_of
+def test_a_failing_batch_is_repeated_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_outputs = outputs_of
     seen: list[Array] = []
 
     def wrong_once(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
@@ -107,15 +113,13 @@ def test_frozen_parameters_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> 
 
     model = TorchModel(build, MODEL.inputs, recipes=(Recipe.SCRIPT,))
     for row in rows_of(model, monkeypatch):
-        assert row["holds"], gradients.failures(row)
+        assert row["holds"], failures(row)
         assert row["parameters"] == row["parameters_of"] == 6
 
 
-def test_buffers_that_would_train_are_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_buffers_taken_for_parameters_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Confusing(nn.Module):
-        """A buffer used as weights are, and a parameter of one number as formulas have them."""
+        """A buffer in the place of a weight, and a scalar parameter."""
 
         basis: Tensor
 
@@ -131,16 +135,16 @@ def test_buffers_that_would_train_are_told(
 
     model = TorchModel(lambda small: Confusing(), lambda small: {"x": torch.randn(5, 4)})
     for row in rows_of(model, monkeypatch):
-        # The newer exporter's own marks tell a buffer from a parameter.
+        # Only the newer exporter marks buffers.
         is_marked = row["export"].startswith("dynamo")
         assert row["holds"] == is_marked
         assert row["no_parameters_of_the_module"] == ([] if is_marked else ["basis"])
-        assert is_marked or "basis is no parameter" in gradients.failures(row)
-        assert "no gradient of factor" in gradients.failures({**row, "missing": ["factor"]})
+        assert is_marked or "basis is not a parameter" in failures(row)
+        assert "no gradient of factor" in failures({**row, "missing": ["factor"]})
 
 
-def test_refusals_and_failing_exporters_keep_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refused(nn.Module):
+def test_rejected_models_and_failed_exports_keep_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rejected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(4, 4)
@@ -148,21 +152,21 @@ def test_refusals_and_failing_exporters_keep_a_row(monkeypatch: pytest.MonkeyPat
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.det(self.linear(x)).reshape(-1, 1)
 
-    class Failing(Refused):
+    class Failing(Rejected):
         def forward(self, x: Tensor) -> Tensor:
             return torch.special.i0(self.linear(x))
 
     batch = {"x": torch.randn(2, 4, 4)}
-    refused, failing = Refused(), Failing()
-    for build, reason in ((lambda small: refused, "Det"), (lambda small: failing, "not exported")):
+    rejected, failing = Rejected(), Failing()
+    for build, reason in ((lambda small: rejected, "Det"), (lambda small: failing, "not exported")):
         model = TorchModel(build, lambda small: batch, "mse", recipes=(Recipe.SCRIPT,))
         for row in rows_of(model, monkeypatch):
             assert not row["holds"]
             assert reason in row["error"]
-            assert reason in gradients.cells(row)[-1]
+            assert reason in cells(row)[-1]
 
 
-def test_values_that_a_module_casts_are_double_in_the_truth() -> None:
+def test_casts_of_a_module_are_double_in_the_truth() -> None:
     class Casting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -173,7 +177,7 @@ def test_values_that_a_module_casts_are_double_in_the_truth() -> None:
             return y.to(torch.float32)
 
     model = TorchModel(lambda small: Casting(), lambda small: {"x": torch.randn(3, 5)}, "mse")
-    truth = gradients.Truth.of(model, small=True)
+    truth = Truth.of(model, small=True)
     module = model.module(small=True).double()
     x = torch.from_numpy(truth.batch["x"]).double()
     y = torch.softmax(module.linear(x), dim=-1)  # type: ignore[operator]
@@ -181,29 +185,29 @@ def test_values_that_a_module_casts_are_double_in_the_truth() -> None:
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         assert np.allclose(truth.exact[name], parameter.grad.numpy(), rtol=1e-12, atol=0)
-        assert len(truth.singles) == len(gradients.SINGLE_RUNS)
+        assert len(truth.singles) == len(SINGLE_RUNS)
         assert all(single[name].dtype == np.float32 for single in truth.singles)
 
 
-def test_distances_are_relative_to_what_is_there() -> None:
+def test_distances_are_relative_to_the_exact_gradient() -> None:
     exact = {"a": np.array([3.0, 4.0]), "gone": np.array([0.0]), "tiny": np.array([1e-12])}
     singles = [
         {"a": np.array([3.0, 4.0 + 5e-5]), "gone": np.zeros(1), "tiny": np.array([2e-12])},
         {"a": np.array([3.0, 4.0 + 1e-5]), "gone": np.zeros(1), "tiny": np.array([1e-12])},
     ]
-    found = gradients.distances({"a": np.array([3.0, 4.0 + 1e-4]), "tiny": np.array([0.0])}, exact, singles)
+    found = distances({"a": np.array([3.0, 4.0 + 1e-4]), "tiny": np.array([0.0])}, exact, singles)
     assert found["ratio_max_parameter"] == "a"
     assert found["ratio_max"] == pytest.approx(2.0)
     assert found["missing"] == []
     assert found["vanishing"] == ["tiny"]
     noise = {"a": exact["a"], "tiny": np.array([1e-12 + 1e-8])}
-    assert gradients.distances(noise, exact, singles)["ratio_max"] == pytest.approx(0.2)
-    assert gradients.distances({"a": exact["a"]}, {**exact, "gone": np.ones(1)}, singles)["missing"] == [
+    assert distances(noise, exact, singles)["ratio_max"] == pytest.approx(0.2)
+    assert distances({"a": exact["a"]}, {**exact, "gone": np.ones(1)}, singles)["missing"] == [
         "gone", "tiny",
     ]  # fmt: skip
 
 
-def test_one_record_and_an_exit_code(tmp_path: Path) -> None:
+def test_command_writes_a_record(tmp_path: Path) -> None:
     arguments = ["gradients", "--only", "unet", "--no-verify", "--threads", "2", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 0
     record = json.loads((tmp_path / "gradients.json").read_text(encoding="utf-8"))
@@ -216,8 +220,8 @@ def test_one_record_and_an_exit_code(tmp_path: Path) -> None:
     assert all(row["holds"] for row in figures["rows"])
 
 
-def test_a_process_that_ends_keeps_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gradients.run_gradients(gradients.Options(only=("gru",), threads=-1), lambda stage: None)  # type: ignore[arg-type]
+def test_a_failed_process_keeps_a_row() -> None:
+    found = gradients.run_gradients(Options(only=("gru",), threads=-1), lambda stage: None)
     (row,) = found["rows"]
     assert row["model"] == "gru"
     assert "the process ended with status 1" in row["error"]
@@ -244,7 +248,7 @@ def _file(folder: Path, *nodes: onnx.NodeProto, inputs: tuple[int | str, ...], w
     return path
 
 
-def test_files_are_compared_with_torch_over_the_file(tmp_path: Path) -> None:
+def test_files_are_compared_with_torch_of_the_file(tmp_path: Path) -> None:
     path = _file(
         tmp_path,
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -256,7 +260,7 @@ def test_files_are_compared_with_torch_over_the_file(tmp_path: Path) -> None:
     )
     (tmp_path / file_gradients.SHAPES).write_text(json.dumps({path.name: {"x": [4, 3]}}))
     row = file_gradients.compare_file(path, OPTIONS)
-    assert row["holds"], gradients.failures(row)
+    assert row["holds"], failures(row)
     assert row["truth"] == "torch, source file"
     assert row["parameters"] == 2
     assert row["verify"] == {}
@@ -270,13 +274,13 @@ def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
         inputs=(2, 6, 3),
         weights=(("w", (3, 4)),),
     )
-    row = file_gradients.compare_file(path, gradients.Options(threads=1, verify=False))
-    assert row["holds"], gradients.failures(row)
+    row = file_gradients.compare_file(path, WITHOUT_VERIFY)
+    assert row["holds"], failures(row)
     assert row["truth"] == "torch, forward graph"
     assert set(row["other_truths"]) == {"torch, source file"}
 
 
-def test_files_beyond_the_reference_are_compared_with_differences(
+def test_files_without_reference_are_compared_with_differences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _file(
@@ -290,23 +294,23 @@ def test_files_beyond_the_reference_are_compared_with_differences(
     model = onnx.load(path)
     model.graph.initializer.append(numpy_helper.from_array(np.array([2, 4, 2, 2]), "as_images"))
     onnx.save(model, path)
-    row = file_gradients.compare_file(path, OPTIONS)
-    assert row["holds"], gradients.failures(row)
+    row = file_gradients.compare_file(path, WITHOUT_VERIFY)
+    assert row["holds"], failures(row)
     assert row["truth"] == "differences"
     assert row["difference_max"] < 1e-4
-    assert "differences" in gradients.cells(row)[2]
+    assert "differences" in cells(row)[2]
 
-    true_outputs = gradients.outputs_of
+    true_outputs = outputs_of
 
     def wrong(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
         outputs = true_outputs(training, feeds, threads)
         return {name: value if name == "loss" else value * 1.5 for name, value in outputs.items()}
 
     monkeypatch.setattr(file_gradients, "outputs_of", wrong)
-    assert not file_gradients.compare_file(path, OPTIONS)["holds"]
+    assert not file_gradients.compare_file(path, WITHOUT_VERIFY)["holds"]
 
 
-def test_files_that_are_refused_keep_a_row(tmp_path: Path) -> None:
+def test_rejected_files_keep_a_row(tmp_path: Path) -> None:
     _file(tmp_path / "a", helper.make_node("Relu", ["x"], ["y"]), inputs=(2, 3))
     arguments = ["gradients", "--files", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 1

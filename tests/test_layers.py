@@ -1,4 +1,4 @@
-"""Imports point down only, and what is heavy or optional is imported in one place."""
+"""Imports point down, and each heavy or optional package is imported in one layer."""
 
 from __future__ import annotations
 
@@ -35,12 +35,22 @@ LAYERS = (
 """From top to bottom. A layer may import itself and those below it."""
 
 FOLDERS = {
-    "model": ("weight_roles", "training_mode", "opset", "static_shapes", "rebatch", "files", "core"),
+    "model": (
+        "weight_roles",
+        "training_mode",
+        "opset",
+        "static_shapes",
+        "rebatch",
+        "files",
+        "operators",
+        "core",
+    ),
     "solvers": ("baselines", "peak", "paper"),
     "budget": ("improve", "bounds"),
     "matching": ("operators", "probes", "normal_form"),
+    "report": ("html", "terminal", "text", "data"),
 }
-"""Folders of a layer, from top to bottom; a file beside them may import and be imported by all."""
+"""Folders of a layer, from top to bottom; files outside of folders may import and be imported by all."""
 
 FORBIDDEN = {
     "graph": ("onnx", "onnxgc.model"),
@@ -49,7 +59,7 @@ FORBIDDEN = {
     "budget": ("onnx", "onnxgc.model", "onnxgc.gradients"),
     "gradients": ("onnxgc.solvers",),
 }
-"""What a layer does not know, whatever the order says."""
+"""Packages that a layer must not import, in addition to the order."""
 
 HOMES = {
     "onnxruntime": "runtime",
@@ -60,13 +70,13 @@ HOMES = {
 """Packages that are optional or heavy, and the one layer that imports each."""
 
 OFFERED = {"runtime/__init__.py": "onnxgc.training.Trainer"}
-"""What a file hands on from above when it is asked for, since people look for it there."""
+"""Names from a higher layer that a file offers lazily, since users look for them there."""
 
 PRINTING_LAYER = "cli"
 
 
 def violations(path: Path, package: Path) -> list[str]:
-    """What the rules have against a file of `package`, as `file:line: reason`."""
+    """Violations of the rules in a file of `package`, as `file:line: reason`."""
     inner = path.relative_to(package)
     is_root_file = inner.name in ("__init__.py", "__main__.py") and len(inner.parts) == 1
     layer = "" if is_root_file else inner.parts[0].removesuffix(".py")

@@ -1,4 +1,4 @@
-"""The light graphs in `models/` are the published networks."""
+"""The light graphs in `models/` equal the published networks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.torch_reference import random_weights, weight_shapes, with_fed_weight
 MODELS = Path(__file__).resolve().parent.parent / "models"
 
 # Parameters as published with torchvision and timm (Inception v3 without its auxiliary classifier).
-# Those of the CIFAR networks are of the DARTS paper's code without auxiliary classifier, at 20 cells
-# of width 36; DARTS and AmoebaNet-A are published as 3.3 and 3.2 million.
+# Counts of CIFAR networks are those of the DARTS paper's code without auxiliary classifier, for 20 cells
+# of width 36; published are 3.3 (DARTS) and 3.2 million (AmoebaNet-A).
 PARAMETER_COUNTS = {
     "alexnet": 61_100_840,
     "amoebanet": 3_145_078,
@@ -43,9 +43,33 @@ PARAMETER_COUNTS = {
     "vgg19": 143_667_240,
 }
 
+# The first 64 bits of each file's SHA-256.
+DIGESTS = {
+    "alexnet": "9503bfffce9b419f",
+    "amoebanet": "790bccd264d6033c",
+    "darts": "3ff20f0059b2068b",
+    "densenet121": "3101971e90bf292a",
+    "densenet161": "1907479024ae3e05",
+    "densenet169": "532b06419daafdbd",
+    "densenet201": "36061f0f08db5dde",
+    "inception_v3": "9944f83388fce9d2",
+    "mobilenet_v2": "7163284f0c25acec",
+    "nasnet": "87f3f52f9041a840",
+    "nasnetalarge": "758790544672314e",
+    "resnet18": "40e0937041c6b0c3",
+    "resnet34": "66043916952005ca",
+    "resnet50": "992941f7a4c31cf1",
+    "resnet101": "124394f72c1d37a0",
+    "resnet152": "68dd7dffd133c1b8",
+    "vgg11": "4bc2010e151470a1",
+    "vgg13": "070c5490a0fd8470",
+    "vgg16": "6e87d3dd49944e89",
+    "vgg19": "37ef4e96928babb8",
+}
+
 # The first logits in float64 evaluation, with the weights of `random_weights` and the image of
 # `image_batch(name, 1)`, computed with torchvision 0.29.1, timm 1.0.31 (the two large searched
-# networks) and, for the CIFAR networks, a torch module written apart from `scripts/networks/`.
+# networks) and, for CIFAR networks, a torch module independent of `scripts/networks/`.
 PUBLISHED_LOGITS = {
     "alexnet": (0.0593587, 1.238703, 1.862387, 1.279971),
     "amoebanet": (-417429800.0, 77115780.0, 269277300.0, -55662110.0),
@@ -95,7 +119,7 @@ PUBLISHED_PARAMETERS = {
 }
 
 
-# AlexNet and VGG have fully connected layers for the published input; the others take less.
+# Fully connected layers of AlexNet and VGG need the published input; other networks take smaller ones.
 PIXELS = {"inception_v3": 96} | dict.fromkeys(CIFAR_NETWORKS, 32)
 PIXELS |= dict.fromkeys(("alexnet", "vgg11", "vgg13", "vgg16", "vgg19"), 224)
 SMALL_PIXELS = 64
@@ -106,7 +130,7 @@ def load(name: str) -> onnx.ModelProto:
 
 
 def load_small(name: str) -> onnx.ModelProto:
-    """The network for an input of few pixels, if it takes one."""
+    """The network with the smallest input that it takes here."""
     model = load(name)
     for dimension in model.graph.input[0].type.tensor_type.shape.dim[2:]:
         dimension.dim_value = PIXELS.get(name, SMALL_PIXELS)
@@ -129,12 +153,15 @@ def test_every_network_has_a_file() -> None:
     )
 
 
-@pytest.mark.parametrize("name", PARAMETER_COUNTS)
-def test_file_is_what_the_script_builds(name: str) -> None:
-    assert (MODELS / f"{name}.onnx").read_bytes() == build_models.serialize(build_models.build(name))
+@pytest.mark.parametrize("name", DIGESTS)
+def test_definitions_give_known_files(name: str) -> None:
+    """Recorded figures refer to these files."""
+    content = build_models.serialize(build_models.build(name))
+    assert (MODELS / f"{name}.onnx").read_bytes() == content
+    assert hashlib.sha256(content).hexdigest()[:16] == DIGESTS[name]
 
 
-def test_check_tells_a_stale_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_stale_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_models, "MODELS_DIRECTORY", tmp_path)
     assert build_models.main(["--check"]) == 1
     assert build_models.main([]) == 0
@@ -154,7 +181,7 @@ def test_graph_is_valid(name: str) -> None:
     assert (model.ir_version, model.opset_import[0].version) == (9, 17)
     operators = [node for node in model.graph.node if node.op_type != "ConstantOfShape"]
     names = {node.name for node in operators}
-    if len(operators) > build_models.MOST_NAMED_NODES:
+    if len(operators) > build_models.MAX_NAMED_NODES:
         assert names == {""}
     else:
         assert "" not in names
@@ -162,7 +189,7 @@ def test_graph_is_valid(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETER_COUNTS)
-def test_parameter_count(name: str) -> None:
+def test_number_of_parameters_is_published(name: str) -> None:
     sizes = {
         parameter: math.prod(shape)
         for parameter, shape in weight_shapes(load(name)).items()
@@ -172,21 +199,21 @@ def test_parameter_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETER_COUNTS)
-def test_runs_as_it_is(name: str) -> None:
+def test_runs_without_weights(name: str) -> None:
     logits = run(load_small(name), {"x": image_batch(name, batch=2)})
     assert logits.shape == (2, 10 if name in CIFAR_NETWORKS else 1000)
     assert np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize("name", PARAMETER_COUNTS)
-def test_parameters_are_named_and_shaped_as_published(name: str) -> None:
+def test_parameters_have_published_names_and_shapes(name: str) -> None:
     shapes = weight_shapes(load(name))
     lines = [f"{n} {list(s)}" for n, s in shapes.items() if not n.startswith(("relu6_", "dropout_"))]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == PUBLISHED_PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", PARAMETER_COUNTS)
-def test_computes_what_the_published_network_does(name: str) -> None:
+def test_logits_equal_the_published_network(name: str) -> None:
     model = load_small(name)
     weights = random_weights(model)
     logits = run(with_fed_weights(model, weights), {"x": image_batch(name, batch=1), **weights})

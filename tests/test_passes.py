@@ -59,23 +59,22 @@ def test_a_pipeline_ends_in_the_training_graph() -> None:
     assert any("__recompute" in node.output[0] for node in training.graph.node)
     assert [value.name for value in training.graph.output] == ["loss", *(f"w{i}_grad" for i in range(LAYERS))]
     assert [(entry.domain, entry.version) for entry in training.opset_import] == [("", 18)]
-    told = {entry.key: entry.value for entry in training.metadata_props}
-    assert told["author"] == "somebody"
-    assert (
-        int(told["onnxgc.simulated_peak_bytes"]) == (checkpointing.report["planned"]["simulated_peak_bytes"])
-    )
+    metadata = {entry.key: entry.value for entry in training.metadata_props}
+    assert metadata["author"] == "somebody"
+    simulated = checkpointing.report["planned"]["simulated_peak_bytes"]
+    assert int(metadata["onnxgc.simulated_peak_bytes"]) == simulated
     roles = {entry.value for node in training.graph.node for entry in node.metadata_props}
     assert {"forward", "recompute", "backward"} <= roles
 
 
-def test_a_training_graph_is_no_forward_model() -> None:
+def test_training_graphs_are_rejected() -> None:
     once = Checkpointing(loss="mse", solver="store-all")(ir.from_proto(chain()))
-    with pytest.raises(PreconditionError, match="training graph already"):
+    with pytest.raises(PreconditionError, match="the model is a training graph"):
         Checkpointing(loss="mse")(once)
 
 
-def test_mistakes_are_told_in_the_tools_own_words() -> None:
-    with pytest.raises(TypeError, match="'output' is no option of this pass; it takes budget, "):
+def test_mistakes_raise_errors_of_the_package() -> None:
+    with pytest.raises(TypeError, match="'output' is not an option of this pass; known: budget, "):
         Checkpointing(output="training.onnx")
     checkpointing = Checkpointing(loss="nothing")
     assert checkpointing.report == {}
@@ -84,7 +83,7 @@ def test_mistakes_are_told_in_the_tools_own_words() -> None:
     assert isinstance(caught.value.__cause__, LossError)
 
 
-def test_weights_in_other_files_are_read(tmp_path: Path) -> None:
+def test_external_weights_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(chain(), path, save_as_external_data=True, location="weights", size_threshold=0)
     result = Checkpointing(loss="mse", solver="store-all")(ir.load(path))
@@ -92,7 +91,7 @@ def test_weights_in_other_files_are_read(tmp_path: Path) -> None:
     assert numpy_helper.to_array(stored["w3"]).tobytes() == chain().graph.initializer[3].raw_data
 
 
-def test_without_onnx_ir_one_line_says_what_to_install() -> None:
+def test_message_without_onnx_ir_names_the_package() -> None:
     code = (
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'onnx_ir' else find(name, *rest)\n"
@@ -100,5 +99,5 @@ def test_without_onnx_ir_one_line_says_what_to_install() -> None:
         "try:\n    import onnxgc.passes\n"
         "except onnxgc.OnnxgcError as error:\n    print(error)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told == "onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'\n"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'\n"

@@ -1,4 +1,4 @@
-"""What the documents say is so: commands and code run, figures are the recorded ones, links resolve."""
+"""Documents: commands and code run, figures are the recorded ones, links resolve."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ import typer.main
 
 from onnxgc.cli.main import app, main
 from onnxgc.gradients.registry import RULES
+from onnxgc.runtime import interleaved_timing
 from onnxgc.solvers.registry import SOLVERS
-from scripts.benchmarking import chain_picture, readme, summary
+from scripts.benchmarking import chain_picture, documents, growth_picture, memory_picture, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 RECIPES = DOCS / "exporting.md"
-# Each is read, and run, on its own. What needs PyTorch alone is run by tests/torch/test_guide.py.
+# Pages that run one by one. tests/torch/test_guide.py runs those that need PyTorch.
 GUIDES = (
     README,
     *(
@@ -44,6 +45,7 @@ GUIDES = (
         )
     ),
 )
+SLOW_GUIDES = ("planning", "training")
 DOCUMENTS = (
     README,
     ROOT / "CHANGELOG.md",
@@ -52,15 +54,15 @@ DOCUMENTS = (
 )
 RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 
-# The one command that a test cannot run: it would run this test.
+# It would run this test.
 NOT_RUN = ("scripts/test",)
-# Places of one machine, and names that mean nothing to a reader of the project.
+# Paths of one machine, and names without meaning to a reader of the project.
 FORBIDDEN = re.compile(
-    r"/(?:work|tmp|home|root|opt|mnt|Users)/|[A-Z]:\\|\b(?:workplace|localhost|facts|design\.md|style\.md)\b|#\d+\b"
+    r"/(?:work|tmp|home|root|opt|mnt|Users)/|[A-Z]:\\|\b(?:workplace|localhost|facts\.md|design\.md|style\.md)\b|#\d+\b"
 )
 FOREIGN_HOSTS = re.compile(r"https?://(?!keepachangelog\.com/|semver\.org/|www\.w3\.org/)[^\s)\"]+")
-OPTIONS_OF_OTHERS = {"--nproc-per-node"}
-"""torchrun's."""
+OTHER_OPTIONS = {"--help", "--version", "--install-completion", "--nproc-per-node"}
+"""Options of the program itself, and of torchrun."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
@@ -93,7 +95,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of a text, one after the other, as a reader would in one session."""
+    """Runs all blocks of a text in order, in one session."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for language, block in blocks_of(text):
         if language == "python":
@@ -111,24 +113,31 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder with the models, to be in; what a document patches lasts as long."""
+    """A current directory with the models; patches by a document end with the test."""
     shutil.copytree(ROOT / "models", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    # Figures are measured in processes of their own.
+    # For measurements, which run in separate processes.
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     yield tmp_path
     patch.stopall()
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("path", GUIDES, ids=relative)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=relative(path), marks=pytest.mark.slow if path.stem in SLOW_GUIDES else ())
+        for path in GUIDES
+    ],
+)
 def test_every_block_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem == "extending":
         pytest.importorskip("torch")
     run(path.read_text(encoding="utf-8"), monkeypatch)
 
 
-# What the recipes of each section need beside onnxgc.
+# Packages that the recipes of each section need.
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "PyTorch": ("torch", "onnxscript"),
     "Keras": ("keras", "tensorflow", "tf2onnx"),
@@ -138,9 +147,9 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.filterwarnings("ignore")  # of the frameworks
+@pytest.mark.filterwarnings("ignore")  # Warnings of the frameworks.
 @pytest.mark.parametrize("section", NEEDED)
-def test_recipes_run_where_their_framework_is(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_run_with_their_framework(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = [name for name in NEEDED[section] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
@@ -151,36 +160,36 @@ def test_every_recipe_has_a_test() -> None:
     assert {name for name, text in sections(RECIPES).items() if list(blocks_of(text))} == set(NEEDED)
 
 
-def test_the_two_commands_come_first() -> None:
+def test_readme_begins_with_two_commands() -> None:
     first_screen = README.read_text(encoding="utf-8").splitlines()[:24]
     for command in ("scripts/run optimize models/resnet50.onnx", "scripts/test"):
         assert command in first_screen
         assert os.access(ROOT / command.split()[0], os.X_OK)
 
 
-def test_readme_is_one_screen_a_picture_and_a_table() -> None:
+def test_readme_is_short_with_one_picture_and_one_table() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 100
     assert text.count("![") == 1
-    assert list(readme.BLOCKS[README]) == ["summary"]
+    assert list(documents.BLOCKS[README]) == ["summary"]
 
 
-@pytest.mark.parametrize("path", readme.BLOCKS, ids=relative)
-def test_generated_parts_are_the_recorded_figures_and_what_the_code_has(path: Path) -> None:
+@pytest.mark.parametrize("path", documents.BLOCKS, ids=relative)
+def test_generated_blocks_are_up_to_date(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text == readme.render(path, text), "run `python scripts/benchmark.py render`"
+    assert text == documents.render(path, text), "run `python scripts/benchmark.py render`"
 
 
-def test_the_reference_has_every_rule_solver_and_option() -> None:
-    text = readme.REFERENCE.read_text(encoding="utf-8")
+def test_reference_has_every_rule_solver_and_option() -> None:
+    text = documents.REFERENCE.read_text(encoding="utf-8")
     assert [name for name in RULES if "." not in name and f"`{name}`" not in text] == []
     assert [name for name in SOLVERS if f"| `{name}` |" not in text] == []
     assert [name for name in options() if f"`{name}`" not in text] == []
 
 
-def test_pictures_show_the_recorded_figures() -> None:
-    drawn = readme.render_pictures()
-    assert set(drawn) == {readme.PICTURE, readme.GROWTH_PICTURE, readme.CHAIN_PICTURE}
+def test_pictures_are_up_to_date() -> None:
+    drawn = documents.render_pictures()
+    assert set(drawn) == {module.PICTURE for module in (memory_picture, growth_picture, chain_picture)}
     for path, picture in drawn.items():
         assert path.read_text(encoding="utf-8") == picture, "run `python scripts/benchmark.py render`"
 
@@ -188,14 +197,14 @@ def test_pictures_show_the_recorded_figures() -> None:
 @pytest.mark.parametrize(
     "name, place, path",
     [
-        ("table1", (0, "regular", "activation_peak_bytes"), readme.RESULTS),
-        ("peaks", ("rows", 0, "requested_bytes"), readme.RESULTS),
-        ("peaks", ("rows", -1, "simulated_bytes"), readme.RESULTS),
+        ("table1", (0, "regular", "activation_peak_bytes"), documents.RESULTS),
+        ("peaks", ("rows", 0, "requested_bytes"), documents.RESULTS),
+        ("peaks", ("rows", -1, "simulated_bytes"), documents.RESULTS),
         ("resnet50", ("step_seconds", "planned", "minimum"), README),
         ("gradients", ("rows", 0, "holds"), README),
     ],
 )
-def test_a_changed_record_makes_a_document_stale(
+def test_changed_records_make_documents_stale(
     name: str, place: tuple[str | int, ...], path: Path, tmp_path: Path
 ) -> None:
     record = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
@@ -206,34 +215,34 @@ def test_a_changed_record_makes_a_document_stale(
         shutil.copy(recorded, tmp_path)
     shutil.copytree(ROOT / "benchmarks" / "gpu", tmp_path / "gpu")
     text = path.read_text(encoding="utf-8")
-    assert readme.render(path, text, tmp_path) == text
+    assert documents.render(path, text, tmp_path) == text
     (tmp_path / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
-    assert readme.render(path, text, tmp_path) != text
+    assert documents.render(path, text, tmp_path) != text
 
 
-def test_the_table_of_the_readme_has_the_networks_that_are_named(tmp_path: Path) -> None:
+def test_table_of_the_readme_has_the_named_networks(tmp_path: Path) -> None:
     rows = [line for line in summary.summary(ROOT / "benchmarks").splitlines() if line.startswith("| ")][2:]
     assert [row.split()[1].rstrip(",") for row in rows] == list(summary.NETWORKS)
-    assert summary.summary(tmp_path) == "", "without records there is nothing to say"
+    assert summary.summary(tmp_path) == "", "a summary without records"
 
 
-def test_a_lost_marker_is_noticed() -> None:
+def test_missing_markers_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"reference\.md has no block '<!-- solvers: begin"):
-        readme.render(readme.REFERENCE, "<!-- commands: begin -->\n<!-- commands: end -->")
+        documents.render(documents.REFERENCE, "<!-- commands: begin -->\n<!-- commands: end -->")
 
 
-def test_the_chain_of_the_guide_is_that_of_the_text() -> None:
-    stored, planned = chain_picture.panels()
-    assert (stored.peak, planned.peak) == (9, 5)
-    assert not any(cell.again for cell in stored.cells)
-    assert {cell.tensor for cell in planned.cells if cell.again} == {1, 2, 4, 5}
-    held = {cell.tensor for cell in planned.cells if cell.step == planned.forward}
-    assert held == {0, 3, 6, 7}, "the checkpoints, and what backward reads first"
+def test_chain_picture_has_the_figures_of_the_guide() -> None:
+    baseline, planned = chain_picture.panels()
+    assert (baseline.peak, planned.peak) == (9, 5)
+    assert not any(cell.is_recomputed for cell in baseline.cells)
+    assert {cell.tensor for cell in planned.cells if cell.is_recomputed} == {1, 2, 4, 5}
+    live = {cell.tensor for cell in planned.cells if cell.step == planned.forward}
+    assert live == {0, 3, 6, 7}, "the checkpoints, and the first tensor that backward reads"
     assert ElementTree.fromstring(chain_picture.draw()).tag.endswith("svg")
 
 
 def anchors(path: Path) -> set[str]:
-    """What a link may point to in a document, as GitHub names headings."""
+    """Targets of links in a document, by GitHub's names of headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -252,7 +261,7 @@ def test_links_resolve(path: Path) -> None:
     assert dead == []
 
 
-def test_every_page_is_linked_from_the_guide() -> None:
+def test_guide_links_every_page() -> None:
     text = (DOCS / "user-guide.md").read_text(encoding="utf-8")
     pages = {path.name for path in DOCS.glob("*.md")} - {"user-guide.md"}
     assert {name for name in pages if f"({name}" not in text} == set()
@@ -266,18 +275,18 @@ def options() -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted({*GUIDES, *DOCS.glob("*.md")}), ids=relative)
-def test_no_option_is_promised_that_does_not_exist(path: Path) -> None:
-    promised = set(OPTION.findall(path.read_text(encoding="utf-8")))
-    assert promised - options() - {"--help", "--version"} - OPTIONS_OF_OTHERS == set()
+def test_documented_options_exist(path: Path) -> None:
+    documented = set(OPTION.findall(path.read_text(encoding="utf-8")))
+    assert documented - options() - OTHER_OPTIONS == set()
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, *readme.render_pictures(), *RECORDS], ids=relative)
-def test_documents_speak_of_the_project_alone(path: Path) -> None:
+@pytest.mark.parametrize("path", [*DOCUMENTS, *documents.render_pictures(), *RECORDS], ids=relative)
+def test_documents_name_no_foreign_paths_or_hosts(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert [match.group() for match in FORBIDDEN.finditer(text)] == []
     assert [match.group() for match in FOREIGN_HOSTS.finditer(text)] == []
 
 
-def test_decisions_are_numbered_without_a_gap() -> None:
+def test_decisions_are_numbered_without_gaps() -> None:
     names = [path.name for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))

@@ -1,18 +1,15 @@
-"""What the command line and other programs call."""
+"""Functions for the command line and other programs."""
 
+from onnxgc.api.bare_graphs import solve_graph
 from onnxgc.api.benchmarking import Benchmark, bench
-from onnxgc.api.comparison import Comparison, compare
+from onnxgc.api.comparison import compare
 from onnxgc.api.inspection import Inspection, inspect
-from onnxgc.api.pipeline import (
-    OptimizeResult,
-    PlannedStep,
-    emit,
-    optimize,
-    plan_step,
-    store_all_schedule,
-)
-from onnxgc.api.solving import solve_graph
-from onnxgc.api.verification import Check, Verification, verify
+from onnxgc.api.pipeline import OptimizeResult, optimize
+from onnxgc.api.plan_table import Comparison
+from onnxgc.api.planned_step import PlannedStep, emit, store_all_schedule
+from onnxgc.api.step_planning import plan_step
+from onnxgc.api.verification import Verification, verify
+from onnxgc.api.verification_checks import Check
 
 __all__ = [
     "Benchmark",

@@ -1,4 +1,4 @@
-"""A model's training step as it runs here: storing everything beside a plan, memory and time."""
+"""Memory and time of the baseline and a planned step, measured on this machine."""
 
 from __future__ import annotations
 
@@ -17,43 +17,39 @@ import onnx
 from onnx import numpy_helper
 
 from onnxgc import __version__
-from onnxgc.api.budgeting import DEFAULT_DEVICE, BudgetRequest, check_times
+from onnxgc.api.budget_plans import DEFAULT_DEVICE, BudgetRequest, check_duration_source
 from onnxgc.api.feeds import feeds_of, feeds_of_updates
-from onnxgc.api.pipeline import (
-    OptimizeResult,
-    PlannedStep,
-    Progress,
-    emit,
-    optimize,
-    store_all_schedule,
-)
-from onnxgc.emission.write import write_model
+from onnxgc.api.pipeline import OptimizeResult, optimize
+from onnxgc.api.plan_options import Progress
+from onnxgc.api.planned_step import PlannedStep, emit, store_all_schedule
+from onnxgc.emission.atomic_files import write_model
 from onnxgc.errors import RuntimeFailedError
 from onnxgc.model.core.ir import Array
-from onnxgc.model.weight_roles.initialization import draw_weights
-from onnxgc.planning.order import Order
+from onnxgc.model.draw_weights import draw_weights
+from onnxgc.planning.order_choice import Order
 from onnxgc.planning.schedule import Schedule
 from onnxgc.planning.simulate import MemoryProfile, simulate
-from onnxgc.runtime.calibration_run import device_name
+from onnxgc.report.data.bench_report import BenchReport, ContenderFigures
+from onnxgc.runtime.calibrate import device_name
 from onnxgc.runtime.interleaved_timing import seconds_in_turns
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, providers_named
 from onnxgc.tracing.devices import device as find_device
 from onnxgc.tracing.optimizers import Optimizer
 
-REGULAR, PLANNED = "the graph that stores everything", "the planned graph"
-# Kernels' workspaces show in the first run, what lasts in every later one.
+REGULAR, PLANNED = "the baseline", "the planned graph"
+# Workspaces of kernels show in the first run, persistent memory in later ones.
 _MEMORY_RUNS = 2
-# Whose data sheet tells the times, where nothing else is given.
+# Devices whose data sheets give durations by default.
 _DEVICES = {"CPUExecutionProvider": "cpu"}
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One training file: what the judge says of its memory, and what was measured.
+    """Simulated and measured figures of one training file.
 
-    Activation peaks are without the parameters' gradients, as the literature has them. What was not
-    measured is None, and no seconds: `failure` says why if the file does not run.
+    Activation peaks exclude parameter gradients, as in the literature. A figure that was not measured is
+    None; `failure` is the reason if the file does not run.
     """
 
     simulated_peak_bytes: int
@@ -72,7 +68,7 @@ class Contender:
     def median_seconds(self) -> float | None:
         return statistics.median(self.step_seconds) if self.step_seconds else None
 
-    def as_json(self, batch: int) -> dict[str, Any]:
+    def as_json(self, batch: int) -> ContenderFigures:
         best = self.best_seconds
         return {
             "simulated_peak_bytes": self.simulated_peak_bytes,
@@ -90,11 +86,11 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Storing everything beside a plan, both in the plan's order, on one machine.
+    """The baseline and a plan, both in the plan's order, on one machine.
 
-    `batch` is the first dimension of the first input that has one. `predicted_extra_ratio` is the time of
-    what runs again as a share of the step's, by the times that `timing` names. `threads` are None where
-    ONNX Runtime chooses their number. `optimizer` is "" where the steps return gradients.
+    `batch` is the first dimension of the first input that has one. `predicted_extra_ratio` is the predicted
+    extra time, and `timing` the source of its durations. `threads` is None for ONNX Runtime's choice.
+    `optimizer` is "" if the steps return gradients.
     """
 
     model: str
@@ -123,15 +119,15 @@ class Benchmark:
 
     @property
     def time_ratio(self) -> float | None:
-        """What the plan's step takes of one that stores everything: the median over the turns.
+        """The planned step's time as a share of the baseline's: the median over pairs of steps.
 
-        On a machine that is not quiet it varies less than ratios of best or of median times do.
+        On a busy machine it varies less than ratios of best or median times.
         """
-        turns = zip(self.planned.step_seconds, self.regular.step_seconds, strict=False)
-        ratios = [planned / regular for planned, regular in turns]
+        pairs = zip(self.planned.step_seconds, self.regular.step_seconds, strict=False)
+        ratios = [planned / regular for planned, regular in pairs]
         return statistics.median(ratios) if ratios else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> BenchReport:
         ratio = self.time_ratio
         return {
             "model": self.model,
@@ -188,26 +184,28 @@ def bench(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Benchmark:
-    """Plan a model as `onnxgc.optimize` does, and run a training step that stores everything and the plan's.
+    """Plan a model as `onnxgc.optimize` does, and measure a step of the baseline and of the plan.
 
-    Each peak is measured in a process of its own. Then both files take `warm_up` steps and `runs` that
-    are timed, in turns. `provider` is cpu or cuda; without it CUDA where this machine has it. Weights
-    that the file does not store are drawn by `seed`, like the data. Where neither `device` nor
-    `calibrate` says where predicted times come from, they are the data sheet's of a CPU, or of a card.
-    With an `optimizer` both steps update the parameters, in place, and its state is in every peak.
-    The other options are those of `optimize`.
+    Each peak is measured in a separate process. Then both files run `warm_up` steps and `runs` timed steps,
+    interleaved. Weights that the file does not store, and the data, are drawn by `seed`. With an `optimizer`
+    both steps update the parameters in place, and every peak includes its state. Other arguments are those
+    of `optimize`.
+
+    `provider` is `cpu` or `cuda`; None for CUDA where available. `threads` are those of each operator; None
+    for ONNX Runtime's choice. Predicted durations are from the data sheet of `device`, by default a CPU's or
+    on CUDA a card's, unless `calibrate` is given.
 
     Raises:
-        RuntimeUnavailableError: the provider is unknown or not here.
-        RuntimeFailedError: the planned file does not run; one that stores everything may fail.
-        OnnxgcError: what `optimize` raises.
+        RuntimeUnavailableError: the provider is unknown or not available.
+        RuntimeFailedError: the planned file does not run; the baseline may fail.
+        OnnxgcError: as `optimize`.
     """
-    tell = progress or (lambda stage: None)
+    notify = progress or (lambda stage: None)
     if runs < 1 or warm_up < 0:
         raise RuntimeFailedError(
-            f"{runs} runs after {warm_up} to warm up time nothing; give at least one run"
+            f"{runs} runs after {warm_up} warm-up runs measure nothing; give at least one run"
         )
-    check_times(device, calibrate)
+    check_duration_source(device, calibrate)
     settings = SessionSettings(threads=threads, providers=providers_named(provider))
     if device is None and calibrate is None:
         device = _DEVICES.get(settings.providers[0], DEFAULT_DEVICE)
@@ -220,7 +218,7 @@ def bench(
         solver=solver,
         objective=objective,
         order=order,
-        # Else they are for the prediction alone.
+        # Without a budget they serve the prediction only.
         device=None if budget is None else device,
         calibrate=None if budget is None else calibrate,
         time_limit=time_limit,
@@ -233,32 +231,49 @@ def bench(
         optimizer=optimizer,
         check=check,
         seed=seed,
-        progress=tell,
+        progress=notify,
     )
-    planned, types = result.planned, result.planned.step.types
-    # A plan that was not asked for by memory or time knows of no times.
+    # A plan without a budget has no source of durations.
     request = replace(
-        planned.request,
+        result.planned.request,
         device=None if device is None else find_device(device),
         calibrate=None if calibrate is None else os.fspath(calibrate),
     )
+    return _measured(result, request, settings, runs=runs, warm_up=warm_up, seed=seed, progress=notify)
+
+
+def _measured(
+    result: OptimizeResult,
+    request: BudgetRequest,
+    settings: SessionSettings,
+    *,
+    runs: int,
+    warm_up: int,
+    seed: int,
+    progress: Progress,
+) -> Benchmark:
+    planned = result.planned
     extra, timing, note = _predicted(planned, request)
+    updates = planned.step.updates
     with tempfile.TemporaryDirectory() as folder:
-        tell("writing")
-        files = _written(result, Path(folder), seed)
-        updates = planned.step.updates
+        progress("writing")
+        files = _write_files(result, Path(folder), seed)
         weights = {} if updates is None else _weights_in(files[PLANNED].path)
         feeds = feeds_of(planned, seed) | feeds_of_updates(planned, weights, seed)
         in_place = {} if updates is None else dict(updates.replaced)
-        taken = _Steps(feeds, in_place, settings, runs, warm_up)
-        regular, found, failed = _run(files, taken, tell)
-    notes = (*result.report["notes"], *_notes_on_order(planned, regular), *filter(None, (note, failed)))
+        steps = _Steps(feeds, in_place, settings, runs, warm_up)
+        regular, measured, failure_note = _run(files, steps, progress)
+    notes = (
+        *result.report["notes"],
+        *_notes_on_order(planned, regular),
+        *filter(None, (note, failure_note)),
+    )
     return Benchmark(
         model=result.report["model"],
-        inputs={name: types[name].shape for name in planned.model.inputs},
+        inputs={name: planned.step.types[name].shape for name in planned.model.inputs},
         provider=settings.providers[0],
         device=device_name(settings.providers[0]),
-        threads=threads,
+        threads=settings.threads,
         runs=runs,
         warm_up=warm_up,
         seed=seed,
@@ -270,7 +285,7 @@ def bench(
         predicted_extra_ratio=extra,
         timing=timing,
         regular=regular,
-        planned=found,
+        planned=measured,
         versions={
             "onnxgc": __version__,
             "onnxruntime": str(load_onnxruntime().__version__),
@@ -282,7 +297,7 @@ def bench(
 
 
 def _predicted(planned: PlannedStep, request: BudgetRequest) -> tuple[float, str, str]:
-    """What runs again as a share of the step's time, where the times come from, and a note or ""."""
+    """The predicted extra time, the source of durations, and a note or ""."""
     durations, timing, note = request.durations(planned.traced.step)
     extra = sum(durations[step.source] for step in planned.schedule.recomputed)
     return extra / max(sum(durations.values()), 1), timing, note
@@ -290,9 +305,10 @@ def _predicted(planned: PlannedStep, request: BudgetRequest) -> tuple[float, str
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A training file, the judge's view of it, and which node makes how many bytes of gradients for good.
+    """A training file and its simulated memory.
 
-    Where they are no outputs that is None. `state_bytes` are those of an optimizer.
+    `gradient_bytes` are those of parameter gradients by node; None if gradients are not outputs.
+    `state_bytes` are an optimizer's.
     """
 
     name: str
@@ -302,21 +318,21 @@ class _File:
     state_bytes: int
 
     def failure(self, error: RuntimeFailedError) -> str:
-        """What the error says, in words that outlive the file."""
+        """The error's text without the path of the temporary file."""
         return str(error).replace(f"'{self.path}'", self.name)
 
 
-def _written(result: OptimizeResult, folder: Path, seed: int) -> dict[str, _File]:
+def _write_files(result: OptimizeResult, folder: Path, seed: int) -> dict[str, _File]:
     planned = result.planned
     values = draw_weights(planned.model, seed, only_constant_filled=True)
     schedules = {REGULAR: store_all_schedule(planned), PLANNED: planned.schedule}
     return {
-        name: _file(result, name, schedule, values, folder / f"{number}.onnx")
+        name: _write_file(result, name, schedule, values, folder / f"{number}.onnx")
         for number, (name, schedule) in enumerate(schedules.items())
     }
 
 
-def _file(
+def _write_file(
     result: OptimizeResult, name: str, schedule: Schedule, values: Mapping[str, Array], path: Path
 ) -> _File:
     planned = result.planned
@@ -332,15 +348,15 @@ def _weights_in(path: Path) -> dict[str, Array]:
 
 
 def _gradient_bytes(model: onnx.ModelProto, planned: PlannedStep) -> dict[str, int]:
-    """Bytes of parameters' gradients by the node that makes them."""
+    """Bytes of parameter gradients by the node that outputs them."""
     sizes = {name: planned.step.types[name].size_bytes for name in planned.step.parameter_gradients.values()}
-    made = {node.name: sum(sizes.get(name, 0) for name in node.output) for node in model.graph.node}
-    return {name: size for name, size in made.items() if size}
+    bytes_of = {node.name: sum(sizes.get(name, 0) for name in node.output) for node in model.graph.node}
+    return {name: size for name, size in bytes_of.items() if size}
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """How steps are taken: what is fed, what is written in place, and how many are timed after how many."""
+    """The conditions under which both files run."""
 
     feeds: Mapping[str, Array]
     in_place: Mapping[str, str]
@@ -359,44 +375,44 @@ class _Steps:
         )
 
 
-def _run(files: Mapping[str, _File], taken: _Steps, tell: Progress) -> tuple[Contender, Contender, str]:
-    """Both files measured and timed, and a note where that went another way than it should.
+def _run(files: Mapping[str, _File], steps: _Steps, progress: Progress) -> tuple[Contender, Contender, str]:
+    """Figures of the baseline and the plan, and a note on deviations, or "".
 
-    A file that stores everything may take more memory than there is, which is what plans are for.
+    The baseline may fail for lack of memory.
     """
     contenders: dict[str, Contender] = {}
     for name, file in reversed(list(files.items())):
-        tell(f"running {name}")
+        progress(f"running {name}")
         try:
             measured = measure(
-                file.path, taken.feeds, settings=taken.settings, runs=_MEMORY_RUNS, in_place=taken.in_place
+                file.path, steps.feeds, settings=steps.settings, runs=_MEMORY_RUNS, in_place=steps.in_place
             )
             contenders[name] = _contender(file, measured)
         except RuntimeFailedError as error:
             if name == PLANNED:
                 raise RuntimeFailedError(file.failure(error)) from error
             contenders[name] = replace(_simulated(file), failure=file.failure(error))
-    tell(f"taking turns, {taken.warm_up} steps to warm up and {taken.runs} that are timed")
+    progress(f"timing {steps.runs} steps of each after {steps.warm_up} to warm up")
     timed = {name: file for name, file in files.items() if not contenders[name].failure}
-    seconds, note = _seconds(timed, taken)
+    seconds, note = _seconds(timed, steps)
     regular, planned = (
         replace(contenders[name], step_seconds=seconds.get(name, ())) for name in (REGULAR, PLANNED)
     )
     return regular, planned, note
 
 
-def _seconds(files: Mapping[str, _File], taken: _Steps) -> tuple[dict[str, tuple[float, ...]], str]:
-    """Seconds of each step in turns or, where the files are too large together, one after the other."""
+def _seconds(files: Mapping[str, _File], steps: _Steps) -> tuple[dict[str, tuple[float, ...]], str]:
+    """Seconds of interleaved steps, or of one file after the other if both together are too large."""
     paths = {name: file.path for name, file in files.items()}
     with suppress(RuntimeFailedError):
-        return taken.seconds(paths), ""
+        return steps.seconds(paths), ""
     seconds: dict[str, tuple[float, ...]] = {}
     for name, path in paths.items():
         try:
-            seconds |= taken.seconds({name: path})
+            seconds |= steps.seconds({name: path})
         except RuntimeFailedError as error:
             raise RuntimeFailedError(files[name].failure(error)) from error
-    return seconds, "the two files do not run side by side, so one was timed after the other"
+    return seconds, "the two files do not run together, so one was timed after the other"
 
 
 def _simulated(file: _File) -> Contender:
@@ -422,6 +438,6 @@ def _notes_on_order(planned: PlannedStep, regular: Contender) -> list[str]:
     if own == regular.simulated_peak_bytes:
         return []
     return [
-        "both run in the plan's order; in the model's own, storing everything takes a simulated "
+        "both run in the plan's order; in the model's own order the baseline's simulated peak is "
         f"{own / 1e6:,.1f} MB"
     ]

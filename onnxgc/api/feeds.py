@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from onnxgc.api.pipeline import PlannedStep
+from onnxgc.api.planned_step import PlannedStep
 from onnxgc.model.core.ir import Array, dtype_name
 from onnxgc.runtime.measure import random_feeds
 from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP
@@ -15,22 +15,23 @@ _STATE_SCALE = 1e-3
 
 
 def feeds_of(planned: PlannedStep, seed: int) -> dict[str, Array]:
-    """Values for inputs, labels and targets of a step; weights are in its file."""
+    """Values of inputs, labels and targets; weights are in the file."""
 
     def described(names: tuple[str, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
         kinds = {name: planned.step.types[name] for name in names}
         return {name: (dtype_name(kind.dtype), kind.shape) for name, kind in kinds.items()}
 
     model = planned.model
-    # Integer inputs are masks and indices of tables, of which every one has two rows.
+    # Integer inputs are masks, or indices of tables with at least two rows.
     feeds = random_feeds(described(model.inputs), seed, 2)
     return feeds | random_feeds(described(model.targets), seed + 1, _classes(planned))
 
 
 def feeds_of_updates(planned: PlannedStep, weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """What a step that updates its parameters is fed besides; nothing, if it does not.
+    """Further inputs of a step with an optimizer; none without.
 
-    What is written in place must be fed: parameters as in `weights`, states by seed as after some steps.
+    Tensors that are updated in place are inputs: parameters from `weights`, states by seed as after a few
+    steps.
     """
     updates = planned.step.updates
     feeds: dict[str, Array] = {}
@@ -48,7 +49,7 @@ def feeds_of_updates(planned: PlannedStep, weights: Mapping[str, Array], seed: i
 
 
 def _classes(planned: PlannedStep) -> int:
-    """How many classes the labels are of: the extent of the axis that the loss normalises."""
+    """The number of classes: the size of the axis that the loss normalises."""
     for node in planned.model.nodes:
         if node.origin == "loss" and node.op == "LogSoftmax":
             return planned.model.types[node.inputs[0]].shape[int(node.attribute("axis", -1))]

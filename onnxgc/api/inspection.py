@@ -1,4 +1,4 @@
-"""What is in a model and what is in the way of training it, before anything else is asked."""
+"""The contents of a model, and the obstacles to training it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onnxgc.api.pipeline import plan_step
+from onnxgc.api.step_planning import plan_step
 from onnxgc.errors import ModelFileError, OnnxgcError
 from onnxgc.gradients.registry import RULES, STOPS
 from onnxgc.model.core.ir import TrainableModel
-from onnxgc.model.core.node_flops import node_flops
-from onnxgc.model.files.lift_weights import draft_of
 from onnxgc.model.files.load import load_proto, source_of
+from onnxgc.model.files.proto_to_draft import draft_of
+from onnxgc.model.operators.registry import node_flops
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.weight_roles.classify import ParameterDecision
+from onnxgc.model.weight_roles.roles import ParameterDecision
+from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.runtime.cuda_kernels import left_to_the_cpu
 from onnxgc.runtime.known_faults import FoundFault, faults_in
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorUse:
-    """One kind of operator in the forward graph, with its loss: how often, at what cost.
+    """All uses of one operator in the forward graph and its loss.
 
-    `gradient` is `rule`, `none needed` (no parameter is behind it, or its derivative is zero) or
-    `missing`; `nodes` are the nodes of the source model.
+    `gradient` is `rule`, `none needed` (no parameter precedes it, or its derivative is zero) or `missing`;
+    `nodes` are nodes of the source model.
     """
 
     operator: str
@@ -35,12 +36,12 @@ class OperatorUse:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What `inspect` found.
+    """The result of `inspect`.
 
-    `obstacles` are the errors that stop the model from being planned, in the words that `optimize`
-    uses; the fields behind it are empty as far as an obstacle hides them. `left_to_the_cpu` counts, by
-    operator, the nodes of the training graph that have no CUDA kernel at its opset. `runtime_faults` are
-    known faults of ONNX Runtime that the model itself shows: its inference is wrong there, training is not.
+    `obstacles` are the errors by which `optimize` would reject the model; later fields are empty as far as
+    they depend on it. `left_to_the_cpu` counts the training graph's nodes without a CUDA kernel at its opset,
+    by operator. `runtime_faults` are known faults of ONNX Runtime that make the model's inference wrong, but
+    not its training.
     """
 
     weights: tuple[ParameterDecision, ...]
@@ -55,7 +56,7 @@ class Inspection:
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     runtime_faults: tuple[FoundFault, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> InspectReport:
         return {
             "inputs": {name: list(shape) for name, shape in self.inputs.items()},
             "loss": self.loss,
@@ -110,13 +111,12 @@ def inspect(
     freeze_bn: bool = False,
     untie: bool = False,
 ) -> Inspection:
-    """Weights and their roles, operators and their rules, peaks, and what is in the way.
+    """Weights with roles, operators with gradient support, peaks, and obstacles to training.
 
-    `source` is a model in any form that `optimize` takes.
+    Arguments are those of `optimize`.
 
     Raises:
-        ModelFileError: if the file is no ONNX model. Everything else that is wrong with it is told
-            in `obstacles`.
+        ModelFileError: the file is not an ONNX model. Other errors are returned as `obstacles`.
     """
     source = source_of(source)
     weights = explain_weights(source, trainable=trainable, freeze=freeze)

@@ -1,135 +1,48 @@
-"""One network in several files: which tensors are the same, what each costs, and plans carried over."""
+"""One network in several files: matched tensors, memory of each file, and transferred plans."""
 
 from __future__ import annotations
 
-import heapq
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import onnx
-
-from onnxgc.api.pipeline import PlannedStep, ReadOptions, judged, plan_traced_again, read_again, trace_problem
-from onnxgc.api.plan_difference import MOST_HELD
-from onnxgc.errors import ShapeError
+from onnxgc.api.plan_difference import MAX_LISTED
+from onnxgc.api.plan_transfer import transfer_between
+from onnxgc.api.planned_network import Network
+from onnxgc.api.step_planning import traced_step_with_plan
 from onnxgc.matching.match import Matching, Reason, match
 from onnxgc.matching.network_view import Pair
-from onnxgc.model.core.ir import TrainableModel
-from onnxgc.model.files.load import load_proto
-from onnxgc.planning.peak_contents import held_at_peak
+from onnxgc.planning.peak_contents import live_at_peak
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Schedule, StepGraph
 from onnxgc.planning.simulate import MemoryProfile
-from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.peak.plan_transfer import adopt_decisions, transfer_plan
-from onnxgc.solvers.registry import solver_for
-
-Shapes = Mapping[str, tuple[int, ...]]
-Source = str | os.PathLike[str] | onnx.ModelProto
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A file with its own plan; `note` says if it was read for another batch than it has."""
-
-    name: str
-    model: TrainableModel
-    planned: PlannedStep
-    note: str = ""
-
-    def batch(self) -> int:
-        return batch_of(self.model)
+from onnxgc.report.data.compare_report import (
+    CheckpointFates,
+    FileReport,
+    NetworksReport,
+    PairReport,
+    PeakFigures,
+    TensorFigures,
+)
 
 
-def shapes_for(source: Source, name: str, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Those of the given shapes whose inputs a model has.
+def compare_networks(networks: Sequence[Network]) -> tuple[NetworksReport, dict[str, CheckpointPlan]]:
+    """Compare the first file with each of the others, and transfer its plan to them.
 
     Raises:
-        ShapeError: it has none of them.
-    """
-    if not shapes:
-        return {}
-    found = _named_here(source, shapes)
-    if not found:
-        inputs = [value.name for value in load_proto(source)[0].graph.input]
-        raise ShapeError(
-            f"--input-shapes names {', '.join(map(repr, shapes))}, but the inputs of '{name}' are "
-            f"{', '.join(map(repr, inputs[:5]))}; repeat the option with one of these"
-        )
-    return found
-
-
-def _named_here(source: Source, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    inputs = {value.name for value in load_proto(source)[0].graph.input} if shapes else set()
-    return {given: shape for given, shape in shapes.items() if given in inputs}
-
-
-def planned_network(
-    name: str,
-    source: Source,
-    read: ReadOptions,
-    shapes: Shapes,
-    options: SolverOptions,
-    first: Network | None = None,
-    plan: CheckpointPlan | None = None,
-) -> Network:
-    """A file with `plan`, or its plan of least peak, for the batch of the `first` one where none was said.
-
-    Raises:
-        ShapeError: it cannot be read for that batch.
-        PlanError: the plan names what is no tensor of it.
-    """
-    own = shapes_for(source, name, shapes) if first is None else _named_here(source, shapes)
-    model, note = read_again(source, read, own), ""
-    if first is not None and not own and _differs_in_batch_alone(first.model, model):
-        batch, here = first.batch(), batch_of(model)
-        wanted = {
-            key: (batch, *model.types[key].shape[1:])
-            for key in model.inputs
-            if model.types[key].shape[:1] == (here,)
-        }
-        note = f"read for batch {batch}, as '{first.name}' is; by itself it has {here}"
-        try:
-            model = read_again(source, read, wanted)
-        except ShapeError as error:
-            raise ShapeError(
-                f"'{name}' has batch {here}, '{first.name}' {batch}, and it cannot be read for that: {error}"
-            ) from error
-    traced = trace_problem(model)
-    if plan is not None:
-        return Network(name, model, plan_traced_again(model, traced, plan), note)
-    solution = solver_for(None).solve(traced.problem, options)
-    return Network(name, model, judged(model, traced, solution), note)
-
-
-def batch_of(model: TrainableModel) -> int:
-    """The first dimension of the first input, 1 where it has none."""
-    return next(iter(model.types[model.inputs[0]].shape), 1)
-
-
-def _differs_in_batch_alone(one: TrainableModel, other: TrainableModel) -> bool:
-    samples = [sorted(sorted(model.types[name].shape[1:]) for name in model.inputs) for model in (one, other)]
-    return samples[0] == samples[1] and batch_of(one) != batch_of(other)
-
-
-def compared_networks(networks: Sequence[Network]) -> tuple[dict[str, Any], dict[str, CheckpointPlan]]:
-    """The first file beside each of the others: figures for `--json`, and its plan carried over to them.
-
-    Raises:
-        ShapeError: the files are read for different batches.
+        ShapeError: the files have different batch sizes.
     """
     first, *others = networks
     plans = {first.name: first.planned.solution.plan}
-    pairs: list[dict[str, Any]] = []
+    pairs: list[PairReport] = []
     for other in others:
         found, plan = _pair(first, other, match(first.model, other.model))
         pairs.append(found)
         plans[other.name] = plan
-    return {"files": [_file(network) for network in networks], "pairs": pairs}, plans
+    files = [_file_figures(network) for network in networks]
+    return {"kind": "networks", "files": files, "pairs": pairs}, plans
 
 
-def _file(network: Network) -> dict[str, Any]:
+def _file_figures(network: Network) -> FileReport:
     planned, model = network.planned, network.model
     read = _read_by_backward(network)
     return {
@@ -150,27 +63,26 @@ def _file(network: Network) -> dict[str, Any]:
     }
 
 
-def _peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> dict[str, Any]:
-    """The peak, where it is, and what it is made of."""
-    held = held_at_peak(schedule, graph, profile)[:MOST_HELD]
+def _peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> PeakFigures:
+    live = live_at_peak(schedule, graph, profile)[:MAX_LISTED]
     return {
         "simulated_peak_bytes": profile.peak_bytes,
         "peak_step": profile.peak_step,
-        "largest_at_peak": [{"tensor": name, "bytes": size} for name, size in held],
+        "largest_at_peak": [{"tensor": name, "bytes": size} for name, size in live],
     }
 
 
-def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any], CheckpointPlan]:
-    here, there = _Side.of(one, other, found.of_a), _Side.of(other, one, found.of_b)
+def _pair(one: Network, other: Network, found: Matching) -> tuple[PairReport, CheckpointPlan]:
+    here, there = _MatchedSide.of(one, other, found.of_a), _MatchedSide.of(other, one, found.of_b)
     reasons = (
         {unmatched.tensor: (unmatched.reason, unmatched.detail) for unmatched in side}
         for side in (found.unmatched_a, found.unmatched_b)
     )
     reasons_a, reasons_b = reasons
-    found_plan = carried_over(one, other, here.counterpart)
-    plan, as_it_is = (
-        plan_traced_again(other.model, other.planned.traced, version, other.planned)
-        for version in (found_plan.plan, found_plan.as_it_is)
+    transfer = transfer_between(one, other, here.counterpart)
+    plan, unadapted = (
+        traced_step_with_plan(other.model, other.planned.traced, version, other.planned)
+        for version in (transfer.plan, transfer.unadapted)
     )
     return {
         "a": one.name,
@@ -182,8 +94,8 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
         "rearranged_tensors": sum(pair.is_rearranged for pair in found.pairs),
         "multiplied_tensors": sum(pair.factor != 1 for pair in found.pairs),
         "checkpoints": {
-            "a": here.fate_of_checkpoints(reasons_a),
-            "b": there.fate_of_checkpoints(reasons_b),
+            "a": here.checkpoint_fates(reasons_a),
+            "b": there.checkpoint_fates(reasons_b),
         },
         "extras": [
             {
@@ -199,44 +111,44 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[dict[str, Any]
             "a": here.read_here_only(reasons_a),
             "b": there.read_here_only(reasons_b),
         },
-        "part_behind": [_names(pair) for pair in found.last_from_inputs],
+        "part_behind": [_pair_names(pair) for pair in found.last_from_inputs],
         "operators_behind": [[list(side) for side in both] for both in found.operators_behind],
-        "meet_again_at": [_names(pair) for pair in found.last_from_outputs],
+        "meet_again_at": [_pair_names(pair) for pair in found.last_from_outputs],
         "carried_over": {
-            "checkpoints": len(found_plan.plan.checkpoints),
+            "checkpoints": len(transfer.plan.checkpoints),
             "is_without_sequence": bool(one.planned.solution.plan.sequence),
-            "lost": list(found_plan.lost),
-            "undecided": found_plan.undecided,
-            "decided": found_plan.decided,
-            "overruled": found_plan.overruled,
+            "lost": list(transfer.lost),
+            "undecided": transfer.undecided,
+            "decided": transfer.decided,
+            "overruled": transfer.overruled,
             "simulated_peak_bytes": plan.profile.peak_bytes,
-            "as_it_is_simulated_peak_bytes": as_it_is.profile.peak_bytes,
+            "as_it_is_simulated_peak_bytes": unadapted.profile.peak_bytes,
             "own_simulated_peak_bytes": other.planned.profile.peak_bytes,
             "regular_simulated_peak_bytes": other.planned.regular_profile.peak_bytes,
         },
-    }, found_plan.plan
+    }, transfer.plan
 
 
-def _names(pair: Pair) -> list[str]:
+def _pair_names(pair: Pair) -> list[str]:
     return [pair.a, pair.b]
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """A file beside another one: the vertex there that holds the same as one here, and how often it is so."""
+class _MatchedSide:
+    """A file of a pair; `counterpart` maps its vertices to matching vertices of the other file."""
 
     own: Network
     other: Network
     counterpart: Mapping[str, str]
 
     @classmethod
-    def of(cls, own: Network, other: Network, matched: Mapping[str, str]) -> _Side:
+    def of(cls, own: Network, other: Network, matched: Mapping[str, str]) -> _MatchedSide:
         return cls(own, other, counterparts_of(own, other, matched))
 
-    def fate_of_checkpoints(self, reasons: Mapping[str, tuple[Reason, str]]) -> dict[str, Any]:
-        """What became of this file's own checkpoints in the other file."""
+    def checkpoint_fates(self, reasons: Mapping[str, tuple[Reason, str]]) -> CheckpointFates:
+        """The fates of this file's own checkpoints in the other file."""
         kept_there = set(self.other.planned.solution.plan.checkpoints)
-        found: dict[str, list[str]] = {reason.name.lower(): [] for reason in Reason}
+        unmatched: dict[Reason, list[str]] = {reason: [] for reason in Reason}
         same = both = 0
         checkpoints = [str(vertex) for vertex in self.own.planned.solution.plan.checkpoints]
         for vertex in checkpoints:
@@ -244,16 +156,23 @@ class _Side:
                 same += 1
                 both += self.counterpart[vertex] in kept_there
             else:
-                found[self._reason(vertex, reasons)[0].name.lower()].append(vertex)
-        return {"count": len(checkpoints), "same_tensor": same, "kept_by_both": both, **found}
+                unmatched[self._reason(vertex, reasons)[0]].append(vertex)
+        return {
+            "count": len(checkpoints),
+            "same_tensor": same,
+            "kept_by_both": both,
+            "ambiguous": unmatched[Reason.AMBIGUOUS],
+            "one_side": unmatched[Reason.ONE_SIDE],
+            "parted": unmatched[Reason.PARTED],
+        }
 
-    def read_here_only(self, reasons: Mapping[str, tuple[Reason, str]]) -> list[dict[str, Any]]:
-        """What backward reads and the other file has not, the largest first."""
+    def read_here_only(self, reasons: Mapping[str, tuple[Reason, str]]) -> list[TensorFigures]:
+        """Tensors that backward reads and the other file does not contain, the largest first."""
         read = _read_by_backward(self.own)
-        alone = [vertex for vertex in read if vertex not in self.counterpart]
+        here_only = [vertex for vertex in read if vertex not in self.counterpart]
         return [
             {"tensor": vertex, "bytes": read[vertex], "detail": self._reason(vertex, reasons)[1]}
-            for vertex in sorted(alone, key=lambda vertex: (-read[vertex], vertex))
+            for vertex in sorted(here_only, key=lambda vertex: (-read[vertex], vertex))
         ]
 
     def _reason(self, vertex: str, reasons: Mapping[str, tuple[Reason, str]]) -> tuple[Reason, str]:
@@ -262,12 +181,12 @@ class _Side:
         return min(
             known,
             key=lambda reason: list(Reason).index(reason[0]),
-            default=(Reason.ONE_SIDE, "its counterpart is no tensor that could be kept"),
+            default=(Reason.ONE_SIDE, "its counterpart cannot be kept"),
         )
 
 
 def _read_by_backward(network: Network) -> dict[str, int]:
-    """Vertices of which backward reads a tensor, with their bytes: what storing everything holds."""
+    """Vertices whose tensors backward reads, with their bytes: the baseline's kept activations."""
     traced = network.planned.traced
     read = {
         traced.vertex_of[name]
@@ -284,107 +203,13 @@ def _read_by_backward(network: Network) -> dict[str, int]:
 
 
 def counterparts_of(own: Network, other: Network, matched: Mapping[str, str]) -> dict[str, str]:
-    """The vertices of a file that hold the same as one of the other file, by the matched tensors."""
+    """The matching vertex of the other file for each vertex that has one."""
     found: dict[str, str] = {}
     for vertex, tensors in own.planned.traced.problem.joint().members.items():
-        # What the vertex is named by first: the others are its views, and what it was made from.
+        # First the tensor that names the vertex: the others are its views and origins.
         for tensor in (str(vertex), *tensors):
             there = other.planned.traced.vertex_of.get(matched.get(tensor, ""))
             if there is not None:
                 found[str(vertex)] = there
                 break
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedPlan:
-    """The plan of one file with the tensors of another.
-
-    `as_it_is` keeps what the source keeps, of what there is; `lost` are checkpoints that have no
-    counterpart. `plan` is made to fit: first what the source says nothing of is decided, which are
-    `undecided` tensors, those that the target has alone or that stand in for a lost checkpoint, then
-    all others, where the peak falls. Where that does not come close to the target's own plan, the plan
-    is the target's own with as many of the source's decisions as leave it close. `overruled` is in how
-    many of the `decided` tensors it is not the source's decision.
-    """
-
-    plan: CheckpointPlan
-    as_it_is: CheckpointPlan
-    lost: tuple[str, ...]
-    undecided: int
-    decided: int
-    overruled: int
-
-
-CLOSE = 1.02
-"""A carried plan is close to the target's own where its peak is at most this many times as high."""
-
-
-def carried_over(one: Network, other: Network, counterpart: Mapping[str, str]) -> CarriedPlan:
-    """The plan of one file for the other, by the counterparts of its vertices there."""
-    plan, problem = one.planned.solution.plan, other.planned.traced.problem
-    graph, checkpoints = problem.graph, [str(vertex) for vertex in plan.checkpoints]
-    kept = [counterpart[vertex] for vertex in checkpoints if vertex in counterpart]
-    lost = tuple(vertex for vertex in checkpoints if vertex not in counterpart)
-    found = replace(CheckpointPlan.for_graph(graph, kept), keeps_last_segment=plan.keeps_last_segment)
-    if plan.order:
-        found = replace(found, order=_order_like(plan.order, other, counterpart))
-    source = one.planned.traced.problem.graph
-    stand_ins = [
-        {counterpart[near] for vertex in lost for near in _nearest(vertex, onward, counterpart)}
-        for onward in (source.successors, source.predecessors)
-    ]
-    decided = set(counterpart.values()).difference(*stand_ins)
-    undecided = [vertex for vertex in graph.vertices if vertex not in decided]
-    starts = [replace(found, checkpoints=graph.in_order({*found.checkpoints, *some})) for some in stand_ins]
-    fitted = transfer_plan(problem, list(dict.fromkeys((found, *starts))), (undecided, graph.vertices))
-    joint, own = problem.joint(), replace(other.planned.solution.plan, sequence=())
-    limit = int(CLOSE * joint.profile(own).peak_bytes)
-    if joint.profile(fitted).peak_bytes > limit:
-        fitted = adopt_decisions(problem, own, found, decided, limit)
-    changed = set(fitted.checkpoints) ^ set(found.checkpoints)
-    return CarriedPlan(fitted, found, lost, len(undecided), len(decided), len(changed & decided))
-
-
-def _nearest(
-    lost: str, onward: Callable[[Any], Iterable[Any]], counterpart: Mapping[str, str]
-) -> Iterator[str]:
-    """The next tensors with a counterpart, in one direction from one that has none."""
-    seen, pending = {lost}, [lost]
-    while pending:
-        for vertex in map(str, onward(pending.pop())):
-            if vertex in seen:
-                continue
-            seen.add(vertex)
-            if vertex in counterpart:
-                yield vertex
-            else:
-                pending.append(vertex)
-
-
-def _order_like(order: Sequence[Any], other: Network, counterpart: Mapping[str, str]) -> tuple[Any, ...]:
-    """The other file's vertices in an order of this one; what is there only comes as soon as it can."""
-    graph = other.planned.traced.problem.graph
-    rank: dict[Any, int] = {}
-    for place, vertex in enumerate(order):
-        if str(vertex) in counterpart:
-            rank.setdefault(counterpart[str(vertex)], place)
-    for vertex in graph.vertices:
-        before = max((rank[read] for read in graph.predecessors(vertex)), default=-1)
-        rank[vertex] = max(rank.get(vertex, before), before)
-    missing = {vertex: len(graph.predecessors(vertex)) for vertex in graph.vertices}
-    ready = [
-        (rank[vertex], graph.topological_index(vertex), vertex)
-        for vertex in graph.vertices
-        if not missing[vertex]
-    ]
-    heapq.heapify(ready)
-    found: list[Any] = []
-    while ready:
-        vertex = heapq.heappop(ready)[2]
-        found.append(vertex)
-        for reader in graph.successors(vertex):
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (rank[reader], graph.topological_index(reader), reader))
-    return tuple(found)

@@ -1,4 +1,4 @@
-"""One run of the forward model before anything is planned: some exports are not what they seem."""
+"""A trial run of the forward model before planning, which detects faulty exports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,20 +15,21 @@ from onnx import helper
 
 from onnxgc.errors import ModelFileError, RuntimeUnavailableError, ShapeError
 from onnxgc.model.core.ir import Array, TensorType, TrainableModel, dtype_name
-from onnxgc.model.core.node_flops import node_flops
-from onnxgc.model.files.load import files_of, is_text, load_proto
+from onnxgc.model.files.load import is_text, load_proto, model_files
+from onnxgc.model.operators.registry import node_flops
 from onnxgc.runtime.isolated_run import STOCK, IsolatedRun, run_isolated
 from onnxgc.runtime.measure import random_feeds
 from onnxgc.runtime.ort import load_onnxruntime
 
-# A few seconds on one core; the run is there to find out whether there is one, not to take time.
-MOST_FLOPS = 50 * 10**9
+# A few seconds on one core.
+MAX_FLOPS = 50 * 10**9
 MAX_SECONDS = 300.0
 _SEED = 0
 _PROVIDER = "CPUExecutionProvider"
-_NOT_RUN = "the model was loaded but not run before planning"
-# What a runtime says of types and versions that it has no kernels for, though the file is valid.
-_ITS_OWN_LIMITS = (
+_NOT_RUN = "the model was loaded, but not run before planning"
+_SKIPPED, _UNFINISHED = "the trial run was skipped", "the trial run did not finish"
+# Errors of a runtime that lacks a kernel for a valid file.
+_RUNTIME_LIMITS = (
     "NOT_IMPLEMENTED",
     "Unsupported model IR version",
     "under development",
@@ -45,68 +47,84 @@ def trial_run(
     model: TrainableModel,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> str:
-    """Load the source model in ONNX Runtime and, unless that would take long, run it once on the CPU.
+    """Load the source model in ONNX Runtime and, unless that takes long, run it once on the CPU.
 
-    That happens in a process of its own, which the runtime may take down. Inputs have the shapes that the
-    file declares; those that it was read with where it declares none. Returns a note where the trial says
-    less than a whole run, else nothing.
+    The run is in a separate process, which may crash. Inputs have the shapes that the file declares, or else
+    those that it was read with. Returns a note if the run was skipped or incomplete, else "".
 
     Raises:
         ModelFileError: the model does not load or does not run, or ONNX Runtime crashes on it.
-        ShapeError: it runs, but a tensor has another type or shape than was inferred.
+        ShapeError: it runs, but a tensor has another type or shape than inferred.
     """
-    try:
-        load_onnxruntime()
-    except RuntimeUnavailableError:
-        return "the model was not tried: ONNX Runtime is not installed"
-    if not sys.executable:
-        return "the model was not tried: this program is no Python that could start another"
     proto, _ = load_proto(source)
     path = None if isinstance(source, onnx.ModelProto) else os.fspath(source)
-    has_external = any(tensor.external_data for tensor in proto.graph.initializer)
-    if path is None and has_external:
-        return "the model was not tried: it keeps its weights in other files, and no path was given"
-    if path is not None and not all(map(os.path.exists, files_of(path))):
-        return "the model was not tried: its weights are not there"
-    flops = sum(node_flops(node, model.types) for node in model.nodes)
-    loop = next((node for node in model.nodes if node.op == "Loop" and not node.domain), None)
-    note = ""
-    if flops > MOST_FLOPS:
-        note = f"{_NOT_RUN}: one run takes {flops / 1e9:,.0f} GFLOP"
-    elif loop is not None:
-        # On random data it may never end.
-        note = f"{_NOT_RUN}: the data decide how long '{loop.name}' runs"
+    if obstacle := _obstacle(proto, path):
+        return f"{_SKIPPED}: {obstacle}"
+    note = _why_too_long(model)
     needed, available = _least_bytes(model, proto, is_run=not note), available_bytes()
     if available is not None and needed > available:
         return (
-            f"the model was not tried: that takes at least {needed / 1e9:,.1f} GB, and "
-            f"{available / 1e9:,.1f} GB of memory are free"
+            f"{_SKIPPED}: it needs at least {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB of memory "
+            "are free"
         )
     feeds = None if note else _feeds(proto, model, input_shapes or {})
-    # ONNX Runtime reads binary files alone, and its nodes are those of the file where it inlines nothing.
-    as_it_lies = path is not None and not is_text(path) and not _has_functions(path)
-    folder = os.path.dirname(os.path.abspath(path)) if path is not None and has_external else ""
     try:
-        ran = run_isolated(
-            path if as_it_lies and path is not None else proto,
-            feeds,
-            data_folder="" if as_it_lies else folder,
-            timeout_seconds=MAX_SECONDS,
-        )
-        if ran.ended_by and not ran.lacks_memory and ran.level != STOCK:
-            # Some models run with the runtime's optimisation alone.
-            again = run_isolated(
-                path if as_it_lies and path is not None else proto,
-                feeds,
-                levels=(STOCK,),
-                data_folder="" if as_it_lies else folder,
-                timeout_seconds=MAX_SECONDS,
-            )
-            ran = again if again.has_run else ran
+        ran = _run(proto, path, feeds)
     except (MemoryError, ValueError, OSError) as error:
-        # Over 2 GB no model in memory can be written in one piece; or there is no room to write to.
-        return f"the model was not tried: {_first_line(str(error)) or type(error).__name__}"
+        # A model in memory over 2 GB cannot be written in one piece; or the disk is full.
+        return f"{_SKIPPED}: {_first_line(str(error)) or type(error).__name__}"
     return _verdict(ran, note, proto, model, feeds)
+
+
+def _obstacle(proto: onnx.ModelProto, path: str | None) -> str:
+    """Why the model cannot be run at all, or ""."""
+    try:
+        load_onnxruntime()
+    except RuntimeUnavailableError:
+        return "ONNX Runtime is not installed"
+    if not sys.executable:
+        return "there is no Python interpreter to start in a separate process"
+    if path is None and _has_external_data(proto):
+        return "its weights are in other files, and no path was given"
+    if path is not None and not all(map(os.path.exists, model_files(path))):
+        return "the files of its weights are missing"
+    return ""
+
+
+def _why_too_long(model: TrainableModel) -> str:
+    """A note if the model is loaded only, or ""."""
+    flops = sum(node_flops(node, model.types) for node in model.nodes)
+    if flops > MAX_FLOPS:
+        return f"{_NOT_RUN}: one run takes {flops / 1e9:,.0f} GFLOP"
+    loop = next((node for node in model.nodes if node.op == "Loop" and not node.domain), None)
+    # On random data a loop may never end.
+    return "" if loop is None else f"{_NOT_RUN}: the data decide how long '{loop.name}' runs"
+
+
+def _run(proto: onnx.ModelProto, path: str | None, feeds: Mapping[str, Array] | None) -> IsolatedRun:
+    # ONNX Runtime reads binary files only, and keeps the file's nodes only if it inlines no functions.
+    is_direct = path is not None and not is_text(path) and not _has_functions(path)
+    folder = os.path.dirname(os.path.abspath(path)) if path and _has_external_data(proto) else ""
+
+    def run(**options: Any) -> IsolatedRun:
+        return run_isolated(
+            path if is_direct and path is not None else proto,
+            feeds,
+            data_folder="" if is_direct else folder,
+            timeout_seconds=MAX_SECONDS,
+            **options,
+        )
+
+    first = run()
+    if first.ended_by and not first.lacks_memory and first.level != STOCK:
+        # Some models run only with the runtime's optimisation.
+        second = run(levels=(STOCK,))
+        return second if second.has_run else first
+    return first
+
+
+def _has_external_data(proto: onnx.ModelProto) -> bool:
+    return any(tensor.external_data for tensor in proto.graph.initializer)
 
 
 def _verdict(
@@ -116,44 +134,42 @@ def _verdict(
     model: TrainableModel,
     feeds: Mapping[str, Array] | None,
 ) -> str:
-    """The note for what happened, or an error."""
+    """The note on a run, or an error."""
     if ran.has_run:
         if feeds is not None:
             _check_types(ran, proto, model, feeds)
         return note
     doing = {"run": "running", "load": "loading"}.get(ran.stage, "starting on")
     if ran.lacks_memory:
-        return f"the model was not tried to its end: memory ran out in ONNX Runtime while {doing} it"
+        return f"{_UNFINISHED}: ONNX Runtime ran out of memory while {doing} the model"
     if ran.timed_out:
-        return (
-            f"the model was not tried to its end: ONNX Runtime was still {doing} it after {MAX_SECONDS:.0f} s"
-        )
+        return f"{_UNFINISHED}: ONNX Runtime was still {doing} the model after {MAX_SECONDS:.0f} s"
     if ran.ended_by:
         raise ModelFileError(
-            f"ONNX Runtime crashed ({ran.signal_name}) while {doing} the model as it is; export it again, "
-            "give other --input-shapes, or pass --no-check to plan it untried"
+            f"ONNX Runtime crashed ({ran.signal_name}) while {doing} the model; export it again, give other "
+            "--input-shapes, or pass --no-check to skip the trial run"
         )
-    failure = ran.errors[-1] if ran.errors else "it gave no reason"
+    failure = ran.errors[-1] if ran.errors else "unknown reason"
     if limit := _missing_kernel(failure, proto, model):
         return limit
     reason = _reason(failure)
-    if any(sign in failure for sign in _ITS_OWN_LIMITS):
-        return f"the model could not be tried on the CPU: {reason}"
+    if any(sign in failure for sign in _RUNTIME_LIMITS):
+        return f"the trial run on the CPU is not possible: {reason}"
     raise ModelFileError(
-        f"the model does not run on ONNX Runtime as it is: {reason}; export it again, or pass --no-check"
+        f"the model does not run on ONNX Runtime: {reason}; export it again, or pass --no-check"
     )
 
 
 def _check_types(
     ran: IsolatedRun, proto: onnx.ModelProto, model: TrainableModel, feeds: Mapping[str, Array]
 ) -> None:
-    """Compare what ran with what was inferred, tensor by tensor.
+    """Compare types and shapes of the run with the inferred ones, tensor by tensor.
 
-    Nodes are known by their place in the file, operator and name; those that the runtime adds or replaces
-    are left out, and so is everything where the model was read for other inputs than it was run with.
+    Nodes are identified by their position in the file, operator and name. Nodes that the runtime adds or
+    replaces are skipped, and all nodes if the model was read with other input shapes than it was run with.
 
     Raises:
-        ShapeError: two differ.
+        ShapeError: a tensor differs.
     """
     if any(name in model.types and model.types[name].shape != value.shape for name, value in feeds.items()):
         return
@@ -170,14 +186,14 @@ def _check_types(
                 continue
             where = f"{node.op_type} '{node.name or name}'"
             raise ShapeError(
-                f"{where} gives '{name}' as {_text(found)} on ONNX Runtime, and {_text(wanted)} by its "
-                "specification; write the operator so that both agree (explicit pads in place of auto_pad, "
-                "for one), or pass --no-check"
+                f"{where} gives '{name}' as {_text(found)} on ONNX Runtime, but as {_text(wanted)} by its "
+                "specification; write the operator so that both agree (for example, explicit pads in place "
+                "of auto_pad), or pass --no-check"
             )
 
 
 def _agree(wanted: TensorType, found: TensorType) -> bool:
-    """Whether two types are one; a runtime without a kernel for half precision computes in float32."""
+    """Whether two types agree; a runtime without a kernel for half precision computes in float32."""
     widened = wanted.dtype in _HALF and found.dtype == onnx.TensorProto.FLOAT
     return wanted.shape == found.shape and (wanted.dtype == found.dtype or widened)
 
@@ -187,7 +203,7 @@ def _text(kind: TensorType) -> str:
 
 
 def _missing_kernel(failure: str, proto: onnx.ModelProto, model: TrainableModel) -> str:
-    """What to say of an operator that the runtime has no kernel for, or nothing."""
+    """The note on an operator without a kernel, or ""."""
     match = _NO_KERNEL.search(failure)
     if match is None:
         return ""
@@ -198,13 +214,13 @@ def _missing_kernel(failure: str, proto: onnx.ModelProto, model: TrainableModel)
     of_type = f" for {dtype_name(kind.dtype)}" if kind is not None else ""
     where = next((f" ('{node.name or node.output[0]}')" for node in nodes), "")
     return (
-        f"the model could not be tried on the CPU: ONNX Runtime's {_PROVIDER} has no kernel of {op}"
-        f"{of_type}{where}; train it where there is one, or export the model in float32"
+        f"the trial run on the CPU is not possible: ONNX Runtime's {_PROVIDER} has no kernel of {op}"
+        f"{of_type}{where}; train with a provider that has one, or export the model in float32"
     )
 
 
 def _least_bytes(model: TrainableModel, proto: onnx.ModelProto, is_run: bool) -> int:
-    """Bytes that no trial gets by without: stored weights, and what one node reads and writes."""
+    """A lower bound on the bytes of a run: weights, and the largest outputs of a node."""
     if not is_run:
         return sum(
             TensorType(tensor.data_type, tuple(tensor.dims)).size_bytes
@@ -221,7 +237,7 @@ def _least_bytes(model: TrainableModel, proto: onnx.ModelProto, is_run: bool) ->
 
 
 def available_bytes() -> int | None:
-    """Memory that a new process can have, as far as Linux and its control groups tell."""
+    """Memory available to a new process by Linux and its control groups; None if unknown."""
     found = [_meminfo(), _control_group()]
     return min((size for size in found if size is not None), default=None)
 
@@ -235,7 +251,7 @@ def _meminfo() -> int | None:
 
 
 def _control_group() -> int | None:
-    """What is left below the limit, cached files counted as free."""
+    """Memory below the group's limit, with cached files counted as free."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))

@@ -1,1 +1,1 @@
-"""Which operators run when, and which run again: sequences under a memory budget, and bounds on them."""
+"""Search for sequences of least extra time under a memory budget, and lower bounds."""

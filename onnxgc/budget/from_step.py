@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.planning.schedule import Compute, Operator, Recompute, Schedule, StepGraph
-from onnxgc.planning.sequences import StepOperators
+from onnxgc.planning.schedule_from_sequence import StepOperators
 
 
 @dataclass(frozen=True, slots=True)
 class StepProblem:
-    """The problem of a training step; operation `i` is the operator `names[i]`.
+    """The problem of a training step; its operator `i` has the name `names[i]`.
 
-    Views are no operations: their readers read what they show.
+    Views are left out: their readers read the storage of their source.
     """
 
     problem: OperatorProblem
@@ -37,7 +37,7 @@ class StepProblem:
 def problem_of(step: StepGraph, durations: Mapping[str, int]) -> StepProblem:
     """The rematerialisation problem of a training step; `durations` are those of operators by name.
 
-    What a step returns is made once: its operators do not run again.
+    Operators that write outputs of the step must not repeat.
     """
     builder = _Builder(step, durations)
     parts = StepOperators.of(step)
@@ -55,19 +55,19 @@ class _Builder:
         self._durations = durations
         self._outputs = set(step.outputs)
         self._storages_of: dict[str, tuple[int, ...]] = {}
-        """What a reader of a tensor reads; the first is where its contents are."""
+        """The storages that a reader of a tensor reads; the first contains its values."""
         self._sizes: list[int] = []
         self._kept: set[int] = set()
-        self._operations: list[ProblemOperator] = []
-        self._shown = {old: old for old in step.replaced.values()}
-        """By view the resident tensor that it shows, where that is replaced."""
+        self._operators: list[ProblemOperator] = []
+        self._source = {old: old for old in step.replaced.values()}
+        """For each replaced resident tensor and its views: the resident tensor."""
         self._marks: dict[str, list[int]] = {}
-        """Storages of no bytes that say that a tensor has been read: what replaces it reads them."""
+        """By replaced tensor, storages of no bytes that its readers write and its replacement reads."""
 
     def add_view(self, operator: Operator) -> None:
         self._storages_of[operator.outputs[0]] = self._reads(operator)
-        if operator.inputs[0] in self._shown:
-            self._shown[operator.outputs[0]] = self._shown[operator.inputs[0]]
+        if operator.inputs[0] in self._source:
+            self._source[operator.outputs[0]] = self._source[operator.inputs[0]]
 
     def add_operator(self, operator: Operator) -> None:
         replaced = [self._step.replaced[name] for name in operator.outputs if name in self._step.replaced]
@@ -82,12 +82,12 @@ class _Builder:
             if name in self._outputs:
                 self._kept.add(storage)
         needed = len(writes) if operator.needs_all_outputs else min(1, len(writes))
-        for old in dict.fromkeys(self._shown[name] for name in operator.inputs if name in self._shown):
+        for old in dict.fromkeys(self._source[name] for name in operator.inputs if name in self._source):
             if old not in replaced:
                 self._marks.setdefault(old, []).append(len(self._sizes))
                 writes = (*writes, len(self._sizes))
                 self._sizes.append(0)
-        self._operations.append(
+        self._operators.append(
             ProblemOperator(
                 operator.name,
                 reads,
@@ -96,13 +96,13 @@ class _Builder:
                 operator.workspace_bytes,
                 in_place,
                 may_repeat=not operator.once and not returned,
-                fewest=max([needed, *returned]),
+                min_writes=max([needed, *returned]),
             )
         )
 
     def problem(self) -> StepProblem:
-        problem = OperatorProblem(tuple(self._operations), tuple(self._sizes), frozenset(self._kept))
-        return StepProblem(problem, tuple(operation.name for operation in self._operations))
+        problem = OperatorProblem(tuple(self._operators), tuple(self._sizes), frozenset(self._kept))
+        return StepProblem(problem, tuple(operator.name for operator in self._operators))
 
     def _reads(self, operator: Operator) -> tuple[int, ...]:
         return tuple(

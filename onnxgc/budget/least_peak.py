@@ -1,8 +1,7 @@
-"""The least peak, at any extra time or within a limit on it: budgets are lowered until none is met."""
+"""The least peak, at any extra time or within a limit on it, by a descent of budgets."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,26 +9,23 @@ from dataclasses import dataclass, replace
 from onnxgc.budget.bounds.covering import fixed_order_bound, free_order_bound
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
-from onnxgc.planning.order import Order
+from onnxgc.planning.deadline import DESCENT_END, REFINEMENT_END, Deadline
+from onnxgc.planning.order_choice import Order
 
 _PRECISION = 200
-"""Budgets are lowered until they differ by one part in so many."""
-_SHARE_OF_DESCENT = 0.6
-"""Of the time limit; the rest is for little extra time at the least peak, and for what proves it."""
-_SHARE_OF_SEARCH = 0.8
-"""Of the time limit, what descent and little extra time take together."""
-_TRIES = 12
-_ROUNDS_A_TRY = 40
+"""The descent ends at an interval of one part in this number."""
+_MAX_BUDGETS = 12
+_ROUNDS_PER_BUDGET = 40
 _ANY_TIME = 1 << 62
-_BOUNDS = 8
-_SECONDS_A_BOUND = 2.0
+_MAX_BOUNDS = 8
+_SECONDS_PER_BOUND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeastPeak:
-    """A sequence of the lowest peak found, and what no sequence goes below.
+    """A sequence of the lowest peak found, and a lower bound on the peak of every sequence.
 
-    The bound on its extra time is for its own peak as the budget.
+    The bound on its extra time holds for its own peak as the budget.
     """
 
     found: BudgetedSequence
@@ -41,71 +37,112 @@ def least_peak(
     floor: int,
     options: SearchOptions,
     starts: Iterable[Sequence[int]] = (),
-    most_extra: int | None = None,
+    max_extra: int | None = None,
 ) -> LeastPeak:
-    """The lowest peak found among sequences of no more than `most_extra` time, then little extra time.
+    """The lowest peak found among sequences of at most `max_extra` time, then little extra time at it.
 
-    `floor` is what nothing goes below at any extra time. Halves the interval of peaks in question; where
-    the bound on extra time at some budget is above `most_extra`, that budget is proved too low.
+    `floor` is a lower bound on the peak at any extra time. Bisects the interval between the floor and the
+    best peak; a budget is proved too low where the bound on its extra time exceeds `max_extra`.
     """
-    compile_loops(options.tell)
-    started = time.perf_counter()
-    limit = options.time_limit_seconds
-    enough = _ANY_TIME if most_extra is None else most_extra
+    compile_loops(options.progress)
+    deadline = Deadline(options.time_limit_seconds)
+    allowed = _ANY_TIME if max_extra is None else max_extra
 
-    def may_be_taken(sequence: Sequence[int]) -> bool:
+    def is_allowed(sequence: Sequence[int]) -> bool:
         extra = simulate_sequence(problem, sequence).duration - problem.duration
-        return extra <= enough and options.order.allows(sequence)
+        return extra <= allowed and options.order.allows(sequence)
 
-    known = [tuple(range(len(problem))), *(tuple(start) for start in starts if may_be_taken(start))]
-    best = min(known, key=lambda start: simulate_sequence(problem, start).peak)
-    high, low = simulate_sequence(problem, best).peak, floor - 1
-    interrupted = False
-    try:
-        for _ in range(_TRIES):
-            left = None if limit is None else _SHARE_OF_DESCENT * limit - (time.perf_counter() - started)
-            if interrupted or high - low <= high // _PRECISION or (left is not None and left <= 0):
-                break
-            budget = (low + high) // 2
-            tried = replace(
-                options,
-                enough=enough,
-                time_limit_seconds=None if left is None else left / 3,
-                most_rounds=_ROUNDS_A_TRY if options.most_rounds is None else options.most_rounds,
-            )
-            found = within_budget(problem, budget, tried, [best])
-            interrupted = not isinstance(found, NoSequence) and found.interrupted
-            is_met = not isinstance(found, NoSequence) and found.extra <= enough
-            if is_met and not isinstance(found, NoSequence):
-                best, high = found.sequence, found.peak
-                known.append(best)
-                continue
-            low = budget
-            if found.impossible if isinstance(found, NoSequence) else found.lower_bound > enough:
-                floor = max(floor, budget + 1)
-    except KeyboardInterrupt:
-        # The best so far is what is wanted then.
-        interrupted = True
-    left = None if limit is None else max(0.0, _SHARE_OF_SEARCH * limit - (time.perf_counter() - started))
+    known = [tuple(range(len(problem))), *(tuple(start) for start in starts if is_allowed(start))]
+    descent = _Descent(problem, options, deadline, known, allowed, floor)
+    descent.run()
+    left = deadline.left(REFINEMENT_END)
     last = within_budget(
-        problem, high, replace(options, time_limit_seconds=0.0 if interrupted else left), known
+        problem,
+        descent.peak,
+        replace(options, time_limit_seconds=0.0 if descent.interrupted else left),
+        known,
     )
     assert not isinstance(last, NoSequence), "the best is within its own peak"
-    interrupted = interrupted or last.interrupted
+    interrupted = descent.interrupted or last.interrupted
+    floor = descent.floor
     if not interrupted:
-        end = math.inf if limit is None else started + limit
-        floor = _proved_floor(problem, floor, last.peak, enough, options.order, end)
-    last = replace(last, seconds=time.perf_counter() - started, interrupted=interrupted)
+        floor = _proved_floor(problem, floor, last.peak, allowed, options.order, deadline.end)
+    last = replace(last, seconds=deadline.elapsed(), interrupted=interrupted)
     return LeastPeak(last, min(floor, last.peak))
 
 
+class _Descent:
+    """Bisection of budgets.
+
+    Attributes:
+        known: sequences to start from; it receives those that are found.
+        peak: the lowest peak found.
+        floor: a lower bound on the peak.
+        interrupted: whether a user ended it (Ctrl-C).
+    """
+
+    def __init__(
+        self,
+        problem: OperatorProblem,
+        options: SearchOptions,
+        deadline: Deadline,
+        known: list[tuple[int, ...]],
+        allowed: int,
+        floor: int,
+    ) -> None:
+        self._problem, self._options, self._deadline = problem, options, deadline
+        self._allowed = allowed
+        self.known = known
+        self._best = min(known, key=lambda start: simulate_sequence(problem, start).peak)
+        self.peak = simulate_sequence(problem, self._best).peak
+        self.floor = floor
+        self.interrupted = False
+
+    def run(self) -> None:
+        low = self.floor - 1
+        try:
+            for _ in range(_MAX_BUDGETS):
+                left = self._deadline.left(DESCENT_END)
+                if self.interrupted or self.peak - low <= self.peak // _PRECISION or left == 0.0:
+                    break
+                budget = (low + self.peak) // 2
+                if not self._meets(budget, left):
+                    low = budget
+        except KeyboardInterrupt:
+            # The user wants the best so far.
+            self.interrupted = True
+
+    def _meets(self, budget: int, left: float | None) -> bool:
+        """Whether a search finds a sequence within a budget and the allowed time."""
+        options, allowed = self._options, self._allowed
+        tried = replace(
+            options,
+            target_extra=allowed,
+            time_limit_seconds=None if left is None else left / 3,
+            max_rounds=_ROUNDS_PER_BUDGET if options.max_rounds is None else options.max_rounds,
+        )
+        found = within_budget(self._problem, budget, tried, [self._best])
+        if isinstance(found, NoSequence):
+            is_too_low = found.impossible
+        else:
+            self.interrupted = found.interrupted
+            if found.extra <= allowed:
+                self._best, self.peak = found.sequence, found.peak
+                self.known.append(found.sequence)
+                return True
+            is_too_low = found.lower_bound > allowed
+        if is_too_low:
+            self.floor = max(self.floor, budget + 1)
+        return False
+
+
 def _proved_floor(
-    problem: OperatorProblem, floor: int, peak: int, enough: int, order: Order, end: float
+    problem: OperatorProblem, floor: int, peak: int, allowed: int, order: Order, end: float
 ) -> int:
-    """The highest peak that the bounds prove too low until the time `end`, and one more; at least `floor`."""
+    """The lowest peak that the bounds leave possible, by bisection until the moment `end`."""
     low, high = floor - 1, peak
-    for _ in range(_BOUNDS):
-        seconds = min(_SECONDS_A_BOUND, end - time.perf_counter())
+    for _ in range(_MAX_BOUNDS):
+        seconds = min(_SECONDS_PER_BOUND, end - time.perf_counter())
         if high - low <= 1 or seconds <= 0:
             break
         budget = (low + high) // 2
@@ -114,9 +151,9 @@ def _proved_floor(
             if order is Order.FIXED:
                 bounds.append(fixed_order_bound(problem, budget, seconds))
         except KeyboardInterrupt:
-            # What is proved so far holds.
+            # Proofs up to here stay valid.
             break
-        if any(bound.impossible_at is not None or bound.extra > enough for bound in bounds):
+        if any(bound.impossible_at is not None or bound.extra > allowed for bound in bounds):
             low = budget
         else:
             high = budget

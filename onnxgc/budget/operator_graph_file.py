@@ -1,9 +1,8 @@
 """A bare operator graph from a JSON file.
 
 `{"nodes": [{"id": 0, "size": 5, "duration": 2}, ...], "edges": [[0, 1], ...]}`: each node is an
-operator with one output of that size; an edge says that the second reads what the first writes. What
-nobody reads is kept to the end. Sizes and durations are numbers of any unit, at least 0; fractions
-are exact.
+operator with one output of that size; the second node of an edge reads the output of the first. Unread
+outputs are kept to the end. Sizes and durations are numbers of any unit, at least 0; fractions are exact.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.graph.graph_file import read_document
 
 FORM = '{"nodes": [{"id": 0, "size": 5, "duration": 2}, ...], "edges": [[0, 1], ...]}'
-LARGEST_EXPONENT = 30
-"""Numbers are 0 or lie between 10^-30 and 10^30, which keeps whole numbers of them short."""
-LARGEST_TOTAL = 2**60
-"""All sizes together, and all durations, in whole units: sums of them are 64-bit numbers."""
+MAX_EXPONENT = 30
+"""Numbers are 0 or between 10^-30 and 10^30, so that whole multiples of them stay short."""
+MAX_TOTAL = 2**60
+"""Sum of all sizes, and of all durations, in whole units: sums fit into 64 bits."""
 
 Scaled: TypeAlias = tuple[dict[Vertex, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorGraphFile:
-    """The problem of a file; operation `i` is the node `nodes[i]`.
+    """The problem of a file; operator `i` is the node `nodes[i]`.
 
-    Sizes and durations are `size_scale` and `duration_scale` times those in the file. The order is
-    the file's own where data allow it, else the nearest to it.
+    Sizes and durations are `size_scale` and `duration_scale` times those in the file. The order is the
+    file's own if that is topological, otherwise the nearest topological one.
     """
 
     problem: OperatorProblem
@@ -48,8 +47,8 @@ def read_operator_graph(path: str | os.PathLike[str]) -> OperatorGraphFile:
     """Read and check an operator graph.
 
     Raises:
-        GraphFileError: the file cannot be read, is not JSON, or breaks a rule of its form; the
-            first breach is named.
+        GraphFileError: the file cannot be read, is not JSON, or violates the form; the message names the
+            first violation.
     """
     return parse_operator_graph(read_document(path, FORM))
 
@@ -58,7 +57,7 @@ def parse_operator_graph(document: Any) -> OperatorGraphFile:
     """Check the content of an operator graph (fractions as `Decimal`).
 
     Raises:
-        GraphFileError: it breaks a rule of the form; the first breach is named.
+        GraphFileError: it violates the form; the message names the first violation.
     """
     if not isinstance(document, dict):
         raise GraphFileError(f"an operator graph is one JSON object; write {FORM}")
@@ -71,7 +70,7 @@ def parse_operator_graph(document: Any) -> OperatorGraphFile:
     times, time_scale = _scaled({node: entry["duration"] for node, entry in entries.items()}, "durations")
     graph = ComputationGraph.from_unsorted(list(entries), _edges(document["edges"], entries))
     place = {node: index for index, node in enumerate(graph.vertices)}
-    operations = tuple(
+    operators = tuple(
         ProblemOperator(
             str(node),
             tuple(sorted(place[tail] for tail in graph.predecessors(node))),
@@ -81,7 +80,7 @@ def parse_operator_graph(document: Any) -> OperatorGraphFile:
         for node in graph.vertices
     )
     kept = frozenset(place[node] for node in graph.sinks)
-    problem = OperatorProblem(operations, tuple(sizes[node] for node in graph.vertices), kept)
+    problem = OperatorProblem(operators, tuple(sizes[node] for node in graph.vertices), kept)
     return OperatorGraphFile(problem, tuple(graph.vertices), size_scale, time_scale)
 
 
@@ -92,7 +91,7 @@ def _entries(nodes: list[Any]) -> dict[Vertex, dict[str, Fraction]]:
     for place, entry in enumerate(nodes):
         node = entry.get("id") if isinstance(entry, dict) else None
         if not isinstance(node, str | int) or isinstance(node, bool):
-            raise GraphFileError(f"node number {place} has no 'id', a text or a whole number; write {FORM}")
+            raise GraphFileError(f"node number {place} has no 'id', a string or a whole number; write {FORM}")
         if node in entries:
             raise GraphFileError(f"node {node!r} is given twice; identifiers must be distinct")
         entries[node] = {key: _number(node, key, entry) for key in ("size", "duration")}
@@ -106,10 +105,10 @@ def _number(node: Vertex, key: str, entry: Mapping[str, Any]) -> Fraction:
     number = Decimal(value)
     if not number.is_finite() or number < 0:
         raise GraphFileError(f"node {node!r} has the {key} {value}; give a number of at least 0")
-    if number and not -LARGEST_EXPONENT <= number.adjusted() < LARGEST_EXPONENT:
+    if number and not -MAX_EXPONENT <= number.adjusted() < MAX_EXPONENT:
         raise GraphFileError(
             f"node {node!r} has the {key} {number:.3e}; numbers are 0 or lie "
-            f"between 1e-{LARGEST_EXPONENT} and 1e{LARGEST_EXPONENT}"
+            f"between 1e-{MAX_EXPONENT} and 1e{MAX_EXPONENT}"
         )
     return Fraction(number)
 
@@ -117,10 +116,8 @@ def _number(node: Vertex, key: str, entry: Mapping[str, Any]) -> Fraction:
 def _scaled(values: Mapping[Vertex, Fraction], what: str) -> Scaled:
     scale = lcm(*(value.denominator for value in values.values()))
     whole = {node: int(value * scale) for node, value in values.items()}
-    if sum(whole.values()) >= LARGEST_TOTAL:
-        raise GraphFileError(
-            f"the {what} need more than 60 bits in the unit in which all are whole; round them"
-        )
+    if sum(whole.values()) >= MAX_TOTAL:
+        raise GraphFileError(f"the {what} cannot all be scaled to 60-bit integers; give fewer digits")
     return whole, scale
 
 
@@ -131,6 +128,6 @@ def _edges(edges: list[Any], known: Mapping[Vertex, Any]) -> list[tuple[Vertex, 
             raise GraphFileError(f"edge number {place} must be a pair such as [0, 1]: writer, reader")
         for end in edge:
             if isinstance(end, bool) or not isinstance(end, str | int) or end not in known:
-                raise GraphFileError(f"edge number {place} names {end!r}, which is no node")
+                raise GraphFileError(f"edge number {place} names {end!r}, which is not a node")
         found[edge[0], edge[1]] = None
     return list(found)

@@ -1,9 +1,9 @@
-"""The rematerialisation problem in general: operators, what they read and write, time and memory.
+"""The rematerialisation problem: operators, the storages that they read and write, time and memory.
 
-A *sequence* names operators in the order in which they run; an operator may run any number of times.
-Each run writes fresh copies of its outputs; a reader reads the latest copy, and a copy lives from the
-run that writes it to its last reader. The problem is to find a sequence of least total duration whose
-memory never passes a budget.
+A *sequence* lists operators in the order in which they run; an operator may run any number of times.
+Each run writes fresh copies of its outputs; a reader reads the latest copy, and a copy is live from the
+run that writes it to its last reader. The problem is a sequence of least total duration whose peak stays
+within a budget.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from onnxgc.errors import GraphFileError
 class ProblemOperator:
     """One operator. `reads` and `writes` are numbers of storages, without repeats.
 
-    `duration` is in any unit. `workspace` is held only while it runs. `in_place` is a storage that it
-    reads and whose memory its first output, of the same size, takes where that storage ends here. Of
-    `writes` the first `fewest` cannot be left out; the others are, from the last on, where nobody reads
-    them.
+    `duration` is in any unit. `workspace` is live only while it runs. `in_place` is a storage that it
+    reads: where that storage's lifetime ends here, the first output, of the same size, reuses its memory.
+    The first `min_writes` of `writes` are always written; the others are omitted, from the last on, where
+    nothing reads them.
     """
 
     name: str
@@ -31,26 +31,32 @@ class ProblemOperator:
     workspace: int = 0
     in_place: int | None = None
     may_repeat: bool = True
-    fewest: int = 1
+    min_writes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorProblem:
-    """Operators in an order that the data allows, and the sizes of the storages that they write.
+    """Operators in a topological order, and the sizes of the storages that they write.
 
-    `kept` are storages whose latest copy lives to the end.
+    `kept` are storages whose latest copy is live to the end.
 
     Attributes:
         producer: for each storage the operator that writes it.
         readers: for each storage the operators that read it, in rising order.
 
     Raises:
-        GraphFileError: an operator reads what is not written before it, a storage is not written by one
-            operator, an operator works in place on what it does not read or what has another size, or a
-            size is negative.
+        GraphFileError: an operator reads a storage that no earlier operator writes; not exactly one operator
+            writes a storage; an operator works in place on a storage that it does not read or that has
+            another size than its first output; or a size or duration is negative.
+
+    >>> chain = OperatorProblem(
+    ...     (ProblemOperator("a", (), (0,), 1), ProblemOperator("b", (0,), (1,), 1)), (8, 2), frozenset({1})
+    ... )
+    >>> simulate_sequence(chain, [0, 1]).peak
+    10
     """
 
-    operations: tuple[ProblemOperator, ...]
+    operators: tuple[ProblemOperator, ...]
     sizes: tuple[int, ...]
     kept: frozenset[int] = frozenset()
     producer: tuple[int, ...] = field(init=False)
@@ -59,28 +65,34 @@ class OperatorProblem:
     def __post_init__(self) -> None:
         producer = [-1] * len(self.sizes)
         readers: list[list[int]] = [[] for _ in self.sizes]
-        for index, operation in enumerate(self.operations):
-            if operation.duration < 0 or operation.workspace < 0:
-                raise GraphFileError(f"operator {operation.name!r} has a negative duration; give at least 0")
-            for storage in operation.reads:
+        for index, operator in enumerate(self.operators):
+            if operator.duration < 0 or operator.workspace < 0:
+                raise GraphFileError(
+                    f"operator {operator.name!r} has a negative duration or workspace; give at least 0"
+                )
+            for storage in operator.reads:
                 if producer[storage] < 0:
                     raise GraphFileError(
-                        f"operator {operation.name!r} reads what no operator before it writes"
+                        f"operator {operator.name!r} reads a storage that no earlier operator writes; "
+                        "list operators in topological order"
                     )
                 readers[storage].append(index)
-            for storage in operation.writes:
+            for storage in operator.writes:
                 if producer[storage] >= 0:
-                    raise GraphFileError(f"operator {operation.name!r} writes what another one writes")
+                    raise GraphFileError(
+                        f"operator {operator.name!r} writes a storage that another operator writes; "
+                        "give each its own"
+                    )
                 producer[storage] = index
-            taken = operation.in_place
-            if taken is not None and not (
-                taken in operation.reads
-                and operation.fewest > 0
-                and self.sizes[taken] == self.sizes[operation.writes[0]]
+            source = operator.in_place
+            if source is not None and not (
+                source in operator.reads
+                and operator.min_writes > 0
+                and self.sizes[source] == self.sizes[operator.writes[0]]
             ):
                 raise GraphFileError(
-                    f"operator {operation.name!r} works in place on what it does not read, or what has "
-                    "another size than its first output"
+                    f"operator {operator.name!r} works in place on a storage that it does not read, or that "
+                    "has another size than its first output"
                 )
         if -1 in producer:
             raise GraphFileError(f"no operator writes storage {producer.index(-1)}")
@@ -90,29 +102,24 @@ class OperatorProblem:
         object.__setattr__(self, "readers", tuple(map(tuple, readers)))
 
     def __len__(self) -> int:
-        return len(self.operations)
+        return len(self.operators)
 
     @property
     def duration(self) -> int:
         """Time of the sequence that runs every operator once."""
-        return sum(operation.duration for operation in self.operations)
-
-    def is_sink(self, storage: int) -> bool:
-        return storage in self.kept
+        return sum(operator.duration for operator in self.operators)
 
     def working_set(self, index: int) -> int:
-        """What is in memory while an operator runs, whatever else is: no sequence goes below it."""
-        operation = self.operations[index]
-        written = operation.writes[: operation.fewest]
-        shared = 0
-        if operation.in_place is not None:
-            shared = self.sizes[operation.in_place]
-        return sum(self.sizes[s] for s in (*operation.reads, *written)) - shared + operation.workspace
+        """Bytes that an operator needs while it runs: a lower bound on the peak of every sequence."""
+        operator = self.operators[index]
+        written = operator.writes[: operator.min_writes]
+        shared = 0 if operator.in_place is None else self.sizes[operator.in_place]
+        return sum(self.sizes[s] for s in (*operator.reads, *written)) - shared + operator.workspace
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceProfile:
-    """What a sequence costs: time, peak, and the memory held at each of its steps."""
+    """Duration and peak of a sequence, and the live bytes while each of its runs takes place."""
 
     duration: int
     peak: int
@@ -120,54 +127,54 @@ class SequenceProfile:
 
 
 def simulate_sequence(problem: OperatorProblem, sequence: Sequence[int]) -> SequenceProfile:
-    """Walk a sequence with exact lifetimes.
+    """Memory and time of a sequence, with exact lifetimes.
+
+    Linear in the reads and writes of all runs.
 
     Raises:
-        ValueError: an operator runs before its inputs are there, runs twice though it must not, or
-            never runs.
+        ValueError: an operator runs before its inputs, runs twice though it must not, or never runs.
     """
-    operations, sizes = problem.operations, problem.sizes
-    current = [-1] * len(sizes)
+    operators, sizes = problem.operators, problem.sizes
+    latest = [-1] * len(sizes)
     """By storage: its latest copy, a number that counts all copies."""
-    until: list[int] = []
+    last_use: list[int] = []
     storage_of: list[int] = []
     copies: list[range] = []
-    taken: list[int] = []
-    ran = [False] * len(operations)
-    for step, index in enumerate(sequence):
-        operation = operations[index]
-        if ran[index] and not operation.may_repeat:
-            raise ValueError(f"operator {operation.name!r} must not run twice")
-        ran[index] = True
-        for storage in operation.reads:
-            if current[storage] < 0:
-                raise ValueError(f"operator {operation.name!r} runs before its inputs at step {step}")
-            until[current[storage]] = step
-        taken.append(-1 if operation.in_place is None else current[operation.in_place])
-        copies.append(range(len(until), len(until) + len(operation.writes)))
-        for storage in operation.writes:
-            current[storage] = len(until)
-            until.append(step)
+    reusable: list[int] = []
+    has_run = [False] * len(operators)
+    for place, index in enumerate(sequence):
+        operator = operators[index]
+        if has_run[index] and not operator.may_repeat:
+            raise ValueError(f"operator {operator.name!r} must not run twice")
+        has_run[index] = True
+        for storage in operator.reads:
+            if latest[storage] < 0:
+                raise ValueError(f"operator {operator.name!r} runs before its inputs at step {place}")
+            last_use[latest[storage]] = place
+        reusable.append(-1 if operator.in_place is None else latest[operator.in_place])
+        copies.append(range(len(last_use), len(last_use) + len(operator.writes)))
+        for storage in operator.writes:
+            latest[storage] = len(last_use)
+            last_use.append(place)
             storage_of.append(storage)
-    if not all(ran):
-        raise ValueError(f"operator {operations[ran.index(False)].name!r} never runs")
+    if not all(has_run):
+        raise ValueError(f"operator {operators[has_run.index(False)].name!r} never runs")
     for storage in problem.kept:
-        until[current[storage]] = len(sequence)
+        last_use[latest[storage]] = len(sequence)
     change = [0] * (len(sequence) + 2)
-    for step, index in enumerate(sequence):
-        operation = operations[index]
-        written = len(copies[step])
-        while written > operation.fewest and until[copies[step][written - 1]] == step:
+    for place, index in enumerate(sequence):
+        written = len(copies[place])
+        while written > operators[index].min_writes and last_use[copies[place][written - 1]] == place:
             written -= 1
-        for copy in copies[step][:written]:
-            change[step] += sizes[storage_of[copy]]
-            change[until[copy] + 1] -= sizes[storage_of[copy]]
+        for copy in copies[place][:written]:
+            change[place] += sizes[storage_of[copy]]
+            change[last_use[copy] + 1] -= sizes[storage_of[copy]]
     timeline: list[int] = []
-    held = 0
-    for step, index in enumerate(sequence):
-        held += change[step]
-        operation = operations[index]
-        saved = sizes[operation.writes[0]] if taken[step] >= 0 and until[taken[step]] == step else 0
-        timeline.append(held + operation.workspace - saved)
-    duration = sum(operations[index].duration for index in sequence)
+    live = 0
+    for place, index in enumerate(sequence):
+        live += change[place]
+        operator = operators[index]
+        reuses = reusable[place] >= 0 and last_use[reusable[place]] == place
+        timeline.append(live + operator.workspace - (sizes[operator.writes[0]] if reuses else 0))
+    duration = sum(operators[index].duration for index in sequence)
     return SequenceProfile(duration, max(timeline, default=0), tuple(timeline))

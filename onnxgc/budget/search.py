@@ -1,9 +1,9 @@
-"""Least extra time under a memory budget, with a bound that proves how far from the best a sequence can be.
+"""Least extra time under a memory budget, with a lower bound that limits the distance to the optimum.
 
-First what needs no search: the bounds (`covering`) and the sequence that the fixed-order bound's own
-choice of gaps stands for. Where that meets the bound it is optimal. Else a greedy repair, and from
-the best of both a search of neighbourhoods: some recomputation is taken out and put in anew. In free
-order runs are moved too. Effort is counted in rounds; a time limit only stops after one of them.
+The search begins with the bounds (`covering`) and the sequence that follows from the gaps of the
+fixed-order bound; where that meets the bound it is optimal. Otherwise a greedy repair and a search of
+neighbourhoods follow: some recomputation is removed and inserted again. In free order runs are moved too.
+Effort is counted in rounds; a time limit only stops after one of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 from onnxgc.budget.bounds.covering import CoveringBound, fixed_order_bound, free_order_bound
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
-from onnxgc.budget.bounds.residency import MOST_OPERATORS, residency_bound
-from onnxgc.budget.improve.gap_sequence import sequence_of_gaps
-from onnxgc.budget.improve.lns_milp import Parts
+from onnxgc.budget.bounds.residency import MAX_OPERATORS, residency_bound
+from onnxgc.budget.bounds.sequence_from_gaps import sequence_of_gaps
+from onnxgc.budget.improve.lns_milp import PartSearch
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
-from onnxgc.planning.order import Order
+from onnxgc.planning.deadline import BOUND_SHARE, Deadline
+from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Status
 
 if TYPE_CHECKING:
@@ -33,39 +34,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIME_LIMIT_SECONDS = 30.0
-_BOUND_SHARE = 0.2
-"""Of the time limit, what each bound may take."""
-_ROUNDS_A_PART = 4
-"""Rounds beside which one part's program is solved, where rounds are counted."""
-_SECONDS_BESIDE_COMPILING = 0.5
-"""What one part may take while the compiler is at work."""
-_MOST_REPEATS = 4
-"""A sequence has at most so many times as many runs as there are operators."""
+_BOUND_SECONDS = 12.0
+"""Time of each bound where there is no time limit."""
+_ROUNDS_PER_PART = 4
+"""Rounds during which the program of one part is solved, where rounds are counted."""
+_PART_SECONDS_DURING_COMPILATION = 0.5
+_MAX_REPEATS = 4
+"""The longest sequence, as a multiple of the number of operators."""
 
 
-COMPILING = "preparing the search, which is compiled once on a machine: that takes up to a minute"
+COMPILING = "compiling the search (first run on this machine only, up to a minute)"
 
 
 def ignore_progress(stage: str) -> None:
-    """For searches that nobody watches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Improvement:
-    """A sequence that was the best so far: when it was found, its extra time, and how."""
-
-    seconds: float
-    extra: int
-    how: str
+    """A progress callback for searches without an observer."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetedSequence:
-    """A sequence within the budget, and how far from the best it can be.
+    """A sequence within the budget, and a bound on its distance to the optimum.
 
-    `extra` is its time beyond that of running every operator once, `lower_bound` what no sequence
-    within the budget goes below, both in the problem's unit. `interrupted` says that a user ended the
-    search (Ctrl-C).
+    `extra` is its time beyond that of every operator once, `lower_bound` the least extra time of any
+    sequence within the budget, both in the problem's unit. `interrupted`: a user ended the search (Ctrl-C).
     """
 
     sequence: tuple[int, ...]
@@ -74,7 +64,6 @@ class BudgetedSequence:
     extra: int
     lower_bound: int
     seconds: float
-    history: tuple[Improvement, ...] = ()
     interrupted: bool = False
 
     @property
@@ -83,7 +72,7 @@ class BudgetedSequence:
 
     @property
     def gap(self) -> float:
-        """What could still be saved, as a share of the total time."""
+        """The most time that a better sequence could save, as a share of the total time."""
         return max(0, self.extra - self.lower_bound) / self.duration if self.duration else 0.0
 
     @property
@@ -94,10 +83,10 @@ class BudgetedSequence:
 
 @dataclass(frozen=True, slots=True)
 class NoSequence:
-    """No sequence within the budget was found.
+    """The search found no sequence within the budget.
 
-    `impossible` says that there is none: `operator` alone, with what every sequence has in memory
-    beside it, takes `floor` bytes. Else `floor` is what is known to be needed.
+    `impossible`: none exists, since `operator` and the storages that are live with it in every sequence
+    need `floor` bytes. Otherwise `floor` is a lower bound on the peak.
     """
 
     floor: int
@@ -108,40 +97,41 @@ class NoSequence:
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How long and how to search.
+    """Options of a search.
 
-    `most_rounds` stops after so many rounds of the search of neighbourhoods: with it and without a
-    time limit the result depends on the seed alone. `enough` is an extra time at which to stop: when
-    a sequence takes no more, or when the bound says that none will. `tell` hears what is being done, and the
-    best extra time and the bound.
+    `max_rounds` limits the rounds of the search of neighbourhoods: with it and without a time limit the
+    result depends on the seed alone. `target_extra` is an extra time at which the search stops: when a
+    sequence takes no more, or when the bound proves that every sequence takes more. `progress` is a progress
+    callback: it receives the current stage, with the best extra time and the bound.
     """
 
     order: Order = Order.FREE
     time_limit_seconds: float | None = DEFAULT_TIME_LIMIT_SECONDS
-    most_rounds: int | None = None
+    max_rounds: int | None = None
     seed: int = 0
-    enough: int | None = None
-    tell: Callable[[str], None] = field(default=ignore_progress, repr=False)
+    target_extra: int | None = None
+    progress: Callable[[str], None] = field(default=ignore_progress, repr=False)
 
 
-def compile_loops(tell: Callable[[str], None] = ignore_progress) -> float:
-    """Have the search's inner loops compiled where they are not yet; the seconds that it took now.
+def compile_loops(progress: Callable[[str], None] = ignore_progress) -> float:
+    """Compile the search's inner loops where necessary; return the seconds that it took.
 
-    A machine does so once and keeps the result on disk; no time limit counts it. `tell` hears of it first.
+    A machine compiles them once and caches them on disk; `progress` receives a message before. Callers do not
+    count this time against a time limit.
     """
     from onnxgc.budget.improve import local_moves
 
     if not local_moves.run_all_loops.cache_info().currsize:
-        tell(COMPILING)
+        progress(COMPILING)
     started = time.perf_counter()
     local_moves.run_all_loops()
     return time.perf_counter() - started
 
 
 def search_stage(extra: float | None, bound: float) -> str:
-    """The best extra time and the bound in words, as shares of the time without recomputation."""
+    """The best extra time and its lower bound in words, as shares of the time without recomputation."""
     best = "no plan yet" if extra is None else f"{100 * extra:.3f} % extra time"
-    return f"planning: {best}, at least {100 * bound:.3f} %"
+    return f"planning: {best}, lower bound {100 * bound:.3f} %"
 
 
 def within_budget(
@@ -150,10 +140,24 @@ def within_budget(
     options: SearchOptions | None = None,
     starts: Iterable[Sequence[int]] = (),
 ) -> BudgetedSequence | NoSequence:
-    """The sequence of least duration found whose peak is no more than the budget.
+    """The sequence of least duration found whose peak is within the budget.
 
-    `starts` are sequences worth trying, from neighbouring budgets or from other solvers; in a fixed
-    order those in another are passed over.
+    `starts` are sequences to begin with, from neighbouring budgets or from other solvers; in a fixed order
+    those in another order are ignored. Duration is in the problem's unit, the budget in that of its sizes.
+
+    >>> from onnxgc.budget.operator_problem import ProblemOperator
+    >>> read_last = OperatorProblem(
+    ...     (
+    ...         ProblemOperator("small", (), (0,), 1),
+    ...         ProblemOperator("large", (), (1,), 9),
+    ...         ProblemOperator("heavy", (1,), (2,), 1, workspace=4),
+    ...         ProblemOperator("end", (0, 2), (3,), 1),
+    ...     ),
+    ...     (2, 5, 1, 1),
+    ... )
+    >>> found = within_budget(read_last, 10, SearchOptions(Order.FIXED))
+    >>> found.sequence, found.extra, found.lower_bound
+    ((0, 1, 2, 0, 3), 1, 1)
     """
     return _Search(problem, budget, options or SearchOptions()).run(starts)
 
@@ -163,13 +167,10 @@ class _Search:
         self._problem = problem
         self._budget = budget
         self._options = options
-        self._started = time.perf_counter()
-        limit = options.time_limit_seconds
-        self._deadline = math.inf if limit is None else self._started + limit
+        self._deadline = Deadline(options.time_limit_seconds)
         self._best: tuple[int, ...] | None = None
         self._best_extra = 0
         self._bound = 0
-        self._history: list[Improvement] = []
 
     def run(self, starts: Iterable[Sequence[int]]) -> BudgetedSequence | NoSequence:
         problem = self._problem
@@ -180,7 +181,7 @@ class _Search:
         try:
             impossible_at = self._search(starts)
         except KeyboardInterrupt:
-            # The best so far is what is wanted then.
+            # The user wants the best so far.
             if self._best is None:
                 raise
             impossible_at, interrupted = None, True
@@ -189,61 +190,57 @@ class _Search:
                 return self._none(self._budget + 1, impossible_at, impossible=True)
             return self._none(floor.size, floor.operator, impossible=False)
         profile = simulate_sequence(problem, self._best)
-        assert profile.peak <= self._budget, "every sequence offered was judged"
+        assert profile.peak <= self._budget, "the peak of every sequence offered was simulated"
         return BudgetedSequence(
             self._best,
             profile.peak,
             profile.duration,
             profile.duration - problem.duration,
             min(self._bound, self._best_extra),
-            self._elapsed(),
-            tuple(self._history),
+            self._deadline.elapsed(),
             interrupted,
         )
 
     def _none(self, floor: int, operator: int, *, impossible: bool) -> NoSequence:
-        return NoSequence(floor, operator, impossible, self._elapsed())
-
-    def _elapsed(self) -> float:
-        return time.perf_counter() - self._started
+        return NoSequence(floor, operator, impossible, self._deadline.elapsed())
 
     def _is_over(self) -> bool:
-        return self._is_settled() or time.perf_counter() >= self._deadline
+        return self._is_settled() or self._deadline.is_over()
 
     def _is_settled(self) -> bool:
-        """Whether more of a search would tell nothing that is asked for."""
-        enough = self._options.enough
-        if enough is not None and self._bound > enough:
+        """Whether further search cannot change the answer."""
+        target = self._options.target_extra
+        if target is not None and self._bound > target:
             return True
-        return self._best is not None and self._best_extra <= max(self._bound, enough or 0)
+        return self._best is not None and self._best_extra <= max(self._bound, target or 0)
 
     def _is_enough(self) -> bool:
-        """Whether the search may end: nothing more is to be told, or time is up and something was found."""
+        """Whether the search may end: it is settled, or time is up and it has found a sequence."""
         return self._is_settled() or (self._best is not None and self._is_over())
 
     def _offer(self, sequence: Sequence[int], how: str) -> bool:
-        """Take a sequence as the best so far if it is; whether it keeps to the budget."""
+        """Take a sequence as the best so far if it is; return whether it is within the budget."""
         profile = simulate_sequence(self._problem, sequence)
         if profile.peak > self._budget:
             return False
         extra = profile.duration - self._problem.duration
         if self._best is None or extra < self._best_extra:
             self._best, self._best_extra = tuple(sequence), extra
-            self._history.append(Improvement(self._elapsed(), extra, how))
-            self._tell()
+            logger.debug("%.2f s: extra time %d, %s", self._deadline.elapsed(), extra, how)
+            self._report()
         return True
 
     def _raise_bound(self, bound: CoveringBound) -> None:
         self._bound = max(self._bound, bound.extra)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         unit = self._problem.duration or 1
         best = None if self._best is None else self._best_extra / unit
-        self._options.tell(search_stage(best, self._bound / unit))
+        self._options.progress(search_stage(best, self._bound / unit))
 
     def _search(self, starts: Iterable[Sequence[int]]) -> int | None:
-        """Look for sequences and bounds; an operator at which no sequence fits, if there is one."""
+        """Find sequences and bounds; return an operator at which no sequence fits, if there is one."""
         problem, budget = self._problem, self._budget
         own_order = range(len(problem))
         if self._offer(own_order, "as given"):
@@ -252,11 +249,12 @@ class _Search:
             if self._options.order.allows(start):
                 self._offer(start, "given")
         if self._best is not None:
-            # One that was made for less memory runs more again than this budget needs.
+            # A sequence for less memory recomputes more than this budget needs.
             self._offer(without_needless_repeats(problem, self._best, budget), "given, thinned")
-        if self._best is not None and time.perf_counter() >= self._deadline:
+        if self._best is not None and self._deadline.is_over():
             return None
-        limit = self._time_for_bounds()
+        share = self._deadline.share(BOUND_SHARE)
+        limit = _BOUND_SECONDS if share is None else share
         free = free_order_bound(problem, budget, limit)
         if free.impossible_at is not None:
             return free.impossible_at
@@ -272,16 +270,12 @@ class _Search:
             self._improve([own_order, *([guided] if guided else [])])
         return None
 
-    def _time_for_bounds(self) -> float:
-        limit = self._options.time_limit_seconds
-        return _BOUND_SHARE * (60.0 if limit is None else limit)
-
     def _guided(self, bound: CoveringBound) -> list[int] | None:
-        """The sequence that a bound's gaps stand for, without what it does not need."""
+        """The sequence that follows from a bound's gaps, without needless runs."""
         if not bound.gaps:
             return None
         sequence = sequence_of_gaps(self._problem, bound.gaps)
-        if len(sequence) > _MOST_REPEATS * len(self._problem):
+        if len(sequence) > _MAX_REPEATS * len(self._problem):
             return None
         sequence = without_needless_repeats(self._problem, sequence, self._budget)
         self._offer(sequence, "guided")
@@ -289,67 +283,69 @@ class _Search:
 
     def _improve(self, starts: Sequence[Sequence[int]]) -> None:
         problem, budget, seed = self._problem, self._budget, self._options.seed
-        parts = Parts(problem, budget, seed)
+        parts = PartSearch(problem, budget, seed)
         stop = Event()
-        with ThreadPoolExecutor(2) as beside:
+        with ThreadPoolExecutor(2) as threads:
             try:
-                self._deadline += self._compiled(parts, beside, stop)
-                # Imported here: what needs no search needs no compiler.
+                self._deadline = self._deadline.extended(self._compile(parts, threads, stop))
+                # Imported here: problems without a search need no compiler.
                 from onnxgc.budget.improve.local_moves import LocalMoves
 
                 free_order = self._options.order is Order.FREE
                 search = LocalMoves(problem, budget, free_order=free_order, seed=seed, is_over=self._is_over)
-                for how, found in search.first(starts, self._is_enough):
+                for how, found in search.first_sequences(starts, self._is_enough):
                     self._offer(found, how)
-                # From the best of all starts, and not from where the compiler interrupted.
-                parts = Parts(problem, budget, seed)
+                # Restarted from the best of all starts, independent of the compiler's time.
+                parts = PartSearch(problem, budget, seed)
                 other = LocalMoves(problem, budget, free_order=free_order, seed=seed)
-                parts.made_anew = other.made_anew
-                self._search_beside(search, parts, beside, stop)
+                parts.make_start = other.evict_at_random
+                self._search_neighbourhoods(search, parts, threads, stop)
             finally:
                 stop.set()
 
-    def _compiled(self, parts: Parts, beside: Executor, stop: Event) -> float:
-        """The seconds that compiling took; where it takes a while, parts of the best are solved meanwhile."""
-        compiling = beside.submit(compile_loops, self._options.tell)
-        while self._options.most_rounds is None and self._best is not None and not compiling.done():
+    def _compile(self, parts: PartSearch, threads: Executor, stop: Event) -> float:
+        """Compile, and solve parts of the best meanwhile; return the seconds that compilation took."""
+        compiling = threads.submit(compile_loops, self._options.progress)
+        while self._options.max_rounds is None and self._best is not None and not compiling.done():
             if self._is_settled():
                 break
-            found = parts.improved(self._best, _SECONDS_BESIDE_COMPILING, stop)
+            found = parts.improve(self._best, _PART_SECONDS_DURING_COMPILATION, stop)
             if found is not None:
                 self._offer(found, "program")
         seconds = compiling.result()
-        self._tell()
+        self._report()
         return seconds
 
-    def _search_beside(self, search: LocalMoves, parts: Parts, beside: Executor, stop: Event) -> None:
-        """Rounds of the search, and programs of parts beside them on a core of their own."""
-        most = self._options.most_rounds
+    def _search_neighbourhoods(
+        self, search: LocalMoves, parts: PartSearch, threads: Executor, stop: Event
+    ) -> None:
+        """Run rounds of the search, and solve programs of parts and a stronger bound on other threads."""
+        most = self._options.max_rounds
         solving: Future[list[int] | None] | None = None
         proving: Future[int] | None = None
         rounds = 0
         while not self._is_over() and (most is None or rounds < most):
             if solving is None and self._best is not None:
-                limit = math.inf if most is not None else self._deadline - time.perf_counter()
-                solving = beside.submit(parts.improved, self._best, limit, stop)
+                limit = math.inf if most is not None else self._deadline.end - time.perf_counter()
+                solving = threads.submit(parts.improve, self._best, limit, stop)
             if proving is None and self._best is not None and self._may_prove():
-                limit = self._deadline - time.perf_counter()
-                proving = beside.submit(
+                limit = self._deadline.end - time.perf_counter()
+                proving = threads.submit(
                     residency_bound, self._problem, self._budget, self._best_extra, limit, stop
                 )
-            improved = search.improved(self._best)
+            improved = search.improve(self._best)
             if improved is not None:
                 self._offer(improved, "neighbourhood")
             rounds += 1
             if proving is not None and proving.done():
                 self._raise_bound(CoveringBound(proving.result()))
-            # Where rounds are counted, what is found must not depend on which of both is faster.
-            if solving is not None and (solving.done() if most is None else not rounds % _ROUNDS_A_PART):
+            # Where rounds are counted, the result must not depend on the speed of either thread.
+            if solving is not None and (solving.done() if most is None else not rounds % _ROUNDS_PER_PART):
                 found, solving = solving.result(), None
                 if found is not None:
                     self._offer(found, "program")
 
     def _may_prove(self) -> bool:
-        """Whether the problem is small enough for the bound that knows more; it has no count of rounds."""
-        is_fixed, most = self._options.order is Order.FIXED, self._options.most_rounds
-        return is_fixed and most is None and len(self._problem) <= MOST_OPERATORS
+        """Whether the problem is small enough for the stronger bound, whose time is not counted in rounds."""
+        is_fixed, most = self._options.order is Order.FIXED, self._options.max_rounds
+        return is_fixed and most is None and len(self._problem) <= MAX_OPERATORS

@@ -1,19 +1,13 @@
-"""The whole trade-off: least extra time for a row of budgets."""
+"""The trade-off: least extra time for a row of budgets."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
-from onnxgc.budget.search import (
-    BudgetedSequence,
-    NoSequence,
-    SearchOptions,
-    compile_loops,
-    within_budget,
-)
+from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
+from onnxgc.planning.deadline import Deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,40 +24,39 @@ def trade_off(
     options: SearchOptions,
     starts: Iterable[Sequence[int]] = (),
 ) -> tuple[Point, ...]:
-    """A point for each budget that a sequence was found for, from the highest budget down.
+    """A point for each budget for which a sequence was found, from the highest budget down.
 
-    Extra time never falls and bounds never fall as budgets do: a sequence serves every higher budget, a
-    bound every lower one. Each search begins with what the budget above found, and the time limit is
-    shared equally. After an interruption there is no time left for the rest.
+    As budgets fall, neither extra time nor its lower bound falls: a sequence is valid for every higher
+    budget, a bound for every lower one. Each search begins with the sequences of the budgets above, and
+    the time limit is divided equally. After an interruption the rest has no time left.
     """
-    compile_loops(options.tell)
-    started = time.perf_counter()
+    compile_loops(options.progress)
+    deadline = Deadline(options.time_limit_seconds)
     wanted = sorted(set(budgets), reverse=True)
     known = [tuple(start) for start in starts]
     points: list[Point] = []
     for number, budget in enumerate(wanted):
-        limit = options.time_limit_seconds
-        if limit is not None:
-            limit = max(0.0, limit - (time.perf_counter() - started)) / (len(wanted) - number)
+        left = deadline.left()
+        limit = None if left is None else left / (len(wanted) - number)
         found = within_budget(problem, budget, replace(options, time_limit_seconds=limit), known)
         if isinstance(found, NoSequence):
             break
         if found.interrupted:
-            options = replace(options, time_limit_seconds=0.0)
+            deadline = Deadline(0.0)
         known.append(found.sequence)
         points.append(Point(budget, found))
     return _monotone(problem, points)
 
 
 def _monotone(problem: OperatorProblem, points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points, each with the best that any budget no higher found and the bound of any no lower."""
+    """The points, each with the best sequence of all lower budgets and the best bound of all higher ones."""
     bound = 0
     bounded: list[Point] = []
     for point in points:
         bound = max(bound, point.found.lower_bound)
         bounded.append(Point(point.budget, replace(point.found, lower_bound=bound)))
     best: BudgetedSequence | None = None
-    served: list[Point] = []
+    best_points: list[Point] = []
     for point in reversed(bounded):
         found = point.found
         if best is not None and best.extra < found.extra:
@@ -76,5 +69,7 @@ def _monotone(problem: OperatorProblem, points: Sequence[Point]) -> tuple[Point,
                 extra=best.extra,
             )
         best = found
-        served.append(Point(point.budget, replace(found, lower_bound=min(found.lower_bound, found.extra))))
-    return tuple(reversed(served))
+        best_points.append(
+            Point(point.budget, replace(found, lower_bound=min(found.lower_bound, found.extra)))
+        )
+    return tuple(reversed(best_points))

@@ -1,4 +1,4 @@
-"""What command-line arguments have in common: parsing, and where output goes."""
+"""Options that several commands share, their checks, and where output goes."""
 
 from __future__ import annotations
 
@@ -15,49 +15,120 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from onnxgc.emission.write import check_writable, write_text
+from onnxgc.api.budget_plans import DEFAULT_DEVICE
+from onnxgc.emission.atomic_files import check_writable, write_text
 from onnxgc.errors import OutputFileError, PlanError, ShapeError
-from onnxgc.planning.order import Order
-from onnxgc.report.comparison import Cells
+from onnxgc.planning.order_choice import Order
+from onnxgc.report.terminal.fitted_table import FittedTable
+from onnxgc.report.text.text_table import Cells
+from onnxgc.tracing.devices import DEVICES
 
 
 def finite(value: float | None) -> float | None:
-    """A number of an option, which a lower limit does not keep from being infinite.
+    """The number of an option; a lower limit alone admits infinity.
 
     Raises:
-        typer.BadParameter: it is not finite.
+        typer.BadParameter: the number is not finite.
     """
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"'{value}' is no finite number")
+        raise typer.BadParameter(f"'{value}' is not a finite number")
     return value
 
 
-def _time_limit(text: str) -> Any:
-    return Annotated[float | None, typer.Option(min=0.0, callback=finite, help=text)]
+MODEL, PLAN, DURATIONS, SEARCH, RUN, FILES, REPORT = (
+    "Model", "Plan", "Durations (with a budget)", "Search", "Run", "Files", "Report"
+)  # fmt: skip
+"""Groups of options in `--help`."""
 
 
-Model = Annotated[str, typer.Argument(help="A forward ONNX model, from any framework.")]
-Loss = Annotated[str, typer.Option(help="As in optimize.")]
+def budget_option(more: str = "") -> Any:
+    return typer.Option(
+        rich_help_panel=PLAN,
+        help="Minimise recomputation time within this memory budget: 8GiB, 500MB, 60% (of the baseline's "
+        f"peak), or min for the lowest peak found.{more}",
+    )
+
+
+def time_limit_option(default: str) -> Any:
+    return typer.Option(
+        min=0.0,
+        callback=finite,
+        rich_help_panel=SEARCH,
+        help=f"Time limit of the solver in seconds{default and f' [default: {default}]'}.",
+    )
+
+
+Model = Annotated[str, typer.Argument(help="Forward ONNX model, exported by any framework.")]
+Loss = Annotated[
+    str,
+    typer.Option(
+        rich_help_panel=MODEL,
+        help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.",
+    ),
+]
 Trainable = Annotated[
     list[str] | None,
-    typer.Option(help="Glob of the weights that train, alone; +GLOB: in addition. Repeatable."),
+    typer.Option(
+        rich_help_panel=MODEL,
+        help="Train only the weights that match this glob; +GLOB trains them in addition. Repeatable.",
+    ),
 ]
-Freeze = Annotated[list[str] | None, typer.Option(help="Glob of weights that do not; repeatable.")]
-FreezeBn = Annotated[bool, typer.Option("--freeze-bn", help="As in optimize.")]
-Untie = Annotated[bool, typer.Option("--untie", help="As in optimize.")]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(rich_help_panel=MODEL, help="Do not train weights that match this glob. Repeatable."),
+]
+FreezeBn = Annotated[
+    bool,
+    typer.Option(
+        "--freeze-bn",
+        rich_help_panel=MODEL,
+        help="Normalise by the file's running statistics and keep them; scale and shift still train.",
+    ),
+]
+Untie = Annotated[
+    bool,
+    typer.Option(
+        "--untie",
+        rich_help_panel=MODEL,
+        help="Give each node its own copy of a parameter that several nodes use in the same role.",
+    ),
+]
 InputShapes = Annotated[
-    list[str] | None, typer.Option(help="Shape of an input, as x:64,3,224,224; repeatable.")
+    list[str] | None,
+    typer.Option(rich_help_panel=MODEL, help="Shape of an input, such as x:64,3,224,224. Repeatable."),
 ]
 Plan = Annotated[
-    str | None, typer.Option(help="A plan file, or a training file: its plan, in place of a search.")
+    str | None,
+    typer.Option(rich_help_panel=PLAN, help="Take the plan of a plan file or training file; no search."),
 ]
-OrderAsInOptimize = Annotated[
-    Order | None, typer.Option("--order", help="With a budget, as in optimize [default: free].")
+Device = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=DURATIONS,
+        help=f"Durations from a data sheet: {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}].",
+    ),
+]
+OrderWithBudget = Annotated[
+    Order | None,
+    typer.Option(
+        "--order",
+        rich_help_panel=PLAN,
+        help="With a budget, the order of operators: free (may differ from the model's) or fixed "
+        "[default: free].",
+    ),
+]
+StepLimit = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        rich_help_panel=SEARCH,
+        help="With a budget, end the search after this many rounds: the result depends on the seed only.",
+    ),
 ]
 
 
 class OptimizerName(StrEnum):
-    """What updates the parameters."""
+    """An optimizer whose updates a training file contains."""
 
     NONE = "none"
     SGD = "sgd"
@@ -66,45 +137,60 @@ class OptimizerName(StrEnum):
 
 Updates = Annotated[
     OptimizerName,
-    typer.Option(help="Updates of the parameters in the file, with PyTorch's settings; else gradients."),
+    typer.Option(
+        rich_help_panel=FILES,
+        help="Put this optimizer's updates into the file, with PyTorch's default settings; with none the "
+        "file returns gradients.",
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything that is drawn.")]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each operator.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, rich_help_panel=SEARCH, help="Random seed.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=1024, rich_help_panel=RUN, help="Threads of each operator.")
+]
 NoCheck = Annotated[
-    bool, typer.Option("--no-check", help="Do not run the forward model once before planning.")
+    bool,
+    typer.Option(
+        "--no-check", rich_help_panel=MODEL, help="Skip the trial run of the forward model before planning."
+    ),
 ]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")]
-FiguresAsJson = Annotated[str | None, typer.Option("--json", help="Figures as JSON, - for stdout.")]
-AllAsJson = Annotated[str | None, typer.Option("--json", help="All of it as JSON, - for stdout.")]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", rich_help_panel=REPORT, help="Print tables as Markdown.")
+]
+JsonTarget = Annotated[
+    str | None,
+    typer.Option("--json", rich_help_panel=REPORT, help="Write the figures as JSON; - for stdout."),
+]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and JSON where it is asked for.")
+    bool,
+    typer.Option(
+        "--quiet", "-q", rich_help_panel=REPORT, help="Print errors only, and JSON where requested."
+    ),
 ]
-LARGEST_DIMENSION = 2**31 - 1
+MAX_DIMENSION = 2**31 - 1
 _SHAPE = re.compile(r"(?P<name>.+):(?P<shape>([0-9]+([,x][0-9]+)*)?)")
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`x:64,3,224,224` or `x:64x3x224x224`, several separated by blanks or by repeating the option.
+    """Shapes by input; blanks separate several in one text.
+
+    >>> parse_shapes(["x:64,3,224,224 y:64x10"])
+    {'x': (64, 3, 224, 224), 'y': (64, 10)}
 
     Raises:
-        ShapeError: the text has another form, or a dimension is no positive number.
+        ShapeError: the text has another form, a dimension is out of range, or an input has two shapes.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for given in texts:
-        # A name may hold blanks: they separate shapes only where each part is one.
+        # A name may contain blanks: they separate shapes only where each part is one.
         parts = given.split()
         for text in parts if all(_SHAPE.fullmatch(part) for part in parts) else [given]:
             match = _SHAPE.fullmatch(text)
             if match is None:
-                raise ShapeError(
-                    f"cannot read the shape '{text}'; write it as x:64,3,224,224 or x:64x3x224x224"
-                )
+                raise ShapeError(f"'{text}' is not a valid shape; write x:64,3,224,224 or x:64x3x224x224")
             name = match["name"]
             shape = tuple(int(size) for size in re.findall("[0-9]+", match["shape"]))
-            if any(not 1 <= size <= LARGEST_DIMENSION for size in shape):
-                raise ShapeError(
-                    f"the shape '{text}' has a dimension that is not from 1 to {LARGEST_DIMENSION}"
-                )
+            if any(not 1 <= size <= MAX_DIMENSION for size in shape):
+                raise ShapeError(f"the shape '{text}' has a dimension that is not from 1 to {MAX_DIMENSION}")
             if name in shapes:
                 raise ShapeError(f"input '{name}' has two shapes; give --input-shapes once for each input")
             shapes[name] = shape
@@ -112,8 +198,8 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def console_for(json_target: str | None, *, is_quiet: bool = False) -> Console:
-    """Where people read: stdout, unless JSON goes there; nowhere for those who want it quiet."""
-    # Names of tensors and files are no markup, whatever brackets they have.
+    """A console on stdout, or on stderr if JSON goes to stdout; it prints nothing if quiet."""
+    # Names of tensors and files may contain brackets, which are not markup.
     return Console(
         file=sys.stderr if json_target == "-" else sys.stdout,
         soft_wrap=False,
@@ -123,47 +209,47 @@ def console_for(json_target: str | None, *, is_quiet: bool = False) -> Console:
     )
 
 
-Say = Callable[[str | Cells], None]
+Writer = Callable[[str | Cells], None]
 
 
-def writer(console: Console, *, markdown: bool) -> Say:
-    """Prints lines, and tables in the form that was asked for."""
+def writer_to(console: Console, *, markdown: bool) -> Writer:
+    """A function that prints lines and tables, as Markdown where requested."""
 
-    def say(what: str | Cells) -> None:
-        if isinstance(what, str):
-            # A star at the start of a line would begin a list of its own.
-            told = f"- \\{what}" if what.startswith("*") else f"- {what}"
-            console.print(told if markdown else what, markup=False, soft_wrap=markdown)
+    def write(item: str | Cells) -> None:
+        if isinstance(item, str):
+            # A star at the start of a line would begin a nested list.
+            line = f"- \\{item}" if item.startswith("*") else f"- {item}"
+            console.print(line if markdown else item, markup=False, soft_wrap=markdown)
         elif markdown:
-            console.print(f"\n{what.markdown()}\n", markup=False, soft_wrap=True)
+            console.print(f"\n{item.markdown()}\n", markup=False, soft_wrap=True)
         else:
-            console.print(what.title, markup=False)
-            console.print(what.for_terminal())
+            console.print(item.title, markup=False)
+            console.print(FittedTable(item))
 
-    return say
+    return write
 
 
 def check_json_target(target: str | None, *others: str | None) -> None:
-    """Fail before any work if the JSON file could not be written, or is one of the other files."""
+    """Fail before any work if the JSON file is not writable or is one of the `others`."""
     if target != "-":
         check_target("--json", target, *others)
 
 
 def check_target(option: str, target: str | None, *others: str | None) -> None:
-    """Fail before any work if the file of an option could not be written, or is one of the other files."""
+    """Fail before any work if the file of an option is not writable or is one of the `others`."""
     if target is not None:
-        check_apart(option, target, *others)
+        check_distinct(option, target, *others)
         check_writable(target)
 
 
-def check_apart(option: str, target: str | None, *others: str | None) -> None:
-    """Fail before any work if the file of an option is one of the other files, or none."""
+def check_distinct(option: str, target: str | None, *others: str | None) -> None:
+    """Fail before any work if the file of an option is `-` or one of the `others`."""
     if target == "-":
         raise OutputFileError(f"{option} '-': only --json writes to standard output; give a file name")
     for other in filter(None, others):
         if target is not None and os.path.realpath(target) == os.path.realpath(other):
             raise OutputFileError(
-                f"{option} '{target}' is one of the files that are read or written; give it a name of its own"
+                f"{option} '{target}' is one of the files that are read or written; give another name"
             )
 
 
@@ -178,45 +264,44 @@ def write_json(value: Any, target: str | None) -> None:
         write_text(text + "\n", target)
 
 
-def check_with_budget(is_asked: bool, given: Mapping[str, object], ways: str) -> None:
-    """Fail before any work if options are given that say something of a budget, and there is none.
+def check_needs_budget(has_budget: bool, given: Mapping[str, object], remedy: str) -> None:
+    """Fail before any work if options that apply to a budget are given without one.
 
-    `ways` are the options that ask for one, with an example.
+    `remedy` names the options that set a budget, with an example.
     """
     for option, value in given.items():
-        if value is not None and not is_asked:
-            raise PlanError(f"{option} goes with {ways}")
+        if value is not None and not has_budget:
+            raise PlanError(f"{option} applies to a budget only; add {remedy}")
 
 
-def check_talk(quiet: bool, verbose: bool) -> None:
-    """Fail where both nothing and more than usual is to be printed."""
+def check_verbosity(quiet: bool, verbose: bool) -> None:
     if quiet and verbose:
         raise PlanError("--quiet prints nothing and --verbose prints more; drop one of them")
 
 
-def settings_of(context: typer.Context, *but: str) -> tuple[tuple[str, str], ...]:
-    """The options of a call that were given, with their values; without those named in `but`."""
+def given_options(context: typer.Context, *excluded: str) -> tuple[tuple[str, str], ...]:
+    """The options given on the command line with their values, except those with `excluded` names."""
     given: list[tuple[str, str]] = []
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name in but or parameter.param_type_name != "option":
+        if name in excluded or parameter.param_type_name != "option":
             continue
         source = context.get_parameter_source(name)
-        # By name: Typer brings an enumeration of its own.
+        # By name: Typer has its own enumeration of sources.
         if source is not None and source.name == "COMMANDLINE":
-            given.append((parameter.opts[0], _as_given(context.params[name])))
+            given.append((parameter.opts[0], _as_text(context.params[name])))
     return tuple(given)
 
 
-def _as_given(value: object) -> str:
+def _as_text(value: object) -> str:
     if value is True:
         return ""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @contextmanager
-def stages() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is being done, while it is done; nothing if nobody looks."""
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """A function that shows the current stage in a line on stderr, if stderr is a terminal."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield lambda stage: None

@@ -1,145 +1,153 @@
-"""`onnxgc compare`: solvers on one model, two plans, or one network from several frameworks."""
+"""`onnxgc compare`: plans for one model, two plans, or one network in files of several frameworks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from onnxgc.api.budgeting import DEFAULT_DEVICE
-from onnxgc.api.comparison import RULES, compare
-from onnxgc.api.memory_pages import page_of_comparison
+from onnxgc.api.comparison import compare
+from onnxgc.api.html_pages import page_of_comparison
+from onnxgc.api.plan_candidates import RULES
+from onnxgc.api.plan_table import Comparison
 from onnxgc.cli.arguments import (
-    FiguresAsJson,
+    FILES,
+    PLAN,
+    REPORT,
+    Device,
     Freeze,
     FreezeBn,
     InputShapes,
+    JsonTarget,
     Loss,
     Markdown,
-    OrderAsInOptimize,
+    OrderWithBudget,
     Quiet,
-    Say,
     Seed,
     Trainable,
     Untie,
+    Writer,
+    budget_option,
     check_json_target,
-    check_talk,
+    check_needs_budget,
     check_target,
-    check_with_budget,
+    check_verbosity,
     console_for,
-    finite,
     parse_shapes,
-    stages,
+    progress_line,
+    time_limit_option,
     write_json,
-    writer,
+    writer_to,
 )
+from onnxgc.emission.atomic_files import write_text
 from onnxgc.emission.plan_files import write_plan
-from onnxgc.emission.write import write_text
 from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
-from onnxgc.model.files.load import check_model_file, files_of
-from onnxgc.planning.order import Order
-from onnxgc.report.comparison import (
+from onnxgc.model.files.load import check_model_file, model_files
+from onnxgc.planning.order_choice import Order
+from onnxgc.report.data.compare_report import EachReport, NetworksReport, PlansReport
+from onnxgc.report.text.network_pair_lines import (
     checkpoints_table,
-    detail_lines,
-    difference_lines,
-    difference_table,
     file_label,
     file_lines,
     files_table,
-    left_out_lines,
-    overview_lines,
-    overview_table,
     pair_lines,
-    plans_lines,
-    plans_table,
 )
+from onnxgc.report.text.networks_overview import overview_lines, overview_table
+from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
+from onnxgc.report.text.plan_rows import detail_lines, left_out_lines, plans_lines, plans_table
 from onnxgc.solvers.registry import SOLVERS
-from onnxgc.tracing.devices import DEVICES
 
-MOST_WORKERS = 2
+MAX_WORKERS = 2
 ALL = "all"
 _ROWS = (*(name for name in SOLVERS if name != "manual"), *RULES)
 
 
 def compare_command(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Forward ONNX models; several are one network.")
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Forward ONNX models; several are files of one network."),
     ],
     each: Annotated[
-        bool, typer.Option("--each", help="Several models are different networks: compare plans for each.")
+        bool,
+        typer.Option(
+            "--each",
+            rich_help_panel=PLAN,
+            help="Several models are different networks; compare plans of each.",
+        ),
     ] = False,
     solvers: Annotated[
         str | None,
         typer.Option(
-            help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all, which is the default; "
-            "with several models it implies --each."
+            rich_help_panel=PLAN,
+            help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all (the default). With several models it implies "
+            "--each.",
         ),
     ] = None,
     plans: Annotated[
         list[str] | None,
         typer.Option(
             "--plan",
-            help="A plan file or training file as a row; repeatable, two are compared. With several files of "
-            "one network the plan of the first.",
+            rich_help_panel=PLAN,
+            help="A plan file or training file as a row; two are compared. With several files of one "
+            "network, the plan of the first. Repeatable.",
         ),
     ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="As in optimize: a row for the least extra time in so much memory.")
-    ] = None,
-    order: OrderAsInOptimize = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help=f"Times of a card, {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}]."),
-    ] = None,
+    budget: Annotated[str | None, budget_option(" Adds a row.")] = None,
+    order: OrderWithBudget = None,
+    device: Device = None,
+    time_limit: Annotated[float | None, time_limit_option("per solver, 60 for peak, 30 for a budget")] = None,
+    seed: Seed = 0,
     loss: Loss = "auto",
     trainable: Trainable = None,
     freeze: Freeze = None,
     freeze_bn: FreezeBn = False,
     untie: Untie = False,
     input_shapes: InputShapes = None,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(min=0.0, callback=finite, help="Seconds for each solver [default: peak 60, budget 30]."),
-    ] = None,
-    seed: Seed = 0,
     carry_over: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Write the first file's plan for each of the others there."),
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel=FILES,
+            help="Transfer the first file's plan to each of the others and write the plans to this folder.",
+        ),
     ] = None,
     markdown: Markdown = False,
-    json_target: FiguresAsJson = None,
+    json_target: JsonTarget = None,
     page_target: Annotated[
         str | None,
-        typer.Option("--report", help="A page, as HTML: tables, and memory curves of a model or network."),
+        typer.Option(
+            "--report", rich_help_panel=REPORT, help="Write an HTML page with tables and memory curves."
+        ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="What each row is, and why others are missing.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            rich_help_panel=REPORT,
+            help="Also describe each row, and state why others are missing.",
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Solvers side by side on a model, two plans, or one network from several frameworks."""
-    check_talk(quiet, verbose)
+    """Compare plans for a model, or one network across frameworks."""
+    check_verbosity(quiet, verbose)
     shapes = parse_shapes(input_shapes or [])
     named = () if solvers is None else _names(solvers)
     wanted = None if solvers is None or ALL in named else named
     is_each = each or (solvers is not None and len(models) > 1)
     for model in models:
         check_model_file(model)
-    check_with_budget(budget is not None, {"--order": order}, "--budget; give one, such as --budget 60%")
+    check_needs_budget(budget is not None, {"--order": order}, "--budget, such as --budget 60%")
     if carry_over is not None and (is_each or len(models) == 1):
         raise PlanError(
-            "--carry-over takes a plan from one file to others; give several files of one network"
+            "--carry-over transfers a plan from one file to others; give several files of one network"
         )
-    read = [file for model in models for file in files_of(model)]
-    check_json_target(json_target, *read, *(plans or []))
-    check_target("--report", page_target, *read, *(plans or []), json_target)
-    written = [] if carry_over is None else _carried_names(carry_over, models[1:])
-    for target in written:
-        check_target("--carry-over", target, *read, *(plans or []), json_target, page_target)
-    with stages() as tell:
+    targets = _check_files(models, plans or [], json_target, page_target, carry_over)
+    with progress_line() as notify:
         found = compare(
             *models,
             each=is_each,
@@ -156,34 +164,64 @@ def compare_command(
             untie=untie,
             time_limit=time_limit,
             seed=seed,
-            workers=min(MOST_WORKERS, os.cpu_count() or 1),
-            progress=tell,
+            workers=min(MAX_WORKERS, os.cpu_count() or 1),
+            progress=notify,
         )
-    say = writer(console_for(json_target, is_quiet=quiet), markdown=markdown)
-    show = {"plans": _show_plans, "each": _show_each, "networks": _show_networks}
-    show[found.report["kind"]](found.report, say, verbose)
-    for target, model in zip(written, models[1:], strict=False):
-        write_plan(found.plans[model], target, solver=f"carried over from {models[0]}", model=model)
-        say(f"wrote {target}")
-        for line in _needed_shapes(found.report, model):
-            say(line)
+    write = writer_to(console_for(json_target, is_quiet=quiet), markdown=markdown)
+    show: Mapping[str, Callable[[Any, Writer, bool], None]] = {
+        "plans": _show_plans,
+        "each": _show_each,
+        "networks": _show_networks,
+    }
+    show[found.report["kind"]](found.report, write, verbose)
+    _write_transferred(found, models, targets, write)
     if page_target is not None:
         write_text(page_of_comparison(found), page_target)
-        say(f"wrote {page_target}")
+        write(f"wrote {page_target}")
     write_json(found.report, json_target)
-    failed = [one for one in found.report.get("comparisons", ()) if "error" in one]
+    _raise_failures(found.report, len(models))
+
+
+def _check_files(
+    models: list[str],
+    plans: list[str],
+    json_target: str | None,
+    page_target: str | None,
+    carry_over: str | None,
+) -> list[str]:
+    """Check all output files before any work; returns the files for transferred plans."""
+    read = [*(file for model in models for file in model_files(model)), *plans]
+    check_json_target(json_target, *read)
+    check_target("--report", page_target, *read, json_target)
+    targets = [] if carry_over is None else _plan_files(carry_over, models[1:])
+    for target in targets:
+        check_target("--carry-over", target, *read, json_target, page_target)
+    return targets
+
+
+def _write_transferred(found: Comparison, models: list[str], targets: list[str], write: Writer) -> None:
+    for target, model in zip(targets, models[1:], strict=False):
+        write_plan(found.plans[model], target, solver=f"carried over from {models[0]}", model=model)
+        write(f"wrote {target}")
+        for line in _needed_shapes(found.report, model):
+            write(line)
+
+
+def _raise_failures(report: Mapping[str, Any], count: int) -> None:
+    """Raise if a model was not compared, or if a budget fits no model."""
+    failed = [one for one in report.get("comparisons", ()) if "error" in one]
     if failed:
         raise ModelFileError(
-            f"{len(failed)} of {len(models)} models were not compared, the first since {failed[0]['error']}"
+            f"{len(failed)} of {count} models were not compared, the first because {failed[0]['error']}"
         )
-    missed = [_why_no_fit(one) for one in found.report.get("comparisons", [found.report])]
-    if missed and all(missed):
-        more = "" if len(missed) == 1 else f"for none of {len(missed)} networks a plan fits, the first since "
-        raise BudgetError(f"{more}{missed[0]}")
+    reasons = [_why_no_fit(one) for one in report.get("comparisons", [report])]
+    if reasons and all(reasons):
+        summary = f"no plan fits for any of {len(reasons)} networks, the first because "
+        raise BudgetError(f"{summary if len(reasons) > 1 else ''}{reasons[0]}")
 
 
 def _why_no_fit(report: Mapping[str, Any]) -> str:
-    """Why no plan for a model is within the budget; "" where there is one, or no budget."""
+    """Why no plan for a model is within the budget; "" if one is, or without a budget."""
     budget_bytes = report.get("budget_bytes")
     if budget_bytes is None or any(row["simulated_peak_bytes"] <= budget_bytes for row in report["rows"]):
         return ""
@@ -197,65 +235,67 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _carried_names(folder: str, models: list[str]) -> list[str]:
-    """A plan file for each model; the folder is made where it is not there."""
+def _plan_files(folder: str, models: list[str]) -> list[str]:
+    """A plan file for each model, in a folder that is created if necessary."""
     names = [f"{Path(model).stem}-plan.json" for model in models]
     if len(set(names)) < len(names):
-        raise PlanError("--carry-over names plans by their models, of which two have one name; rename a file")
+        raise PlanError(
+            "--carry-over names plans after their models, and two models have the same name; rename one"
+        )
     try:
         Path(folder).mkdir(exist_ok=True)
     except OSError as error:
         raise OutputFileError(
-            f"--carry-over: '{folder}' is no folder and cannot be made: {error.strerror}"
+            f"--carry-over: '{folder}' is not a folder and cannot be created: {error.strerror}"
         ) from error
     return [os.path.join(folder, name) for name in names]
 
 
 def _needed_shapes(report: Mapping[str, Any], model: str) -> list[str]:
-    """What `optimize` has to be told with a plan for a file that was read for another batch than its own."""
+    """Options that `optimize` needs with a plan for a file that was read with another batch size."""
     (file,) = (file for file in report["files"][1:] if file["model"] == model)
     if not file["is_rebatched"]:
         return []
     shapes = [f"--input-shapes {name}:{','.join(map(str, size))}" for name, size in file["inputs"].items()]
-    return [f"with it optimize needs {' '.join(shapes)}"]
+    return [f"use it with optimize {' '.join(shapes)}"]
 
 
-def _show_plans(report: Mapping[str, Any], say: Say, verbose: bool) -> None:
-    say(plans_table(report))
+def _show_plans(report: PlansReport, write: Writer, verbose: bool) -> None:
+    write(plans_table(report))
     for line in plans_lines(report):
-        say(line)
+        write(line)
     if verbose:
         for line in detail_lines(report):
-            say(line)
+            write(line)
     for line in left_out_lines(report, every=verbose):
-        say(line)
+        write(line)
     if report["difference"]:
-        say(difference_table(report["difference"], **({"most": None} if verbose else {})))
+        write(difference_table(report["difference"], **({"most": None} if verbose else {})))
         for line in difference_lines(report["difference"]):
-            say(line)
+            write(line)
     for note in report["notes"]:
-        say(f"note: {note}")
+        write(f"note: {note}")
 
 
-def _show_each(report: Mapping[str, Any], say: Say, verbose: bool) -> None:
+def _show_each(report: EachReport, write: Writer, verbose: bool) -> None:
     if verbose:
         for one in report["comparisons"]:
             if "error" not in one:
-                _show_plans(one, say, verbose)
-    say(overview_table(report, all_columns=verbose))
+                _show_plans(one, write, verbose)
+    write(overview_table(report, all_columns=verbose))
     for line in overview_lines(report, all_columns=verbose):
-        say(line)
+        write(line)
 
 
-def _show_networks(report: Mapping[str, Any], say: Say, verbose: bool) -> None:
-    say(files_table(report))
+def _show_networks(report: NetworksReport, write: Writer, verbose: bool) -> None:
+    write(files_table(report))
     for place, file in enumerate(report["files"]):
-        # Of the other notes, which files of one network mostly have alike, there are many.
+        # Files of one network share most of their other notes, of which there are many.
         for note in file["notes"] if verbose else file["notes"][: file["is_rebatched"]]:
-            say(f"{file_label(place)}: {note}")
+            write(f"{file_label(place)}: {note}")
     for line in file_lines(report):
-        say(line)
+        write(line)
     for number in range(len(report["pairs"])):
-        say(checkpoints_table(report, number))
+        write(checkpoints_table(report, number))
         for line in pair_lines(report, number):
-            say(line)
+            write(line)

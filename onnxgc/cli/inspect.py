@@ -1,32 +1,36 @@
-"""`onnxgc inspect`: what is in a model, and what is in the way of training it."""
+"""`onnxgc inspect`: the contents of a model, and the obstacles to training it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from onnxgc.api import inspect
 from onnxgc.cli.arguments import (
-    AllAsJson,
+    REPORT,
     Freeze,
     FreezeBn,
     InputShapes,
+    JsonTarget,
     Loss,
     Model,
     Quiet,
     Trainable,
     Untie,
     check_json_target,
-    check_talk,
+    check_verbosity,
     console_for,
     parse_shapes,
-    stages,
+    progress_line,
     write_json,
 )
-from onnxgc.model.files.load import files_of
+from onnxgc.model.files.load import model_files
 from onnxgc.model.weight_roles.classify import NOT_FLOATING
-from onnxgc.report.tables import megabytes, operators_table, weights_table
+from onnxgc.report.terminal.command_tables import operators_table, weights_table
+from onnxgc.report.text.units import megabytes
 
 
 def inspect_command(
@@ -37,19 +41,21 @@ def inspect_command(
     freeze_bn: FreezeBn = False,
     untie: Untie = False,
     input_shapes: InputShapes = None,
-    json_target: AllAsJson = None,
+    json_target: JsonTarget = None,
     quiet: Quiet = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List weights that are no floating-point numbers as well.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", rich_help_panel=REPORT, help="List weights of other than floating types too."
+        ),
     ] = False,
 ) -> None:
-    """Weights and their roles, operators and their gradient rules, peaks, and what is in the way."""
-    check_talk(quiet, verbose)
+    """Show weights, operators, peaks and obstacles to training."""
+    check_verbosity(quiet, verbose)
     shapes = parse_shapes(input_shapes or [])
-    check_json_target(json_target, *files_of(model))
-    console = console_for(json_target, is_quiet=quiet)
-    with stages() as tell:
-        tell("inspecting")
+    check_json_target(json_target, *model_files(model))
+    with progress_line() as notify:
+        notify("inspecting")
         found = inspect(
             model,
             input_shapes=shapes,
@@ -59,7 +65,12 @@ def inspect_command(
             freeze_bn=freeze_bn,
             untie=untie,
         ).as_json()
-    # Shapes, axes and indices are no decisions.
+    _print(found, console_for(json_target, is_quiet=quiet), verbose=verbose)
+    write_json(found, json_target)
+
+
+def _print(found: Mapping[str, Any], console: Console, *, verbose: bool) -> None:
+    # Shapes, axes and indices are never candidates for training.
     shown = [weight for weight in found["weights"] if weight["reason"] != NOT_FLOATING]
     console.print(weights_table(found["weights"] if verbose else shown))
     if found["operators"]:
@@ -77,12 +88,9 @@ def inspect_command(
     )
     regular, planned = (found[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
     if regular is not None:
-        console.print(
-            f"simulated peak: {megabytes(regular)} storing everything, {megabytes(planned)} or less planned"
-        )
+        console.print(f"simulated peak: baseline {megabytes(regular)}, planned {megabytes(planned)} or less")
     if found["left_to_the_cpu"]:
         listed = ", ".join(f"{name} ({count})" for name, count in found["left_to_the_cpu"].items())
         console.print(f"without a CUDA kernel at opset {found['opset']}: {listed}", markup=False)
     for obstacle in found["obstacles"]:
-        console.print(f"in the way: {obstacle}", markup=False)
-    write_json(found, json_target)
+        console.print(f"obstacle: {obstacle}", markup=False)

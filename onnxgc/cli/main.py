@@ -17,29 +17,43 @@ from onnxgc.cli.train import train_command
 from onnxgc.cli.verify import verify_command
 from onnxgc.errors import OnnxgcError
 
-# What typer raises for a wrong option or argument; it has no public name.
+# Base of typer's errors for wrong options and arguments; it has no public name.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
 class _Command(TyperCommand):
-    """A command in which empty text is no value, but for a list of checkpoints that has none."""
+    """A command that rejects empty values and shows its options in groups."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        left = super().parse_args(ctx, args)
+        remaining = super().parse_args(ctx, args)
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             texts = value if isinstance(value, list | tuple) else (value,)
+            # An empty list of checkpoints is a plan.
             if parameter.name != "checkpoints" and any(isinstance(t, str) and not t.strip() for t in texts):
-                raise typer.BadParameter("it is empty", ctx=ctx, param=cast(Any, parameter))
-        return left
+                raise typer.BadParameter("the value is empty", ctx=ctx, param=cast(Any, parameter))
+        return remaining
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            is_argument = parameter.param_type_name == "argument"
+            name = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+            if record is not None:
+                groups.setdefault(name, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
 
 app = typer.Typer(
     name="onnxgc",
-    help="Optimal gradient checkpoints for ONNX models: train larger networks in the memory you have.",
+    help="Train larger ONNX models in the memory you have, by optimal gradient checkpoints.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    # Rich's panels are too narrow for the options of `optimize`; `_Command` groups them as plain text.
     rich_markup_mode=None,
 )
 app.command("optimize", cls=_Command)(optimize_command)
@@ -53,13 +67,13 @@ app.command("train", cls=_Command)(train_command)
 _INTERRUPTED = 130
 _WRONG_VALUES = {
     "value_error": "{error}",
-    "int_parsing": "'{input}' is no whole number",
-    "int_parsing_size": "'{input}' is no whole number",
-    "float_parsing": "'{input}' is no number",
+    "int_parsing": "'{input}' is not an integer",
+    "int_parsing_size": "'{input}' is not an integer",
+    "float_parsing": "'{input}' is not a number",
     "greater_than_equal": "'{input}' is not at least {ge:.15g}",
     "less_than_equal": "'{input}' is not at most {le:.15g}",
 }
-"""Kinds of values that typer refuses, in words."""
+"""Messages for values that typer rejects, by kind of error."""
 
 
 def _version(wanted: bool) -> None:
@@ -76,7 +90,7 @@ def _root(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Train networks that do not fit in memory, from any framework, without touching the model's code."""
+    """Options of `onnxgc` itself."""
 
 
 def main() -> None:
@@ -84,37 +98,37 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
-            raise KeyboardInterrupt  # typer has made an exit code of it.
+            raise KeyboardInterrupt  # typer returns an exit code instead.
         sys.exit(code)
     except OnnxgcError as error:
-        _say(str(error))
+        _print_error(str(error))
         sys.exit(error.exit_code)
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
             sys.exit(error.exit_code)
-        _say(_usage(error))
+        _print_error(_usage_text(error))
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        _say("interrupted")
+        _print_error("interrupted")
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(1)
 
 
-def _usage(error: Any) -> str:
-    """A wrong use as one sentence, with the command whose help says more."""
+def _usage_text(error: Any) -> str:
+    """A usage error as one sentence that names the command's help."""
     details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     for found in details[:1]:
-        # What typer checks values by speaks of its own insides.
-        words = _WRONG_VALUES.get(found["type"], "{msg}")
-        error.message = words.format(**{**found, **found.get("ctx", {})})
+        # The messages of typer's validator name its internals.
+        message = _WRONG_VALUES.get(found["type"], "{msg}")
+        error.message = message.format(**{**found, **found.get("ctx", {})})
     context = error.ctx
     command = "" if context is None or context.parent is None else f" {context.info_name}"
     return f"{error.format_message().rstrip('.')}; see `onnxgc{command} --help`"
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"onnxgc: {' '.join(message.split())}", file=sys.stderr)
 
 

@@ -1,62 +1,78 @@
-"""`onnxgc optimize`: from a forward model to a training file that runs in less memory."""
+"""`onnxgc optimize`: from a forward model to a training file that needs less memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from onnxgc.api import optimize, verify
-from onnxgc.api.budgeting import DEFAULT_DEVICE
-from onnxgc.api.memory_pages import page_of
+from onnxgc.api import OptimizeResult, Verification, optimize, verify
+from onnxgc.api.html_pages import page_of
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.cli.arguments import (
-    FiguresAsJson,
+    DURATIONS,
+    FILES,
+    PLAN,
+    REPORT,
+    Device,
     Freeze,
+    FreezeBn,
     InputShapes,
+    JsonTarget,
+    Loss,
     Model,
     NoCheck,
     OptimizerName,
+    OrderWithBudget,
     Plan,
     Quiet,
     Seed,
+    StepLimit,
     Trainable,
+    Untie,
     Updates,
-    check_apart,
+    budget_option,
+    check_distinct,
     check_json_target,
-    check_talk,
+    check_needs_budget,
     check_target,
-    check_with_budget,
+    check_verbosity,
     console_for,
-    finite,
+    given_options,
     parse_shapes,
-    settings_of,
-    stages,
+    progress_line,
+    time_limit_option,
     write_json,
 )
+from onnxgc.emission.atomic_files import data_file, write_text
 from onnxgc.emission.plan_files import write_plan
-from onnxgc.emission.write import data_file, write_text
 from onnxgc.errors import PlanError, VerificationError
-from onnxgc.model.files.load import files_of
-from onnxgc.planning.order import Order
-from onnxgc.report.budgets import frontier_plot, frontier_table, plan_within_budget, verdict_on_time
-from onnxgc.report.plots import curve_of, memory_plot
-from onnxgc.report.tables import (
+from onnxgc.model.files.load import model_files
+from onnxgc.planning.order_choice import Order
+from onnxgc.report.terminal.budget_tables import (
+    frontier_plot,
+    frontier_table,
+    plan_within_budget,
+    verdict_on_time,
+)
+from onnxgc.report.terminal.command_tables import (
     before_and_after,
     checks_table,
     measured_line,
-    megabytes,
     stages_line,
     verdict,
 )
+from onnxgc.report.terminal.plots import curve_of, memory_plot
+from onnxgc.report.text.units import megabytes
 from onnxgc.solvers.registry import SOLVERS
-from onnxgc.tracing.devices import DEVICES
 
 
 class ObjectiveName(StrEnum):
-    """What a plan is to make small."""
+    """The quantity that a plan minimises."""
 
     PEAK = "peak"
     ACTIVATIONS = "activations"
@@ -68,133 +84,139 @@ def optimize_command(
     model: Model,
     output: Annotated[
         str | None,
-        typer.Argument(help="The training file to write [default: MODEL's name + -training.onnx]."),
+        typer.Argument(help="Training file to write [default: MODEL's name + -training.onnx]."),
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Least extra time in so much memory: 8GiB, 500MB, 60% (of the peak that stores everything), "
-            "or min for the least peak found."
-        ),
-    ] = None,
+    budget: Annotated[str | None, budget_option()] = None,
     extra_time: Annotated[
         str | None,
-        typer.Option(help="In place of --budget: the least peak at so much extra time, such as 10%."),
+        typer.Option(
+            rich_help_panel=PLAN,
+            help="Minimise the peak within this extra time, such as 10%; in place of --budget.",
+        ),
     ] = None,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Show extra time for a row of budgets, down to the least found.")
+        bool,
+        typer.Option(
+            "--pareto",
+            rich_help_panel=PLAN,
+            help="Show the trade-off of extra time and peak, down to the lowest peak found.",
+        ),
     ] = False,
-    order: Annotated[
-        Order | None,
-        typer.Option(help="With a budget: first runs in any order, or in the model's own [default: free]."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help=f"With a budget: times of a card, {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}]."
-        ),
-    ] = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            help="With a budget: times measured on this machine, kept in this file; one that exists is read."
-        ),
-    ] = None,
-    step_limit: Annotated[
-        int | None,
-        typer.Option(min=0, help="With a budget: rounds of the search, so that the seed alone decides."),
-    ] = None,
+    order: OrderWithBudget = None,
     objective: Annotated[
         ObjectiveName | None,
         typer.Option(
-            help="peak: simulated peak of what will run; activations: the same without the parameters' "
-            "gradients; paper: checkpoints + heaviest segment [default: peak, or the solver's own]."
+            rich_help_panel=PLAN,
+            help="Without a budget, minimise the simulated peak (peak), the same without parameter gradients "
+            "(activations), or the sum of checkpoints and heaviest segment (paper) [default: peak, or the "
+            "solver's own].",
         ),
     ] = None,
     solver: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(SOLVERS)} [default: peak, for the paper's objective acg]."),
+        typer.Option(
+            rich_help_panel=PLAN,
+            help=f"One of {', '.join(SOLVERS)} [default: peak; for the paper's objective acg].",
+        ),
     ] = None,
-    loss: Annotated[
-        str, typer.Option(help="auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
-    ] = "auto",
-    trainable: Trainable = None,
-    freeze: Freeze = None,
-    freeze_bn: Annotated[
-        bool,
-        typer.Option("--freeze-bn", help="Keep the file's running statistics; their layers still train."),
-    ] = False,
-    untie: Annotated[
-        bool, typer.Option("--untie", help="Give nodes that share a parameter in one role one each.")
-    ] = False,
-    input_shapes: InputShapes = None,
     checkpoints: Annotated[
-        str | None, typer.Option(help="Tensors to keep, as a,b,c; chooses the solver manual.")
+        str | None,
+        typer.Option(rich_help_panel=PLAN, help="Tensors to keep, as a,b,c; selects the solver manual."),
     ] = None,
     plan: Plan = None,
-    save_plan: Annotated[
-        str | None, typer.Option("--save-plan", help="Write the plan alone into this JSON file.")
+    device: Device = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=DURATIONS,
+            help="Measure durations on this machine and keep them in this file; an existing file is read.",
+        ),
     ] = None,
+    time_limit: Annotated[
+        float | None,
+        time_limit_option(f"{DEFAULT_TIME_LIMIT_SECONDS:.0f} with a budget and no --step-limit"),
+    ] = None,
+    step_limit: StepLimit = None,
+    seed: Seed = 0,
+    loss: Loss = "auto",
+    trainable: Trainable = None,
+    freeze: Freeze = None,
+    freeze_bn: FreezeBn = False,
+    untie: Untie = False,
+    input_shapes: InputShapes = None,
+    no_check: NoCheck = False,
     optimizer: Updates = OptimizerName.NONE,
     keep_outputs: Annotated[
-        bool, typer.Option("--keep-outputs", help="Return the model's own outputs too.")
+        bool,
+        typer.Option("--keep-outputs", rich_help_panel=FILES, help="Return the model's own outputs as well."),
+    ] = False,
+    save_external_data: Annotated[
+        bool,
+        typer.Option(
+            "--save-external-data",
+            rich_help_panel=FILES,
+            help="Write weights to a file next to the training file.",
+        ),
+    ] = False,
+    save_plan: Annotated[
+        str | None,
+        typer.Option("--save-plan", rich_help_panel=FILES, help="Write the plan to this JSON file as well."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", rich_help_panel=FILES, help="Do not write the training file.")
     ] = False,
     verify_runs: Annotated[
-        int, typer.Option("--verify", min=0, help="Run the file N times beside one that stores everything.")
+        int,
+        typer.Option(
+            "--verify",
+            min=0,
+            rich_help_panel=FILES,
+            help="Run the file N times and check it, as verify does.",
+        ),
     ] = 0,
-    json_target: FiguresAsJson = None,
+    json_target: JsonTarget = None,
     page_target: Annotated[
-        str | None, typer.Option("--report", help="A page, as HTML, that shows where the memory goes.")
+        str | None,
+        typer.Option(
+            "--report", rich_help_panel=REPORT, help="Write an HTML page that shows memory over the step."
+        ),
     ] = None,
     quiet: Quiet = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Print the checkpoints and the time of each stage as well."),
-    ] = False,
-    no_check: NoCheck = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no model.")] = False,
-    time_limit: Annotated[
-        float | None,
         typer.Option(
-            min=0.0,
-            callback=finite,
-            help="Seconds for the solver [with a budget and no --step-limit: "
-            f"{DEFAULT_TIME_LIMIT_SECONDS:.0f}].",
+            "--verbose",
+            "-v",
+            rich_help_panel=REPORT,
+            help="Also print the checkpoints and the seconds of each stage.",
         ),
-    ] = None,
-    seed: Seed = 0,
-    save_external_data: Annotated[
-        bool, typer.Option("--save-external-data", help="Weights into a file beside the model.")
     ] = False,
 ) -> None:
-    """Find the checkpoints and write one ONNX file that trains: forward, recomputation, backward."""
+    """Write a training file that needs less memory than the baseline.
+
+    The file is one ONNX graph: forward, recomputation, backward. Without a budget the plan has the lowest
+    peak that the solver finds; with one it has the least extra time within the budget.
+
+    Example: onnxgc optimize model.onnx training.onnx --budget 60% --verify 1
+    """
     shapes = parse_shapes(input_shapes or [])
     names = tuple(name.strip() for name in (checkpoints or "").split(",") if name.strip())
-    if solver == "manual" and checkpoints is None:
-        raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
-    if checkpoints is not None and solver not in (None, "manual"):
-        raise PlanError(f"--checkpoints chooses the solver 'manual', not '{solver}'; drop one of them")
-    asked = budget is not None or extra_time is not None or pareto
-    of_budgets = {
+    _check_solver(solver, checkpoints)
+    has_budget = budget is not None or extra_time is not None or pareto
+    for_budgets = {
         "--order": order,
         "--device": device,
         "--calibrate": calibrate,
         "--step-limit": step_limit,
     }
-    check_with_budget(asked, of_budgets, "--budget or --pareto; give one, such as --budget 60%")
+    check_needs_budget(has_budget, for_budgets, "--budget, --extra-time or --pareto, such as --budget 60%")
     for option, is_given in {"--verify": verify_runs, "--save-external-data": save_external_data}.items():
         if is_given and dry_run:
             raise PlanError(f"{option} needs the file that --dry-run does not write; drop one of them")
-    check_talk(quiet, verbose)
+    check_verbosity(quiet, verbose)
     target = output or f"{Path(model).stem}-training.onnx"
-    check_apart("OUTPUT", target)
-    check_json_target(json_target, *files_of(model), target, data_file(target), calibrate)
-    check_apart("--calibrate", calibrate, *files_of(model), target, data_file(target))
-    check_target("--save-plan", save_plan, *files_of(model), target, data_file(target), calibrate, plan)
-    others = (*files_of(model), target, data_file(target), calibrate, json_target, plan, save_plan)
-    check_target("--report", page_target, *others)
-    console = console_for(json_target, is_quiet=quiet)
-    with stages() as tell:
+    _check_files(model, target, json_target, page_target, save_plan, calibrate, plan)
+    with progress_line() as notify:
         result = optimize(
             model,
             target,
@@ -222,29 +244,65 @@ def optimize_command(
             time_limit=time_limit,
             step_limit=step_limit,
             plan=plan,
-            progress=tell,
+            progress=notify,
         )
-        report = dict(result.report)
         if page_target is not None:
-            tell("showing")
-            settings = settings_of(context, "json_target", "page_target", "save_plan", "quiet", "verbose")
+            notify("writing the page")
+            settings = given_options(context, "json_target", "page_target", "save_plan", "quiet", "verbose")
             write_text(page_of(result, settings), page_target)
-        verification = None
-        if verify_runs:
-            verification = verify(model, target, seed=seed, runs=verify_runs, progress=tell)
-            report["verification"] = verification.as_json()
+        found = verify(model, target, seed=seed, runs=verify_runs, progress=notify) if verify_runs else None
+    console = console_for(json_target, is_quiet=quiet)
+    _print_plan(result, console, verbose=verbose)
+    if save_plan is not None:
+        write_plan(result.plan, save_plan, solver=result.report["solver"], model=result.report["model"])
+    _print_files(console, (save_plan, result.report["output"], page_target))
+    report: dict[str, Any] = {**result.report}
+    if found is None:
+        write_json(report, json_target)
+        return
+    _print_checks(found, console)
+    write_json({**report, "verification": found.as_json()}, json_target)
+    if not found.holds:
+        raise VerificationError(f"'{target}': verification failed; see the checks above")
+
+
+def _check_solver(solver: str | None, checkpoints: str | None) -> None:
+    if solver == "manual" and checkpoints is None:
+        raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+    if checkpoints is not None and solver not in (None, "manual"):
+        raise PlanError(f"--checkpoints selects the solver 'manual', not '{solver}'; drop one of them")
+
+
+def _check_files(
+    model: str,
+    target: str,
+    json_target: str | None,
+    page_target: str | None,
+    save_plan: str | None,
+    calibrate: str | None,
+    plan: str | None,
+) -> None:
+    files = (*model_files(model), target, data_file(target))
+    check_distinct("OUTPUT", target)
+    check_json_target(json_target, *files, calibrate, plan)
+    check_distinct("--calibrate", calibrate, *files)
+    check_target("--save-plan", save_plan, *files, calibrate, plan)
+    check_target("--report", page_target, *files, calibrate, json_target, plan, save_plan)
+
+
+def _print_plan(result: OptimizeResult, console: Console, *, verbose: bool) -> None:
+    report, planned = result.report, result.planned
     for note in report["notes"]:
         console.print(f"note: {note}", markup=False)
-    if asked:
+    if planned.request.is_requested:
         console.print(plan_within_budget(report))
-        if pareto:
+        if planned.request.pareto:
             console.print(frontier_table(report))
             console.print(frontier_plot(report), markup=False)
         console.print(verdict_on_time(report), markup=False)
     else:
         console.print(before_and_after(report))
         console.print(verdict(report), markup=False)
-    planned = result.planned
     regular = curve_of(planned.regular_schedule, planned.regular_profile, planned.state_bytes)
     chosen = curve_of(planned.schedule, planned.profile, planned.state_bytes)
     is_plain = not console.encoding.startswith("utf")
@@ -252,16 +310,14 @@ def optimize_command(
     if verbose:
         console.print(stages_line(report), markup=False)
         console.print(f"checkpoints: {', '.join(report['checkpoints'])}", markup=False)
-    if save_plan is not None:
-        write_plan(result.plan, save_plan, solver=report["solver"], model=report["model"])
-        console.print(f"wrote {save_plan}", markup=False)
-    if report["output"]:
-        console.print(f"wrote {report['output']}", markup=False)
-    if page_target is not None:
-        console.print(f"wrote {page_target}", markup=False)
-    if verification is not None:
-        console.print(checks_table(report["verification"]["checks"]))
-        console.print(measured_line(report["verification"]), markup=False)
-    write_json(report, json_target)
-    if verification is not None and not verification.holds:
-        raise VerificationError(f"'{target}' does not keep its promises; see the checks above")
+
+
+def _print_files(console: Console, written: Sequence[str | None]) -> None:
+    for name in filter(None, written):
+        console.print(f"wrote {name}", markup=False)
+
+
+def _print_checks(found: Verification, console: Console) -> None:
+    result = found.as_json()
+    console.print(checks_table(result["checks"]))
+    console.print(measured_line(result), markup=False)

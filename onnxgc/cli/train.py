@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -15,39 +15,52 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from onnxgc.cli.arguments import (
+    MODEL,
+    REPORT,
+    RUN,
     Freeze,
     FreezeBn,
     InputShapes,
     Loss,
+    Plan,
     Quiet,
     Threads,
     Trainable,
-    check_apart,
+    budget_option,
+    check_distinct,
     check_json_target,
     check_target,
     console_for,
     finite,
+    given_options,
     parse_shapes,
-    settings_of,
-    stages,
+    progress_line,
+    time_limit_option,
     write_json,
 )
-from onnxgc.emission.write import check_model_writable, data_file
+from onnxgc.emission.atomic_files import check_model_writable, data_file
 from onnxgc.errors import TrainingError
-from onnxgc.model.files.load import check_model_file, files_of
-from onnxgc.report.tables import megabytes
-from onnxgc.report.training import epochs_table, run_line
+from onnxgc.model.files.load import check_model_file, model_files
+from onnxgc.report.terminal.training_run import epochs_table, run_line
+from onnxgc.report.text.units import megabytes
 from onnxgc.training import SGD, AdamW, Event, Trainer, constant, cosine, step, with_warm_up
 from onnxgc.training.data import read_arrays, split_arrays
 from onnxgc.training.learning_rates import Schedule
-from onnxgc.training.source import batch_of
+from onnxgc.training.run_source import batch_of
 
-_LOSSES_SHOWN = 0.9
-"""How much of the shown loss is that of earlier updates."""
+_SMOOTHING = 0.9
+"""Weight of earlier updates in the shown loss."""
+_DEFAULT_BATCH = 32
+_FORWARD_MODEL = "the forward model of the training file; give it by --model"
+_PLANNING_OPTIONS = (
+    "--optimizer", "--momentum", "--nesterov", "--weight-decay", "--loss", "--budget", "--time-limit",
+    "--plan", "--trainable", "--freeze", "--freeze-bn", "--input-shapes",
+)  # fmt: skip
+_OPTIMIZER, _DATA = "Optimizer", "Data and state"
 
 
 class OptimizerName(StrEnum):
-    """What updates the parameters."""
+    """An optimizer of a training run."""
 
     SGD = "sgd"
     ADAMW = "adamw"
@@ -62,7 +75,7 @@ class ScheduleName(StrEnum):
 
 
 class ProviderName(StrEnum):
-    """Where it trains."""
+    """An execution provider of ONNX Runtime."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -71,141 +84,179 @@ class ProviderName(StrEnum):
 def train_command(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A forward ONNX model, or a training file with an optimizer in it.")
+        str, typer.Argument(help="Forward ONNX model, or training file that contains an optimizer.")
     ],
     data: Annotated[
         str,
         typer.Option(
-            help="An .npz file: an array for each input, and labels or target. Arrays whose names end in "
-            "_test or _validation are evaluated on."
+            rich_help_panel=_DATA,
+            help="An .npz file with an array for each input, and labels or target. Arrays whose names end in "
+            "_test or _validation are for evaluation.",
         ),
     ],
-    out: Annotated[
-        str | None, typer.Option(help="The model's own file with the trained weights, to deploy.")
-    ] = None,
-    forward: Annotated[
-        str | None, typer.Option("--model", help="Of a training file, the forward model that it was made of.")
-    ] = None,
     validation: Annotated[
-        str | None, typer.Option(help="An .npz file to evaluate on after each epoch.")
+        str | None,
+        typer.Option(rich_help_panel=_DATA, help="An .npz file to evaluate on after each epoch."),
     ] = None,
-    loss: Loss = "auto",
-    optimizer: Annotated[OptimizerName, typer.Option(help="With PyTorch's settings.")] = OptimizerName.ADAMW,
-    lr: Annotated[float, typer.Option("--lr", min=0.0, callback=finite, help="The learning rate.")] = 1e-3,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_DATA, help="Write the model with the trained weights to this file, to deploy it."
+        ),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_DATA,
+            help="Save the run to this file [default: OUT's or MODEL's name + .state.safetensors].",
+        ),
+    ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, rich_help_panel=_DATA, help="Save after this many updates too, not only after epochs."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", rich_help_panel=_DATA, help="Continue from the state if it exists.")
+    ] = False,
+    epochs: Annotated[
+        int,
+        typer.Option(
+            min=1, rich_help_panel=RUN, help="Passes over the data, including those before resuming."
+        ),
+    ] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=RUN, help="Samples in a step [default: 32].")
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option(min=1, rich_help_panel=RUN, help="Steps whose mean gradient makes one update.")
+    ] = 1,
+    provider: Annotated[
+        ProviderName | None,
+        typer.Option(rich_help_panel=RUN, help="Execution provider [default: cuda where available]."),
+    ] = None,
+    threads: Threads = None,
+    seed: Annotated[
+        int, typer.Option(min=0, rich_help_panel=RUN, help="Random seed of data order and drawn weights.")
+    ] = 0,
+    optimizer: Annotated[
+        OptimizerName, typer.Option(rich_help_panel=_OPTIMIZER, help="With PyTorch's default settings.")
+    ] = OptimizerName.ADAMW,
+    lr: Annotated[
+        float,
+        typer.Option("--lr", min=0.0, callback=finite, rich_help_panel=_OPTIMIZER, help="Learning rate."),
+    ] = 1e-3,
     schedule: Annotated[
-        ScheduleName, typer.Option(help="The rate over the run: step is a tenth after each third of it.")
+        ScheduleName,
+        typer.Option(
+            rich_help_panel=_OPTIMIZER,
+            help="Learning rate over the run; step divides it by 10 after each third.",
+        ),
     ] = ScheduleName.CONSTANT,
-    warm_up: Annotated[int, typer.Option(min=0, help="Updates in which the rate rises to its value.")] = 0,
-    momentum: Annotated[float, typer.Option(min=0.0, callback=finite, help="Of sgd.")] = 0.0,
-    nesterov: Annotated[bool, typer.Option("--nesterov", help="Of sgd.")] = False,
+    warm_up: Annotated[
+        int,
+        typer.Option(min=0, rich_help_panel=_OPTIMIZER, help="Updates over which the learning rate rises."),
+    ] = 0,
+    momentum: Annotated[
+        float,
+        typer.Option(min=0.0, callback=finite, rich_help_panel=_OPTIMIZER, help="Momentum of sgd."),
+    ] = 0.0,
+    nesterov: Annotated[
+        bool, typer.Option("--nesterov", rich_help_panel=_OPTIMIZER, help="Nesterov momentum for sgd.")
+    ] = False,
     weight_decay: Annotated[
-        float | None, typer.Option(min=0.0, callback=finite, help="[default: 0.01 for adamw, 0 for sgd]")
+        float | None,
+        typer.Option(
+            min=0.0,
+            callback=finite,
+            rich_help_panel=_OPTIMIZER,
+            help="Weight decay [default: 0.01 for adamw, 0 for sgd].",
+        ),
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(callback=finite, help="The largest norm of all gradients together.")
+        float | None,
+        typer.Option(
+            callback=finite, rich_help_panel=_OPTIMIZER, help="Maximum norm of all gradients together."
+        ),
     ] = None,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Passes over the data, those before resuming included.")
-    ] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step [default: 32].")] = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="Steps whose mean gradient makes one update.")] = 1,
-    budget: Annotated[str | None, typer.Option(help="As in optimize.")] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(min=0.0, callback=finite, help="As in optimize.")
+    budget: Annotated[str | None, budget_option()] = None,
+    plan: Plan = None,
+    time_limit: Annotated[float | None, time_limit_option("")] = None,
+    forward: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            rich_help_panel=MODEL,
+            help="With a training file, the forward model that it was made from.",
+        ),
     ] = None,
-    plan: Annotated[str | None, typer.Option(help="As in optimize.")] = None,
+    loss: Loss = "auto",
     trainable: Trainable = None,
     freeze: Freeze = None,
     freeze_bn: FreezeBn = False,
     input_shapes: InputShapes = None,
-    state: Annotated[
-        str | None,
-        typer.Option(help="Where the run is saved [default: OUT's or MODEL's name + .state.safetensors]."),
-    ] = None,
-    save_every: Annotated[
-        int | None, typer.Option(min=1, help="Save after so many updates, not after epochs alone.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the state where it is there.")] = False,
-    provider: Annotated[
-        ProviderName | None, typer.Option(help="[default: cuda where the machine has it]")
-    ] = None,
-    threads: Threads = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data's order, and of drawn weights.")] = 0,
     json_target: Annotated[
-        str | None, typer.Option("--json", help="Figures of each epoch as JSON, - for stdout.")
+        str | None,
+        typer.Option(
+            "--json", rich_help_panel=REPORT, help="Write the figures of each epoch as JSON; - for stdout."
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on ONNX Runtime in the memory of its plan, and write it back to be deployed."""
+    """Train a model on ONNX Runtime within the memory of its plan."""
     shapes = parse_shapes(input_shapes or [])
     check_model_file(model)
     target = state or f"{(out or Path(model).name).removesuffix('.onnx')}.state.safetensors"
-    read = (*files_of(model), *(files_of(forward) if forward else ()), data, validation)
-    if out is not None:
-        check_apart("--out", out, *read)
-        check_model_writable(out)
-    check_target("--state", target, *read, out, data_file(out) if out else None)
-    if out is not None:
-        check_apart("--out", data_file(out), *read)
-    if os.path.exists(target) and not resume:
-        raise TrainingError(
-            f"there is a state '{target}' already; go on from it by --resume, or give --state another name"
-        )
-    check_json_target(json_target, *read, out, target)
+    read = (*model_files(model), *(model_files(forward) if forward else ()), data, validation)
+    _check_files(read, target, out, json_target, resume=resume)
+    given = dict(given_options(context))
+    is_planned = _is_planned(model)
     workers = _workers()
     is_first = workers is None or workers.rank == 0
     console = console_for(json_target, is_quiet=quiet or not is_first)
     arrays = read_arrays(data)
     evaluated = None if validation is None else read_arrays(validation)
-    is_planned = _is_planned(model)
-    chosen = None if is_planned else _optimizer(optimizer, momentum, nesterov, weight_decay, clip_norm)
-    given_options = dict(settings_of(context))
-    if is_planned and (fixed := [option for option in _OF_PLANNING if option in given_options]):
-        raise TrainingError(f"a training file is planned already; leave out {', '.join(fixed)}")
-    if is_planned and forward is None and (out or validation):
-        raise TrainingError(f"{'--out' if out else '--validation'} needs {_FORWARD_MODEL}")
-    given = {
-        "loss": None if loss == "auto" else loss,
-        "budget": budget,
-        "plan": plan,
-        "trainable": tuple(trainable or ()),
-        "freeze": tuple(freeze or ()),
-        "freeze_bn": freeze_bn,
-        "input_shapes": shapes,
-    }
-    options: dict[str, Any] = {key: value for key, value in given.items() if value}
-    if time_limit is not None:
-        options["time_limit"] = time_limit
-    rate = _Late()
-    with stages() as tell:
+    if is_planned:
+        _check_planned(given, forward, out, validation)
+    options = _without_defaults(
+        loss=None if loss == "auto" else loss,
+        budget=budget,
+        plan=plan,
+        time_limit=time_limit,
+        trainable=tuple(trainable or ()) or None,
+        freeze=tuple(freeze or ()) or None,
+        freeze_bn=freeze_bn or None,
+        input_shapes=shapes or None,
+    )
+    rate = _DeferredRate()
+    with progress_line() as notify:
         trainer = Trainer(
             model,
             model=forward,
-            optimizer=chosen,
+            optimizer=None
+            if is_planned
+            else _optimizer(optimizer, momentum, nesterov, weight_decay, clip_norm),
             learning_rate=rate,
             batch=batch if is_planned or forward else batch_of(model, shapes, batch, _DEFAULT_BATCH),
             accumulate=accumulate,
             workers=workers,
             provider=None if provider is None else provider.value,
             threads=threads,
-            seed=seed if "--seed" in given_options else None,
-            progress=tell,
+            seed=seed if "--seed" in given else None,
+            progress=notify,
             **options,
         )
     samples, tests = split_arrays(arrays, trainer.inputs)
-    listed = ", ".join(map(repr, tests))
-    if tests and evaluated is not None:
-        raise TrainingError(f"'{data}' has {listed} to evaluate on beside --validation; leave one out")
-    if tests and is_planned and forward is None:
-        raise TrainingError(f"to evaluate on {listed} needs {_FORWARD_MODEL}")
+    _check_tests(tests, data, evaluated is not None, can_evaluate=not is_planned or forward is not None)
     tests = tests if evaluated is None else evaluated
     total = epochs * (trainer.updates_of(samples) or 1)
     rate.schedule = _schedule(schedule, lr, warm_up, total)
     for note in trainer.report.get("notes", ()):
         console.print(f"note: {note}", markup=False)
     console.print(run_line(trainer.described()), markup=False)
-    heard: set[str] = set()
-    with _bar(Console(file=sys.stderr, quiet=quiet or not is_first), console) as shown:
+    kinds: set[str] = set()
+    with _bar(Console(file=sys.stderr, quiet=quiet or not is_first), console) as show:
         history = trainer.fit(
             samples,
             epochs,
@@ -213,33 +264,81 @@ def train_command(
             state=target,
             save_every=save_every,
             resume=resume,
-            callbacks=[shown, lambda event: heard.add(event.kind)],
+            callbacks=[show, lambda event: kinds.add(event.kind)],
         )
-    if "update" not in heard:
-        note = f"the state has {len(history)} epochs already, which --epochs counts; none was added"
+    if "update" not in kinds:
+        note = f"the state has {len(history)} epochs already, which --epochs includes; none was added"
         console.print(f"note: {note}", markup=False)
     console.print(epochs_table(history))
     if workers is not None:
         workers.close()
-    if not is_first:
-        return
+    if is_first:
+        _write_results(trainer, history, console, out, target, json_target)
+
+
+def _without_defaults(**options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _check_files(
+    read: Sequence[str | None], target: str, out: str | None, json_target: str | None, *, resume: bool
+) -> None:
+    if out is not None:
+        check_distinct("--out", out, *read)
+        check_model_writable(out)
+    check_target("--state", target, *read, out, data_file(out) if out else None)
+    if out is not None:
+        check_distinct("--out", data_file(out), *read)
+    if os.path.exists(target) and not resume:
+        raise TrainingError(
+            f"the state '{target}' exists already; continue from it with --resume, or give --state another "
+            "name"
+        )
+    check_json_target(json_target, *read, out, target)
+
+
+def _check_planned(
+    given: Mapping[str, str], forward: str | None, out: str | None, validation: str | None
+) -> None:
+    """Check the options for a training file, which has a plan and an optimizer already."""
+    if "--clip-norm" in given:
+        raise TrainingError(
+            "gradient clipping is built into a training file: pass it when you create the file, or train "
+            "from the forward model"
+        )
+    if fixed := [option for option in _PLANNING_OPTIONS if option in given]:
+        raise TrainingError(f"a training file has its plan already; leave out {', '.join(fixed)}")
+    if forward is None and (out or validation):
+        raise TrainingError(f"{'--out' if out else '--validation'} needs {_FORWARD_MODEL}")
+
+
+def _check_tests(tests: Mapping[str, Any], data: str, has_validation: bool, *, can_evaluate: bool) -> None:
+    listed = ", ".join(map(repr, tests))
+    if tests and has_validation:
+        raise TrainingError(
+            f"'{data}' contains {listed} for evaluation, as does --validation; drop one of them"
+        )
+    if tests and not can_evaluate:
+        raise TrainingError(f"evaluation on {listed} needs {_FORWARD_MODEL}")
+
+
+def _write_results(
+    trainer: Trainer,
+    history: Sequence[Mapping[str, Any]],
+    console: Console,
+    out: str | None,
+    state: str,
+    json_target: str | None,
+) -> None:
     if out is not None:
         trainer.export(out)
         console.print(f"wrote {out}", markup=False)
-    console.print(f"state: {target}", markup=False)
+    console.print(f"state: {state}", markup=False)
     write_json({**trainer.described(), "epochs": history}, json_target)
 
 
-_DEFAULT_BATCH = 32
-_FORWARD_MODEL = "the forward model of the training file; give it by --model"
-_OF_PLANNING = (
-    "--optimizer", "--momentum", "--nesterov", "--weight-decay", "--clip-norm", "--loss", "--budget",
-    "--time-limit", "--plan", "--trainable", "--freeze", "--freeze-bn", "--input-shapes",
-)  # fmt: skip
-
-
-class _Late:
-    """A learning rate that is known once the data are."""
+class _DeferredRate:
+    """A learning rate whose schedule is set once the amount of data is known."""
 
     schedule: Schedule = staticmethod(constant(0.0))
 
@@ -248,17 +347,17 @@ class _Late:
 
 
 def _workers() -> Any:
-    """The other processes where torchrun has started several, or None."""
+    """The processes of a torchrun with several, else None."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return None
-    from onnxgc.torch.workers import from_environment
+    from onnxgc.torch.torch_workers import from_environment
 
     return from_environment()
 
 
 def _is_planned(model: str) -> bool:
     from onnxgc.model.files.load import load_proto
-    from onnxgc.training.files import is_training_file
+    from onnxgc.training.training_file import is_training_file
 
     return is_training_file(load_proto(model)[0])
 
@@ -269,7 +368,9 @@ def _optimizer(
     if name is OptimizerName.SGD:
         return SGD(momentum, nesterov, decay or 0.0, clip_norm)
     if momentum or nesterov:
-        raise TrainingError("--momentum and --nesterov are settings of sgd; choose it, or leave them out")
+        raise TrainingError(
+            "--momentum and --nesterov apply to sgd only; add --optimizer sgd, or leave them out"
+        )
     return AdamW(clip_norm=clip_norm) if decay is None else AdamW(weight_decay=decay, clip_norm=clip_norm)
 
 
@@ -284,7 +385,7 @@ def _schedule(name: ScheduleName, rate: float, warm_up: int, total: int) -> Sche
 
 @contextmanager
 def _bar(progress_console: Console, console: Console) -> Iterator[Callable[[Event], None]]:
-    """A bar with loss, speed and memory where somebody looks, and a line for what went wrong."""
+    """Shows loss, speed and memory as a bar on a terminal, and failed saves as lines."""
     progress = Progress(
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(bar_width=20),
@@ -301,12 +402,12 @@ def _bar(progress_console: Console, console: Console) -> Iterator[Callable[[Even
 
         def show(event: Event) -> None:
             if event.kind == "unsaved":
-                console.print(f"the run goes on, but is not saved: {event.message}", markup=False)
+                console.print(f"the run continues, but it was not saved: {event.message}", markup=False)
             if event.kind != "update":
                 smoothed.clear()
                 return
             before = smoothed[-1] if smoothed else event.loss
-            smoothed[:] = [_LOSSES_SHOWN * before + (1 - _LOSSES_SHOWN) * event.loss]
+            smoothed[:] = [_SMOOTHING * before + (1 - _SMOOTHING) * event.loss]
             done = event.updates - (event.epoch - 1) * (event.of_updates or 0)
             progress.update(
                 task,
@@ -322,7 +423,7 @@ def _bar(progress_console: Console, console: Console) -> Iterator[Callable[[Even
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had; 0 where the system does not say."""
+    """The peak memory of this process; 0 where the system does not report it."""
     try:
         import resource
     except ImportError:

@@ -1,1 +1,1 @@
-"""From a schedule and gradient rules to one portable training graph."""
+"""Emission: a schedule as a portable ONNX training graph, and the writing of files."""

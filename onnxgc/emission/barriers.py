@@ -1,161 +1,157 @@
-"""Barriers: data dependencies that cost nothing and that hold backward in the schedule's order.
+"""Barriers: data dependencies without cost that keep backward in the schedule's order.
 
-A group of nodes (one backward chunk, or one segment's recomputation) may not start before the
-group in front of it has finished, whatever order the runtime prefers. So a node of the group
-that could run earlier reads one of its inputs through a Reshape to that input's own shape, plus
-a zero that is the length of an empty slice of the last tensor of the group in front:
+A group of nodes (one backward chunk, or the recomputation of one segment) must not start before the previous
+group has finished, whichever order the runtime prefers. So a node that could run earlier reads one of its
+inputs through a Reshape. Its target is the input's own shape plus a zero: the length of an empty slice of the
+previous group's last tensor, the token.
 
-    empty  = Slice(token, zero, zero)      # zero is an input, so that nothing can be folded
-    length = Shape(empty)                  # [0]
-    target = Add(shape of x, length)
-    held   = Reshape(x, target)            # a view: no copy
+    empty   = Slice(token, zero, zero)     # zero is an input, so constant folding cannot remove it
+    length  = Shape(empty)                 # [0]
+    target  = Add(shape of x, length)
+    delayed = Reshape(x, target)           # a view: no copy
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 
-from onnxgc.model.core.ir import Array, Node, TensorType
-from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
-
-ZERO = "barrier_zero"
+from onnxgc.emission.graph_tensors import GraphTensors
+from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.operators.registry import VIEW_OPERATORS
 
 
 @dataclass(slots=True)
-class _Group:
-    """A group while it is written.
+class _DelayedGroup:
+    """A group under construction.
 
-    `held` are the tensors that cannot come early, `views` the barriers by the tensor that they show,
-    `length` the zero that waits for the token. `opening` computes it: in front of all else, since
-    later it would keep the token alive. What is `always_held` is so whatever its size, and weights too.
+    `outputs` are the tensors that the group computes, `delayed` those that depend on the token. `views` maps
+    a tensor to its view behind a barrier. `length` is the zero that depends on the token; `opening` computes
+    it before all other nodes, since a later read would extend the token's lifetime. Readers of
+    `always_delayed` tensors wait regardless of size, even for weights.
     """
 
     token: str
-    made: frozenset[str]
-    always_held: frozenset[str] = frozenset()
-    held: set[str] = field(init=False)
+    outputs: frozenset[str]
+    always_delayed: frozenset[str] = frozenset()
+    delayed: set[str] = field(init=False)
     views: dict[str, str] = field(default_factory=dict)
     opening: list[Node] = field(default_factory=list)
     written: list[Node] = field(default_factory=list)
     length: str | None = None
 
     def __post_init__(self) -> None:
-        self.held = {self.token}
+        self.delayed = {self.token}
 
 
 @dataclass(slots=True)
 class BarrierWriter:
-    """Writes groups of nodes, each held back until the one before it is done.
+    """Writes groups of nodes, each delayed until the previous one has finished.
 
-    `types` are those of the tensors that it adds, `vectors` those of them that are shapes or settings.
+    Nodes that read and write no tensor larger than `small_bytes` are not delayed. `token` is the tensor for
+    which the next group waits.
     """
 
-    type_of: Callable[[str], TensorType]
-    constant: Callable[[Array], str]
-    is_fixed: Callable[[str], bool]
-    zero: str
+    tensors: GraphTensors
     small_bytes: int
-    name: Callable[[str], str]
     token: str
-    types: dict[str, TensorType] = field(default_factory=dict)
-    vectors: set[str] = field(default_factory=set)
     _index: int = 0
 
     def opaque_view(self, tensor: str) -> tuple[Node, Node, str]:
-        """A view of an input whose static shape the runtime cannot see.
+        """A view of an input with a shape that the runtime does not know statically.
 
-        So no buffer is kept waiting for a later tensor of the same shape.
+        So the runtime reserves no buffer for a later tensor of the same shape.
         """
-        shape = self.type_of(tensor).shape
-        target, view = self.name(f"{tensor}/shape"), self.name(f"{tensor}/view")
-        self.declare(target, TensorType(onnx.TensorProto.INT64, (len(shape),)))
-        self.types[view] = self.type_of(tensor)
-        add = Node("Add", (self._shape(shape), self.zero), (target,), name=target)
+        shape = self.tensors.type_of(tensor).shape
+        target, view = self.tensors.fresh_name(f"{tensor}/shape"), self.tensors.fresh_name(f"{tensor}/view")
+        self.tensors.declare_vector(target, TensorType(onnx.TensorProto.INT64, (len(shape),)))
+        self.tensors.types[view] = self.tensors.type_of(tensor)
+        add = Node("Add", (self.tensors.integers(shape), self.tensors.zero), (target,), name=target)
         return add, self._reshape(tensor, target, view), view
 
-    def group(self, nodes: Sequence[Node], always_held: frozenset[str] = frozenset()) -> list[Node]:
-        """The group's nodes with the barriers that hold them; `token` becomes its last tensor.
+    def delay_group(self, nodes: Sequence[Node], always_delayed: frozenset[str] = frozenset()) -> list[Node]:
+        """The group's nodes with their barriers; `token` becomes the group's last delayed tensor.
 
-        Nodes that read what is `always_held` wait whatever its size, and whether it is a weight or not.
+        Readers of `always_delayed` tensors wait regardless of size, even for weights.
         """
         self._index += 1
-        group = _Group(self.token, frozenset(name for node in nodes for name in node.outputs), always_held)
+        outputs = frozenset(name for node in nodes for name in node.outputs)
+        group = _DelayedGroup(self.token, outputs, always_delayed)
         for node in nodes:
-            held = node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
-            if not any(name in group.held for name in held.inputs) and (
-                any(name in always_held for name in held.inputs) or self._is_worth_holding(held)
+            node = node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
+            if not any(name in group.delayed for name in node.inputs) and (
+                any(name in always_delayed for name in node.inputs) or self._is_large(node)
             ):
-                held = self._hold(held, group)
-            if any(name in group.held for name in held.inputs):
-                group.held.update(held.outputs)
-            group.written.append(held)
-        # A token must itself come late, or whatever waits for it waits for nothing.
-        late = (node.outputs[0] for node in reversed(nodes) if node.outputs[0] in group.held)
-        self.token = next(late, self.token)
+                node = self._delay(node, group)
+            if any(name in group.delayed for name in node.inputs):
+                group.delayed.update(node.outputs)
+            group.written.append(node)
+        # The next token must be delayed itself: otherwise its readers could run early as well.
+        delayed = (node.outputs[0] for node in reversed(nodes) if node.outputs[0] in group.delayed)
+        self.token = next(delayed, self.token)
         return [*group.opening, *group.written]
 
-    def _is_worth_holding(self, node: Node) -> bool:
-        """Whether running early would make a difference: per-channel vectors do not."""
-        touched = (*(name for name in node.inputs if name and not self.is_fixed(name)), *node.outputs)
-        return any(self.type_of(name).size_bytes > self.small_bytes for name in touched)
+    def _is_large(self, node: Node) -> bool:
+        """Whether running the node early affects the peak; per-channel vectors do not."""
+        tensors = (*(name for name in node.inputs if name and not self.tensors.is_fixed(name)), *node.outputs)
+        return any(self.tensors.type_of(name).size_bytes > self.small_bytes for name in tensors)
 
-    def _hold(self, node: Node, group: _Group) -> Node:
-        """The node, reading one of its inputs (or its target shape) through a barrier."""
+    def _delay(self, node: Node, group: _DelayedGroup) -> Node:
+        """The node with a barrier before one of its inputs or its target shape."""
         if node.op == "Expand":
             return node.with_changes(inputs=(node.inputs[0], self._target(node.inputs[1], group)))
         if node.op in VIEW_OPERATORS:
-            # Held by its own shape: the runtime would merge a view of a view, and the order with it.
-            target = self._target(self._shape(self.type_of(node.outputs[0]).shape), group)
-            again = {key: value for key, value in node.attributes.items() if key.startswith("__")}
+            # Delayed by its own target shape: the runtime would merge a view of a view and lose the barrier.
+            target = self._target(self.tensors.integers(self.tensors.type_of(node.outputs[0]).shape), group)
+            markers = {key: value for key, value in node.attributes.items() if key.startswith("__")}
             reshaped = self._reshape(node.inputs[0], target, node.outputs[0])
             return node.with_changes(
-                op=reshaped.op, inputs=reshaped.inputs, attributes={**reshaped.attributes, **again}
+                op=reshaped.op, inputs=reshaped.inputs, attributes={**reshaped.attributes, **markers}
             )
         outside = [
             name
             for name in node.inputs
-            if name and name not in group.made and (name in group.always_held or not self.is_fixed(name))
+            if name
+            and name not in group.outputs
+            and (name in group.always_delayed or not self.tensors.is_fixed(name))
         ]
         if not outside:
             return node
-        source = max(outside, key=lambda name: self.type_of(name).size_bytes)
-        target = self._target(self._shape(self.type_of(source).shape), group)
-        view = self.name(f"{source}/held{self._index}")
-        self.types[view] = self.type_of(source)
+        source = max(outside, key=lambda name: self.tensors.type_of(name).size_bytes)
+        target = self._target(self.tensors.integers(self.tensors.type_of(source).shape), group)
+        view = self.tensors.fresh_name(f"{source}/held{self._index}")
+        self.tensors.types[view] = self.tensors.type_of(source)
         group.written.append(self._reshape(source, target, view))
         group.views[source] = view
-        group.held.add(view)
+        group.delayed.add(view)
         return node.with_changes(inputs=tuple(group.views.get(name, name) for name in node.inputs))
 
-    def wait(self, node: Node, token: str) -> tuple[list[Node], list[Node], Node]:
-        """Nodes behind a token's, nodes in front of a node, and that node, which now waits for the token."""
+    def delay_until(self, node: Node, token: str) -> tuple[list[Node], list[Node], Node]:
+        """Nodes to insert after the token's node, nodes to insert before `node`, and the delayed `node`."""
         self._index += 1
         length, opening = self._empty_length(token)
-        source = max((name for name in node.inputs if name), key=lambda name: self.type_of(name).size_bytes)
-        kind = self.type_of(source)
-        target = self.name(f"barrier{self._index}/shape")
-        view = self.name(f"{source}/held{self._index}")
-        shape = self._shape(kind.shape)
-        self.declare(target, self.type_of(shape))
-        self.types[view] = kind
-        held = [
+        source = max(
+            (name for name in node.inputs if name), key=lambda name: self.tensors.type_of(name).size_bytes
+        )
+        kind = self.tensors.type_of(source)
+        target = self.tensors.fresh_name(f"barrier{self._index}/shape")
+        view = self.tensors.fresh_name(f"{source}/held{self._index}")
+        shape = self.tensors.integers(kind.shape)
+        self.tensors.declare_vector(target, self.tensors.type_of(shape))
+        self.tensors.types[view] = kind
+        barrier = [
             Node("Add", (shape, length), (target,), name=target),
             self._reshape(source, target, view),
         ]
-        return (
-            opening,
-            held,
-            node.with_changes(inputs=tuple(view if name == source else name for name in node.inputs)),
-        )
+        delayed = node.with_changes(inputs=tuple(view if name == source else name for name in node.inputs))
+        return opening, barrier, delayed
 
-    def _length(self, group: _Group) -> str:
-        """The int64 vector [0], known only when the token is.
+    def _length(self, group: _DelayedGroup) -> str:
+        """The int64 vector [0], available once the token is.
 
-        Computed only if the group needs it: one that nobody reads would keep the token alive.
+        Computed on demand: without a reader it would keep the token live.
         """
         if group.length is None:
             group.length, opening = self._empty_length(self.token)
@@ -164,38 +160,34 @@ class BarrierWriter:
 
     def _empty_length(self, token: str) -> tuple[str, list[Node]]:
         """The length of an empty slice of a tensor, and the nodes that compute it."""
-        shape = self.type_of(token).shape
-        axes = self.constant(np.asarray([0], np.int64))
+        shape = self.tensors.type_of(token).shape
+        axes = self.tensors.integers([0])
         nodes: list[Node] = []
         if not shape:
-            unsqueezed = self.name(f"barrier{self._index}/token")
-            self.declare(unsqueezed, TensorType(self.type_of(token).dtype, (1,)))
+            unsqueezed = self.tensors.fresh_name(f"barrier{self._index}/token")
+            self.tensors.declare_vector(unsqueezed, TensorType(self.tensors.type_of(token).dtype, (1,)))
             nodes.append(Node("Unsqueeze", (token, axes), (unsqueezed,), name=unsqueezed))
             token = unsqueezed
-        empty, length = self.name(f"barrier{self._index}/empty"), self.name(f"barrier{self._index}/length")
-        nodes.append(Node("Slice", (token, self.zero, self.zero, axes), (empty,), name=empty))
+        empty, length = (
+            self.tensors.fresh_name(f"barrier{self._index}/empty"),
+            self.tensors.fresh_name(f"barrier{self._index}/length"),
+        )
+        nodes.append(Node("Slice", (token, self.tensors.zero, self.tensors.zero, axes), (empty,), name=empty))
         nodes.append(Node("Shape", (empty,), (length,), {"start": 0, "end": 1}, length))
-        # Not one of `vectors`: with a 0 in place of a named first dimension its Shape would be folded away.
-        self.types[empty] = TensorType(self.type_of(token).dtype, (0, *shape[1:]))
-        self.declare(length, TensorType(onnx.TensorProto.INT64, (1,)))
+        # Not one of `vectors`: with a first dimension of 0 instead of a name, its Shape would be folded away.
+        self.tensors.types[empty] = TensorType(self.tensors.type_of(token).dtype, (0, *shape[1:]))
+        self.tensors.declare_vector(length, TensorType(onnx.TensorProto.INT64, (1,)))
         return length, nodes
 
-    def _target(self, shape: str, group: _Group) -> str:
-        """`shape` plus the zero that waits for the token."""
+    def _target(self, shape: str, group: _DelayedGroup) -> str:
+        """`shape` plus the zero that depends on the token."""
         length = self._length(group)
-        target = self.name(f"barrier{self._index}/shape")
-        self.declare(target, self.type_of(shape))
+        target = self.tensors.fresh_name(f"barrier{self._index}/shape")
+        self.tensors.declare_vector(target, self.tensors.type_of(shape))
         group.written.append(Node("Add", (shape, length), (target,), name=target))
-        group.held.add(target)
+        group.delayed.add(target)
         return target
 
-    def _shape(self, shape: tuple[int, ...]) -> str:
-        return self.constant(np.asarray(shape, np.int64))
-
     def _reshape(self, source: str, target: str, view: str) -> Node:
-        allow_zero = {"allowzero": 1} if 0 in self.type_of(source).shape else {}
+        allow_zero = {"allowzero": 1} if 0 in self.tensors.type_of(source).shape else {}
         return Node("Reshape", (source, target), (view,), allow_zero, view)
-
-    def declare(self, vector: str, kind: TensorType) -> None:
-        self.types[vector] = kind
-        self.vectors.add(vector)

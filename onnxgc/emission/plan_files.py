@@ -1,4 +1,4 @@
-"""Plans as JSON: in files of their own, and in the metadata of training files."""
+"""Plans as JSON, in plan files and in the metadata of training files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import onnx
 
 from onnxgc import __version__
-from onnxgc.emission.write import write_text
+from onnxgc.emission.atomic_files import write_text
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import CheckpointPlan
 
 PLAN_SCHEMA = 1
 METADATA_KEY = "onnxgc.plan"
 _HEAD_BYTES = 64
-_AGAIN = "make it again with `onnxgc optimize`"
+_REMEDY = "write a new one with `onnxgc optimize`"
 
 
 def plan_as_json(plan: CheckpointPlan, solver: str) -> dict[str, Any]:
-    """What a plan file and a training file's metadata hold of a plan: docs/training-file.md has the keys."""
+    """A plan for plan files and the metadata of training files; docs/training-file.md lists the keys."""
     return {
         "schema": PLAN_SCHEMA,
         "solver": solver,
@@ -33,7 +33,7 @@ def plan_as_json(plan: CheckpointPlan, solver: str) -> dict[str, Any]:
 
 
 def write_plan(plan: CheckpointPlan, path: str | os.PathLike[str], *, solver: str, model: str = "") -> None:
-    """A plan as a file of its own, `model` being what it was made for.
+    """Writes a plan to a JSON file; `model` is the file of the model that it is for.
 
     Raises:
         OutputFileError: the file cannot be written.
@@ -43,23 +43,23 @@ def write_plan(plan: CheckpointPlan, path: str | os.PathLike[str], *, solver: st
 
 
 def plan_from_json(found: Any, where: str) -> CheckpointPlan:
-    """The plan that `plan_as_json` described.
+    """The plan of a value that `plan_as_json` returned; messages call the value `where`.
 
     Raises:
-        PlanError: it is something else, or of another version.
+        PlanError: `found` is not a plan, or has another schema.
     """
     try:
         schema = int(found["schema"])
         if schema != PLAN_SCHEMA:
-            raise PlanError(f"{where} has schema {schema}, this onnxgc reads {PLAN_SCHEMA}; {_AGAIN}")
+            raise PlanError(f"{where} has schema {schema}, but this onnxgc reads {PLAN_SCHEMA}; {_REMEDY}")
         names = [_names(found.get(key, [])) for key in ("checkpoints", "order", "sequence")]
         return CheckpointPlan(names[0], names[1], bool(found["keeps_last_segment"]), names[2])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"{where} is no plan: it lacks or garbles {error}; {_AGAIN}") from error
+        raise PlanError(f"{where} is not a valid plan: missing or invalid {error}; {_REMEDY}") from error
 
 
 def is_plan_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a plan alone, and no model."""
+    """Whether a file is a plan file, not a model."""
     try:
         with open(path, "rb") as file:
             if not file.read(_HEAD_BYTES).lstrip().startswith(b"{"):
@@ -71,7 +71,7 @@ def is_plan_file(path: str | os.PathLike[str]) -> bool:
 
 
 def model_of(source: Any) -> str:
-    """What a plan file says that its plan was made for; "" where nothing says so."""
+    """The model that a plan file names, or ""."""
     if not isinstance(source, str | os.PathLike) or not is_plan_file(source):
         return ""
     with open(source, "rb") as file:
@@ -79,13 +79,16 @@ def model_of(source: Any) -> str:
 
 
 def plan_of(source: Any) -> CheckpointPlan:
-    """A plan from what there is of it.
+    """The plan in `source`.
 
-    That is a plan, the result of `onnxgc.optimize`, a plan file, a training file, the JSON of either, or the
-    names of the tensors to keep.
+    `source` is a plan, the result of `onnxgc.optimize`, the path of a plan file or training file, a loaded
+    training file, a plan's JSON object, or the names of the tensors to keep.
 
     Raises:
-        PlanError: there is no plan in it.
+        PlanError: `source` contains no plan.
+
+    >>> plan_of(["conv1", "conv2"]).checkpoints
+    ('conv1', 'conv2')
     """
     if isinstance(source, CheckpointPlan):
         return source
@@ -100,8 +103,8 @@ def plan_of(source: Any) -> CheckpointPlan:
     if isinstance(source, Sequence) and all(isinstance(name, str) for name in source):
         return CheckpointPlan(tuple(source))
     raise PlanError(
-        "a plan is the result of onnxgc.optimize, the path of a plan file or of a training file, or names of "
-        f"tensors, not a {type(source).__name__}"
+        f"a {type(source).__name__} is not a plan; "
+        "pass the result of onnxgc.optimize, the path of a plan file or training file, or names of tensors"
     )
 
 
@@ -113,7 +116,7 @@ def _read(path: str) -> CheckpointPlan:
         reason = getattr(error, "strerror", None) or error
         raise PlanError(f"cannot read the plan '{path}': {reason}") from error
     if not content:
-        raise PlanError(f"'{path}' is empty (0 bytes); {_AGAIN}")
+        raise PlanError(f"'{path}' is empty (0 bytes); {_REMEDY}")
     try:
         return plan_from_json(json.loads(content), f"'{path}'")
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
@@ -121,21 +124,21 @@ def _read(path: str) -> CheckpointPlan:
     try:
         proto = onnx.load_model_from_string(content)
     except Exception as error:
-        raise PlanError(f"'{path}' is neither a plan file nor a training file; {_AGAIN}") from error
+        raise PlanError(f"'{path}' is neither a plan file nor a training file; {_REMEDY}") from error
     return _of_training_file(proto, f"'{path}'")
 
 
 def _of_training_file(proto: onnx.ModelProto, where: str) -> CheckpointPlan:
     found = next((entry.value for entry in proto.metadata_props if entry.key == METADATA_KEY), None)
     if found is None:
-        raise PlanError(f"{where} is a model without a plan; give the training file that `optimize` wrote")
+        raise PlanError(f"{where} is a model without a plan; pass the training file that `optimize` wrote")
     try:
         return plan_from_json(json.loads(found), where)
     except json.JSONDecodeError as error:
-        raise PlanError(f"{where} is no plan: its metadata is garbled; {_AGAIN}") from error
+        raise PlanError(f"{where} has no valid plan: its metadata is corrupt; {_REMEDY}") from error
 
 
 def _names(found: Any) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ValueError("a list of names")
+        raise ValueError("list of names")
     return tuple(found)

@@ -1,1 +1,1 @@
-"""One small gradient rule an operator; each rule records what it reads."""
+"""One small gradient rule per operator, and the backward pass that applies them."""

@@ -1,8 +1,7 @@
 """Gradients of activation functions and of Dropout.
 
-Most slopes are a chain of operators with one operand, so that beside dy no more than two tensors live
-at once. Where the sign of y tells as much as that of x they read y, which the next operator mostly
-reads too.
+Most derivatives are a chain of unary operators, so that at most two tensors are live in addition to dy.
+Where the sign of y equals that of x, rules read y, since the next operator usually keeps y anyway.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import math
 import numpy as np
 import onnx
 
-from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients.broadcasting import unbroadcast
-from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import as_number, unbroadcast
 
-# The largest slope that float32 holds: HardSigmoid with it is the step function of y > 0.
+# Near the largest float32: HardSigmoid with this slope is a step function.
 _STEP_SLOPE = 3e38
-# In float16 that slope is infinite, and zero times it no number; of bfloat16 there is no HardSigmoid.
+# In float16 that slope is infinite, and zero times infinity is NaN; bfloat16 has no HardSigmoid.
 _STEEP_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 
@@ -36,27 +34,23 @@ def share_of_greater(g: GradientContext, difference: str) -> str:
     return g.emit("Mul", g.emit("Add", g.emit("Sign", difference), g.scalar(1.0)), g.scalar(0.5))
 
 
-def _as_number(g: GradientContext, condition: str) -> str:
-    return g.emit("Cast", condition, to=g.input_type(0).dtype)
-
-
 def _above(g: GradientContext, tensor: str, threshold: float) -> str:
-    """`tensor` where it is above a threshold, else 0: a jump, if the threshold is not 0."""
+    """`tensor` where it is above `threshold`, else 0; discontinuous for a nonzero threshold."""
     if g.input_type(0).dtype == onnx.TensorProto.BFLOAT16:
-        # CUDA has no ThresholdedRelu of it.
+        # CUDA has no ThresholdedRelu of bfloat16.
         return g.emit("Mul", tensor, step(g, g.emit("Sub", tensor, g.scalar(threshold))))
     return g.emit("ThresholdedRelu", tensor, alpha=threshold)
 
 
 def relu(g: GradientContext) -> None:
     """y = max(x, 0): dx = dy where y > 0."""
-    # Of a y that is never negative, the sign is the step.
+    # y is never negative, so its sign is the step function.
     positive = step(g, g.y()) if g.input_type(0).dtype in _STEEP_TYPES else g.emit("Sign", g.y())
     g.give(0, g.emit("Mul", g.dy, positive))
 
 
 def leaky_relu(g: GradientContext) -> None:
-    """y = x where x > 0, else a x: dx = dy or a dy. Where a >= 0, y > 0 is x > 0."""
+    """y = x where x > 0, else a x: dx = dy or a dy. For a >= 0, y > 0 exactly where x > 0."""
     slope = float(g.attribute("alpha", 0.01))
     if slope == 1.0:
         g.give(0, g.dy)
@@ -77,7 +71,7 @@ def prelu(g: GradientContext) -> None:
     if g.wants(0):
         positive = step(g, g.x(0))
         negative = g.emit("Sub", g.scalar(1.0), positive)
-        # One of the two terms is zero, so that the sum is exact.
+        # One of the two terms is zero, so the sum is exact.
         slope = g.emit("Add", g.emit("Mul", negative, g.x(1)), positive)
         g.give(0, g.emit("Mul", g.dy, slope))
 
@@ -96,8 +90,8 @@ def selu(g: GradientContext) -> None:
 def _exponential_unit(g: GradientContext, scale: float, alpha: float) -> None:
     """y = c x where x > 0, else c a (exp(x) - 1): dx = c dy, or dy (y + c a).
 
-    With a jump from J - y, J = c - c a, to zero at y > 0 the slope is c less that. Where the sign of y
-    is not that of x, x is read instead: dx = c a dy exp(x) for x <= 0.
+    The slope is c minus a function that is J - y, J = c - c a, for y <= 0, and zero for y > 0. Where the
+    signs of y and x may differ, the rule reads x instead: dx = c a dy exp(x) for x <= 0.
     """
     left = scale * alpha
     if scale <= 0.0 or alpha < 0.0:
@@ -109,8 +103,8 @@ def _exponential_unit(g: GradientContext, scale: float, alpha: float) -> None:
     elif scale == alpha == 1.0:
         slope = g.emit("HardSigmoid", g.y(), alpha=1.0, beta=1.0)
     else:
-        # Just below J, so that at zero the slope is that of x <= 0, as in torch. A positive y that is
-        # lost in J - y counts as zero.
+        # Just below J, so that the slope at zero is that of x <= 0, as in PyTorch. A positive y that rounds
+        # away in J - y counts as zero.
         threshold = float(np.nextafter(np.float32(scale - left), np.float32(-np.inf)))
         falling = _above(g, g.emit("Sub", g.scalar(scale - left), g.y()), threshold)
         slope = g.emit("Sub", g.scalar(scale), falling)
@@ -118,7 +112,10 @@ def _exponential_unit(g: GradientContext, scale: float, alpha: float) -> None:
 
 
 def hard_sigmoid(g: GradientContext) -> None:
-    """y = min(max(a x + b, 0), 1): dx = a dy where 0 < y < 1: where y - 1, set to 0 for y = 0, is below 0."""
+    """y = min(max(a x + b, 0), 1): dx = a dy where 0 < y < 1.
+
+    That is where y - 1, with 0 in place of -1, is negative.
+    """
     below = _above(g, g.emit("Sub", g.y(), g.scalar(1.0)), -1.0)
     if g.input_type(0).dtype in _STEEP_TYPES:
         inside = g.emit("HardSigmoid", below, alpha=-_STEP_SLOPE, beta=0.0)
@@ -129,9 +126,9 @@ def hard_sigmoid(g: GradientContext) -> None:
 
 
 def hard_swish(g: GradientContext) -> None:
-    """y = x min(max(x / 6 + 1/2, 0), 1): dx = dy (x / 3 + 1/2) for |x| < 3, below it 0 and above it dy.
+    """y = x min(max(x / 6 + 1/2, 0), 1): dx = dy (x / 3 + 1/2) for |x| < 3, zero below and dy above.
 
-    x / 3 + 1/2 jumps to 0 at -3, and one minus it jumps to 0 at 3.
+    Below -3, x / 3 + 1/2 is replaced by 0; above 3, one minus it is.
     """
     line = g.emit("Add", g.emit("Mul", g.x(0), g.scalar(1 / 3)), g.scalar(0.5))
     rising = _above(g, line, -0.5)
@@ -140,7 +137,7 @@ def hard_swish(g: GradientContext) -> None:
 
 
 def thresholded_relu(g: GradientContext) -> None:
-    """y = x where x > a, else 0: dx = dy where x > a; for a >= 0 that is where y > 0."""
+    """y = x where x > a, else 0: dx = dy where x > a, which for a >= 0 is where y > 0."""
     threshold = float(g.attribute("alpha", 1.0))
     excess = g.y() if threshold >= 0.0 else g.emit("Sub", g.x(0), g.scalar(threshold))
     g.give(0, g.emit("Mul", g.dy, step(g, excess)))
@@ -149,7 +146,7 @@ def thresholded_relu(g: GradientContext) -> None:
 def shrink(g: GradientContext) -> None:
     """y = x + b for x < -l, x - b for x > l, else 0: dx = dy where |x| > l.
 
-    Where b <= l that is where y is not zero.
+    For b <= l that is where y is not zero.
     """
     limit, bias = float(g.attribute("lambd", 0.5)), float(g.attribute("bias", 0.0))
     if limit < 0.0:
@@ -220,20 +217,20 @@ def gelu(g: GradientContext) -> None:
 def clip(g: GradientContext) -> None:
     """y = min(max(x, l), h): dx = dy strictly inside the limits, as torch's ReLU6.
 
-    Limits have the rest: dh = sum of dy where x >= h or l >= h, dl = sum of dy where x <= l < h. Computed
-    limits are compared with x, since a runtime may round y another time than them.
+    The limits get the rest: dh = sum of dy where x >= h or l >= h, dl = sum of dy where x <= l < h. Computed
+    limits are compared with x, since a runtime may round y and the limits differently.
     """
-    constant = all(g.constant_input(index) is not None for index in (1, 2) if g.has_input(index))
-    source = g.y() if constant else g.x(0)
-    both = g.has_input(1) and g.has_input(2)
+    is_constant = all(g.constant_input(index) is not None for index in (1, 2) if g.has_input(index))
+    source = g.y() if is_constant else g.x(0)
+    has_both = g.has_input(1) and g.has_input(2)
     if g.wants(2):
         above = g.emit("GreaterOrEqual", source, g.x(2))
-        if both:
+        if has_both:
             above = g.emit("Or", above, g.emit("GreaterOrEqual", g.x(1), g.x(2)))
         _give_limit(g, 2, above)
     if g.wants(1):
         below = g.emit("LessOrEqual", source, g.x(1))
-        if both:
+        if has_both:
             below = g.emit("And", below, g.emit("Less", g.x(1), g.x(2)))
         _give_limit(g, 1, below)
     if g.wants(0):
@@ -242,28 +239,22 @@ def clip(g: GradientContext) -> None:
             if g.has_input(index):
                 within = g.emit(comparison, source, g.x(index))
                 inside = within if inside is None else g.emit("And", inside, within)
-        g.give(0, g.dy if inside is None else g.emit("Mul", g.dy, _as_number(g, inside)))
+        g.give(0, g.dy if inside is None else g.emit("Mul", g.dy, as_number(g, inside)))
 
 
 def _give_limit(g: GradientContext, index: int, reached: str) -> None:
-    product = g.emit("Mul", g.dy, _as_number(g, reached))
+    product = g.emit("Mul", g.dy, as_number(g, reached))
     g.give(index, unbroadcast(g, product, g.output_shape(), g.input_shape(index)))
 
 
 def dropout(g: GradientContext) -> None:
-    """y = x mask / (1 - ratio): dx = dy mask / (1 - ratio), with forward's own mask.
+    """y = x mask / (1 - ratio): dx = dy mask / (1 - ratio), with the mask of forward.
 
     Raises:
         UnsupportedOperatorError: the ratio is computed in the graph.
     """
-    ratio = g.constant_input(1)
-    if ratio is None:
-        raise UnsupportedOperatorError(
-            f"{g.node.place} computes its ratio in the graph, which has no "
-            "gradient rule; export the model with a constant ratio"
-        )
-    kept = 1.0 - float(ratio.reshape(()))
-    mask = _as_number(g, g.y(1))
+    kept = 1.0 - float(g.required_constant(1, "ratio").reshape(()))
+    mask = as_number(g, g.y(1))
     if kept <= 0.0:
         g.give(0, g.emit("Mul", g.dy, mask))
         return

@@ -1,4 +1,4 @@
-"""Gradient of convolution, in the forms that run well on each execution provider.
+"""Gradients of convolution and transposed convolution, in the form that suits their sizes.
 
 x: [N, C, spatial...], w: [K, C / groups, kernel...], y, dy: [N, K, output...]. P is the number of
 output positions of one image, G the number of groups.
@@ -11,19 +11,20 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from onnxgc.gradients.broadcasting import reduce_sum, reshape
-from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import reduce_sum, reshape
 from onnxgc.gradients.windows import Windows, transposed_windows_of, windows_of
 
-_MOST_PARTS = 8
-_FEWEST_COLUMNS = 1 << 14
-# Sums by offset read the same few tensors over and over, which is fast while these stay in the cache.
+_MAX_PARTS = 8
+# Columns of a matrix product below which its overhead matters.
+_MIN_COLUMNS = 1 << 14
+# Sums by offset read the same few tensors repeatedly, which is fast while these stay in the cache.
 _CACHE_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Everything static about one convolution."""
+    """The static properties of one convolution."""
 
     windows: Windows
     batch: int
@@ -49,18 +50,18 @@ class Convolution:
 
     @property
     def is_stem(self) -> bool:
-        """Few input channels under a large kernel: one product an offset would be all overhead."""
+        """Few input channels and a large kernel: one product per offset would be mostly overhead."""
         return self.groups == 1 and self.channels_in <= 4 and all(k >= 5 for k in self.windows.kernel)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """One way to compute dw, and into how many parts of the batch. The first form that applies is taken."""
+    """One way to compute dw. The first applicable form is used, on at most `max_parts` parts of the batch."""
 
     name: str
     applies: Callable[[Convolution], bool]
     build: Callable[[GradientContext, Convolution, str, str], str]
-    most_parts: Callable[[Convolution], int]
+    max_parts: Callable[[Convolution], int]
 
 
 def conv(g: GradientContext) -> None:
@@ -72,7 +73,7 @@ def conv(g: GradientContext) -> None:
     )
     if g.wants(2):
         g.give(2, reduce_sum(g, g.dy, (0, *range(2, len(shape_w)))))
-    # The weight's gradient comes before x's: it is x's last reader, so x need not outlive it.
+    # The weight's gradient comes before x's: it is the last reader of x, which can then be released.
     if g.wants(1):
         g.give(1, _weight_gradient(g, convolution, g.x(0), g.dy))
     if g.wants(0):
@@ -80,10 +81,10 @@ def conv(g: GradientContext) -> None:
 
 
 def conv_transpose(g: GradientContext) -> None:
-    """y = x spread by w, + b: the convolution that sends y's extent to x's, the other way round.
+    """y = transposed convolution of x by w, plus b.
 
-    So dx is the convolution of dy by w, and dw that convolution's, dy in the place of its input and
-    x in that of its output's gradient. x: [N, C, spatial...], w: [C, K / groups, kernel...].
+    dx is the convolution of dy by w. dw is the weight gradient of that convolution, with dy as its input and
+    x as the gradient of its output. x: [N, C, spatial...], w: [C, K / groups, kernel...].
     """
     shape_w = g.input_shape(1)
     batch, channels = g.output_shape()[:2]
@@ -94,11 +95,11 @@ def conv_transpose(g: GradientContext) -> None:
     if g.wants(1):
         g.give(1, _weight_gradient(g, convolution, g.dy, g.x(0)))
     if g.wants(0):
-        g.give(0, _undone(g, convolution))
+        g.give(0, _convolved_dy(g, convolution))
 
 
-def _undone(g: GradientContext, c: Convolution) -> str:
-    """The convolution of dy by w with a transposed convolution's own windows."""
+def _convolved_dy(g: GradientContext, c: Convolution) -> str:
+    """The convolution of dy by w: the input gradient of a transposed convolution."""
     return g.emit(
         "Conv",
         g.dy,
@@ -112,9 +113,9 @@ def _undone(g: GradientContext, c: Convolution) -> str:
 
 
 def _weight_gradient(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
-    """dw by the first form that applies, over a few images at a time where these are large.
+    """dw by the first applicable form, in parts of the batch where images are large.
 
-    Every form lays x and dy out anew; in parts, no more than a part of either exists twice.
+    Every form rearranges x and dy; with parts, only one part of each is copied at a time.
     """
     form = next(form for form in WEIGHT_FORMS["cpu"] if form.applies(c))
     parts = _parts(c, form)
@@ -131,32 +132,32 @@ def _weight_gradient(g: GradientContext, c: Convolution, x: str, dy: str) -> str
 
 
 def _parts(c: Convolution, form: WeightForm) -> int:
-    """How many equal parts of the batch to take one after the other: the most that the form allows."""
-    most = min(_MOST_PARTS, form.most_parts(c))
-    return max((parts for parts in range(1, most + 1) if c.batch % parts == 0), default=1)
+    """The largest number of equal parts of the batch that the form allows."""
+    limit = min(_MAX_PARTS, form.max_parts(c))
+    return max((parts for parts in range(1, limit + 1) if c.batch % parts == 0), default=1)
 
 
-def _worth_a_product(c: Convolution) -> int:
-    """Each part keeps a product that is worth its start."""
-    return c.batch * c.positions // _FEWEST_COLUMNS
+def _parts_by_columns(c: Convolution) -> int:
+    """Parts whose matrix products all have `_MIN_COLUMNS` columns."""
+    return c.batch * c.positions // _MIN_COLUMNS
 
 
-def _in_the_cache(c: Convolution) -> int:
-    """Parts of x that stay in a processor's cache, but few: each has several nodes a kernel element."""
+def _parts_by_cache(c: Convolution) -> int:
+    """Parts of x that fit into a processor's cache, but few: each has several nodes per kernel element."""
     elements = c.batch * c.channels_in * math.prod(c.windows.input_size)
-    return min(_MOST_PARTS // 2, -(-elements // _CACHE_ELEMENTS))
+    return min(_MAX_PARTS // 2, -(-elements // _CACHE_ELEMENTS))
 
 
 def _input_gradient(g: GradientContext, c: Convolution) -> str:
-    """dx by the transposed convolution, which for a kernel of 1 is one with the weight transposed."""
+    """dx by a transposed convolution; for kernels of 1, by a convolution with the transposed weight."""
     if c.is_pointwise and not c.is_strided:
-        turned = g.emit("Transpose", g.x(1), perm=[1, 0, *range(2, 2 + c.windows.rank)])
-        return g.emit("Conv", g.dy, turned, kernel_shape=list(c.windows.kernel))
+        transposed = g.emit("Transpose", g.x(1), perm=[1, 0, *range(2, 2 + c.windows.rank)])
+        return g.emit("Conv", g.dy, transposed, kernel_shape=list(c.windows.kernel))
     return g.emit("ConvTranspose", g.dy, g.x(1), group=c.groups, **c.windows.transposed())
 
 
 def _pointwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
-    """dw = sum over images and positions of dy x^T, by whichever product needs less memory."""
+    """dw = sum over images and positions of dy x^T, by the product that needs the least memory."""
     p = c.positions
     if c.is_strided:
         x = _strided(g, x, c.windows, (0,) * c.windows.rank)
@@ -180,12 +181,12 @@ def _pointwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
 def _channels_first(g: GradientContext, tensor: str, channels: int, columns: int) -> str:
     """[N, C, ...] as the matrix [C, N P]."""
     rank = 2 + len(g.output_shape()[2:])
-    turned = g.emit("Transpose", tensor, perm=[1, 0, *range(2, rank)])
-    return reshape(g, turned, (channels, columns))
+    transposed = g.emit("Transpose", tensor, perm=[1, 0, *range(2, rank)])
+    return reshape(g, transposed, (channels, columns))
 
 
 def _padded(g: GradientContext, tensor: str, windows: Windows, lead: int) -> str:
-    """`tensor` with the convolution's zeros around it; `lead` axes come before the spatial ones."""
+    """`tensor` with the convolution's padding; `lead` axes come before the spatial ones."""
     if not windows.is_padded:
         return tensor
     pads = (*(0,) * lead, *windows.pads_begin, *(0,) * lead, *windows.pads_end)
@@ -199,7 +200,7 @@ def _offsets(windows: Windows) -> Iterator[tuple[int, ...]]:
 def _strided(
     g: GradientContext, padded: str, windows: Windows, offset: tuple[int, ...], first_axis: int = 2
 ) -> str:
-    """What the kernel element at `offset` sees of the padded input, for every output position."""
+    """The elements of the padded input that the kernel element at `offset` reads, per output position."""
     starts = [k * d for k, d in zip(offset, windows.dilations, strict=True)]
     ends = [
         start + (out - 1) * stride + 1
@@ -214,23 +215,23 @@ def _by_offset(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     columns = c.batch * c.positions
     rows = _channels_first(g, dy, c.channels_out, columns)
     padded = _padded(g, x, c.windows, 2)
-    turned = g.emit("Transpose", padded, perm=[1, 0, *range(2, 2 + c.windows.rank)])
+    transposed = g.emit("Transpose", padded, perm=[1, 0, *range(2, 2 + c.windows.rank)])
     parts = []
     for offset in _offsets(c.windows):
-        seen = reshape(g, _strided(g, turned, c.windows, offset), (c.channels_in, columns))
-        product = g.emit("Gemm", rows, seen, transB=1)
+        read = reshape(g, _strided(g, transposed, c.windows, offset), (c.channels_in, columns))
+        product = g.emit("Gemm", rows, read, transB=1)
         parts.append(g.emit("Unsqueeze", product, g.ints(2)))
     return _stacked(g, parts)
 
 
 def _stacked(g: GradientContext, parts: list[str]) -> str:
-    """One [K, C, 1] a kernel element, put together as the weight."""
+    """Parts [K, C, 1], one per kernel element, joined in the weight's shape."""
     stacked = parts[0] if len(parts) == 1 else g.emit("Concat", *parts, axis=2)
     return reshape(g, stacked, g.input_shape(1))
 
 
 def _grouped(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
-    """As `_by_offset`, all groups in one batched product [G, K/G, N P] x [G, N P, C/G]."""
+    """As `_by_offset`, with all groups in one batched product [G, K/G, N P] x [G, N P, C/G]."""
     rank, columns = c.windows.rank, c.batch * c.positions
     per_in, per_out = c.channels_in // c.groups, c.channels_out // c.groups
     spatial = tuple(range(3, 3 + rank))
@@ -239,11 +240,11 @@ def _grouped(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     rows = reshape(g, dy, (c.groups, per_out, columns))
     x = reshape(g, x, (c.batch, c.groups, per_in, *c.windows.input_size))
     padded = _padded(g, x, c.windows, 3)
-    turned = g.emit("Transpose", padded, perm=[1, 0, *spatial, 2])
+    transposed = g.emit("Transpose", padded, perm=[1, 0, *spatial, 2])
     parts = []
     for offset in _offsets(c.windows):
-        seen = _strided(g, turned, c.windows, offset, first_axis=2)
-        product = g.emit("MatMul", rows, reshape(g, seen, (c.groups, columns, per_in)))
+        read = _strided(g, transposed, c.windows, offset, first_axis=2)
+        product = g.emit("MatMul", rows, reshape(g, read, (c.groups, columns, per_in)))
         parts.append(reshape(g, product, (c.channels_out, per_in, 1)))
     return _stacked(g, parts)
 
@@ -259,21 +260,21 @@ def _depthwise(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     return _stacked(g, parts)
 
 
-def _without_unused(g: GradientContext, tensor: str, windows: Windows) -> str:
-    """`tensor` without what no window reaches at the end of an axis."""
+def _cropped_to_windows(g: GradientContext, tensor: str, windows: Windows) -> str:
+    """`tensor` without the elements at the end of each axis that no window covers."""
     ends = [size + min(over, 0) for size, over in zip(windows.input_size, windows.overshoot, strict=True)]
-    cut = [axis for axis, end in enumerate(ends) if end < windows.input_size[axis]]
-    if not cut:
+    cropped = [axis for axis, end in enumerate(ends) if end < windows.input_size[axis]]
+    if not cropped:
         return tensor
-    starts, stops = g.ints(*(0 for _ in cut)), g.ints(*(ends[axis] for axis in cut))
-    return g.emit("Slice", tensor, starts, stops, g.ints(*(2 + axis for axis in cut)))
+    starts, stops = g.ints(*(0 for _ in cropped)), g.ints(*(ends[axis] for axis in cropped))
+    return g.emit("Slice", tensor, starts, stops, g.ints(*(2 + axis for axis in cropped)))
 
 
 def _exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
-    """Convolution of x by dy with batch and channels exchanged, strides and dilations too."""
+    """Convolution of x by dy, with batch and channels exchanged, and strides and dilations exchanged."""
     rank = c.windows.rank
     swap = [1, 0, *range(2, 2 + rank)]
-    x = g.emit("Transpose", _without_unused(g, x, c.windows), perm=swap)
+    x = g.emit("Transpose", _cropped_to_windows(g, x, c.windows), perm=swap)
     dy = g.emit("Transpose", dy, perm=swap)
     gradient = g.emit(
         "Conv",
@@ -289,10 +290,10 @@ def _exchanged(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
 
 WEIGHT_FORMS: dict[str, tuple[WeightForm, ...]] = {
     "cpu": (
-        WeightForm("pointwise", lambda c: c.is_pointwise, _pointwise, _worth_a_product),
-        WeightForm("depthwise", lambda c: c.is_depthwise and c.groups > 1, _depthwise, _in_the_cache),
-        WeightForm("grouped", lambda c: c.groups > 1, _grouped, _worth_a_product),
-        WeightForm("exchanged", lambda c: c.is_stem, _exchanged, _worth_a_product),
-        WeightForm("by offset", lambda c: True, _by_offset, _worth_a_product),
+        WeightForm("pointwise", lambda c: c.is_pointwise, _pointwise, _parts_by_columns),
+        WeightForm("depthwise", lambda c: c.is_depthwise and c.groups > 1, _depthwise, _parts_by_cache),
+        WeightForm("grouped", lambda c: c.groups > 1, _grouped, _parts_by_columns),
+        WeightForm("exchanged", lambda c: c.is_stem, _exchanged, _parts_by_columns),
+        WeightForm("by offset", lambda c: True, _by_offset, _parts_by_columns),
     ),
 }

@@ -1,7 +1,7 @@
-"""Gradient of Einsum: each operand's is the contraction of dy with all other operands.
+"""Gradient of Einsum: that of each operand is the contraction of dy with all other operands.
 
-Written as matrix products and multiplications, so that every temporary is a tensor of its own and
-known before it is made.
+Contractions are emitted as matrix products and multiplications, so that every temporary is a tensor of the
+graph and visible to planning.
 """
 
 from __future__ import annotations
@@ -13,67 +13,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients.broadcasting import reduce_sum, reshape
-from onnxgc.gradients.engine import GradientContext
-
-Labels = tuple[str, ...]
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import reduce_sum, reshape
+from onnxgc.model.operators.einsum_equation import Labels, parse_equation
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A tensor whose axes have distinct labels, none of them of size 1."""
+    """A tensor whose axes have distinct labels and sizes other than 1."""
 
     tensor: str
     labels: Labels
 
 
-@dataclass(frozen=True, slots=True)
-class Equation:
-    """The labels of each operand's axes, repeated ones included, and of the output's.
-
-    An axis under an ellipsis has the label `.0` if it is the last, `.1` if it is the one before.
-    """
-
-    operands: tuple[Labels, ...]
-    output: Labels
-    sizes: Mapping[str, int]
-
-
-def parsed(equation: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
-    """An ONNX Einsum equation applied to operands of these shapes. Source: ONNX Einsum-12."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    operands = tuple(_labels(term, len(shape)) for term, shape in zip(left.split(","), shapes, strict=True))
-    sizes: dict[str, int] = {}
-    for labels, shape in zip(operands, shapes, strict=True):
-        for label, size in zip(labels, shape, strict=True):
-            # An axis of 1 broadcasts over the others of its label.
-            sizes[label] = size if sizes.get(label, 1) == 1 else sizes[label]
-    broadcast = tuple(sorted((label for label in sizes if label[0] == "."), key=lambda x: -int(x[1:])))
-    if arrow:
-        before, dots, after = right.partition("...")
-        return Equation(operands, (*before, *(broadcast if dots else ()), *after), sizes)
-    count = Counter(label for labels in operands for label in labels)
-    once = sorted(label for label in sizes if count[label] == 1 and label[0] != ".")
-    return Equation(operands, (*broadcast, *once), sizes)
-
-
-def _labels(term: str, rank: int) -> Labels:
-    before, _, after = term.partition("...")
-    covered = rank - len(before) - len(after)
-    return (*before, *(f".{place}" for place in reversed(range(covered))), *after)
-
-
 def einsum(g: GradientContext) -> None:
-    """y = sum over labels that are not y's of the product of all operands.
+    """y = the product of all operands, summed over the labels that y lacks.
 
     Raises:
-        UnsupportedOperatorError: a letter's axis of 1 broadcasts, which inferred shapes leave out.
+        UnsupportedOperatorError: a letter's axis of 1 broadcasts, which ONNX's shape inference ignores.
     """
     shapes = [g.input_shape(index) for index in range(len(g.node.inputs))]
-    equation = parsed(_text(g.attribute("equation")), shapes)
+    equation = parse_equation(_text(g.attribute("equation")), shapes)
     if tuple(equation.sizes[label] for label in equation.output) != g.output_shape():
         raise UnsupportedOperatorError(
-            f"{g.node.place} has an axis of 1 that broadcasts over another of the "
+            f"{g.node.location} has an axis of 1 that broadcasts over another of the "
             "same letter, which has no gradient rule; Expand that operand first, or name it by an ellipsis"
         )
     for index, labels in enumerate(equation.operands):
@@ -96,7 +59,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _factor(g: GradientContext, tensor: str, labels: Labels, shape: tuple[int, ...]) -> Factor:
-    """`tensor` without axes of 1, and with one axis for a label that it has several times."""
+    """`tensor` without axes of 1, and with one axis (the diagonal) for each repeated label."""
     kept = [axis for axis, size in enumerate(shape) if size != 1]
     if len(kept) < len(shape):
         labels, shape = tuple(labels[axis] for axis in kept), tuple(shape[axis] for axis in kept)
@@ -104,24 +67,24 @@ def _factor(g: GradientContext, tensor: str, labels: Labels, shape: tuple[int, .
     for label, count in Counter(labels).items():
         if count == 1:
             continue
-        # The diagonal, laid out flat, is every so many elements.
+        # In the flattened axes, the diagonal is a slice with a fixed step.
         order = sorted(range(len(labels)), key=lambda axis: labels[axis] == label)
-        tensor = _turned(g, tensor, order)
+        tensor = _transposed(g, tensor, order)
         size = shape[labels.index(label)]
         labels = (*(other for other in labels if other != label), label)
         shape = (*(shape[axis] for axis in order[: len(order) - count]), size)
         tensor = reshape(g, tensor, (*shape[:-1], size**count))
-        last, step = g.ints(len(shape) - 1), g.ints(_step(size, count))
+        last, step = g.ints(len(shape) - 1), g.ints(_diagonal_step(size, count))
         tensor = g.emit("Slice", tensor, g.ints(0), g.ints(size**count), last, step)
     return Factor(tensor, labels)
 
 
-def _step(size: int, count: int) -> int:
-    """From one element of the diagonal of `count` equal axes to the next."""
+def _diagonal_step(size: int, count: int) -> int:
+    """The distance between elements of the diagonal of `count` equal axes, flattened to one."""
     return sum(size**power for power in range(count))
 
 
-def _turned(g: GradientContext, tensor: str, order: Sequence[int]) -> str:
+def _transposed(g: GradientContext, tensor: str, order: Sequence[int]) -> str:
     if list(order) == sorted(order):
         return tensor
     return g.emit("Transpose", tensor, perm=list(order))
@@ -129,19 +92,19 @@ def _turned(g: GradientContext, tensor: str, order: Sequence[int]) -> str:
 
 def _arranged(g: GradientContext, factor: Factor, labels: Labels) -> str:
     """The factor's tensor with its axes in the order of `labels`."""
-    return _turned(g, factor.tensor, [factor.labels.index(label) for label in labels])
+    return _transposed(g, factor.tensor, [factor.labels.index(label) for label in labels])
 
 
 def _on_diagonals(
     g: GradientContext, tensor: str, labels: Labels, wanted: Labels, shape: tuple[int, ...]
 ) -> str:
-    """A gradient with one axis a label as that of an operand: zeros off its diagonals."""
+    """A gradient with one axis per label in the layout of an operand: zero off the diagonals."""
     count = Counter(label for label, size in zip(wanted, shape, strict=True) if size != 1)
     sizes = {label: size for label, size in zip(wanted, shape, strict=True) if size != 1}
     for label in (label for label in labels if count[label] > 1):
-        size, step = sizes[label], _step(sizes[label], count[label])
+        size, step = sizes[label], _diagonal_step(sizes[label], count[label])
         order = sorted(range(len(labels)), key=lambda axis: labels[axis] == label)
-        tensor = _turned(g, tensor, order)
+        tensor = _transposed(g, tensor, order)
         labels = tuple(labels[axis] for axis in order)
         rest = tuple(sizes[other] for other in labels if other != label)
         tensor = reshape(g, tensor, (*rest, size, 1))
@@ -153,14 +116,14 @@ def _on_diagonals(
         tensor = reshape(g, tensor, (*rest, *(size,) * count[label]))
     places = {label: iter([i for i, other in enumerate(labels) if other == label]) for label in sizes}
     order = [next(places[label]) for label, size in zip(wanted, shape, strict=True) if size != 1]
-    tensor = _turned(g, tensor, order)
+    tensor = _transposed(g, tensor, order)
     return tensor if len(order) == len(shape) else reshape(g, tensor, shape)
 
 
 def _contracted(
     g: GradientContext, factors: Sequence[Factor], target: Labels, sizes: Mapping[str, int]
 ) -> str:
-    """The product of all factors, summed over what is not in `target` and repeated over what they lack."""
+    """The product of all factors, summed over labels not in `target` and repeated over labels they lack."""
     pending = list(factors)
     while len(pending) > 1:
         _, first, second = min(
@@ -187,7 +150,7 @@ def _count(labels: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 
 def _kept(pending: Sequence[Factor], pair: tuple[int, int], target: Labels) -> Labels:
-    """Labels of the product of a pair that the target or another factor still needs."""
+    """Labels of a pair's product that `target` or another factor needs."""
     needed = set(target)
     for index, factor in enumerate(pending):
         if index not in pair:
@@ -205,7 +168,7 @@ def _summed(g: GradientContext, factor: Factor, kept: Iterable[str]) -> Factor:
 
 
 def _pair(g: GradientContext, a: Factor, b: Factor, kept: Labels, sizes: Mapping[str, int]) -> Factor:
-    """a b summed over what is not in `kept`, whose order the result has if that costs no more."""
+    """a b summed over labels not in `kept`; the result has the order of `kept` where that costs no more."""
     a = _summed(g, a, {*kept, *b.labels})
     b = _summed(g, b, {*kept, *a.labels})
     if all(label in kept for label in (*a.labels, *b.labels)):
@@ -215,7 +178,7 @@ def _pair(g: GradientContext, a: Factor, b: Factor, kept: Labels, sizes: Mapping
 
 
 def _multiplied(g: GradientContext, a: Factor, b: Factor, kept: Labels, sizes: Mapping[str, int]) -> Factor:
-    """a b without a sum, in the order that lays out the least anew."""
+    """a b without a sum, in the order that copies the fewest elements."""
 
     def moved(order: Labels) -> int:
         total = 0 if order == kept else _count(kept, sizes)
@@ -237,7 +200,7 @@ def _multiplied(g: GradientContext, a: Factor, b: Factor, kept: Labels, sizes: M
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """[batch, rows, inner] x [batch, inner, columns], with an order of the labels in each."""
+    """A matrix product [batch, rows, inner] x [batch, inner, columns], with the order of labels in each."""
 
     left: Factor
     right: Factor
@@ -251,21 +214,21 @@ class _Product:
         return (*self.batch, *self.rows, *self.columns)
 
     def _layouts(self) -> tuple[tuple[Factor, Labels, Labels], ...]:
-        """Each factor, with its layout as the product takes it and transposed."""
+        """Each factor, its layout in the product, and the transposed layout."""
         return (
             (self.left, (*self.batch, *self.rows, *self.inner), (*self.inner, *self.rows)),
             (self.right, (*self.batch, *self.inner, *self.columns), (*self.columns, *self.inner)),
         )
 
-    def _is_turned(self, factor: Factor, plain: Labels, turned: Labels) -> bool:
-        """Whether the factor lies transposed, which Gemm takes as it is."""
-        return not self.batch and factor.labels == turned and factor.labels != plain
+    def _is_transposed(self, factor: Factor, plain: Labels, transposed: Labels) -> bool:
+        """Whether the factor's layout is transposed, which Gemm reads without a copy."""
+        return not self.batch and factor.labels == transposed and factor.labels != plain
 
     def moved(self, sizes: Mapping[str, int], wanted: Labels) -> int:
-        """Elements that have to be laid out anew."""
+        """Elements that transpositions copy."""
         total = 0 if self.result == wanted else _count(self.result, sizes)
-        for factor, plain, turned in self._layouts():
-            if factor.labels != plain and not self._is_turned(factor, plain, turned):
+        for factor, plain, transposed in self._layouts():
+            if factor.labels != plain and not self._is_transposed(factor, plain, transposed):
                 total += _count(factor.labels, sizes)
         return total
 
@@ -273,21 +236,21 @@ class _Product:
         rows, inner, columns = (_count(part, sizes) for part in (self.rows, self.inner, self.columns))
         lead = (_count(self.batch, sizes),) if self.batch else ()
         extents = ((rows, inner), (inner, columns))
-        operands, turns = [], []
-        for (factor, plain, turned), extent in zip(self._layouts(), extents, strict=True):
-            is_turned = self._is_turned(factor, plain, turned)
-            tensor = factor.tensor if is_turned else _arranged(g, factor, plain)
-            operands.append(reshape(g, tensor, (*lead, *(reversed(extent) if is_turned else extent))))
-            turns.append(int(is_turned))
+        operands, transpositions = [], []
+        for (factor, plain, transposed), extent in zip(self._layouts(), extents, strict=True):
+            is_transposed = self._is_transposed(factor, plain, transposed)
+            tensor = factor.tensor if is_transposed else _arranged(g, factor, plain)
+            operands.append(reshape(g, tensor, (*lead, *(reversed(extent) if is_transposed else extent))))
+            transpositions.append(int(is_transposed))
         if self.batch:
             product = g.emit("MatMul", *operands)
         else:
-            product = g.emit("Gemm", *operands, transA=turns[0], transB=turns[1])
+            product = g.emit("Gemm", *operands, transA=transpositions[0], transB=transpositions[1])
         return Factor(reshape(g, product, tuple(sizes[label] for label in self.result)), self.result)
 
 
 def _product_forms(a: Factor, b: Factor, kept: Labels) -> Iterable[_Product]:
-    """The ways to write the sum as one matrix product."""
+    """The ways to write the contraction of a pair as one matrix product."""
 
     def orders(labels: set[str], *templates: Labels) -> list[Labels]:
         found = (tuple(label for label in template if label in labels) for template in templates)

@@ -1,4 +1,4 @@
-"""Gradients of elementwise operators and of the sums and products with broadcasting."""
+"""Gradients of elementwise operators, with broadcasting."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.activations import share_of_greater, step
-from onnxgc.gradients.broadcasting import unbroadcast, zeros
-from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import unbroadcast, zeros
 from onnxgc.model.core.ir import Array
 
-# The largest number of each type.
-_LARGEST: Mapping[int, float] = {
+# The largest finite number of each type.
+_MAX_FINITE: Mapping[int, float] = {
     onnx.TensorProto.FLOAT: float(np.finfo(np.float32).max),
     onnx.TensorProto.DOUBLE: float(np.finfo(np.float64).max),
     onnx.TensorProto.FLOAT16: float(np.finfo(np.float16).max),
     onnx.TensorProto.BFLOAT16: 3.3895313892515355e38,
 }
 
-# Exponents whose slopes are products with x, or with y where they are negative, and how many.
-_FACTORS = {2.0: 1, 3.0: 2, -1.0: 2, -0.5: 3}
+# Exponent, mapped to the number of factors x (y if negative) in its derivative.
+_FACTOR_COUNTS = {2.0: 1, 3.0: 2, -1.0: 2, -0.5: 3}
 
 
 def _give_broadcast(g: GradientContext, index: int, gradient: str) -> None:
-    """Gradient of input `index`, given that of the (broadcast) output."""
+    """Sets the gradient of input `index` to the sum of `gradient`, which has the output's shape."""
     g.give(index, unbroadcast(g, gradient, g.output_shape(), g.input_shape(index)))
 
 
@@ -55,7 +55,7 @@ def mul(g: GradientContext) -> None:
 
 
 def div(g: GradientContext) -> None:
-    """y = a / b: da = dy / b, db = -(dy y) / b, summed before it is divided."""
+    """y = a / b: da = dy / b, db = -(dy y) / b, summed before the division."""
     if g.wants(1):
         summed = unbroadcast(g, g.emit("Mul", g.dy, g.y()), g.output_shape(), g.input_shape(1))
         g.give(1, g.emit("Neg", g.emit("Div", summed, g.x(1))))
@@ -71,17 +71,17 @@ def sum_(g: GradientContext) -> None:
 
 
 def max_(g: GradientContext) -> None:
-    """y = max(a, b, ...), from left to right: the greater one gets dy, of two equal ones each half."""
+    """y = max(a, b, ...), from left to right: the greater one gets dy, two equal ones half of it each."""
     _extreme(g, "Max")
 
 
 def min_(g: GradientContext) -> None:
-    """y = min(a, b, ...): as max, with the smaller one."""
+    """y = min(a, b, ...): as max, for the smaller one."""
     _extreme(g, "Min")
 
 
 def _extreme(g: GradientContext, operator: str) -> None:
-    """Backwards through y = f(f(f(a, b), c), ...), whose inner results are computed again."""
+    """Backward through y = f(f(f(a, b), c), ...), whose inner results are recomputed."""
     count = len(g.node.inputs)
     results, shapes = [g.x(0)], [g.input_shape(0)]
     for index in range(1, count - 1):
@@ -104,9 +104,9 @@ def _extreme(g: GradientContext, operator: str) -> None:
 
 
 def _share(g: GradientContext, operator: str, one: str, other: str, index: int) -> str:
-    """How much of the gradient of f(one, other) is that of `one`: 1, 1/2 or 0."""
+    """The share of the gradient of f(one, other) that belongs to `one`: 1, 1/2 or 0."""
     minuend, subtrahend = (one, other) if operator == "Max" else (other, one)
-    # Two infinite operands have no difference.
+    # The difference of two infinite operands is NaN.
     if not any(_is_finite(g.constant_input(place)) for place in (index, *((0,) if index == 1 else ()))):
         minuend, subtrahend = _limited(g, minuend), _limited(g, subtrahend)
     return share_of_greater(g, g.emit("Sub", minuend, subtrahend))
@@ -117,11 +117,11 @@ def _is_finite(value: Array | None) -> bool:
 
 
 def _limited(g: GradientContext, tensor: str) -> str:
-    """`tensor` with finite numbers for infinite ones."""
+    """`tensor` with infinite elements replaced by the largest finite numbers."""
     dtype = g.input_type(0).dtype
-    low, high = g.scalar(-_LARGEST[dtype]), g.scalar(_LARGEST[dtype])
+    low, high = g.scalar(-_MAX_FINITE[dtype]), g.scalar(_MAX_FINITE[dtype])
     if dtype == onnx.TensorProto.BFLOAT16:
-        # CUDA has no Clip of it.
+        # CUDA has no Clip of bfloat16.
         return g.emit("Min", g.emit("Max", tensor, low), high)
     return g.emit("Clip", tensor, low, high)
 
@@ -132,7 +132,7 @@ def neg(g: GradientContext) -> None:
 
 
 def abs_(g: GradientContext) -> None:
-    """y = |x|: dx = dy sign(x), zero at zero as in torch."""
+    """y = |x|: dx = dy sign(x), zero at zero as in PyTorch."""
     g.give(0, g.emit("Mul", g.dy, g.emit("Sign", g.x(0))))
 
 
@@ -173,7 +173,7 @@ def erf(g: GradientContext) -> None:
 
 
 def pow_(g: GradientContext) -> None:
-    """y = a^b: da = dy b a^(b - 1), where b = 0 zero; db = dy y log(a), where a <= 0 zero."""
+    """y = a^b: da = dy b a^(b - 1), zero where b = 0; db = dy y log(a), zero where a <= 0."""
     if g.wants(1):
         product = g.emit("Mul", g.emit("Mul", g.dy, g.y()), _logarithm(g))
         summed = unbroadcast(g, product, g.output_shape(), g.input_shape(1))
@@ -187,22 +187,22 @@ def pow_(g: GradientContext) -> None:
 
 
 def _in_type_of(g: GradientContext, tensor: str, index: int, source: int) -> str:
-    """`tensor`, which has the type of input `source`, in that of input `index`."""
+    """`tensor`, of the type of input `source`, in the type of input `index`."""
     dtype = g.input_type(index).dtype
     return tensor if dtype == g.input_type(source).dtype else g.emit("Cast", tensor, to=dtype)
 
 
 def _logarithm(g: GradientContext) -> str:
-    """log(a), and 0 where a <= 0."""
+    """log(a), or 0 where a <= 0."""
     base = g.constant_input(0)
     if base is not None:
         return g.tensor(np.log(np.where(base > 0, base, 1).astype(np.float64)))
-    instead = g.emit("Sub", g.scalar(1.0), step(g, g.x(0)))
-    return _widened(g, "Log", g.emit("Max", g.x(0), instead))
+    fallback = g.emit("Sub", g.scalar(1.0), step(g, g.x(0)))
+    return _emit_widened(g, "Log", g.emit("Max", g.x(0), fallback))
 
 
-def _widened(g: GradientContext, operator: str, tensor: str) -> str:
-    """An operator of `tensor`, of bfloat16 in float32: CUDA does not have it otherwise."""
+def _emit_widened(g: GradientContext, operator: str, tensor: str) -> str:
+    """Emits a unary operator, in float32 for bfloat16, for which CUDA has no kernel."""
     if g.input_type(0).dtype != onnx.TensorProto.BFLOAT16:
         return g.emit(operator, tensor)
     result = g.emit(operator, g.emit("Cast", tensor, to=onnx.TensorProto.FLOAT))
@@ -210,9 +210,9 @@ def _widened(g: GradientContext, operator: str, tensor: str) -> str:
 
 
 def _gradient_of_base(g: GradientContext) -> str | None:
-    """dy b a^(b - 1), before it is summed over what a was broadcast along; None if it is zero.
+    """dy b a^(b - 1) in the output's shape, or None if it is zero.
 
-    The power is a^0 where b = 0, so that zero is no pole there.
+    Where b = 0 the power is a^0, which is finite at a = 0.
     """
     exponent = g.constant_input(1)
     if exponent is None:
@@ -228,17 +228,17 @@ def _gradient_of_base(g: GradientContext) -> str | None:
 
 
 def _gradient_of_power(g: GradientContext, exponent: float) -> str | None:
-    """dy p x^(p - 1) of one exponent p, without a power where products of x or y do."""
+    """dy p x^(p - 1) for one exponent p, by multiplications or a division where these suffice."""
     if exponent == 0.0:
         return None
     if exponent == 1.0:
         return g.dy
     if exponent == 0.5:
         return g.emit("Div", g.emit("Mul", g.dy, g.scalar(0.5)), g.y())
-    if exponent in _FACTORS:
-        factor, times = (g.x(0) if exponent > 0.0 else g.y()), _FACTORS[exponent]
+    if exponent in _FACTOR_COUNTS:
+        factor = g.x(0) if exponent > 0.0 else g.y()
         product = g.dy
-        for _ in range(times):
+        for _ in range(_FACTOR_COUNTS[exponent]):
             product = g.emit("Mul", product, factor)
     else:
         product = g.emit("Mul", g.dy, g.emit("Pow", g.x(0), g.scalar(exponent - 1.0)))
@@ -276,9 +276,9 @@ def atan(g: GradientContext) -> None:
 
 
 def sinh(g: GradientContext) -> None:
-    """y = sinh(x): dx = dy cosh(x), by exponentials, which CUDA has."""
-    growing = g.emit("Exp", g.x(0))
-    doubled = g.emit("Add", growing, g.emit("Reciprocal", growing))
+    """y = sinh(x): dx = dy cosh(x), by exponentials, since CUDA has no Cosh."""
+    batch_dependent = g.emit("Exp", g.x(0))
+    doubled = g.emit("Add", batch_dependent, g.emit("Reciprocal", batch_dependent))
     g.give(0, g.emit("Mul", g.emit("Mul", g.dy, g.scalar(0.5)), doubled))
 
 
@@ -312,8 +312,8 @@ def _one_less_square(g: GradientContext) -> str:
 def where(g: GradientContext) -> None:
     """y = a where c, else b: da = dy where c, db = dy where not c, elsewhere zero.
 
-    Selected, not multiplied with c: an operand is often guarded so because dy is infinite or no number
-    where the other is taken.
+    Selected, not multiplied by c: models often guard an operand in this way because dy is infinite or NaN
+    where the other operand is selected.
     """
     for index in (1, 2):
         if g.wants(index):
@@ -323,30 +323,31 @@ def where(g: GradientContext) -> None:
 
 
 def mod(g: GradientContext) -> None:
-    """y = a - b t with t = trunc(a / b): da = dy, db = -dy t. t is (a - y) / b, where rounding is safe.
+    """y = a - b t with t = trunc(a / b): da = dy, db = -dy t. t is computed as round((a - y) / b).
 
     Raises:
         UnsupportedOperatorError: fmod is 0, which ONNX has for integers only.
     """
     if not g.attribute("fmod", 0):
         raise UnsupportedOperatorError(
-            f"{g.node.place} has fmod=0, which ONNX defines for integers only; export the model with fmod=1"
+            f"{g.node.location} has fmod=0, which ONNX defines for integers only; "
+            "export the model with fmod=1"
         )
     if g.wants(1):
-        times = _widened(g, "Round", g.emit("Div", g.emit("Sub", g.x(0), g.y()), g.x(1)))
-        summed = unbroadcast(g, g.emit("Mul", g.dy, times), g.output_shape(), g.input_shape(1))
+        quotient = _emit_widened(g, "Round", g.emit("Div", g.emit("Sub", g.x(0), g.y()), g.x(1)))
+        summed = unbroadcast(g, g.emit("Mul", g.dy, quotient), g.output_shape(), g.input_shape(1))
         g.give(1, g.emit("Neg", summed))
     if g.wants(0):
         _give_broadcast(g, 0, g.dy)
 
 
 def cum_sum(g: GradientContext) -> None:
-    """y = sums of x up to each place along an axis: dx = sums of dy from the other end."""
+    """y = cumulative sums of x along an axis: dx = cumulative sums of dy from the other end."""
     exclusive, reverse = (int(g.attribute(name, 0)) for name in ("exclusive", "reverse"))
     g.give(0, g.emit("CumSum", g.dy, g.x(1), exclusive=exclusive, reverse=1 - reverse))
 
 
 def trilu(g: GradientContext) -> None:
-    """y = the upper or lower triangle of x: dx = that of dy."""
+    """y = the upper or lower triangle of x: dx = the same triangle of dy."""
     diagonal = (g.x(1),) if g.has_input(1) else ()
     g.give(0, g.emit("Trilu", g.dy, *diagonal, upper=int(g.attribute("upper", 1))))

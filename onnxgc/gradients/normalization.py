@@ -7,7 +7,8 @@ import math
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients.broadcasting import (
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import (
     per_channel,
     reciprocal_or_zero,
     reduce_sum,
@@ -15,20 +16,19 @@ from onnxgc.gradients.broadcasting import (
     unbroadcast,
     zeros,
 )
-from onnxgc.gradients.engine import GradientContext
 from onnxgc.model.core.ir import Node, TensorType, TrainableModel
 
 
 def batch_normalization(g: GradientContext) -> None:
-    """y = (x - mean) / sqrt(var + eps) scale + bias, with mean and variance given from elsewhere.
+    """y = (x - mean) / sqrt(var + eps) scale + bias, with mean and variance as inputs.
 
     Raises:
-        UnsupportedOperatorError: the node takes the statistics of the batch itself.
+        UnsupportedOperatorError: the node normalises with the statistics of its batch.
     """
     if g.attribute("training_mode", 0):
         raise UnsupportedOperatorError(
-            f"{g.node.place} is in training mode and its statistics are "
-            "read, which has no gradient rule; export the model without these outputs"
+            f"{g.node.location} is in training mode and the graph reads its statistics, which has no "
+            "gradient rule; export the model without these outputs"
         )
     rank = len(g.input_shape(0))
     axes = (0, *range(2, rank))
@@ -45,11 +45,11 @@ def batch_normalization(g: GradientContext) -> None:
 
 
 def batch_normalization_of_batch(g: GradientContext) -> None:
-    """The same where mean and variance are x's own.
+    """Batch normalisation with the mean and variance of the batch.
 
     dx = A (dy + R (x - mean) + Q) per channel, with A = scale / std, R = -mean(dy (x - mean)) / var,
-    Q = -mean(dy). In this form no more than three tensors of x's size live at once. Source: Ioffe
-    & Szegedy 2015, section 3.
+    Q = -mean(dy). In this form at most three tensors of x's size are live at once.
+    Source: Ioffe & Szegedy 2015, section 3.
     """
     shape = g.input_shape(0)
     rank, count = len(shape), math.prod(shape) // shape[1]
@@ -81,7 +81,7 @@ def _inverse_deviation(g: GradientContext) -> str:
 
 
 def statistics_outputs(node: Node, model: TrainableModel) -> tuple[tuple[str, TensorType], ...]:
-    """LayerNormalization's mean and inverse deviation, one number a row, which its gradient reads."""
+    """LayerNormalization's mean and inverse deviation, one number per row, which its gradient reads."""
     shape = model.types[node.inputs[0]].shape
     axis = int(node.attribute("axis", -1)) % len(shape)
     kind = TensorType(
@@ -96,12 +96,11 @@ def statistics_outputs(node: Node, model: TrainableModel) -> tuple[tuple[str, Te
 
 
 def layer_normalization(g: GradientContext) -> None:
-    """y = (x - mean) r scale + bias per row, r = 1 / sqrt(var + eps); a row is what is normalised.
+    """y = (x - mean) r scale + bias, r = 1 / sqrt(var + eps), for each row over the normalised axes.
 
-    dx = r (dy scale - (x - mean) S1 - S2) with S1 = r^2 mean(dy scale (x - mean)) and
-    S2 = mean(dy scale), both one number a row; dscale = sum over rows of r dy (x - mean). Gradients
-    of the outputs mean and r, where the model reads these, add to S2 and S1.
-    Source: Ba, Kiros & Hinton 2016.
+    dx = r (dy scale - (x - mean) S1 - S2) with S1 = r^2 mean(dy scale (x - mean)) and S2 = mean(dy scale),
+    one number per row each; dscale = sum over rows of r dy (x - mean). Gradients of the outputs mean and r,
+    if the model reads these, add to S2 and S1. Source: Ba, Kiros & Hinton 2016.
     """
     mean, inverse = _in_type_of_x(g, g.y(1)), _in_type_of_x(g, g.y(2))
     rows = _Rows(g, int(g.attribute("axis", -1)))
@@ -126,7 +125,7 @@ def layer_normalization(g: GradientContext) -> None:
         extra = g.emit("Div", g.emit("Mul", _in_type_of_x(g, g.incoming[1]), share), inverse)
         through_mean = g.emit("Sub", through_mean, extra)
     slope = g.emit("Mul", through_deviation, g.emit("Mul", inverse, inverse))
-    # What is subtracted comes first, so that the product with dy can be gone before the other is made.
+    # The subtrahend comes first, so that `centred` can be released before dy times the scale is allocated.
     subtracted = g.emit("Mul", centred, slope)
     inner = g.emit("Sub", g.emit("Mul", dy, g.x(1)), subtracted)
     g.give(0, g.emit("Mul", g.emit("Sub", inner, through_mean), inverse))
@@ -154,9 +153,9 @@ def rms_normalization(g: GradientContext) -> None:
 
 
 class _Rows:
-    """x as rows, each normalised for itself, and the scale (input 1) that broadcasts over them.
+    """x as rows, normalised independently, and the scale (input 1) that broadcasts over them.
 
-    A scale of a row's own shape turns both sums into matrix products, without a temporary.
+    If the scale has the shape of a row, both sums are matrix products and need no temporary.
     """
 
     def __init__(self, g: GradientContext, axis: int) -> None:
@@ -176,7 +175,7 @@ class _Rows:
         return reshape(self._g, tensor, (self._count, self.width))
 
     def scale_gradient(self, product: str, inverse: str) -> str:
-        """Sum over rows of `product` (of x's shape) by `inverse` (one number a row)."""
+        """Sum over rows of `product` (of x's shape) times `inverse` (one number per row)."""
         g, target = self._g, self._g.input_shape(1)
         if not self._is_plain:
             return unbroadcast(g, g.emit("Mul", product, inverse), self.shape, target)
@@ -184,7 +183,7 @@ class _Rows:
         return reshape(g, g.emit("Gemm", column, self._flat(product), transA=1), target)
 
     def mean_with_scale(self, tensor: str) -> str:
-        """Mean along each row of `tensor` by the scale."""
+        """Mean along each row of `tensor` times the scale."""
         g = self._g
         if not self._is_plain:
             scaled = g.emit("Mul", tensor, g.x(1))
@@ -195,10 +194,10 @@ class _Rows:
 
 
 def _in_type_of_x(g: GradientContext, statistic: str) -> str:
-    """A number a row, which the runtime keeps in float32 whatever the type of x is."""
-    kept = int(g.attribute("stash_type", onnx.TensorProto.FLOAT))
+    """A statistic in x's type; the runtime keeps statistics in the type `stash_type`."""
+    stash_type = int(g.attribute("stash_type", onnx.TensorProto.FLOAT))
     wanted = g.input_type(0).dtype
-    return statistic if kept == wanted else g.emit("Cast", statistic, to=wanted)
+    return statistic if stash_type == wanted else g.emit("Cast", statistic, to=wanted)
 
 
 def instance_normalization(g: GradientContext) -> None:
@@ -238,7 +237,7 @@ def instance_normalization(g: GradientContext) -> None:
 def lp_normalization(g: GradientContext) -> None:
     """y = x / n, n the norm along an axis: dx = (dy - d sum(dy y)) / n, d = y for p = 2, else sign(x).
 
-    A row of zeros stays zero and gets no gradient.
+    A row of zeros stays zero and has a gradient of zero.
     """
     axis = int(g.attribute("axis", -1)) % len(g.input_shape(0))
     p = int(g.attribute("p", 2))
@@ -253,7 +252,7 @@ def lrn(g: GradientContext) -> None:
     """y = x s^-beta, s = bias + alpha / size * (sum of x^2 over a window of channels).
 
     dx = dy s^-beta - 2 alpha beta / size * x * (sum over the mirrored window of dy x s^(-beta-1)).
-    Window sums are averages with the padding counted, taken along the channels as an image axis.
+    Window sums are average pools that count the padding, along the channels as an image axis.
     """
     size = int(g.attribute("size"))
     alpha, beta = float(g.attribute("alpha", 1e-4)), float(g.attribute("beta", 0.75))

@@ -9,33 +9,33 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients.broadcasting import added_at, reciprocal_or_zero, reshape
-from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import reciprocal_or_zero, reshape, scatter_to_zeros
 from onnxgc.gradients.windows import Windows, windows_of
 from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
 
 
 def indices_output(node: Node, model: TrainableModel) -> tuple[tuple[str, TensorType]]:
-    """MaxPool's second output, which its gradient reads; int64, so twice the bytes of y."""
+    """MaxPool's second output, which its gradient reads; int64, so twice the bytes of a float32 y."""
     shape = model.types[node.outputs[0]].shape
     name = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else f"{node.outputs[0]}__indices"
     return ((name, TensorType(onnx.TensorProto.INT64, shape)),)
 
 
 def max_pool(g: GradientContext) -> None:
-    """y = maximum of each window: dy goes back to where the maximum was.
+    """y = maximum of each window: dx = dy at the position of the maximum.
 
-    The indices count through the whole of x, so x is flattened. Where windows overlap contributions are
-    added. With column-major indices the first spatial axis is the fastest.
+    The indices count all elements of x, so x is flattened. Where windows overlap, contributions are added.
+    With column-major indices the first spatial axis varies fastest.
     """
     shape = g.input_shape(0)
     is_column_major = bool(g.attribute("storage_order", 0))
-    counted = (*shape[:2], *reversed(shape[2:])) if is_column_major else shape
+    indexed_shape = (*shape[:2], *reversed(shape[2:])) if is_column_major else shape
     count = math.prod(g.output_shape())
     places, values = reshape(g, g.y(1), (count,)), reshape(g, g.dy, (count,))
-    overlap = windows_of(g, tuple(g.attribute("kernel_shape"))).overlap
-    scattered = added_at(g, (math.prod(shape),), places, values, 0, is_added=overlap)
-    gradient = reshape(g, scattered, counted)
+    may_overlap = windows_of(g, tuple(g.attribute("kernel_shape"))).may_overlap
+    scattered = scatter_to_zeros(g, (math.prod(shape),), places, values, 0, may_repeat=may_overlap)
+    gradient = reshape(g, scattered, indexed_shape)
     if is_column_major:
         gradient = g.emit("Transpose", gradient, perm=[0, 1, *reversed(range(2, len(shape)))])
     g.give(0, gradient)
@@ -49,12 +49,12 @@ def average_pool(g: GradientContext) -> None:
 
 
 def _spread(g: GradientContext, windows: Windows, tensor: str, weights: Array) -> str:
-    """At each position of x the sum of `tensor` by `weights` over the windows that hold the position."""
+    """At each position of x, the sum of `tensor` times `weights` over the windows with that position."""
     uniform = float(weights.flat[0]) if (weights == weights.flat[0]).all() else None
     size = math.prod(windows.kernel)
     backward_pads = _stride_one_pads(windows)
     if backward_pads is not None:
-        # With stride 1 the windows that hold a position are a window themselves.
+        # With stride 1, the windows with a given position form a window themselves.
         scaled = _scaled(g, tensor, size * (weights if uniform is None else uniform), uniform is not None)
         return g.emit(
             "AveragePool",
@@ -76,7 +76,7 @@ def _scaled(g: GradientContext, tensor: str, factor: float | Array, is_uniform: 
 
 
 def _stride_one_pads(windows: Windows) -> list[int] | None:
-    """Pads of the AveragePool that undoes one of stride 1, or None where that form is not possible."""
+    """Pads of the AveragePool that is the backward of one with stride 1, or None if no pads fit."""
     if any(stride > 1 for stride in windows.strides) or any(dilation > 1 for dilation in windows.dilations):
         return None
     begin = [size - 1 - pad for size, pad in zip(windows.kernel, windows.pads_begin, strict=True)]
@@ -86,15 +86,15 @@ def _stride_one_pads(windows: Windows) -> list[int] | None:
             windows.input_size, windows.output_size, begin, windows.kernel, strict=True
         )
     ]
-    usable = all(0 <= pad < size for pad, size in zip((*begin, *end), windows.kernel * 2, strict=True))
-    return [*begin, *end] if usable else None
+    is_valid = all(0 <= pad < size for pad, size in zip((*begin, *end), windows.kernel * 2, strict=True))
+    return [*begin, *end] if is_valid else None
 
 
 def _window_counts(windows: Windows, include_pad: bool) -> Array:
-    """How many elements each window's mean divides by, per output position.
+    """The number of elements by which each window's mean divides, per output position.
 
-    Source: ONNX AveragePool-19: padding counts if asked for; what lies past the padded input,
-    under ceil_mode, never does.
+    Source: ONNX AveragePool-19: padding counts with count_include_pad; positions past the padded input,
+    under ceil_mode, never count.
     """
     per_axis = []
     for axis in range(windows.rank):
@@ -117,33 +117,33 @@ def global_average_pool(g: GradientContext) -> None:
 
 
 def global_max_pool(g: GradientContext) -> None:
-    """y = maximum over all positions: dy goes to the first position that has it, as with MaxPool."""
+    """y = maximum over all positions: dx = dy at the first position of the maximum, as with MaxPool."""
     shape = g.input_shape(0)
     rows, positions = math.prod(shape[:2]), math.prod(shape[2:])
     place = g.emit("ArgMax", reshape(g, g.x(0), (rows, positions)), axis=1)
     values = reshape(g, g.dy, (rows, 1))
-    g.give(0, reshape(g, added_at(g, (rows, positions), place, values, 1, is_added=False), shape))
+    g.give(0, reshape(g, scatter_to_zeros(g, (rows, positions), place, values, 1, may_repeat=False), shape))
 
 
 def lp_pool(g: GradientContext) -> None:
     """y = (sum of |x|^p over a window)^(1/p): dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p).
 
-    The sum goes over the windows that hold x. A window of zeros gives no gradient.
+    The sum is over the windows that contain x. A window of zeros has a gradient of zero.
     """
     windows = windows_of(g, tuple(g.attribute("kernel_shape")))
     p = int(g.attribute("p", 2))
-    total = _spread(g, windows, _by_norm(g, p), np.ones(windows.output_size))
+    total = _spread(g, windows, _dy_by_norm(g, p), np.ones(windows.output_size))
     g.give(0, g.emit("Mul", _slope_of_power(g, p), total))
 
 
 def global_lp_pool(g: GradientContext) -> None:
     """y = (sum of |x|^p over all positions)^(1/p): dx = sign(x) |x|^(p-1) dy y^(1-p)."""
     p = int(g.attribute("p", 2))
-    g.give(0, g.emit("Mul", _slope_of_power(g, p), _by_norm(g, p)))
+    g.give(0, g.emit("Mul", _slope_of_power(g, p), _dy_by_norm(g, p)))
 
 
-def _by_norm(g: GradientContext, p: int) -> str:
-    """dy y^(1-p), and 0 where y is 0."""
+def _dy_by_norm(g: GradientContext, p: int) -> str:
+    """dy y^(1-p), or 0 where y is 0."""
     if p == 1:
         return g.dy
     inverse = reciprocal_or_zero(g, g.y())
@@ -161,19 +161,19 @@ def _slope_of_power(g: GradientContext, p: int) -> str:
 
 
 def max_unpool(g: GradientContext) -> None:
-    """y = x at given places amid zeros: dx = dy at these places.
+    """y = x at given indices amid zeros: dx = dy at these indices.
 
-    Places count through the whole of y. Where two elements have one place the specification does not
-    say which of them y holds.
+    Indices count all elements of y. The specification does not define which element y has where an index
+    repeats.
 
     Raises:
-        UnsupportedOperatorError: `output_shape` is not the extent that the windows give.
+        UnsupportedOperatorError: `output_shape` differs from the extent that follows from the windows.
     """
-    windows = _unpooled_windows(g)
-    if g.output_shape()[2:] != windows:
+    extents = _unpooled_extents(g)
+    if g.output_shape()[2:] != extents:
         raise UnsupportedOperatorError(
-            f"{g.node.place} has an output_shape other than {list(windows)}, "
-            "which its windows give and its indices count through; leave output_shape out and Pad the result"
+            f"{g.node.location} has an output_shape other than {list(extents)}, the extent of its windows, "
+            "to which its indices refer; remove output_shape and Pad the result"
         )
     count = math.prod(g.input_shape(0))
     flat = reshape(g, g.dy, (math.prod(g.output_shape()),))
@@ -181,7 +181,7 @@ def max_unpool(g: GradientContext) -> None:
     g.give(0, reshape(g, found, g.input_shape(0)))
 
 
-def _unpooled_windows(g: GradientContext) -> tuple[int, ...]:
+def _unpooled_extents(g: GradientContext) -> tuple[int, ...]:
     """The spatial extent of MaxUnpool's result without `output_shape`. Source: ONNX MaxUnpool-11."""
     kernel = g.attribute("kernel_shape")
     rank = len(kernel)

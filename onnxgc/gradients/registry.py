@@ -1,4 +1,4 @@
-"""Which rule differentiates which operator: the whole of it on one page."""
+"""The gradient rule of each operator."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from onnxgc.gradients import (
     data_movement,
     einsum,
     elementwise,
-    gather_scatter,
-    linear,
+    gather,
+    grid_sample,
     normalization,
+    padding,
     pooling,
+    products,
     reductions,
-    resampling,
+    resize,
+    scatter,
+    slicing,
 )
-from onnxgc.gradients.engine import Differentiated, ExtraOutputs, Rule
-from onnxgc.gradients.engine import differentiate as _differentiate
+from onnxgc.gradients.differentiate import DifferentiatedModel, ExtraOutputs, Rule
+from onnxgc.gradients.differentiate import differentiate as _differentiate
 from onnxgc.model.core.ir import TrainableModel
 
 RULES: Mapping[str, Rule] = {
@@ -78,8 +82,8 @@ RULES: Mapping[str, Rule] = {
     "Conv": convolution.conv,
     "ConvTranspose": convolution.conv_transpose,
     "Einsum": einsum.einsum,
-    "Gemm": linear.gemm,
-    "MatMul": linear.matmul,
+    "Gemm": products.gemm,
+    "MatMul": products.matmul,
     # pooling
     "AveragePool": pooling.average_pool,
     "GlobalAveragePool": pooling.global_average_pool,
@@ -111,34 +115,34 @@ RULES: Mapping[str, Rule] = {
     "Softmax": reductions.softmax,
     "Softmax.masked": reductions.masked_softmax,
     # sampling
-    "GridSample": resampling.grid_sample,
-    "Resize": resampling.resize,
-    # moving elements
+    "GridSample": grid_sample.grid_sample,
+    "Resize": resize.resize,
+    # data movement
     "Col2Im": data_movement.col2im,
     "Concat": data_movement.concat,
     "DepthToSpace": data_movement.depth_to_space,
-    "Expand": gather_scatter.expand,
+    "Expand": data_movement.expand,
     "Flatten": data_movement.view,
-    "Gather": gather_scatter.gather,
-    "GatherElements": gather_scatter.gather_elements,
-    "GatherND": gather_scatter.gather_nd,
-    "OneHot": gather_scatter.one_hot,
-    "Pad": data_movement.pad,
+    "Gather": gather.gather,
+    "GatherElements": gather.gather_elements,
+    "GatherND": gather.gather_nd,
+    "OneHot": gather.one_hot,
+    "Pad": padding.pad,
     "Reshape": data_movement.view,
-    "ReverseSequence": gather_scatter.reverse_sequence,
-    "ScatterElements": gather_scatter.scatter_elements,
-    "ScatterND": gather_scatter.scatter_nd,
-    "Slice": data_movement.slice_,
+    "ReverseSequence": data_movement.reverse_sequence,
+    "ScatterElements": scatter.scatter_elements,
+    "ScatterND": scatter.scatter_nd,
+    "Slice": slicing.slice_,
     "SpaceToDepth": data_movement.space_to_depth,
     "Split": data_movement.split,
     "Squeeze": data_movement.view,
-    "Tile": gather_scatter.tile,
-    "TopK": gather_scatter.top_k,
+    "Tile": data_movement.tile,
+    "TopK": gather.top_k,
     "Transpose": data_movement.transpose,
     "Unsqueeze": data_movement.view,
 }
 
-# Floating results through which no gradient flows: their derivative is zero almost everywhere.
+# Operators with floating results that stop gradients: their derivative is zero almost everywhere.
 STOPS = frozenset(
     {
         "Ceil", "ConstantOfShape", "EyeLike", "Floor", "Hardmax", "Multinomial", "RandomNormal",
@@ -146,7 +150,7 @@ STOPS = frozenset(
     }
 )  # fmt: skip
 
-# Outputs that a rule reads and that the source model need not have.
+# Outputs that a rule reads and that the source model may lack.
 EXTRA_OUTPUTS: Mapping[str, ExtraOutputs] = {
     "LayerNormalization": normalization.statistics_outputs,
     "MaxPool": pooling.indices_output,
@@ -155,6 +159,6 @@ EXTRA_OUTPUTS: Mapping[str, ExtraOutputs] = {
 
 def differentiate(
     model: TrainableModel, *, seed: str = "loss_scale", order: Sequence[str] | None = None
-) -> Differentiated:
-    """Backward pass of `model` by `RULES`; see `engine.differentiate`."""
+) -> DifferentiatedModel:
+    """Backward pass of `model` by the rules of this table; see `engine.differentiate`."""
     return _differentiate(model, RULES, STOPS, extra_outputs=EXTRA_OUTPUTS, seed=seed, order=order)

@@ -1,19 +1,19 @@
-"""Geometry of sliding windows: what convolution and pooling share."""
+"""Geometry of the sliding windows of convolution and pooling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients.engine import GradientContext
+from onnxgc.gradients.differentiate import GradientContext
 
-# With one element left over no padding is needed; from two on ONNX Runtime cuts at both ends.
-_LEAST_TOTAL_PAD = -1
+# One uncovered element needs no padding; of two or more, ONNX Runtime crops some at both ends.
+_MIN_TOTAL_PAD = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Sliding windows over the spatial axes, with every default and auto_pad resolved.
+    """Sliding windows over the spatial axes, with defaults and auto_pad resolved.
 
     Source: ONNX specification of Conv and the pooling operators.
     """
@@ -32,7 +32,7 @@ class Windows:
 
     @property
     def pads(self) -> list[int]:
-        """Pads as ONNX attributes have them: all begins, then all ends."""
+        """Pads in the order of ONNX attributes: all begins, then all ends."""
         return [*self.pads_begin, *self.pads_end]
 
     @property
@@ -40,7 +40,7 @@ class Windows:
         return any(self.pads)
 
     @property
-    def overlap(self) -> bool:
+    def may_overlap(self) -> bool:
         """Whether an element may be in several windows."""
         return any(
             out > 1 and stride < dilation * (size - 1) + 1
@@ -51,9 +51,9 @@ class Windows:
 
     @property
     def overshoot(self) -> tuple[int, ...]:
-        """How far the last window reaches past the input's end, per axis.
+        """Elements by which the last window extends past the input's end, per axis.
 
-        Negative: how many elements at the end no window covers.
+        Negative: the number of elements at the end that no window covers.
         """
         return tuple(
             (out - 1) * stride + dilation * (size - 1) + 1 - begin - extent
@@ -70,14 +70,14 @@ class Windows:
 
     @property
     def end_pads_used(self) -> tuple[int, ...]:
-        """End pads cut to what the last window reaches: with them, every position is a window's."""
+        """The part of the end pads that the last window covers."""
         return tuple(max(over, 0) for over in self.overshoot)
 
     def transposed(self) -> dict[str, list[int]]:
-        """Attributes of the ConvTranspose that sends dy back to the input's extent.
+        """Attributes of the ConvTranspose from dy to the input's extent.
 
-        `output_shape` would override the pads, so the extent is fixed by pads and output_padding:
-        the forward pads where they can be, since cuDNN wants both ends alike.
+        `output_shape` would override the pads, so pads and output_padding determine the extent. The forward
+        pads are used where possible, since cuDNN requires equal pads at both ends.
         """
         padding = [
             max(min(max(end - over, 0), stride - 1), -over)
@@ -97,7 +97,7 @@ def windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
     """The windows of a convolution or pooling node with the given kernel extent.
 
     Raises:
-        UnsupportedOperatorError: auto_pad under which runtimes disagree.
+        UnsupportedOperatorError: an auto_pad on which runtimes disagree.
     """
     rank = len(kernel)
     input_size, output_size = g.input_shape(0)[2:], g.output_shape()[2:]
@@ -108,11 +108,10 @@ def windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
             input_size, output_size, kernel, strides, dilations, strict=True
         ):
             total = (out - 1) * stride + dilation * (size - 1) + 1 - extent
-            if total < _LEAST_TOTAL_PAD:
+            if total < _MIN_TOTAL_PAD:
                 raise UnsupportedOperatorError(
-                    f"{g.node.place} has auto_pad {auto_pad} and a stride so "
-                    "much larger than its kernel that runtimes crop the input in different places; "
-                    "export the model with explicit pads"
+                    f"{g.node.location} has auto_pad {auto_pad} and a stride that leaves {-total} elements "
+                    "uncovered, which runtimes crop in different places; export the model with explicit pads"
                 )
             total = max(total, 0)
             small, large = total // 2, total - total // 2
@@ -127,11 +126,11 @@ def windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
 
 
 def transposed_windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Windows:
-    """The windows of the convolution that a ConvTranspose node is the transpose of.
+    """The windows of the convolution whose transpose a ConvTranspose node is.
 
-    Its input has the node's output's extent, and its output the node's input's. A pad at the end is
-    what the last window reaches past that extent; output padding is what no window reaches.
-    Source: ONNX ConvTranspose-11, pads by `output_shape` and by `auto_pad` included.
+    That convolution maps the extent of the node's output to that of its input. The end pad is the part of
+    the last window past the extent; output padding is the part that no window covers.
+    Source: ONNX ConvTranspose-11, including pads from `output_shape` and `auto_pad`.
     """
     rank = len(kernel)
     extents, counts = g.output_shape()[2:], g.input_shape(0)[2:]

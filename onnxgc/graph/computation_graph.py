@@ -1,7 +1,7 @@
-"""The directed acyclic graph that every plan is about.
+"""Computation graphs: directed acyclic graphs of tensors.
 
-Vertices are tensors and edges are operators, as in the paper: an edge `(a, b)` says that tensor
-`b` is computed from tensor `a`.
+Vertices are tensors and edges are operators, as in the paper: edge `(a, b)` means that tensor `b` is
+computed from tensor `a`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ Edge: TypeAlias = tuple[Vertex, Vertex]
 
 @dataclass(frozen=True, slots=True)
 class ComputationGraph:
-    """Tensors in topological order, and which is computed from which.
+    """Tensors in topological order, and the edges between them.
 
-    Use `from_unsorted` where the order is not known or edges may repeat.
+    Use `from_unsorted` if the order is unknown or edges may repeat.
+
+    >>> graph = ComputationGraph.from_unsorted(["y", "h", "x"], [("h", "y"), ("x", "h"), ("x", "y")])
+    >>> graph.vertices
+    ('x', 'h', 'y')
+    >>> graph.predecessors("y")
+    ('x', 'h')
 
     Raises:
         GraphFileError: there is no vertex, a vertex or an edge is given twice, an edge names an
@@ -49,7 +55,7 @@ class ComputationGraph:
         for tail, head in self.edges:
             if index[tail] >= index[head]:
                 raise GraphFileError(
-                    f"edge {tail!r} -> {head!r} runs against the order of the vertices; "
+                    f"edge {tail!r} -> {head!r} contradicts the order of the vertices; "
                     "build the graph with from_unsorted"
                 )
 
@@ -58,20 +64,20 @@ class ComputationGraph:
         for tail, head in sorted(self.edges, key=lambda edge: (index[edge[0]], index[edge[1]])):
             successors[tail].append(head)
             predecessors[head].append(tail)
-        # The one way to derive fields of a frozen class.
+        # Fields of a frozen class can be derived in no other way.
         object.__setattr__(self, "_index", index)
         object.__setattr__(self, "_predecessors", {v: tuple(tails) for v, tails in predecessors.items()})
         object.__setattr__(self, "_successors", {v: tuple(heads) for v, heads in successors.items()})
 
     @classmethod
     def from_unsorted(cls, vertices: Iterable[Vertex], edges: Iterable[Edge]) -> ComputationGraph:
-        """Sort the vertices topologically and merge repeated edges.
+        """Sort the vertices topologically and merge repeated edges. O((vertices + edges) log(vertices)).
 
-        Where the edges leave a choice, the given order decides. Edges may repeat because an operator
-        may read a tensor twice.
+        The given order breaks ties. Edges may repeat because an operator may read a tensor twice.
 
         Raises:
-            GraphFileError: a cycle (one is named), an unknown end of an edge, a vertex given twice.
+            GraphFileError: there is a cycle (the message names one), an edge has an unknown end, or a
+                vertex is given twice.
         """
         given = tuple(vertices)
         rank = _index_of(given)
@@ -105,12 +111,12 @@ class ComputationGraph:
 
     @property
     def sources(self) -> tuple[Vertex, ...]:
-        """Vertices that are computed from nothing, in topological order."""
+        """Vertices without predecessors, in topological order."""
         return tuple(vertex for vertex in self.vertices if not self._predecessors[vertex])
 
     @property
     def sinks(self) -> tuple[Vertex, ...]:
-        """Vertices that nothing is computed from, in topological order."""
+        """Vertices without successors, in topological order."""
         return tuple(vertex for vertex in self.vertices if not self._successors[vertex])
 
     def __contains__(self, vertex: object) -> bool:
@@ -120,11 +126,11 @@ class ComputationGraph:
         return len(self.vertices)
 
     def predecessors(self, vertex: Vertex) -> tuple[Vertex, ...]:
-        """What `vertex` is computed from, in topological order."""
+        """Tensors from which `vertex` is computed, in topological order."""
         return self._predecessors[vertex]
 
     def successors(self, vertex: Vertex) -> tuple[Vertex, ...]:
-        """What is computed from `vertex`, in topological order."""
+        """Tensors computed from `vertex`, in topological order."""
         return self._successors[vertex]
 
     def topological_index(self, vertex: Vertex) -> int:
@@ -154,7 +160,7 @@ def _require_known_ends(edges: Iterable[Edge], index: dict[Vertex, int]) -> None
 
 
 def _find_cycle(blocked: list[Vertex], edges: tuple[Edge, ...]) -> list[Vertex]:
-    """A cycle, first vertex repeated at the end; each blocked vertex has a blocked predecessor."""
+    """A cycle, with its first vertex repeated at the end. Each blocked vertex has a blocked predecessor."""
     within = set(blocked)
     predecessor = {head: tail for tail, head in edges if tail in within and head in within}
     seen: dict[Vertex, int] = {}

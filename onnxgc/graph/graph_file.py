@@ -1,7 +1,7 @@
-"""A bare graph from a JSON file: `{"vertices": [{"id": 0, "size": 5}], "edges": [[0, 1]], ...}`.
+"""Computation graphs in JSON files: `{"vertices": [{"id": 0, "size": 5}], "edges": [[0, 1]], ...}`.
 
-Identifiers are texts or whole numbers. Sizes are numbers of any unit, at least 0; fractions are
-exact, since all sizes are scaled to whole numbers.
+Identifiers are strings or integers. Sizes are numbers in any unit, at least 0. Fractions are exact,
+since all sizes are scaled to integers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Edge, Vertex
 
 FORM = '{"vertices": [{"id": 0, "size": 5}, ...], "edges": [[0, 1], ...], "source": 0, "target": 9}'
-LARGEST_EXPONENT = 30
-"""Sizes are 0 or lie between 10^-30 and 10^30, which keeps whole numbers of them short."""
+MAX_EXPONENT = 30
+"""Sizes are 0 or between 10^-30 and 10^30, which limits the length of the scaled integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class GraphFile:
     scale: int = 1
 
     def in_file_units(self, size: int) -> int | float:
-        """A sum of sizes as the file counts it."""
+        """A sum of sizes in the units of the file."""
         return size // self.scale if size % self.scale == 0 else size / self.scale
 
 
@@ -48,14 +48,14 @@ def read_graph_file(path: str | os.PathLike[str]) -> GraphFile:
     Every vertex must lie on a path from the source to the target.
 
     Raises:
-        GraphFileError: the file cannot be read, is not JSON, or breaks a rule of its form; the
-            first breach is named.
+        GraphFileError: the file cannot be read, is not JSON, or violates its form; the message
+            names the first violation.
     """
     return parse_graph(read_document(path, FORM))
 
 
 def read_document(path: str | os.PathLike[str], form: str) -> Any:
-    """The content of a JSON file, fractions as `Decimal`; `form` is how it should have been written.
+    """The content of a JSON file, fractions as `Decimal`; error messages show `form` as an example.
 
     Raises:
         GraphFileError: the file cannot be read, is empty, or is not JSON.
@@ -76,7 +76,7 @@ def parse_graph(document: Any) -> GraphFile:
     """Check the content of a graph file (fractions as `Decimal`).
 
     Raises:
-        GraphFileError: it breaks a rule of the form; the first breach is named.
+        GraphFileError: the document violates the form; the message names the first violation.
     """
     if not isinstance(document, dict):
         raise GraphFileError(f"a graph file holds one JSON object; write {FORM}")
@@ -86,7 +86,7 @@ def parse_graph(document: Any) -> GraphFile:
     sizes = _vertices(document["vertices"])
     graph = ComputationGraph.from_unsorted(sizes, _edges(document["edges"], sizes))
     source, target = (_known(document[end], sizes, f"the {end}") for end in ("source", "target"))
-    _require_one_piece(graph, source, target)
+    _require_single_ends(graph, source, target)
     scale = lcm(*(size.denominator for size in sizes.values()))
     return GraphFile(graph, {v: int(size * scale) for v, size in sizes.items()}, source, target, scale)
 
@@ -100,12 +100,12 @@ def _vertices(entries: Any) -> dict[Vertex, Fraction]:
         if not isinstance(entry, dict):
             raise GraphFileError(f'vertex number {place} must be an object such as {{"id": 0, "size": 5}}')
         if "id" not in entry:
-            raise GraphFileError(f"vertex number {place} has no 'id'; give it a text or a whole number")
+            raise GraphFileError(f"vertex number {place} has no 'id'; give it a string or an integer")
         vertex = entry["id"]
         if not _is_identifier(vertex):
             shown = json.dumps(vertex, default=str)
-            raise GraphFileError(f"vertex number {place} has {shown} as 'id'; use text or whole numbers")
-        # The same text twice could not be told apart in --checkpoints.
+            raise GraphFileError(f"vertex number {place} has {shown} as 'id'; use a string or an integer")
+        # --checkpoints identifies vertices by text.
         if str(vertex) in texts:
             raise GraphFileError(f"vertex {vertex!r} is given twice; identifiers must be distinct")
         texts.add(str(vertex))
@@ -122,10 +122,10 @@ def _size(vertex: Vertex, entry: dict[str, Any]) -> Fraction:
     value = Decimal(size)
     if value < 0:
         raise GraphFileError(f"vertex {vertex!r} has the negative size {size}; sizes are at least 0")
-    if value and not -LARGEST_EXPONENT <= value.adjusted() < LARGEST_EXPONENT:
+    if value and not -MAX_EXPONENT <= value.adjusted() < MAX_EXPONENT:
         raise GraphFileError(
             f"vertex {vertex!r} has the size {value:.3e}; sizes are 0 or lie "
-            f"between 1e-{LARGEST_EXPONENT} and 1e{LARGEST_EXPONENT}"
+            f"between 1e-{MAX_EXPONENT} and 1e{MAX_EXPONENT}"
         )
     return Fraction(value)
 
@@ -137,7 +137,7 @@ def _edges(entries: Any, sizes: Mapping[Vertex, Fraction]) -> list[Edge]:
     for place, entry in enumerate(entries):
         if not isinstance(entry, list) or len(entry) != 2:
             raise GraphFileError(
-                f"edge number {place} must be a pair such as [0, 1]: read tensor, computed one"
+                f"edge number {place} must be a pair such as [0, 1]: the tensor read and the tensor computed"
             )
         tail, head = (
             _known(end, sizes, f"edge number {place}, {json.dumps(entry, default=str)},") for end in entry
@@ -153,8 +153,11 @@ def _known(vertex: Any, sizes: Mapping[Vertex, Fraction], what: str) -> Vertex:
     return found
 
 
-def _require_one_piece(graph: ComputationGraph, source: Vertex, target: Vertex) -> None:
-    """In a graph without cycles every vertex is on a path if no other one begins or ends paths."""
+def _require_single_ends(graph: ComputationGraph, source: Vertex, target: Vertex) -> None:
+    """Raise unless every vertex is on a path from source to target.
+
+    In an acyclic graph this holds if there is no other source and no other sink.
+    """
     if graph.predecessors(source):
         raise GraphFileError(
             f"the source {source!r} is computed from {graph.predecessors(source)[0]!r}; "

@@ -1,8 +1,8 @@
-"""A few good orders in which a graph can be computed.
+"""Topological orders with few live bytes.
 
-What is alive between two steps depends on the order of the steps, and so does every search that
-walks along one order. Each order here is found in near-linear time and depends on nothing but the
-graph, the sizes and the graph's own order, which breaks all ties.
+The live tensors between two vertices depend on the order, and so does every search along one order.
+Each order here takes O((vertices + edges) log(vertices)) and depends only on the graph, the sizes, and the
+graph's own order, which breaks all ties.
 """
 
 from __future__ import annotations
@@ -19,21 +19,28 @@ Adjacency = Sequence[Sequence[int]]
 def topological_orders(
     graph: ComputationGraph, size_of: Callable[[Vertex], int]
 ) -> tuple[tuple[Vertex, ...], ...]:
-    """Distinct topological orders of all vertices; the graph's own is the first.
+    """Distinct topological orders of all vertices, the graph's own first.
 
-    The others keep the bytes small that are alive between two steps (greedily, from the sources
-    down), finish a branch before they start the next one (depth first), and keep the bytes alive
-    small from the sinks up, in this order.
-    `size_of` gives a tensor's size in bytes.
+    The others are, in this order: the greedy order of least live bytes from the sources down, the
+    depth-first order, which finishes a branch before it starts the next one, and the greedy order of least
+    live bytes from the sinks up.
+
+    Args:
+        graph: any acyclic graph.
+        size_of: a tensor's size in bytes.
+
+    >>> graph = ComputationGraph.from_unsorted(range(6), [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)])
+    >>> topological_orders(graph, lambda vertex: 1)
+    ((0, 1, 2, 3, 4, 5), (0, 1, 3, 2, 4, 5))
     """
     index = graph.topological_index
     successors = [[index(head) for head in graph.successors(v)] for v in graph.vertices]
     predecessors = [[index(tail) for tail in graph.predecessors(v)] for v in graph.vertices]
     sizes = [size_of(vertex) for vertex in graph.vertices]
-    upwards = _least_alive_upwards(successors, predecessors, sizes)
+    upwards = _least_live_upwards(successors, predecessors, sizes)
     found = (
         list(range(len(graph))),
-        _least_alive(successors, predecessors, sizes),
+        _least_live(successors, predecessors, sizes),
         _depth_first(successors, predecessors),
         upwards[::-1],
     )
@@ -41,7 +48,7 @@ def topological_orders(
 
 
 def _depth_first(successors: Adjacency, predecessors: Adjacency) -> list[int]:
-    """What has just become ready goes first, of several the one with the lowest index."""
+    """The vertex that became ready last comes first; among several, the one with the lowest index."""
     missing = [len(tails) for tails in predecessors]
     ready = [place for place in reversed(range(len(missing))) if missing[place] == 0]
     order = []
@@ -55,14 +62,14 @@ def _depth_first(successors: Adjacency, predecessors: Adjacency) -> list[int]:
     return order
 
 
-def _least_alive(successors: Adjacency, predecessors: Adjacency, sizes: Sequence[int]) -> list[int]:
-    """The ready vertex that adds least to the bytes alive, or frees most, goes first.
+def _least_live(successors: Adjacency, predecessors: Adjacency, sizes: Sequence[int]) -> list[int]:
+    """Greedy: next comes the ready vertex that adds the fewest live bytes, or releases the most.
 
-    A tensor is alive from its own step to that of its last reader.
+    A tensor is live from its own position to that of its last reader.
     """
     missing = [len(tails) for tails in predecessors]
     readers_left = [len(heads) for heads in successors]
-    # The sum of the readers that are left is the last reader where one is left.
+    # With one reader left, the sum of the remaining readers is that reader.
     reader_sum = [sum(heads) for heads in successors]
     change = [
         (size if heads else 0) - sum(sizes[tail] for tail in tails if len(successors[tail]) == 1)
@@ -73,8 +80,8 @@ def _least_alive(successors: Adjacency, predecessors: Adjacency, sizes: Sequence
     heapq.heapify(ready)
     order = []
     while ready:
-        believed, place = heapq.heappop(ready)
-        if done[place] or believed != change[place]:
+        entry_change, place = heapq.heappop(ready)
+        if done[place] or entry_change != change[place]:
             continue  # A better entry was pushed later.
         done[place] = True
         order.append(place)
@@ -93,33 +100,33 @@ def _least_alive(successors: Adjacency, predecessors: Adjacency, sizes: Sequence
     return order
 
 
-def _least_alive_upwards(successors: Adjacency, predecessors: Adjacency, sizes: Sequence[int]) -> list[int]:
-    """A reverse order built from the sinks: what joins last, counted from below, adds least alive.
+def _least_live_upwards(successors: Adjacency, predecessors: Adjacency, sizes: Sequence[int]) -> list[int]:
+    """A reverse order, greedy from the sinks: next comes the vertex that adds the fewest live bytes.
 
-    From below a tensor becomes alive with its last reader and ends with its own step; so a step
-    adds those of its inputs that are not alive yet.
+    In reverse, a tensor becomes live at its last reader and ends at its own position. So a vertex adds
+    those of its inputs that are not live yet.
     """
     waiting = [len(heads) for heads in successors]
-    alive = [False] * len(sizes)
+    live = [False] * len(sizes)
     change = [
         sum(sizes[tail] for tail in tails) - (size if heads else 0)
         for size, heads, tails in zip(sizes, successors, predecessors, strict=True)
     ]
     done = [False] * len(sizes)
-    # From below the graph's own order runs backwards: the highest index goes first.
+    # In reverse, the highest index comes first.
     ready = [(change[place], -place) for place in range(len(sizes)) if waiting[place] == 0]
     heapq.heapify(ready)
     order = []
     while ready:
-        believed, negative = heapq.heappop(ready)
+        entry_change, negative = heapq.heappop(ready)
         place = -negative
-        if done[place] or believed != change[place]:
+        if done[place] or entry_change != change[place]:
             continue  # A better entry was pushed later.
         done[place] = True
         order.append(place)
         for tail in predecessors[place]:
-            if not alive[tail]:
-                alive[tail] = True
+            if not live[tail]:
+                live[tail] = True
                 for reader in successors[tail]:
                     if not done[reader]:
                         change[reader] -= sizes[tail]

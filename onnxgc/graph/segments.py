@@ -1,9 +1,9 @@
-"""What a set of checkpoints leaves over: segments that are computed again as one piece.
+"""Segments between checkpoints, each recomputed as a unit.
 
-Three readings of the paper's "independent segment" are told apart in this project. *Reading A*,
-for which the paper's algorithms are exact: each weakly connected component of what is not kept
-has exactly one checkpoint feeding it and exactly one fed by it. *Reading G* takes any component,
-whatever feeds it. (*Reading B*, all branches between two checkpoints as one segment, is not used.)
+The paper's "independent segment" has several readings. *Reading A*, for which the paper's algorithms are
+exact: each weakly connected component of discarded vertices has exactly one checkpoint feeding it and
+exactly one fed by it. *Reading G* allows components with any number of both. (*Reading B*, all branches
+between two checkpoints as one segment, is not used.)
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.terminals import forced_checkpoints, with_single_terminals
+from onnxgc.graph.virtual_terminals import with_single_terminals
 
 
 @dataclass(frozen=True, slots=True)
 class IndependentSegment:
-    """Tensors between two checkpoints that can be computed again, and differentiated, on their own.
+    """Tensors between two checkpoints that can be recomputed and differentiated independently.
 
-    Source: the paper, Definition 1. `interior` is in topological order, without the two ends.
+    `interior` is in topological order, without the two ends.
+
+    Source: the paper, Definition 1.
     """
 
     source: Vertex
@@ -30,11 +32,10 @@ class IndependentSegment:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A weakly connected component of the tensors that are not kept (reading G).
+    """A weakly connected component of discarded tensors (reading G).
 
-    `entries` are the checkpoints that it reads, `exits` those that are computed from it; either is
-    empty where the component begins with the graph's sources or ends with its sinks. All three
-    are in topological order.
+    `entries` are the checkpoints that it reads, `exits` those computed from it. Either is empty if the
+    component begins with the graph's sources or ends with its sinks. All three are in topological order.
     """
 
     entries: tuple[Vertex, ...]
@@ -43,10 +44,14 @@ class Segment:
 
 
 def segments_between(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> tuple[Segment, ...]:
-    """The segments that remain when exactly `checkpoints` are kept, each after those it depends on.
+    """The segments when exactly `checkpoints` are kept, each after the segments that it depends on.
 
-    Where segments depend on each other both ways (none of them is convex), the one whose first
-    tensor comes first goes first.
+    Among segments that depend on each other in both directions, the one with the earliest first tensor
+    comes first. O(vertices + edges + segments^2) operations on bitsets of segments.
+
+    >>> graph = ComputationGraph.from_unsorted(range(5), [(0, 1), (1, 2), (2, 3), (3, 4)])
+    >>> segments_between(graph, [0, 2, 4])
+    (Segment(entries=(0,), exits=(2,), interior=(1,)), Segment(entries=(2,), exits=(4,), interior=(3,)))
     """
     kept = set(checkpoints)
     owner: dict[Vertex, int] = {}
@@ -57,7 +62,7 @@ def segments_between(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> 
         number = len(interiors)
         owner[start] = number
         found = [start]
-        for vertex in found:  # grows while it is walked
+        for vertex in found:  # Grows during the loop.
             for neighbour in (*graph.predecessors(vertex), *graph.successors(vertex)):
                 if neighbour not in kept and neighbour not in owner:
                     owner[neighbour] = number
@@ -76,8 +81,8 @@ def segments_between(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> 
 def is_valid_reading_a(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> bool:
     """Whether every segment has exactly one entry and one exit.
 
-    The single source and target always count as checkpoints; where there are several, the virtual
-    terminal that stands for them does.
+    A single source and a single target always count as checkpoints; several are represented by a virtual
+    terminal, which counts as one.
     """
     closed = with_single_terminals(graph)
     kept = {*checkpoints, closed.sources[0], closed.sinks[0]}
@@ -86,40 +91,15 @@ def is_valid_reading_a(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -
     )
 
 
-def is_valid_reading_g(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> bool:
-    """Whether the segments can be put in a row, each computed, and differentiated, as one piece.
-
-    That is: contracted to one vertex each, they leave a graph without cycles. Then no path leaves a
-    segment and comes back, nor do two segments wait for each other. The single source and target
-    always count as checkpoints.
-    """
-    segments = segments_between(graph, (*checkpoints, *forced_checkpoints(graph)))
-    group: dict[Vertex, Vertex] = {vertex: vertex for vertex in graph.vertices}
-    group |= {vertex: segment.interior[0] for segment in segments for vertex in segment.interior}
-    heads: dict[Vertex, list[Vertex]] = {first: [] for first in group.values()}
-    waiting = dict.fromkeys(heads, 0)
-    for tail, head in graph.edges:
-        if group[tail] != group[head]:
-            heads[group[tail]].append(group[head])
-            waiting[group[head]] += 1
-    ready = [first for first, count in waiting.items() if count == 0]
-    for first in ready:  # grows while it is walked
-        for head in heads[first]:
-            waiting[head] -= 1
-            if waiting[head] == 0:
-                ready.append(head)
-    return len(ready) == len(heads)
-
-
 def _dependency_order(graph: ComputationGraph, owner: dict[Vertex, int], count: int) -> list[int]:
-    """Segment numbers (rising with their first tensor), each after those that it waits for."""
+    """Segment numbers (rising with their first tensor), each after its dependencies."""
     upstream = _upstream_segments(graph, owner, count)
     waiting = [upstream[number].bit_count() for number in range(count)]
     ready = [number for number in range(count) if waiting[number] == 0]
     left = dict.fromkeys(range(count))
     order: list[int] = []
     while left:
-        if not ready:  # Interleaved segments: no order serves all of them.
+        if not ready:  # Interleaved segments have no valid order.
             ready.append(next(iter(left)))
         number = heapq.heappop(ready)
         del left[number]

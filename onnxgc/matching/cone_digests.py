@@ -1,10 +1,10 @@
-"""What each value is a function of, and how it reaches the outputs, as one digest each.
+"""Digests of the cones of values: their computation from the inputs, and their paths to the outputs.
 
 Equal forward digests: the same function of the inputs, given weights of the same shapes. Equal backward
-digests: the same way to the outputs. A product with weights is one *layer* with what is added to and
-multiplied with its channels behind it, so that it does not matter whether a bias or a normalisation by
-fixed statistics stands apart, in the product, or in its weights. A normalisation by the statistics of the
-batch counts as one by fixed ones; one by those of each sample is an operator of its own.
+digests: the same paths to the outputs. A product with weights is one *layer* with the weights that are added
+to or multiplied with its channels afterwards: a bias or fixed-statistics normalisation gives the same digest
+whether separate, in the product, or folded into the weights. A normalisation by batch statistics counts
+as one by fixed statistics; one by the statistics of each sample is an operator.
 """
 
 from __future__ import annotations
@@ -14,32 +14,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxgc.matching.normal_form.affine import ADDED, MULTIPLIED
 from onnxgc.matching.normal_form.channel_slices import Rows, overlapping
-from onnxgc.matching.normal_form.structure import Entity, OfAxis, OfValue, Structure, leaves, rendered
+from onnxgc.matching.normal_form.entities import Entity
+from onnxgc.matching.normal_form.terms import OfAxis, OfValue, leaves, rendered
+from onnxgc.matching.normal_form.value_graph import Structure
 
 LINEAR = frozenset({"linear", "Conv", "ConvTranspose"})
 
-Role = tuple[int, str]
+Edge = tuple[int, str]
+"""A neighbouring value, and the position in a term at which one of the two reads the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConeDigests:
-    """Digests by value. `anchors` says which value is the whole layer that one is inside of.
+    """Digests by value.
 
-    `backward` has only values that reach an output. `readers` and `operands` are those of layers as a
-    whole, each with its role; a reader of an axis that a value brought into a product reads that value.
-    `reads` are the same of each value.
+    `backward` has only *live* values, which reach an output. `anchors` maps each value inside a layer to the
+    last value of the layer. `readers` and `operands` are the edges of whole layers; if a value contributed an
+    axis to a product, readers of the axis count as readers of the value. `reads` are the edges of single
+    values.
     """
 
     forward: dict[int, str]
     backward: dict[int, str]
     anchors: dict[int, int]
-    readers: dict[int, list[Role]]
-    operands: dict[int, list[Role]]
-    reads: list[list[Role]]
+    readers: dict[int, list[Edge]]
+    operands: dict[int, list[Edge]]
+    reads: list[list[Edge]]
 
     def reversed(self) -> ConeDigests:
-        """Those of the network read from its outputs to its inputs."""
+        """The digests of the network read from its outputs to its inputs."""
         return replace(
             self,
             forward=self.backward,
@@ -53,25 +58,25 @@ def digest(*parts: Any) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
-def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: bool = True) -> ConeDigests:
-    """The digests of a structure whose graph ends in `outputs`.
+def cone_digests(structure: Structure, outputs: Sequence[int], *, include_biases: bool = True) -> ConeDigests:
+    """The digests of a structure with these output values.
 
-    Unless `are_biases_seen`, a product with weights is the same with a bias or a normalisation as without.
+    Without `include_biases`, a product with weights has one digest with or without a bias or normalisation.
     """
     entities = structure.entities
     reads = _reads(entities)
-    live = _reaching(reads, outputs)
+    live = _live_values(reads, outputs)
     affine = frozenset(
-        index for index, entity in enumerate(entities) if entity.op in ("weighted", "shifted")
-    ) | by_batch(structure)
-    anchors = _absorbed(entities, reads, affine, live, frozenset(outputs))
+        index for index, entity in enumerate(entities) if entity.op in (MULTIPLIED, ADDED)
+    ) | batch_normalizations(structure)
+    anchors = _layer_anchors(entities, reads, affine, live, frozenset(outputs))
     overlaps = overlapping(structure, live)
-    forward = _forward(entities, affine, anchors, overlaps, are_biases_seen)
+    forward = _forward(entities, affine, anchors, overlaps, include_biases)
     for whole in sorted({whole for whole, _ in structure.parts.values()} - live):
-        # What is only read in parts is no layer of its own, and none of the same size is the same.
+        # A layer that is read in parts only differs from a layer of its size.
         forward[whole] = digest("packed", forward[whole])
-    readers: dict[int, list[Role]] = {value: [] for value in live}
-    operands: dict[int, list[Role]] = {value: [] for value in live}
+    readers: dict[int, list[Edge]] = {value: [] for value in live}
+    operands: dict[int, list[Edge]] = {value: [] for value in live}
     for value in sorted(live):
         anchor = anchors.get(value, value)
         for operand, path in reads[value]:
@@ -80,16 +85,29 @@ def cones_of(structure: Structure, outputs: Sequence[int], *, are_biases_seen: b
                 operands[anchor].append((operand, path))
     for value, anchor in anchors.items():
         readers[value].append((anchor, "inside"))
-    backward = _backward(entities, affine, live, anchors, readers, outputs, overlaps, are_biases_seen)
+    backward = _backward(entities, affine, live, anchors, readers, outputs, overlaps, include_biases)
     return ConeDigests(forward, backward, anchors, readers, operands, reads)
+
+
+def refine_digests(
+    keys: dict[int, str], labels: dict[int, str], edges_of: Callable[[int], list[Edge]]
+) -> dict[int, str]:
+    """Digests that include the labels and digests of the neighbours."""
+    return {
+        value: digest(key, sorted((labels.get(n, ""), path, keys.get(n, "")) for n, path in edges_of(value)))
+        for value, key in keys.items()
+    }
+
+
+# -- the graph of values -------------------------------------------------------------------------
 
 
 def _values_in(entity: Entity) -> Iterable[int]:
     return (leaf.value for _, leaf in leaves(entity.term) if isinstance(leaf, OfValue))
 
 
-def by_batch(structure: Structure) -> frozenset[int]:
-    """The normalisations by the statistics of the batch: over the first dimension of an input too."""
+def batch_normalizations(structure: Structure) -> frozenset[int]:
+    """The normalisations by batch statistics: those that reduce the first dimension of an input."""
     batches: set[int] = set()
     found: set[int] = set()
     for index, entity in enumerate(structure.entities):
@@ -105,14 +123,14 @@ def by_batch(structure: Structure) -> frozenset[int]:
     return frozenset(found)
 
 
-def _reads(entities: Sequence[Entity]) -> list[list[Role]]:
-    """The values that each value is made of, and those that brought the axes that it says something of."""
-    found: list[list[Role]] = []
+def _reads(entities: Sequence[Entity]) -> list[list[Edge]]:
+    """The operands of each value, and the values that brought the axes in its term."""
+    found: list[list[Edge]] = []
     owners: dict[int, frozenset[int]] = {}
     for index, entity in enumerate(entities):
         found.append([])
         if entity.is_axis:
-            owners[index] = _owners(entity, owners)
+            owners[index] = _axis_owners(entity, owners)
             continue
         for path, leaf in leaves(entity.term):
             if isinstance(leaf, OfValue):
@@ -122,8 +140,8 @@ def _reads(entities: Sequence[Entity]) -> list[list[Role]]:
     return found
 
 
-def _owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozenset[int]:
-    """The values that brought an axis into a product, even if others have come to lie on it since."""
+def _axis_owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """The values that brought an axis into a product, including an axis that was joined with others later."""
     if axis.op == "own":
         return frozenset(_values_in(axis))
     if axis.op != "joined":
@@ -132,8 +150,8 @@ def _owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozenset[int
     return next(iter(inner)) if len(inner) == 1 else frozenset().union(*inner)
 
 
-def grounds(cones: ConeDigests, value: int) -> set[int]:
-    """What reaches the outputs of the values that one is made of which does not: the nearest on each way."""
+def nearest_live_operands(cones: ConeDigests, value: int) -> set[int]:
+    """The nearest live values on each path from a value that is not live to the inputs."""
     found: set[int] = set()
     pending, seen = [value], {value}
     while pending:
@@ -146,7 +164,7 @@ def grounds(cones: ConeDigests, value: int) -> set[int]:
     return found
 
 
-def _reaching(reads: Sequence[Sequence[Role]], outputs: Sequence[int]) -> set[int]:
+def _live_values(reads: Sequence[Sequence[Edge]], outputs: Sequence[int]) -> set[int]:
     live, pending = set(outputs), list(outputs)
     while pending:
         for operand, _ in reads[pending.pop()]:
@@ -156,14 +174,17 @@ def _reaching(reads: Sequence[Sequence[Role]], outputs: Sequence[int]) -> set[in
     return live
 
 
-def _absorbed(
+# -- layers --------------------------------------------------------------------------------------
+
+
+def _layer_anchors(
     entities: Sequence[Entity],
-    reads: Sequence[Sequence[Role]],
+    reads: Sequence[Sequence[Edge]],
     affine: frozenset[int],
     live: set[int],
     outputs: frozenset[int],
 ) -> dict[int, int]:
-    """Values that end in the next weight of the same layer, with the last value of that layer.
+    """The last value of the layer for each value inside one.
 
     A layer is shifted, scaled, and shifted again at most: two normalisations are two layers.
     """
@@ -172,7 +193,7 @@ def _absorbed(
         for operand, _ in reads[value]:
             readers.setdefault(operand, set()).add(value)
     following: dict[int, int] = {}
-    # How far a layer is: 0 before it is scaled, 1 once it is, 2 when it is shifted behind that.
+    # 0 before the layer is scaled, 1 afterwards, 2 once it is shifted after that.
     stages: dict[int, int] = {}
     for value in sorted(live):
         entity = entities[value]
@@ -180,10 +201,12 @@ def _absorbed(
             continue
         source = next(iter(_values_in(entity)))
         before, stage = entities[source], stages.get(source, 0)
-        is_alone = readers[source] == {value} and source not in outputs
-        is_alike = (before.op in LINEAR or source in affine) and set(before.cover) == set(entity.cover)
-        is_shift = entity.op == "shifted"
-        if is_alone and is_alike and (is_shift or stage < 2):
+        is_only_reader = readers[source] == {value} and source not in outputs
+        is_along_channels = (before.op in LINEAR or source in affine) and set(before.cover) == set(
+            entity.cover
+        )
+        is_shift = entity.op == ADDED
+        if is_only_reader and is_along_channels and (is_shift or stage < 2):
             following[source] = value
         else:
             stage = 0
@@ -195,20 +218,50 @@ def _absorbed(
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """What a layer begins with, and the operators behind it up to a value of the layer."""
+class _LayerPrefix:
+    """A layer up to one of its values: the digest of its start, and the affine operators after that."""
 
     start: str
     is_product: bool
-    since: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
-    def form(self, are_biases_seen: bool) -> tuple[bool, ...]:
-        """Whether the result is scaled and shifted. Behind a product, weights can take in the former."""
-        if self.is_product and not are_biases_seen:
+    def form(self, include_biases: bool) -> tuple[bool, ...]:
+        """Whether the result is scaled and shifted. The weights of a product absorb a scale."""
+        if self.is_product and not include_biases:
             return ()
-        scales = any(op in ("weighted", "normalize") for op in self.since)
-        shifts = any(op in ("shifted", "normalize") for op in self.since)
-        return (scales or shifts,) if self.is_product else (scales, shifts)
+        is_scaled = any(op in (MULTIPLIED, "normalize") for op in self.operators)
+        is_shifted = any(op in (ADDED, "normalize") for op in self.operators)
+        return (is_scaled or is_shifted,) if self.is_product else (is_scaled, is_shifted)
+
+
+def _layer_up_to(
+    entities: Sequence[Entity],
+    affine: frozenset[int],
+    value: int,
+    raw: str,
+    known: Sequence[str],
+    anchors: dict[int, int],
+    layers: dict[int, _LayerPrefix],
+) -> _LayerPrefix | None:
+    """The layer up to a value; None for values outside layers."""
+    entity = entities[value]
+    if entity.op in LINEAR and not entity.is_axis:
+        return _LayerPrefix(raw, is_product=True)
+    if value not in affine:
+        return None
+    source = next(iter(_values_in(entity)))
+    if source in anchors and anchors[source] == anchors.get(value, value):
+        before = layers[source]
+    elif entity.op == "normalize" and value not in anchors:
+        # No weight along the same axes follows.
+        return None
+    else:
+        cover = sorted(rendered((OfAxis(atom.axis), atom.size, atom.stride), known) for atom in entity.cover)
+        before = _LayerPrefix(digest("affine", known[source], cover), is_product=False)
+    return replace(before, operators=(*before.operators, entity.op))
+
+
+# -- digests -------------------------------------------------------------------------------------
 
 
 def _forward(
@@ -216,50 +269,22 @@ def _forward(
     affine: frozenset[int],
     anchors: dict[int, int],
     overlaps: Mapping[int, Rows],
-    are_biases_seen: bool,
+    include_biases: bool,
 ) -> dict[int, str]:
     known: list[str] = []
-    layers: dict[int, _Layer] = {}
+    layers: dict[int, _LayerPrefix] = {}
     for index, entity in enumerate(entities):
         kind = ("axis", entity.size) if entity.is_axis else ()
         raw = digest(*kind, entity.op, rendered(entity.term, known), *overlaps.get(index, ()))
-        layer = _layer_of(entities, affine, index, raw, known, anchors, layers)
+        layer = _layer_up_to(entities, affine, index, raw, known, anchors, layers)
         if layer is None:
             known.append(raw)
             continue
         layers[index] = layer
         is_inside = index in anchors
-        known.append(
-            digest("layer", layer.start, layer.since if is_inside else layer.form(are_biases_seen), is_inside)
-        )
+        form = layer.operators if is_inside else layer.form(include_biases)
+        known.append(digest("layer", layer.start, form, is_inside))
     return {index: known[index] for index, entity in enumerate(entities) if not entity.is_axis}
-
-
-def _layer_of(
-    entities: Sequence[Entity],
-    affine: frozenset[int],
-    value: int,
-    raw: str,
-    known: Sequence[str],
-    anchors: dict[int, int],
-    layers: dict[int, _Layer],
-) -> _Layer | None:
-    """The layer up to a value; None for what is no part of one."""
-    entity = entities[value]
-    if entity.op in LINEAR and not entity.is_axis:
-        return _Layer(raw, is_product=True)
-    if value not in affine:
-        return None
-    source = next(iter(_values_in(entity)))
-    if source in anchors and anchors[source] == anchors.get(value, value):
-        before = layers[source]
-    elif entity.op == "normalize" and value not in anchors:
-        # What follows extends along other axes, or is no weight.
-        return None
-    else:
-        cover = sorted(rendered((OfAxis(atom.axis), atom.size, atom.stride), known) for atom in entity.cover)
-        before = _Layer(digest("affine", known[source], cover), is_product=False)
-    return replace(before, since=(*before.since, entity.op))
 
 
 def _backward(
@@ -267,10 +292,10 @@ def _backward(
     affine: frozenset[int],
     live: set[int],
     anchors: dict[int, int],
-    readers: dict[int, list[Role]],
+    readers: dict[int, list[Edge]],
     outputs: Sequence[int],
     overlaps: Mapping[int, Rows],
-    are_biases_seen: bool,
+    include_biases: bool,
 ) -> dict[int, str]:
     known: dict[int, str] = {}
     members: dict[int, list[int]] = {}
@@ -280,36 +305,23 @@ def _backward(
         if value in anchors:
             known[value] = digest("inside", known[anchors[value]], entities[value].op)
             continue
-        ways = sorted((known[reader], path) for reader, path in readers[value])
-        ends = [place for place, output in enumerate(outputs) if output == value]
-        local = _local(entities, affine, members[value], are_biases_seen)
-        known[value] = digest(local, ways, ends, *overlaps.get(members[value][0], ()))
+        uses = sorted((known[reader], path) for reader, path in readers[value])
+        positions = [position for position, output in enumerate(outputs) if output == value]
+        local = _local_digest(entities, affine, members[value], include_biases)
+        known[value] = digest(local, uses, positions, *overlaps.get(members[value][0], ()))
     return known
 
 
-def _local(
-    entities: Sequence[Entity], affine: frozenset[int], members: Sequence[int], are_biases_seen: bool
+def _local_digest(
+    entities: Sequence[Entity], affine: frozenset[int], members: Sequence[int], include_biases: bool
 ) -> str:
-    """What a layer, or a value that is none, does, whatever it does that to."""
+    """The operators of a layer, or of a value outside layers, without their operands."""
     first = entities[members[0]]
     is_product = first.op in LINEAR
-    since = tuple(entities[value].op for value in members if value in affine)
-    is_alone = len(members) == 1 and first.op == "normalize"
-    if is_alone or not (is_product or since):
+    operators = tuple(entities[value].op for value in members if value in affine)
+    is_lone_normalization = len(members) == 1 and first.op == "normalize"
+    if is_lone_normalization or not (is_product or operators):
         return digest(first.op, rendered(first.term, None))
     start = digest(first.op, rendered(first.term, None)) if is_product else ""
-    return digest(
-        start,
-        _Layer(start, is_product, since).form(are_biases_seen),
-        sorted(atom.size for atom in first.cover),
-    )
-
-
-def refine_digests(
-    keys: dict[int, str], labels: dict[int, str], around: Callable[[int], list[Role]]
-) -> dict[int, str]:
-    """Keys that say of the neighbours too what they are."""
-    return {
-        value: digest(key, sorted((labels.get(n, ""), path, keys.get(n, "")) for n, path in around(value)))
-        for value, key in keys.items()
-    }
+    form = _LayerPrefix(start, is_product, operators).form(include_biases)
+    return digest(start, form, sorted(atom.size for atom in first.cover))

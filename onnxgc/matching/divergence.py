@@ -1,4 +1,4 @@
-"""Where two models part, and in what they differ without being other networks."""
+"""Where two networks diverge, and differences between models of one network."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgc.matching.cone_digests import LINEAR, by_batch
+from onnxgc.matching.cone_digests import LINEAR, batch_normalizations
 from onnxgc.matching.network_view import NetworkView, Pair
 from onnxgc.model.core.ir import Node, TrainableModel
 
-# So many operators name a spelling.
-_MOST_OPERATORS = 8
-SHARED_WEIGHTS = "weights of layers, some of which are shared otherwise"
-BATCH_NORMALISATIONS = "normalisations by the statistics of the batch"
+MAX_OPERATORS = 8
+SHARED_WEIGHTS = "weights, some of which are shared between layers"
+BATCH_NORMALISATIONS = "normalisations by batch statistics"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the two models have otherwise, in words or figures of each."""
+    """A property in which two models differ, and its description or number in each."""
 
     what: str
     a: str
@@ -26,65 +25,64 @@ class Difference:
 
 
 def frontier(
-    a: NetworkView, b: NetworkView, pairs: Sequence[Pair], alike: Mapping[int, int], *, is_forward: bool
+    a: NetworkView, b: NetworkView, pairs: Sequence[Pair], equal: Mapping[int, int], *, is_forward: bool
 ) -> tuple[Pair, ...]:
-    """The pairs of values that are alike by one kind of cone, where something that comes next is not.
+    """Matched pairs at the edge of the divergence: equal cones, and a neighbour without a match.
 
-    What belongs to a loss that was added to the models is left out.
+    Values of a loss that was added to the models are excluded.
     """
     ends = []
-    for side, known in ((a, alike.keys()), (b, set(alike.values()))):
-        onward = side.cones.readers if is_forward else side.cones.operands
-        fed = side.fed()
-        ends.append(
-            {v for v in known & fed if any(n in fed and n not in known for n, _ in onward.get(v, ()))}
-        )
+    for side, known in ((a, equal.keys()), (b, set(equal.values()))):
+        edges = side.cones.readers if is_forward else side.cones.operands
+        dependent = side.input_dependent_values()
+        unknown = dependent - known
+        ends.append({v for v in known & dependent if any(n in unknown for n, _ in edges.get(v, ()))})
     found: dict[int, Pair] = {}
     for pair in pairs:
         value, other = a.structure.views[pair.a].value, b.structure.views[pair.b].value
-        is_end = alike.get(value) == other and (value in ends[0] or other in ends[1])
+        is_end = equal.get(value) == other and (value in ends[0] or other in ends[1])
         if is_end and pair.a in a.own and pair.b in b.own:
             found.setdefault(value, pair)
     return tuple(found[value] for value in sorted(found))
 
 
-def behind(side: NetworkView, tensor: str, matched: Collection[int]) -> tuple[str, ...]:
-    """The operators that follow a tensor and lead to what is not among the `matched` values.
+def operators_after(side: NetworkView, tensor: str, matched: Collection[int]) -> tuple[str, ...]:
+    """The unmatched operators after a tensor, up to and including the next layer of each branch.
 
-    They go up to the next layer in each branch, which is the last; layers and windows with their sizes.
-    A layer of which only parts are read is none: the next ones are the parts.
+    Layers and windows have their sizes, as in "Conv 3x3 64 to 64". If a layer is read only in slices, the
+    slices end the branch.
     """
     cones, views = side.cones, side.structure.views
     packed = {whole for whole, _ in side.structure.parts.values()}
-    made = set(side.holders[views[tensor].value])
+    reached = set(side.holders[views[tensor].value])
     found: list[Node] = []
     for node in side.model.nodes:
         values = [views[name].value for name in node.outputs if name in views]
         is_packed = not packed.isdisjoint(values)
         is_matched = not is_packed and any(cones.anchors.get(value, value) in matched for value in values)
-        if made.isdisjoint(node.inputs) or side.own.isdisjoint(node.outputs) or is_matched:
+        if reached.isdisjoint(node.inputs) or side.own.isdisjoint(node.outputs) or is_matched:
             continue
         found.append(node)
         if _weight(side, node) is None or is_packed:
-            made.update(node.outputs)
-    told: list[Node] = []
+            reached.update(node.outputs)
+    live: list[Node] = []
     wanted: set[str] = set()
     for node in reversed(found):
         is_live = any(name in views and views[name].value in cones.backward for name in node.outputs)
         if is_live or not wanted.isdisjoint(node.outputs):
-            told.insert(0, node)
+            live.insert(0, node)
             wanted.update(node.inputs)
-    return tuple(" ".join((node.op, *_sizes(side, node))) for node in told[:_MOST_OPERATORS])
+    return tuple(" ".join((node.op, *_sizes(side, node))) for node in live[:MAX_OPERATORS])
 
 
 def _weight(side: NetworkView, node: Node) -> str | None:
-    """The first operand that is made of a parameter alone."""
+    """The first operand that is a parameter, or a rearrangement of one."""
     parameters, views = side.model.parameters, side.structure.views
     return next((n for n in node.inputs if n not in views and side.origin_of(n) in parameters), None)
 
 
 def _sizes(side: NetworkView, node: Node) -> Iterator[str]:
-    """What tells an operator from others of its kind: sizes of weights and windows."""
+    """Sizes of weights and windows, which distinguish operators of one kind."""
     name = _weight(side, node)
     weight = () if name is None else side.model.types[name].shape
     kernel = node.attribute("kernel_shape") or (weight[2:] if node.op in ("Conv", "ConvTranspose") else ())
@@ -110,7 +108,7 @@ def _sizes(side: NetworkView, node: Node) -> Iterator[str]:
 
 
 def differences(a: NetworkView, b: NetworkView, *, is_same: bool) -> tuple[Difference, ...]:
-    """What the verdict leaves out: inputs, weights that layers share, normalisations by the batch."""
+    """Differences in inputs, weight sharing, and normalisations by batch statistics."""
     found: list[Difference] = []
     if not is_same and _inputs(a.model) != _inputs(b.model):
         found.append(Difference("inputs", _named_inputs(a.model), _named_inputs(b.model)))
@@ -138,7 +136,7 @@ def _named_inputs(model: TrainableModel) -> str:
 
 
 def _layers_of_weights(side: NetworkView) -> Counter[tuple[str, ...]]:
-    """How many weights there are of each use, which is all products that read one."""
+    """The number of weights by use: the products that read a weight."""
     users: dict[object, list[str]] = {}
     for value in side.cones.backward:
         entity = side.structure.entities[value]
@@ -149,13 +147,13 @@ def _layers_of_weights(side: NetworkView) -> Counter[tuple[str, ...]]:
 
 
 def _epsilons(side: NetworkView) -> Counter[str]:
-    """Those of normalisations by the statistics of the batch, as an operator or written out."""
+    """The epsilons of normalisations by batch statistics, as operators or decomposed."""
     model, entities = side.model, side.structure.entities
     found = [
         float(node.attribute("epsilon", 1e-5))
         for node in model.nodes
         if node.op == "BatchNormalization" and node.inputs[3] not in model.weights
     ]
-    written = by_batch(side.structure).intersection(side.cones.backward)
-    found += [entities[value].term[2] for value in written]
+    decomposed = batch_normalizations(side.structure).intersection(side.cones.backward)
+    found += [entities[value].term[2] for value in decomposed]
     return Counter(f"{epsilon:.3g}" for epsilon in found)

@@ -1,7 +1,7 @@
-"""Whether one network can be laid on the other, layer on layer, so that what is read twice is so on both.
+"""Isomorphism of two networks: a one-to-one map of layers that preserves who reads whom.
 
-Digests say what an output is a function of as if each value had one reader. Two networks with equal digests
-may still be two: where what reads twin branches takes from each of them its own part, or the other's.
+Equal digests do not prove equality: they count a value with two readers as two values. Two branches with
+equal digests may each be read once, or one of them twice, and consumers of such branches may be swapped.
 """
 
 from __future__ import annotations
@@ -12,83 +12,84 @@ from dataclasses import dataclass
 
 from onnxgc.matching.cone_digests import ConeDigests
 
-# So many layers are laid on others by trial. What is left then is taken to be the same.
-_MOST_TRIES = 1000
-# So many values are looked at to find where networks begin to be read otherwise.
-_MOST_LAYINGS = 100
+# Ties beyond that count as isomorphic.
+MAX_TRIALS = 1000
+# Isomorphism tests per network and direction, to find the values at which networks diverge.
+MAX_VERIFICATIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Isomorphism:
-    """Whether the layers of one side can be laid on those of the other.
+    """Whether there is an isomorphism, and the class of each layer.
 
-    Where they can, those of one kind may lie on each other, by what is around them.
+    An isomorphism maps layers to layers of the same class.
     """
 
-    is_possible: bool
-    kinds_a: Mapping[int, Hashable]
-    kinds_b: Mapping[int, Hashable]
+    exists: bool
+    classes_a: Mapping[int, Hashable]
+    classes_b: Mapping[int, Hashable]
 
 
 def find_isomorphism(
     a: ConeDigests, outputs_a: Sequence[int], b: ConeDigests, outputs_b: Sequence[int]
 ) -> Isomorphism:
-    """Lays the layers that make `outputs` with equal digests on each other.
+    """Searches for an isomorphism of the cones of `outputs` with equal digests, by colour refinement.
 
-    Where layers of one side are one on the other, as by weights that they share, only inputs are compared.
+    Where networks have different numbers of equal layers, as by shared weights, only inputs are compared.
     """
     graph = _Graph()
     layers = graph.add(a, outputs_a), graph.add(b, outputs_b)
     middle = len(layers[0])
-    kinds: Sequence[Hashable] = graph.keys
-    if Counter(kinds[:middle]) != Counter(kinds[middle:]):
-        inputs = [Counter(kinds[n] for n in side.values() if graph.is_input(n)) for side in layers]
-        is_possible = inputs[0] == inputs[1]
+    classes: Sequence[Hashable] = graph.keys
+    if Counter(classes[:middle]) != Counter(classes[middle:]):
+        inputs = [Counter(classes[n] for n in side.values() if graph.is_input(n)) for side in layers]
+        exists = inputs[0] == inputs[1]
     else:
         partition = _Partition(graph, middle)
-        is_possible = partition.is_refined()
-        kinds = partition.kinds()
-        is_possible = is_possible and _are_ties_laid(partition)
-    return Isomorphism(is_possible, *({layer: kinds[n] for layer, n in side.items()} for side in layers))
+        exists = partition.refine()
+        classes = partition.classes()
+        exists = exists and _break_ties(partition)
+    return Isomorphism(exists, *({layer: classes[n] for layer, n in side.items()} for side in layers))
 
 
 def verified_pairs(
     a: ConeDigests, b: ConeDigests, pairs: Mapping[int, int], ties: Collection[int], *, is_forward: bool
 ) -> dict[int, int]:
-    """The pairs of values with equal digests of which what they are made of, or else lead to, can be laid.
+    """The pairs of values with equal digests whose cones are isomorphic.
 
-    What is no layer by itself is as the layer that it is inside of. `ties` are pairs of which either may be
-    another one, so that what is made of them says nothing of them.
+    A value inside a layer shares the result of that layer. `ties` are values whose pairs might be swapped: a
+    failure at one of them does not extend to the values that depend on it.
     """
     found = dict(pairs)
     a, b = (a, b) if is_forward else (a.reversed(), b.reversed())
     pending = [value for value, other in pairs.items() if _is_layer(a, value) and _is_layer(b, other)]
     pending.sort(reverse=not is_forward)
-    place = len(pending) - 1
-    for _ in range(_MOST_LAYINGS):
+    position = len(pending) - 1
+    for _ in range(MAX_VERIFICATIONS):
         if not pending:
             break
-        value = pending[place]
-        laying = find_isomorphism(a, [value], b, [pairs[value]])
-        if laying.is_possible:
-            decided = set(laying.kinds_a)
-            wrong = {v for v in decided if v in pairs and laying.kinds_a[v] != laying.kinds_b.get(pairs[v])}
+        value = pending[position]
+        isomorphism = find_isomorphism(a, [value], b, [pairs[value]])
+        if isomorphism.exists:
+            classes_a, classes_b = isomorphism.classes_a, isomorphism.classes_b
+            decided = set(classes_a)
+            wrong = {v for v in decided if v in pairs and classes_a[v] != classes_b.get(pairs[v])}
         else:
-            decided = wrong = {value} if value in ties else _behind(a, value)
+            decided = wrong = {value} if value in ties else _dependents(a, value)
         for other in wrong.intersection(pending):
             del found[other]
         pending = [other for other in pending if other not in decided]
-        # What is in the middle says most, whether it can be laid or not.
-        place = len(pending) // 2
-    given_up = pairs.keys() - found.keys()
-    return {value: other for value, other in found.items() if a.anchors.get(value) not in given_up}
+        # Bisection: either result decides all values on one side.
+        position = len(pending) // 2
+    rejected = pairs.keys() - found.keys()
+    return {value: other for value, other in found.items() if a.anchors.get(value) not in rejected}
 
 
 def _is_layer(cones: ConeDigests, value: int) -> bool:
     return value in cones.operands and value not in cones.anchors
 
 
-def _behind(cones: ConeDigests, value: int) -> set[int]:
+def _dependents(cones: ConeDigests, value: int) -> set[int]:
     found, pending = {value}, [value]
     while pending:
         for reader, _ in cones.readers[pending.pop()]:
@@ -98,14 +99,14 @@ def _behind(cones: ConeDigests, value: int) -> set[int]:
     return found
 
 
-def _are_ties_laid(partition: _Partition) -> bool:
-    """Lays each layer that has several alike on one of these, so that all around them can follow."""
-    tries = 0
+def _break_ties(partition: _Partition) -> bool:
+    """Whether each layer can be identified with one of its class so that the neighbours follow."""
+    trials = 0
     for node in range(partition.middle):
-        others = partition.partners_of(node)
+        others = partition.candidates_for(node)
         for other in others if len(others) > 1 else ():
-            tries += 1
-            if tries > _MOST_TRIES or partition.can_lay(node, other):
+            trials += 1
+            if trials > MAX_TRIALS or partition.identify(node, other):
                 break
         else:
             if len(others) > 1:
@@ -114,14 +115,14 @@ def _are_ties_laid(partition: _Partition) -> bool:
 
 
 class _Graph:
-    """The layers of both sides: what each is by itself, and what it reads and is read by."""
+    """The layers of both networks as one graph, with a key for each and edges in both directions."""
 
     def __init__(self) -> None:
         self.keys: list[Hashable] = []
-        self.around: list[list[tuple[str, int]]] = []
+        self.edges: list[list[tuple[str, int]]] = []
 
     def add(self, cones: ConeDigests, outputs: Sequence[int]) -> Mapping[int, int]:
-        """The numbers that the layers of a side have in the graph."""
+        """Adds the layers that contribute to outputs of a network, and returns their nodes."""
         times = Counter(outputs)
         operands: dict[int, dict[tuple[int, str], None]] = {}
         pending = list(times)
@@ -131,104 +132,104 @@ class _Graph:
                 reads = ((cones.anchors.get(value, value), path) for value, path in cones.operands[layer])
                 operands[layer] = dict.fromkeys(reads)
                 pending += (operand for operand, _ in operands[layer])
-        numbers = {layer: number for number, layer in enumerate(sorted(operands), len(self.keys))}
-        self.keys += ((cones.forward[layer], times[layer]) for layer in numbers)
-        self.around += ([] for _ in numbers)
-        for layer, number in numbers.items():
+        nodes = {layer: node for node, layer in enumerate(sorted(operands), len(self.keys))}
+        self.keys += ((cones.forward[layer], times[layer]) for layer in nodes)
+        self.edges += ([] for _ in nodes)
+        for layer, node in nodes.items():
             for operand, path in operands[layer]:
-                self.around[number].append((f"reads {path}", numbers[operand]))
-                self.around[numbers[operand]].append((f"is read {path}", number))
-        return numbers
+                self.edges[node].append((f"reads {path}", nodes[operand]))
+                self.edges[nodes[operand]].append((f"is read {path}", node))
+        return nodes
 
     def is_input(self, node: int) -> bool:
-        return not any(path.startswith("reads ") for path, _ in self.around[node])
+        return not any(path.startswith("reads ") for path, _ in self.edges[node])
 
 
 class _Partition:
-    """Sets of layers that nothing tells apart so far, each with as many of both sides.
+    """Classes of layers that are not yet distinguished, each with as many members of either network.
 
-    Those before `middle` are of the first side.
+    The nodes before `middle` are those of the first network.
     """
 
     def __init__(self, graph: _Graph, middle: int) -> None:
         self.middle = middle
-        self._around = graph.around
-        self._sets: list[list[int]] = list(_grouped(dict(enumerate(graph.keys))))
-        self._set_of = [0] * len(graph.keys)
-        for place, members in enumerate(self._sets):
+        self._edges = graph.edges
+        self._members: list[list[int]] = list(_grouped(dict(enumerate(graph.keys))))
+        self._class_of = [0] * len(graph.keys)
+        for number, members in enumerate(self._members):
             for node in members:
-                self._set_of[node] = place
-        self._before: list[tuple[int, list[int]]] = []
+                self._class_of[node] = number
+        self._undo: list[tuple[int, list[int]]] = []
 
-    def kinds(self) -> list[int]:
-        """The set of each layer."""
-        return list(self._set_of)
+    def classes(self) -> list[int]:
+        """The class of each node."""
+        return list(self._class_of)
 
-    def partners_of(self, node: int) -> list[int]:
-        """The layers of the second side that this one of the first may be."""
-        return [other for other in self._sets[self._set_of[node]] if other >= self.middle]
+    def candidates_for(self, node: int) -> list[int]:
+        """The nodes of the second network to which an isomorphism may map this one."""
+        return [other for other in self._members[self._class_of[node]] if other >= self.middle]
 
-    def is_refined(self) -> bool:
-        """Tells apart what has other neighbours, while there are as many of both sides."""
-        return self._is_spread(range(len(self._set_of)))
+    def refine(self) -> bool:
+        """Distinguishes nodes by neighbours; False once a class has more members of one network."""
+        return self._propagate(range(len(self._class_of)))
 
-    def can_lay(self, node: int, other: int) -> bool:
-        """Takes two layers for one where all around them can follow; else nothing is changed."""
-        self._before = []
-        count, place = len(self._sets), self._set_of[node]
-        rest = [member for member in self._sets[place] if member not in (node, other)]
-        if self._is_spread(self._neighbours(self._part(place, [rest, [node, other]]))):
+    def identify(self, node: int, other: int) -> bool:
+        """Maps a node to another one and refines; restores the partition where that fails."""
+        self._undo = []
+        count, number = len(self._members), self._class_of[node]
+        rest = [member for member in self._members[number] if member not in (node, other)]
+        if self._propagate(self._neighbours(self._split(number, [rest, [node, other]]))):
             return True
-        for place, members in reversed(self._before):
-            self._sets[place] = members
+        for number, members in reversed(self._undo):
+            self._members[number] = members
             for member in members:
-                self._set_of[member] = place
-        del self._sets[count:]
+                self._class_of[member] = number
+        del self._members[count:]
         return False
 
     def _neighbours(self, nodes: Iterable[int]) -> set[int]:
-        return {neighbour for node in nodes for _, neighbour in self._around[node]}
+        return {neighbour for node in nodes for _, neighbour in self._edges[node]}
 
-    def _is_spread(self, nodes: Iterable[int]) -> bool:
-        """Parts sets by the neighbours of these nodes, and goes on with those around what was parted."""
+    def _propagate(self, nodes: Iterable[int]) -> bool:
+        """Splits the classes of these nodes by their neighbours, then those around the split classes."""
         while nodes:
             touched: dict[int, dict[int, Hashable]] = {}
             for node in sorted(nodes):
-                seen = tuple(sorted((path, self._set_of[other]) for path, other in self._around[node]))
-                touched.setdefault(self._set_of[node], {})[node] = seen
+                seen = tuple(sorted((path, self._class_of[other]) for path, other in self._edges[node]))
+                touched.setdefault(self._class_of[node], {})[node] = seen
             moved: list[int] = []
-            for place, seen_by in touched.items():
-                untouched = [node for node in self._sets[place] if node not in seen_by]
+            for number, seen_by in touched.items():
+                untouched = [node for node in self._members[number] if node not in seen_by]
                 groups = [untouched, *_grouped(seen_by)] if untouched else list(_grouped(seen_by))
-                if not all(self._is_even(group) for group in groups):
+                if not all(self._is_balanced(group) for group in groups):
                     return False
-                moved += self._part(place, groups)
+                moved += self._split(number, groups)
             nodes = self._neighbours(moved)
         return True
 
-    def _is_even(self, nodes: Sequence[int]) -> bool:
+    def _is_balanced(self, nodes: Sequence[int]) -> bool:
         return 2 * sum(node < self.middle for node in nodes) == len(nodes)
 
-    def _part(self, place: int, groups: Sequence[list[int]]) -> list[int]:
-        """Makes a set several ones, and returns the members of all but the largest, which it stays."""
+    def _split(self, number: int, groups: Sequence[list[int]]) -> list[int]:
+        """Splits a class into groups, the largest of which keeps its number; returns the other members."""
         if len(groups) < 2:
             return []
-        self._before.append((place, self._sets[place]))
-        first = max(groups, key=len)
-        self._sets[place] = first
+        self._undo.append((number, self._members[number]))
+        largest = max(groups, key=len)
+        self._members[number] = largest
         moved: list[int] = []
         for group in groups:
-            if group is first:
+            if group is largest:
                 continue
             for node in group:
-                self._set_of[node] = len(self._sets)
-            self._sets.append(group)
+                self._class_of[node] = len(self._members)
+            self._members.append(group)
             moved += group
         return moved
 
 
 def _grouped(keys: Mapping[int, Hashable]) -> Iterable[list[int]]:
-    """Nodes with the same keys."""
+    """Nodes with equal keys."""
     groups: dict[Hashable, list[int]] = {}
     for node, key in keys.items():
         groups.setdefault(key, []).append(node)

@@ -1,26 +1,27 @@
-"""A model as one of two that are matched: its values, what holds them, and how tensors are alike."""
+"""One of two matched models: its values, the tensors that hold them, and keys that compare tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxgc.matching.cone_digests import ConeDigests, cones_of, digest
-from onnxgc.matching.normal_form.builder import Along
-from onnxgc.matching.normal_form.structure import Structure, View
-from onnxgc.matching.operators.rules import structure_of
+from onnxgc.matching.cone_digests import ConeDigests, cone_digests, digest
+from onnxgc.matching.normal_form.builder import IdentifiedFunction
+from onnxgc.matching.normal_form.entities import View
+from onnxgc.matching.normal_form.value_graph import Structure
+from onnxgc.matching.operators.registry import structure_of
 from onnxgc.model.core.ir import Node, TrainableModel
 
-_REARRANGED = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
+_REARRANGING = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A tensor of each model that hold the same elements, those of b `factor` times as large.
+    """A tensor of each model with the same elements, those of b `factor` times as large.
 
-    They are in the same dimensions, maybe in another order of these, or else `is_rearranged`. Where not
-    `is_same_function`, they only reach the outputs in the same way: something before them differs. Dropout
-    is no difference: some exporters leave it out.
+    Both have the same dimensions in any order, unless the pair `is_rearranged`. Without `is_same_function`,
+    they only reach the outputs in the same way: the networks differ before them. Dropout is not a difference,
+    since some exporters omit it.
     """
 
     a: str
@@ -32,9 +33,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class NetworkView:
-    """A model with what is known of its values; `own` are the tensors that its outputs are made of.
+    """A model with its structure and cones.
 
-    What comes behind them is the loss. All are its own where reading has left none of the outputs.
+    `own` are the tensors that contribute to the model's outputs: all of them, where reading the model has
+    removed the outputs. The other tensors belong to an added loss.
     """
 
     model: TrainableModel
@@ -49,10 +51,10 @@ class NetworkView:
     def of(
         cls,
         model: TrainableModel,
-        are_biases_seen: bool = True,
-        functions: Mapping[str, Along] | None = None,
+        include_biases: bool = True,
+        identified: Mapping[str, IdentifiedFunction] | None = None,
     ) -> NetworkView:
-        structure = structure_of(model, functions)
+        structure = structure_of(model, identified)
         outputs = [
             structure.views[name].value for name in (model.loss, *model.outputs) if name in structure.views
         ]
@@ -61,11 +63,12 @@ class NetworkView:
         for node in model.nodes:
             for name in dict.fromkeys(node.inputs):
                 readers.setdefault(name, []).extend(filter(None, node.outputs))
-        cones = cones_of(structure, list(dict.fromkeys(outputs)), are_biases_seen=are_biases_seen)
-        return cls(model, structure, cones, structure.holders(), readers, producers, _own(model, producers))
+        cones = cone_digests(structure, list(dict.fromkeys(outputs)), include_biases=include_biases)
+        own = _contributors_to_outputs(model, producers)
+        return cls(model, structure, cones, structure.holders(), readers, producers, own)
 
     def root_of(self, name: str) -> str:
-        """The tensor that this one is a rearrangement of, or a multiple."""
+        """The tensor that this one is a rearrangement or multiple of."""
         value = self.structure.views[name].value
         while name in self.producers:
             before = [n for n in self.producers[name].inputs if n in self.structure.views]
@@ -75,25 +78,28 @@ class NetworkView:
         return name
 
     def uses(self, label_of: Mapping[int, int]) -> Mapping[str, str]:
-        """What is made of each tensor itself, and not of another that holds the same; values by labels."""
+        """A digest of the uses of each tensor, without uses of other tensors with the same value.
+
+        The labels of values are common to both models.
+        """
         views, found = self.structure.views, dict[str, str]()
         for name, view in reversed(views.items()):
             uses: list[str] = []
             for output in self.readers.get(name, ()):
-                made = views.get(output)
-                if made is not None and made.value == view.value:
+                result = views.get(output)
+                if result is not None and result.value == view.value:
                     uses.append(found[output])
-                elif made is not None:
-                    uses.append(str(label_of.get(made.value, self.structure.entities[made.value].op)))
+                elif result is not None:
+                    uses.append(str(label_of.get(result.value, self.structure.entities[result.value].op)))
             found[name] = digest(full_key(view), sorted(uses), name in self.model.outputs)
         return found
 
     def forward(self) -> dict[int, str]:
-        """Forward digests of the values that matter: those that some tensor holds or an output needs."""
+        """Forward digests of the values that are live or held by a tensor."""
         cones = self.cones
         return {v: key for v, key in cones.forward.items() if v in cones.backward or v in self.holders}
 
-    def fed(self) -> set[int]:
+    def input_dependent_values(self) -> set[int]:
         """The values that depend on the model's inputs."""
         found = {self.structure.views[name].value for name in self.model.inputs}
         for value in sorted(self.cones.operands):
@@ -103,31 +109,30 @@ class NetworkView:
         return found
 
     def origin_of(self, weight: object) -> object:
-        """What a weight is a rearrangement of, which is a stored tensor or a part of one."""
+        """The stored tensor, or part of one, that a weight is a rearrangement of."""
         while isinstance(weight, str) and weight in self.producers:
-            made = self.producers[weight]
-            if made.op not in _REARRANGED:
+            producer = self.producers[weight]
+            if producer.op not in _REARRANGING:
                 break
-            weight = made.inputs[0]
+            weight = producer.inputs[0]
         return weight
 
     def outputs(self) -> list[int]:
-        """The values of the model's own outputs; of the loss, where reading has left none of them."""
+        """The values of the model's outputs; of the loss, where reading has removed the outputs."""
         names = [name for name in self.model.outputs if name in self.structure.views] or [self.model.loss]
         return [self.structure.views[name].value for name in names]
 
-    def outputs_digests(self) -> list[str]:
-        """What the outputs are functions of."""
+    def output_digests(self) -> list[str]:
         return sorted(self.cones.forward[value] for value in self.outputs())
 
 
 def full_key(view: View) -> object:
-    """What of a tensor does not depend on the order of its dimensions."""
+    """A key of scale, dropouts and dimensions, without the order of the latter."""
     dims = sorted(tuple((atom.size, atom.stride) for atom in dim) for dim in view.dims if dim)
-    return (but_for_layout(view), tuple(dims))
+    return (key_ignoring_layout(view), tuple(dims))
 
 
-def but_for_layout(view: View) -> object:
+def key_ignoring_layout(view: View) -> object:
     return (f"{view.scale:.5g}", view.dropouts)
 
 
@@ -135,7 +140,7 @@ def key_ignoring_scale(view: View) -> object:
     return view.dropouts
 
 
-def _own(model: TrainableModel, producers: Mapping[str, Node]) -> frozenset[str]:
+def _contributors_to_outputs(model: TrainableModel, producers: Mapping[str, Node]) -> frozenset[str]:
     pending = [name for name in model.outputs if name in producers]
     found = {*pending, *(model.inputs if pending else producers)}
     while pending:

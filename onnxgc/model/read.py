@@ -1,40 +1,72 @@
-"""From any forward ONNX model to a `TrainableModel`: the passes on one page."""
+"""From any forward ONNX model to a `TrainableModel`: all passes on one page."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
 from onnxgc.errors import ModelFileError, NoParametersError, ShapeError
 from onnxgc.model.core.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.core.identity_removal import without_identities
-from onnxgc.model.core.ir import Node, TensorType, TrainableModel
-from onnxgc.model.files.lift_weights import draft_of
+from onnxgc.model.core.ir import Statistic, TensorType, TrainableModel
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.proto_to_draft import draft_of
+from onnxgc.model.opset.convert_opset import at_target_opset, check_supported
 from onnxgc.model.opset.recurrent import with_unrolled_recurrence
-from onnxgc.model.opset.target import at_target_opset, check_supported
 from onnxgc.model.static_shapes.contrib_ops import with_layer_normalization
-from onnxgc.model.static_shapes.control_flow import as_one_graph
-from onnxgc.model.static_shapes.shape_walk import check_static, resolved, with_input_shapes
-from onnxgc.model.training_mode.counter_based_random import with_counted_draws
+from onnxgc.model.static_shapes.input_shapes import with_input_shapes
+from onnxgc.model.static_shapes.shape_walk import infer_shapes, require_static_shapes
+from onnxgc.model.training_mode.batch_statistics import with_batch_statistics, with_separate_statistics
+from onnxgc.model.training_mode.counter_based_random import with_counter_based_random
 from onnxgc.model.training_mode.explicit_padding import with_explicit_pads, with_floor_pooling
 from onnxgc.model.training_mode.loss import LossChoice, choose_loss, with_loss
-from onnxgc.model.training_mode.mode import (
+from onnxgc.model.training_mode.reject_quantized import check_not_quantized
+from onnxgc.model.training_mode.runtime_safe_forms import without_runtime_faults
+from onnxgc.model.training_mode.training_operators import (
     in_current_form,
-    with_batch_statistics,
     with_dropout_on,
     with_masked_softmax,
-    with_own_statistics,
     with_seeded_random,
     with_stopped_gradients,
 )
-from onnxgc.model.training_mode.reject_quantized import check_not_quantized
-from onnxgc.model.training_mode.runtime_safe_forms import without_runtime_faults
-from onnxgc.model.weight_roles.classify import ParameterDecision, Role, classify_weights, parameter_notes
-from onnxgc.model.weight_roles.tying import twin_notes, untied
+from onnxgc.model.weight_roles.classify import classify_weights
+from onnxgc.model.weight_roles.flat_bodies import with_flat_bodies
+from onnxgc.model.weight_roles.role_notes import parameter_notes
+from onnxgc.model.weight_roles.roles import ParameterDecision, Role
+from onnxgc.model.weight_roles.tying import duplicate_notes, with_untied_parameters
+
+Pass = Callable[[Draft], Draft]
+
+# Into ONNX's own operators at the target opset.
+_STANDARD_OPERATORS: tuple[Pass, ...] = (
+    at_target_opset,
+    infer_shapes,
+    with_layer_normalization,
+    with_unrolled_recurrence,
+    infer_shapes,
+    with_dropout_on,
+    without_identities,
+)
+# Random numbers and gradients as in training.
+_TRAINING_MODE: tuple[Pass, ...] = (with_seeded_random, with_masked_softmax, with_stopped_gradients)
+# Into forms that runtimes compute correctly.
+_RUNTIME_FORMS: tuple[Pass, ...] = (
+    with_explicit_pads,
+    infer_shapes,
+    with_floor_pooling,
+    without_runtime_faults,
+    infer_shapes,
+)
+
+
+def apply_passes(draft: Draft, passes: Sequence[Pass]) -> Draft:
+    """The draft after all passes, the first one first."""
+    for apply in passes:
+        draft = apply(draft)
+    return draft
 
 
 def read_model(
@@ -52,46 +84,59 @@ def read_model(
 
     `input_shapes` replaces the shapes of inputs by name. `loss` is `auto`, `cross-entropy`, `mse`,
     `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
-    that overrule what is found by use. With `freeze_bn` BatchNormalization keeps the running statistics
+    that override inferred roles. With `freeze_bn` BatchNormalization keeps the running statistics
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
-    `counted_draws` random numbers depend on the number of the run, which is fed. Of weights' contents no
-    more is read than tells equal ones.
+    `counted_draws` random numbers depend on the number of the run, an input. Weights' contents are read only
+    as far as detecting equal weights needs.
 
     Raises:
         ModelFileError: the file is missing, is not ONNX, or is not valid.
         ShapeError: a tensor has no static shape, or a given shape does not fit.
         LossError: the loss does not fit the model's outputs.
         NoParametersError: a glob matches nothing, or no parameter reaches the loss.
+        UnsupportedOperatorError: an operator has no form that can be trained.
     """
     proto, folder = load_proto(source)
     check_is_forward(proto)
-    draft, decisions = classified(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
-    draft = draft.with_notes(*twin_notes(draft, decisions))
+    draft, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
+    draft = draft.with_notes(*duplicate_notes(draft, decisions))
     draft, file = with_input_shapes(draft, input_shapes)
-    draft = in_current_form(resolved(draft, file))
+    draft, choice = _with_chosen_loss(in_current_form(infer_shapes(draft, file)), loss, decisions)
+    draft = apply_passes(draft, _STANDARD_OPERATORS)
+    draft, draw = with_counter_based_random(draft) if counted_draws else (draft, "")
+    draft = apply_passes(draft, _TRAINING_MODE)
+    draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
+    draft, roles = with_loss(draft, choice)
+    draft = apply_passes(draft, _RUNTIME_FORMS)
+    require_static_shapes(draft)
+    return _trainable_model(draft, decisions, roles, statistics, choice.kind, draw)
 
+
+def _with_chosen_loss(
+    draft: Draft, loss: str, decisions: Sequence[ParameterDecision]
+) -> tuple[Draft, LossChoice]:
+    """The draft up to the tensor on which the loss is computed, static, and the choice of loss."""
     trained = {decision.name for decision in decisions if decision.role is Role.PARAMETER}
     draft, choice = choose_loss(draft, loss, trained)
     if choice.output in draft.problems:
         raise ShapeError(draft.problems[choice.output])
-    draft = _ending_in(draft, choice)
-    check_static(draft)
+    draft = _up_to_loss(draft, choice)
+    require_static_shapes(draft)
+    return draft, choice
 
-    draft = resolved(at_target_opset(draft))
-    draft = resolved(with_unrolled_recurrence(with_layer_normalization(draft)))
-    draft = without_identities(with_dropout_on(draft))
-    draft, draw = with_counted_draws(draft) if counted_draws else (draft, "")
-    draft = with_masked_softmax(with_seeded_random(draft))
-    draft, statistics = with_batch_statistics(with_stopped_gradients(draft), freeze_bn=freeze_bn)
-    draft, roles = with_loss(draft, choice)
-    draft = with_floor_pooling(resolved(with_explicit_pads(draft)))
-    draft = resolved(without_runtime_faults(draft))
-    check_static(draft)
 
+def _trainable_model(
+    draft: Draft,
+    decisions: Sequence[ParameterDecision],
+    roles: Mapping[str, str],
+    statistics: tuple[Statistic, ...],
+    loss_kind: str,
+    draw: str,
+) -> TrainableModel:
     draft = without_dead_nodes(draft, [roles["loss"], *(statistic.updated for statistic in statistics)])
     parameters = _parameters(draft, decisions, roles["loss"])
     types = _types(draft)
-    drawn = {"draw": draw} if draw else {}
+    named_tensors = {**roles, "draw": draw} if draw else roles
     return TrainableModel(
         name=draft.name,
         opset=draft.opset,
@@ -105,31 +150,31 @@ def read_model(
         parameters=parameters,
         statistics=statistics,
         loss=roles["loss"],
-        loss_kind=choice.kind,
+        loss_kind=loss_kind,
         notes=(
             *draft.notes,
             *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT),
         ),
         domains=draft.other_domains,
-        metadata={**draft.metadata, "onnxgc.names": json.dumps(roles | drawn, sort_keys=True)},
+        metadata={**draft.metadata, "onnxgc.names": json.dumps(named_tensors, sort_keys=True)},
         draw=draw,
     )
 
 
 def check_is_forward(proto: onnx.ModelProto) -> None:
-    """Refuses what `optimize` has written.
+    """Refuses training files.
 
     Raises:
-        ModelFileError: it is a training file.
+        ModelFileError: `proto` is a training file.
     """
     if any(entry.key == "onnxgc.schema" for entry in proto.metadata_props):
         raise ModelFileError(
-            f"the model '{proto.graph.name}' is a training file already; give the forward model that it was "
-            "made of"
+            f"the model '{proto.graph.name}' is already a training file; give the forward model from which "
+            "it was made"
         )
 
 
-def classified(
+def draft_with_roles(
     proto: onnx.ModelProto,
     folder: str,
     *,
@@ -137,20 +182,21 @@ def classified(
     freeze: Sequence[str] = (),
     untie: bool = False,
 ) -> tuple[Draft, tuple[ParameterDecision, ...]]:
-    """A checked model as a draft, still without shapes, and what each of its weights is taken for.
+    """A checked model as a draft without static shapes, and the role of each weight.
 
     Raises:
         ModelFileError, NoParametersError, UnsupportedOperatorError: as `read_model`.
     """
     draft = draft_of(proto, folder)
     check_supported(draft)
-    draft = with_own_statistics(in_current_form(without_dead_nodes(draft, draft.outputs)))
-    decisions = classify_weights(as_one_graph(draft), trainable, freeze)
+    draft = with_separate_statistics(in_current_form(without_dead_nodes(draft, draft.outputs)))
+    decisions = classify_weights(with_flat_bodies(draft), trainable, freeze)
     if untie:
-        draft = untied(draft, decisions)
-        decisions = classify_weights(as_one_graph(draft), trainable, freeze)
-    check_not_quantized(as_one_graph(draft), (d.name for d in decisions if d.role is Role.PARAMETER))
-    return _with_roles(draft, decisions), decisions
+        draft = with_untied_parameters(draft, decisions)
+        decisions = classify_weights(with_flat_bodies(draft), trainable, freeze)
+    check_not_quantized(with_flat_bodies(draft), (d.name for d in decisions if d.role is Role.PARAMETER))
+    fixed = frozenset(decision.name for decision in decisions if decision.role is not Role.CONSTANT)
+    return draft.with_changes(fixed=fixed), decisions
 
 
 def explain_weights(
@@ -159,19 +205,14 @@ def explain_weights(
     trainable: Sequence[str] = (),
     freeze: Sequence[str] = (),
 ) -> tuple[ParameterDecision, ...]:
-    """What each weight of a model is taken for, and why; needs no shapes and no loss."""
+    """The role of each weight of a model, with the reason; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))
-    draft = with_own_statistics(without_dead_nodes(draft, draft.outputs))
-    return classify_weights(as_one_graph(draft), trainable, freeze)
+    draft = with_separate_statistics(without_dead_nodes(draft, draft.outputs))
+    return classify_weights(with_flat_bodies(draft), trainable, freeze)
 
 
-def _with_roles(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
-    fixed = (decision.name for decision in decisions if decision.role is not Role.CONSTANT)
-    return draft.with_changes(fixed=frozenset(fixed))
-
-
-def _ending_in(draft: Draft, choice: LossChoice) -> Draft:
-    """The draft up to the tensor that the loss is taken of, with a note of what else went."""
+def _up_to_loss(draft: Draft, choice: LossChoice) -> Draft:
+    """The draft up to the tensor on which the loss is computed, with notes on omitted inputs and outputs."""
     outputs = tuple(choice.of if name == choice.output else name for name in draft.outputs)
     kept = without_dead_nodes(draft, [choice.of])
     computed = {output for node in kept.nodes for output in node.outputs}
@@ -187,7 +228,7 @@ def _ending_in(draft: Draft, choice: LossChoice) -> Draft:
 
 
 def _parameters(draft: Draft, decisions: Sequence[ParameterDecision], loss: str) -> tuple[str, ...]:
-    """The parameters that the loss depends on, in the order of the file."""
+    """The parameters on which the loss depends, in the order of the file."""
     reaching = without_dead_nodes(draft, [loss]).weights
     found = tuple(d.name for d in decisions if d.role is Role.PARAMETER and d.name in reaching)
     if found:
@@ -196,17 +237,13 @@ def _parameters(draft: Draft, decisions: Sequence[ParameterDecision], loss: str)
     reason = (
         f"all {frozen} are frozen; pass a narrower --freeze"
         if frozen
-        else ("the model has no weight that looks like one; pass --trainable GLOB")
+        else "no weight of the model looks like a parameter; pass --trainable GLOB"
     )
     raise NoParametersError(f"no trainable parameter reaches the loss '{loss}': {reason}")
 
 
 def _types(draft: Draft) -> dict[str, TensorType]:
-    """The types of inputs, of weights and of what the nodes compute."""
-    computed = [output for node in draft.nodes for output in _named(node)]
+    """The types of inputs, weights and computed tensors."""
+    computed = [output for node in draft.nodes for output in node.outputs if output]
     types = {name: draft.types[name] for name in (*draft.inputs, *computed)}
     return types | {name: weight.type for name, weight in draft.weights.items()}
-
-
-def _named(node: Node) -> tuple[str, ...]:
-    return tuple(filter(None, node.outputs))

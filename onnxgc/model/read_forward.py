@@ -1,7 +1,7 @@
-"""A forward model as it is: static, flat and without a loss, for runtimes that differentiate it themselves.
+"""A forward model without a loss, static and flat, for runtimes that differentiate it themselves.
 
-Unlike `onnxgc.model.read` this leaves BatchNormalization and Dropout as they are, so that a runtime can
-switch them between training and evaluation.
+Unlike `onnxgc.model.read` it keeps BatchNormalization and Dropout, which a runtime can switch between
+training and evaluation.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ import onnx
 
 from onnxgc.errors import OnnxgcError
 from onnxgc.model.core.draft import Draft, NameSource, without_dead_nodes
+from onnxgc.model.core.export_marks import EVALUATED
 from onnxgc.model.core.identity_removal import without_identities
 from onnxgc.model.core.ir import EMPTY_ATTRIBUTES, Array, Node, Statistic, TensorType, Weight
-from onnxgc.model.core.marks import EVALUATED
 from onnxgc.model.core.stored_weights import ArrayWeight
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.opset.convert_opset import in_known_operators
 from onnxgc.model.opset.recurrent import with_unrolled_recurrence
-from onnxgc.model.opset.target import in_known_operators
-from onnxgc.model.read import classified
+from onnxgc.model.read import draft_with_roles
 from onnxgc.model.static_shapes.contrib_ops import with_layer_normalization
-from onnxgc.model.static_shapes.shape_walk import check_static, resolved, with_input_shapes
+from onnxgc.model.static_shapes.input_shapes import with_input_shapes
+from onnxgc.model.static_shapes.shape_walk import infer_shapes, require_static_shapes
 from onnxgc.model.training_mode.explicit_padding import with_explicit_pads
-from onnxgc.model.training_mode.mode import in_current_form, with_masked_softmax
-from onnxgc.model.weight_roles.classify import ParameterDecision, Role
+from onnxgc.model.training_mode.training_operators import in_current_form, with_masked_softmax
+from onnxgc.model.weight_roles.roles import ParameterDecision, Role
 
-# Read for several batches, a model shows what of it depends on the batch. One is left out: it is as
-# many as nothing at all.
+# Reading for several batches shows which constants depend on the batch. A batch of 1 would show nothing:
+# a size of 1 also results from broadcasting.
 _BATCHES = (2, 3, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class OfBatch:
-    """Integers that depend on the batch: `per_sample * batch + offset`."""
+class LinearInBatch:
+    """A constant of integers that depend on the batch: `per_sample * batch + offset`."""
 
     per_sample: Array
     offset: Array
 
 
 @dataclass(frozen=True, slots=True)
-class OfEachSample:
-    """A constant with a part for each sample along an axis; its weight holds the first.
+class PerSampleConstant:
+    """A constant with one slice for each sample along an axis; its weight contains the first.
 
-    Each part is the one before it plus the weight `step`, or a copy where that is empty.
+    Each slice is the previous one plus the weight `step`, or a copy where that is empty.
     """
 
     axis: int
@@ -57,9 +58,9 @@ class OfEachSample:
 class ForwardModel:
     """A forward graph that computes the model's own outputs.
 
-    `roles` says what each weight of the file is; weights without a role were computed while reading.
-    `batched` are the inputs whose first dimension may be any batch, and `growing` says how constants
-    follow it; all other shapes are fixed. `proto` and `folder` are what was read.
+    `roles` contains the role of each weight of the file; weights without a role were computed while reading.
+    `batched` are the inputs whose first dimension may be any batch, `batch_dependent` the constants that
+    depend on it; all other shapes are fixed. `proto` and `folder` are the source file.
     """
 
     proto: onnx.ModelProto
@@ -73,7 +74,9 @@ class ForwardModel:
     roles: Mapping[str, Role]
     statistics: tuple[Statistic, ...]
     batched: tuple[str, ...] = ()
-    growing: Mapping[str, OfBatch | OfEachSample] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
+    batch_dependent: Mapping[str, LinearInBatch | PerSampleConstant] = field(
+        default_factory=lambda: EMPTY_ATTRIBUTES
+    )
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -89,16 +92,16 @@ def read_forward(
     freeze: Sequence[str] = (),
     freeze_bn: bool = False,
 ) -> ForwardModel:
-    """The model in operators that are `known`, wherever ONNX defines the others by these.
+    """The model in `known` operators, where ONNX defines the others by these.
 
-    Where the file keeps the first dimension of an input symbolic, the model is read for any batch if all
-    that depends on it can be told; else for the batch given, or 1.
+    If the first dimension of an input is symbolic and the dependence of all constants on it is recognised,
+    the model accepts any batch; otherwise it has the given batch, or 1.
 
     Raises:
         ModelFileError, ShapeError, NoParametersError, UnsupportedOperatorError: as `read_model`.
     """
     proto, folder = load_proto(source)
-    draft, decisions = classified(proto, folder, trainable=trainable, freeze=freeze)
+    draft, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze)
     shapes = dict(input_shapes or {})
 
     def read(given: Mapping[str, tuple[int, ...]]) -> ForwardModel:
@@ -110,11 +113,11 @@ def read_forward(
         try:
             models = [read(shapes | _of_batch(draft, batched, shapes, batch)) for batch in _BATCHES]
         except OnnxgcError:
-            # Some batches may be impossible; the one that is asked for decides what to tell.
+            # Some batches may be impossible. If the requested one is, reading for it raises the error.
             models = []
-        growing = _growing(models) if models else None
-        if growing is not None:
-            return _for_any_batch(models[0], batched, growing)
+        dependent = _batch_dependent(models) if models else None
+        if dependent is not None:
+            return _for_any_batch(models[0], batched, dependent)
     return read(shapes)
 
 
@@ -122,12 +125,12 @@ def _static(
     draft: Draft, shapes: Mapping[str, tuple[int, ...]], known: Container[str], *, freeze_bn: bool
 ) -> Draft:
     draft, file = with_input_shapes(draft, shapes)
-    draft = in_current_form(resolved(draft, file))
-    check_static(draft)
-    draft = resolved(in_known_operators(draft, known))
-    draft = resolved(with_unrolled_recurrence(with_layer_normalization(draft)))
-    draft = resolved(with_explicit_pads(with_masked_softmax(without_identities(draft))))
-    check_static(draft)
+    draft = in_current_form(infer_shapes(draft, file))
+    require_static_shapes(draft)
+    draft = infer_shapes(in_known_operators(draft, known))
+    draft = infer_shapes(with_unrolled_recurrence(with_layer_normalization(draft)))
+    draft = infer_shapes(with_explicit_pads(with_masked_softmax(without_identities(draft))))
+    require_static_shapes(draft)
     if freeze_bn:
         draft = draft.with_changes(nodes=tuple(_evaluated(node) for node in draft.nodes))
     return without_dead_nodes(draft, draft.outputs)
@@ -140,7 +143,7 @@ def _evaluated(node: Node) -> Node:
 
 
 def _statistics(draft: Draft) -> tuple[Statistic, ...]:
-    """Running statistics of the nodes that train."""
+    """Running statistics of nodes in training mode."""
     found: dict[str, None] = {}
     for node in draft.nodes:
         if node.op == "BatchNormalization" and not node.domain and not node.attribute(EVALUATED):
@@ -170,7 +173,7 @@ def _model(
 
 
 def _batched_inputs(draft: Draft, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The inputs whose first dimension has the same name as that of the first one with any."""
+    """The inputs whose symbolic first dimension has the same name as that of the first such input."""
     dimensions = {
         name: next(iter(draft.declared[name].tensor_type.shape.dim), None)
         for name in draft.inputs
@@ -188,26 +191,26 @@ def _batched_inputs(draft: Draft, shapes: Mapping[str, tuple[int, ...]]) -> tupl
 def _of_batch(
     draft: Draft, inputs: Sequence[str], shapes: Mapping[str, tuple[int, ...]], batch: int
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of the inputs for a batch; other symbolic dimensions are as given, or 1."""
+    """The shapes of the inputs for a batch; other symbolic dimensions have their given size, or 1."""
     draft, _ = with_input_shapes(draft, shapes)
     return {name: (batch, *draft.types[name].shape[1:]) for name in inputs}
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What `OfEachSample` says, before its step is a weight."""
+class _SliceSteps:
+    """A `PerSampleConstant` before its step is a weight."""
 
     axis: int
     step: Array | None
 
 
-def _growing(models: Sequence[ForwardModel]) -> dict[str, OfBatch | _Parts] | None:
-    """How the constants of one model follow the batch; None where more than constants does."""
+def _batch_dependent(models: Sequence[ForwardModel]) -> dict[str, LinearInBatch | _SliceSteps] | None:
+    """The constants that depend on the batch; None where other parts of the model depend on it too."""
     first = models[0]
     for other in models[1:]:
         if other.nodes != first.nodes or other.weights.keys() != first.weights.keys():
             return None
-    found: dict[str, OfBatch | _Parts] = {}
+    found: dict[str, LinearInBatch | _SliceSteps] = {}
     for name in first.weights:
         weights = [model.weights[name] for model in models]
         if all(weight is weights[0] for weight in weights):
@@ -215,31 +218,32 @@ def _growing(models: Sequence[ForwardModel]) -> dict[str, OfBatch | _Parts] | No
         values = [np.asarray(weight.load()) for weight in weights]
         if all(_are_equal(values[0], value) for value in values):
             continue
-        change = _of_batch_or_none(values) or _of_each_sample_or_none(values)
-        if change is None:
+        dependence = _linear_in_batch(values) or _slice_steps(values)
+        if dependence is None:
             return None
-        found[name] = change
+        found[name] = dependence
     return found
 
 
 def _are_equal(one: Array, other: Array) -> bool:
-    is_like = one.shape == other.shape and one.dtype == other.dtype
-    # Compared by their bytes: NaN equals itself here.
-    return is_like and one.tobytes() == other.tobytes()
+    # Bytes are compared so that NaN equals itself.
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-def _of_batch_or_none(values: Sequence[Array]) -> OfBatch | None:
-    """Integers that lie on one line over the batches."""
+def _linear_in_batch(values: Sequence[Array]) -> LinearInBatch | None:
+    """Integers that are linear in the batch."""
     if values[0].dtype.kind != "i" or len({value.shape for value in values}) > 1:
         return None
     steps = (values[1] - values[0]) // (_BATCHES[1] - _BATCHES[0])
     offset = values[0] - steps * _BATCHES[0]
-    lies = all(np.array_equal(steps * batch + offset, v) for batch, v in zip(_BATCHES, values, strict=True))
-    return OfBatch(steps, offset) if lies else None
+    is_linear = all(
+        np.array_equal(steps * batch + offset, v) for batch, v in zip(_BATCHES, values, strict=True)
+    )
+    return LinearInBatch(steps, offset) if is_linear else None
 
 
-def _of_each_sample_or_none(values: Sequence[Array]) -> _Parts | None:
-    """A part for each sample, the same for every batch, that moves by one step from each to the next."""
+def _slice_steps(values: Sequence[Array]) -> _SliceSteps | None:
+    """Slices that are equal in every batch, with one step from each sample to the next."""
     for axis in range(values[0].ndim):
         if any(value.shape[axis] != batch for batch, value in zip(_BATCHES, values, strict=True)):
             continue
@@ -247,26 +251,26 @@ def _of_each_sample_or_none(values: Sequence[Array]) -> _Parts | None:
         if not all(_are_equal(np.moveaxis(v, axis, 0), longest[: v.shape[axis]]) for v in values):
             continue
         if all(_are_equal(part, longest[0]) for part in longest):
-            return _Parts(axis, None)
+            return _SliceSteps(axis, None)
         if longest.dtype.kind == "i" and not np.diff(longest, n=2, axis=0).any():
-            return _Parts(axis, np.take(values[-1], [1], axis) - np.take(values[-1], [0], axis))
+            return _SliceSteps(axis, np.take(values[-1], [1], axis) - np.take(values[-1], [0], axis))
     return None
 
 
 def _for_any_batch(
-    model: ForwardModel, batched: tuple[str, ...], changes: Mapping[str, OfBatch | _Parts]
+    model: ForwardModel, batched: tuple[str, ...], dependences: Mapping[str, LinearInBatch | _SliceSteps]
 ) -> ForwardModel:
     weights = dict(model.weights)
     names = NameSource(weights)
-    growing: dict[str, OfBatch | OfEachSample] = {}
-    for name, change in changes.items():
-        if isinstance(change, OfBatch):
-            growing[name] = change
+    dependent: dict[str, LinearInBatch | PerSampleConstant] = {}
+    for name, dependence in dependences.items():
+        if isinstance(dependence, LinearInBatch):
+            dependent[name] = dependence
             continue
-        growing[name] = OfEachSample(change.axis)
-        weights[name] = ArrayWeight(np.take(weights[name].load(), [0], axis=change.axis))
-        if change.step is not None:
+        dependent[name] = PerSampleConstant(dependence.axis)
+        weights[name] = ArrayWeight(np.take(weights[name].load(), [0], axis=dependence.axis))
+        if dependence.step is not None:
             step = names.fresh(f"{name}/step")
-            weights[step] = ArrayWeight(change.step)
-            growing[name] = OfEachSample(change.axis, step)
-    return replace(model, weights=weights, batched=batched, growing=growing)
+            weights[step] = ArrayWeight(dependence.step)
+            dependent[name] = PerSampleConstant(dependence.axis, step)
+    return replace(model, weights=weights, batched=batched, batch_dependent=dependent)

@@ -1,1 +1,1 @@
-"""What a solver sees, what it decides, and the judge of the result."""
+"""Problems, plans and schedules, and the simulator of their memory."""

@@ -1,8 +1,9 @@
-"""What a schedule asks of an allocator, operator by operator.
+"""Allocations and releases of a schedule, operator by operator.
 
-Every allocation stands for one that the runtime makes: a tensor from the operator that writes it to the
-release after its last reader; a view for nothing; an operator in place for nothing where its input
-dies there; an output for itself even where it is a view; a workspace while its operator runs.
+Each corresponds to one of the runtime: a tensor is live from the operator that writes it to the release
+after its last reader; a view allocates nothing; an operator in place allocates nothing where the lifetime
+of its input ends; an output of the step is allocated even where it is a view; a workspace is live while its
+operator runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from onnxgc.planning.schedule import Operator, Release, Schedule, StepGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """Memory that one tensor was made in, and that others may share; each is its own."""
+    """Memory allocated for one tensor, which others may share; compared by identity."""
 
     tensor: str
     size_bytes: int
@@ -23,7 +24,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """One operator: the storages that it makes, and those that nobody needs after it."""
+    """One operator: the storages that it allocates, and those whose last use it is."""
 
     operator: Operator
     made: tuple[Storage, ...]
@@ -31,9 +32,9 @@ class Allocations:
 
 
 def allocations(schedule: Schedule, graph: StepGraph) -> Iterator[Allocations]:
-    """Storages made and freed by each operator of a schedule, in order.
+    """Storages allocated and freed by each operator of a schedule, in order.
 
-    Parameters and fed tensors have none, and what is still there at the end is the outputs.
+    Parameters and fed tensors have none. The outputs are live at the end.
     """
     storages = _Storages(schedule, graph)
     steps = schedule.steps
@@ -47,7 +48,7 @@ def allocations(schedule: Schedule, graph: StepGraph) -> Iterator[Allocations]:
 
 
 class _Storages:
-    """The storages that are there, each with the number of tensors that live in it."""
+    """The live storages, each with the number of tensors in it."""
 
     def __init__(self, schedule: Schedule, graph: StepGraph) -> None:
         self._sizes = graph.sizes
@@ -57,7 +58,7 @@ class _Storages:
         self._tensors_in: dict[Storage, int] = {}
 
     def run(self, operator: Operator, dying: tuple[str, ...]) -> tuple[Storage, ...]:
-        """Put the operator's outputs somewhere; returns the storages that were made for it."""
+        """Assign storages to the operator's outputs; return those that it allocates."""
         made = []
         for position, name in enumerate(operator.outputs):
             if position == 0 and name not in self._outputs and self._shares(operator, dying):
@@ -70,10 +71,10 @@ class _Storages:
         return tuple(made)
 
     def _shares(self, operator: Operator, dying: tuple[str, ...]) -> bool:
-        return operator.is_view or (operator.in_place and self._takes_over(operator, dying))
+        return operator.is_view or (operator.in_place and self._reuses_input(operator, dying))
 
-    def _takes_over(self, operator: Operator, dying: tuple[str, ...]) -> bool:
-        """Whether the first input's storage has no other use than this operator's."""
+    def _reuses_input(self, operator: Operator, dying: tuple[str, ...]) -> bool:
+        """Whether this operator is the last use of the first input's storage."""
         source = operator.inputs[0]
         storage = self._storage_of.get(source)
         if storage is None or source not in dying or self._size(source) != self._size(operator.outputs[0]):
@@ -86,12 +87,12 @@ class _Storages:
     def _share(self, name: str, source: str) -> None:
         storage = self._storage_of.get(source)
         if storage is None:
-            return  # a view of something resident
+            return  # A view of a resident tensor.
         self._storage_of[name] = storage
         self._tensors_in[storage] += 1
 
     def release(self, tensors: tuple[str, ...]) -> tuple[Storage, ...]:
-        """Let tensors go; returns the storages that nobody is left in."""
+        """Release tensors; return the storages without tensors."""
         freed = []
         for name in tensors:
             storage = self._storage_of.pop(name, None)

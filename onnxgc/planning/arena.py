@@ -1,9 +1,8 @@
-"""A model of the arena that serves a schedule: how much it lends, with what chunks have too much.
+"""A model of the arena that serves a schedule: bytes in use, with the excess of chunks over requests.
 
-An arena takes memory from the system in regions, lends it in chunks, and joins neighbours that come
-back. It lends the smallest chunk that is large enough, and lends it whole unless what is left over is
-worth a chunk of its own. So more is in use than was requested, and how much follows from the order of
-requests alone.
+An arena takes memory from the system in regions, lends it in chunks, and joins free neighbours. It lends
+the smallest chunk that is large enough, whole unless the rest is worth another chunk. So more is in use
+than was requested; the excess depends on the order of requests alone.
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ from onnxgc.planning.schedule import Schedule, StepGraph
 
 @dataclass(frozen=True, slots=True)
 class ArenaSettings:
-    """What decides how an arena behaves.
+    """Parameters of an arena.
 
-    Requests are rounded up to `granule_bytes`. A chunk is cut where it is twice the request, or where
-    at least `most_dead_bytes` would be left in it. The first region has `first_region_bytes`, each
-    later one twice as much up to `largest_region_bytes`; for a larger request the size is doubled
-    until it fits.
+    Requests are rounded up to `granule_bytes`. A chunk is split where it is twice the request, or where
+    its rest would have at least `max_dead_bytes`. The first region has `first_region_bytes`, each later one
+    twice as much up to `max_region_bytes`; for a larger request the size is doubled until it fits.
     """
 
     granule_bytes: int
     first_region_bytes: int
-    largest_region_bytes: int
-    most_dead_bytes: int
+    max_region_bytes: int
+    max_dead_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaProfile:
-    """Bytes of an arena that serves training steps: the most it lent at once, and what it took for that."""
+    """Bytes of an arena that serves training steps: the most lent at once, and the regions taken for it."""
 
     peak_bytes: int
     held_bytes: int
@@ -42,10 +40,10 @@ class ArenaProfile:
 def simulate_arena(
     schedule: Schedule, graph: StepGraph, settings: ArenaSettings, *, steps: int = 1
 ) -> ArenaProfile:
-    """What an arena lends while a schedule runs `steps` times.
+    """The arena's bytes while a schedule runs `steps` times.
 
-    It counts what the judge counts, requests in the same order: neither parameters nor fed tensors.
-    Outputs of one step come back before the next begins, which finds the regions of those before it.
+    It serves the requests that the simulator counts, in the same order: neither parameters nor fed tensors.
+    Outputs of a step come back before the next begins, which reuses the regions of those before it.
     """
     arena = Arena(settings)
     operators = list(allocations(schedule, graph))
@@ -77,15 +75,15 @@ class Chunk:
 class Arena:
     """Best fit with coalescing, in regions that grow.
 
-    Source: `BFCArena` of ONNX Runtime (onnxruntime/core/framework/bfc_arena.cc). Its bins are left
-    out: they only find the smallest chunk faster.
+    Source: `BFCArena` of ONNX Runtime (onnxruntime/core/framework/bfc_arena.cc), without its bins, which
+    only find the smallest chunk faster.
     """
 
     def __init__(self, settings: ArenaSettings) -> None:
         self._settings = settings
         self._region_bytes = settings.first_region_bytes
         self._lowest_address = 0
-        # By size, then by address: the first that is large enough is the one to lend.
+        # By size, then by address: the arena lends the first that is large enough.
         self._free: list[tuple[int, int]] = []
         self._free_at: dict[int, Chunk] = {}
         self.in_use_bytes = 0
@@ -93,7 +91,7 @@ class Arena:
         self.held_bytes = 0
 
     def lend(self, size_bytes: int) -> Chunk | None:
-        """A chunk of at least so many bytes; None where nothing is asked for."""
+        """A chunk of at least `size_bytes`; None for 0."""
         if size_bytes == 0:
             return None
         granule = self._settings.granule_bytes
@@ -103,16 +101,16 @@ class Arena:
             self._extend(wanted)
             place = bisect.bisect_left(self._free, (wanted,))
         chunk = self._free_at.pop(self._free.pop(place)[1])
-        left_over = chunk.size_bytes - wanted
-        if left_over >= wanted or left_over >= self._settings.most_dead_bytes:
-            self._cut(chunk, wanted)
+        rest = chunk.size_bytes - wanted
+        if rest >= wanted or rest >= self._settings.max_dead_bytes:
+            self._split(chunk, wanted)
         chunk.is_free = False
         self.in_use_bytes += chunk.size_bytes
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return chunk
 
     def take_back(self, chunk: Chunk | None) -> None:
-        """Join a chunk with its free neighbours, and keep it for later."""
+        """Join a chunk with its free neighbours for later requests."""
         if chunk is None:
             return
         self.in_use_bytes -= chunk.size_bytes
@@ -127,19 +125,19 @@ class Arena:
         self._add(chunk)
 
     def _extend(self, wanted: int) -> None:
-        """One more region, with room for a request."""
+        """Take one more region with room for a request."""
         size = self._region_bytes
         if wanted <= size:
-            self._region_bytes = min(2 * size, self._settings.largest_region_bytes)
+            self._region_bytes = min(2 * size, self._settings.max_region_bytes)
         while size < wanted:
             self._region_bytes = size = 2 * size
         self.held_bytes += size
-        # Systems hand out large pieces from the top of the address space down.
+        # Systems allocate large pieces from the top of the address space down.
         self._lowest_address -= size
         self._add(Chunk(self._lowest_address, size))
 
-    def _cut(self, chunk: Chunk, size_bytes: int) -> None:
-        """Leave so much in the chunk, and make the rest one of its own."""
+    def _split(self, chunk: Chunk, size_bytes: int) -> None:
+        """Leave `size_bytes` in the chunk, and make another of the rest."""
         rest = Chunk(chunk.address + size_bytes, chunk.size_bytes - size_bytes, True, chunk, chunk.after)
         if chunk.after is not None:
             chunk.after.before = rest

@@ -1,4 +1,4 @@
-"""What a plan is worth: the judge's peak, or the paper's sum of checkpoints and heaviest segment."""
+"""The value of a plan: its simulated peak, or the paper's sum of checkpoints and heaviest segment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PaperObjective:
 
 
 def objective_bytes(problem: CheckpointProblem, plan: CheckpointPlan, objective: Objective) -> int:
-    """The value of a plan: the judge's peak, or the paper's sum."""
+    """The value of a plan: its simulated peak, or the paper's sum."""
     if objective in (Objective.PEAK, Objective.TIME):
         return problem.joint().profile(plan).peak_bytes
     if objective is Objective.ACTIVATIONS:
@@ -31,14 +31,13 @@ def objective_bytes(problem: CheckpointProblem, plan: CheckpointPlan, objective:
 
 
 def paper_objective(problem: CheckpointProblem, plan: CheckpointPlan) -> PaperObjective:
-    """Judge any set of checkpoints; a single source and target count as kept whether named or not.
+    """The paper's objective of any set of checkpoints; a single source and target are always kept.
 
-    Each weakly connected component of the tensors that are not kept is one segment, whatever feeds
-    it: the value is that of reading A where the plan is valid under it, else that of reading G
-    (`onnxgc.graph.segments`).
+    Each weakly connected component of the tensors that are not kept is one segment: the value is that of
+    reading A where the plan is valid under it, otherwise that of reading G (`onnxgc.graph.segments`).
 
     Raises:
-        PlanError: a checkpoint is no vertex of the graph.
+        PlanError: a checkpoint is not a vertex of the graph.
 
     Source: the paper, equation 2.
     """

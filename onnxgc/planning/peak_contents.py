@@ -1,4 +1,4 @@
-"""What is in memory while the step runs that sets the peak."""
+"""The tensors that are live at the peak."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from onnxgc.planning.schedule import Schedule, StepGraph
 from onnxgc.planning.simulate import MemoryProfile
 
 
-def held_at_peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> tuple[tuple[str, int], ...]:
-    """Tensors with their bytes, and the operator's workspace under its name, the largest first.
+def live_at_peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> tuple[tuple[str, int], ...]:
+    """Live tensors with their bytes, and the operator's workspace under its name, the largest first.
 
     Their sum is the peak.
     """
@@ -18,8 +18,8 @@ def held_at_peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -
         live.update((storage.tensor, storage.size_bytes) for storage in step.made)
         if run == peak_run:
             workspace = step.operator.workspace_bytes
-            held = [*live.items(), *([(step.operator.name, workspace)] if workspace else [])]
-            return tuple(sorted(held, key=lambda item: (-item[1], item[0])))
+            found = [*live.items(), *([(step.operator.name, workspace)] if workspace else [])]
+            return tuple(sorted(found, key=lambda item: (-item[1], item[0])))
         for storage in step.freed:
             del live[storage.tensor]
     return ()

@@ -1,4 +1,4 @@
-"""What a solver decides, and what it claims about its decision."""
+"""Plans, and solutions: plans with a value, a bound and a status."""
 
 from __future__ import annotations
 
@@ -9,57 +9,59 @@ from enum import Enum
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.terminals import forced_checkpoints
+from onnxgc.graph.virtual_terminals import forced_checkpoints
 
 
 class Objective(Enum):
-    """What a plan is to make small."""
+    """The quantity that a plan minimises."""
 
     PEAK = "peak"
     """The simulated peak of the training graph that will run."""
     ACTIVATIONS = "activations"
-    """The same without the parameters' gradients, as where they go into buffers that are always there."""
+    """The same without the parameters' gradients, as where these have permanent buffers."""
     PAPER = "paper"
     """The sum of the checkpoints and the heaviest segment, over sets whose segments are independent
     (reading A of `onnxgc.graph.segments`)."""
     TIME = "time"
     """The extra time under a memory budget."""
     GENERAL = "general"
-    """The same sum over all sets whose segments can follow one another (reading G): no path leaves a
-    segment and comes back, and no two segments wait for each other."""
+    """The same sum over all sets whose segments can run one after another (reading G): no path leaves a
+    segment and returns to it, and no two segments depend on each other."""
 
 
 def parse_objective(name: str | None) -> Objective | None:
-    """The objective of that name; none for none.
+    """The objective of that name; `None` for `None`.
 
     Raises:
-        PlanError: there is no such objective.
+        PlanError: the name is unknown.
     """
     known = [objective.value for objective in Objective if objective is not Objective.TIME]
     if name is not None and name not in known:
-        raise PlanError(f"objective '{name}' is none of {', '.join(known)}; pass one of them to --objective")
+        raise PlanError(
+            f"objective '{name}' is not one of {', '.join(known)}; pass one of them to --objective"
+        )
     return None if name is None else Objective(name)
 
 
 class Status(Enum):
-    """What a solver can say about its plan."""
+    """The quality of a plan as its solver proves it."""
 
     OPTIMAL = "optimal"
     """Proved best for the objective that the solver is exact for."""
     FEASIBLE = "feasible"
-    """No more than a plan; the solution's lower bound says how far from the best it can be."""
+    """A valid plan; the solution's lower bound limits its distance to the optimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The tensors to keep through forward, in topological order; all others are computed again.
+    """The checkpoints, in topological order; all other tensors are discarded and recomputed.
 
-    `order` is the order in which vertices are computed; empty for the model's own, changed only as far
-    as segments need it to follow one another. With `keeps_last_segment`, what backward reaches
-    first is held too: there is nothing to gain by computing it again at once.
+    `order` is the order in which vertices are computed; empty for the model's own, changed only as far as
+    segments need it to run one after another. With `keeps_last_segment` the segment that backward
+    reaches first stays live too: its immediate recomputation would save nothing.
 
-    A `sequence`, where there is one, says all of it: the names of the step's operators in the order in
-    which they run, repeated where they run again. Checkpoints are then what never runs again.
+    A `sequence` determines the whole plan: the names of the step's operators in the order in which they
+    run, recomputed ones repeatedly. Checkpoints are then the vertices that are never recomputed.
     """
 
     checkpoints: tuple[Vertex, ...]
@@ -69,10 +71,10 @@ class CheckpointPlan:
 
     @classmethod
     def for_graph(cls, graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> CheckpointPlan:
-        """Put checkpoints in order, drop repeats, and add the graph's single source and target.
+        """Sort checkpoints, remove repeats, and add the graph's single source and target.
 
         Raises:
-            PlanError: a checkpoint is no vertex of the graph; the closest names are given.
+            PlanError: a checkpoint is not a vertex of the graph; the message suggests the closest names.
         """
         wanted = tuple(checkpoints)
         for vertex in wanted:
@@ -83,10 +85,10 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class TimeCost:
-    """Time of a step, in nanoseconds or in whatever unit durations were given.
+    """Time of a step, in nanoseconds or in the unit of the given durations.
 
-    `regular` is that of every operator once, `extra` what the plan adds, and no plan within the budget
-    adds less than `lower_bound`.
+    `regular` is the time of every operator once, `extra` the time that the plan adds, `lower_bound` the least
+    that any plan within the budget adds.
     """
 
     regular: int
@@ -103,7 +105,7 @@ class TimeCost:
 
     @property
     def gap(self) -> float:
-        """What could still be saved, as a share of the plan's whole time."""
+        """The most time that a better plan could save, as a share of the plan's whole time."""
         total = self.regular + self.extra
         return max(0, self.extra - self.lower_bound) / total if total else 0.0
 
@@ -115,12 +117,12 @@ class TimeCost:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A plan and what is known about it.
+    """A plan with its value, a lower bound and a status.
 
-    For the objective `TIME` the status speaks of `time`, and `objective_bytes` is the plan's peak.
-    `objective_bytes` is the plan's value, `lower_bound_bytes` what no plan goes below (among the
-    plans that the objective admits), set by `bound_operator` where one operator sets it. `seconds` is
-    the wall-clock time of the search, which a user may have `interrupted`.
+    `objective_bytes` is the plan's value, `lower_bound_bytes` a lower bound on that of every plan that the
+    objective admits, set by `bound_operator` where one operator sets it. For the objective `TIME` the
+    status refers to `time`, and `objective_bytes` is the plan's peak. `seconds` is the wall-clock time of
+    the search, which a user may have `interrupted`.
     """
 
     plan: CheckpointPlan
@@ -136,7 +138,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """The most that could still be saved, as a share of the objective: 0.0 when optimal."""
+        """The most that a better plan could save, as a share of the objective: 0.0 when optimal."""
         if self.time is not None:
             return self.time.gap
         if self.objective_bytes <= self.lower_bound_bytes:
@@ -148,4 +150,4 @@ def _unknown_checkpoint(graph: ComputationGraph, vertex: Vertex) -> str:
     names = [str(known) for known in graph.vertices]
     close = difflib.get_close_matches(str(vertex), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the first one is {names[0]!r}"
-    return f"checkpoint {str(vertex)!r} is none of the graph's {len(names)} tensors; {hint}"
+    return f"checkpoint {str(vertex)!r} is not one of the graph's {len(names)} tensors; {hint}"

@@ -1,4 +1,4 @@
-"""All that a solver sees of a network."""
+"""The problem that solvers read: a graph, its costs, and the traced step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.terminals import with_single_terminals
-from onnxgc.planning.joint import JointGraph, joint_of_bare_graph
+from onnxgc.graph.virtual_terminals import with_single_terminals
+from onnxgc.planning.joint_graph import JointGraph, joint_of_bare_graph
 
 
 @dataclass(frozen=True, slots=True)
 class TensorCost:
-    """What it costs to keep a tensor, and to compute it once more.
+    """The cost to keep a tensor, and to recompute it.
 
-    `size_bytes` is the memory it takes, `recompute_flops` the floating-point operations of the
-    operator that computes it. Both are at least 0.
+    `size_bytes` is its memory, `recompute_flops` the floating-point operations of the operator that
+    computes it. Both are at least 0.
     """
 
     size_bytes: int
@@ -25,10 +25,10 @@ class TensorCost:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProblem:
-    """Choose the tensors of `graph` to keep, each at its cost.
+    """The choice of checkpoints among the tensors of `graph`, each at its cost.
 
-    `traced` is the training step that will run, where it is known. Several sources or sinks are
-    allowed: see `closed_graph`.
+    `traced` is the training step that will run, where it is known. Several sources or sinks are allowed:
+    see `closed_graph`.
 
     Raises:
         GraphFileError: a vertex has no cost, a cost has no vertex, or a cost is negative.
@@ -47,11 +47,11 @@ class CheckpointProblem:
                 raise GraphFileError(f"vertex {vertex!r} has a negative cost; sizes and flops are at least 0")
         for vertex in self.costs:
             if vertex not in self.graph:
-                raise GraphFileError(f"a cost is given for {vertex!r}, which is no vertex of the graph")
+                raise GraphFileError(f"a cost is given for {vertex!r}, which is not a vertex of the graph")
 
     @property
     def total_bytes(self) -> int:
-        """Size of all tensors together: what keeping everything takes."""
+        """Size of all tensors together."""
         return sum(self.size_bytes(vertex) for vertex in self.graph.vertices)
 
     def size_bytes(self, vertex: Vertex) -> int:
@@ -59,13 +59,13 @@ class CheckpointProblem:
         return self.costs[vertex].size_bytes
 
     def joint(self) -> JointGraph:
-        """Forward and backward, as traced, or as `joint_of_bare_graph` supposes."""
+        """Forward and backward, as traced, or as `joint_of_bare_graph` assumes."""
         return self.traced or joint_of_bare_graph(self.graph, self.size_bytes)
 
     def closed_graph(self) -> ComputationGraph:
         """The graph with one source and one sink, virtual ones where it has several.
 
-        Virtual terminals cost nothing and are in no plan. Behind a virtual source, the real
-        sources are tensors like any other.
+        Virtual terminals cost nothing and are in no plan. After a virtual source, the real sources are
+        tensors like any other.
         """
         return with_single_terminals(self.graph)

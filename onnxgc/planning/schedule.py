@@ -1,4 +1,4 @@
-"""From the decision what to discard to the exact sequence of operators of one training step."""
+"""Schedules: the exact order of operators of one training step under a plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What scheduling and judging know of one operator.
+    """An operator as the scheduler and the simulator see it.
 
-    `inputs` and `outputs` are tensors. `is_view`: output 0 shares input 0's memory. `in_place`:
-    output 0 takes input 0's memory where nobody else needs that any more. `once`: must not run a
-    second time. `needs_all_outputs`: none may be left out, even if nobody reads it. `workspace_bytes`
-    is held only while the operator runs; with `workspace_first` it is taken before the outputs are.
+    `inputs` and `outputs` are tensors. `is_view`: output 0 shares input 0's memory. `in_place`: output 0
+    reuses input 0's memory where this is the last use of it. `once`: must not run a second time.
+    `needs_all_outputs`: no output may be omitted, even if unread. `workspace_bytes` are live only while the
+    operator runs; with `workspace_first` they are allocated before the outputs.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """One training step with nothing decided: forward operators, then backward in chunks.
+    """One training step without a plan: forward operators, then backward in chunks.
 
-    `sources` names the forward operator that each chunk differentiates. `resident` tensors (fed
-    values, parameters, constants) are there before and after and count nothing. `outputs` are kept to
-    the end, in the order in which they are returned. `parameter_gradients` are reported apart. `replaced`
-    maps an output of no bytes to the resident tensor whose memory it is written to: nothing may read that
+    `sources` names the forward operator that each chunk differentiates. `resident` tensors (fed values,
+    parameters, constants) are live before and after the step and not counted. `outputs` are kept to the
+    end, in the order in which they are returned. `parameter_gradients` are reported separately. `replaced`
+    maps an output of no bytes to the resident tensor whose memory it overwrites: nothing may read that
     afterwards.
     """
 
@@ -61,7 +61,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Run the operator `source` again, under new tensor names."""
+    """Rerun the operator `source`, under new tensor names."""
 
     operator: Operator
     source: str
@@ -70,7 +70,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Nobody needs these tensors any more; one that nobody ever read is released where it was made."""
+    """Release tensors after their last use; unread tensors, after the operator that writes them."""
 
     tensors: tuple[str, ...]
 
@@ -95,11 +95,11 @@ class Schedule:
 
 
 def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]) -> Schedule:
-    """Schedule that drops the `discarded` forward tensors and computes them again for backward.
+    """Schedule that discards the `discarded` forward tensors and recomputes them for backward.
 
-    A tensor is computed again right before the first chunk that reads it, together with what it needs
-    and nothing else, and stays until its last reader. Discarded tensors that depend on one another
-    form a segment, whose number the steps carry.
+    A tensor is recomputed right before the first chunk that reads it, together with the discarded tensors
+    that it depends on, and is live until its last reader. Discarded tensors that depend on one another form
+    a segment, whose number the steps have. `copy_name` names the copy of a tensor. Linear in the graph.
     """
     segments = _segments(graph, discarded)
     producer = {name: index for index, operator in enumerate(graph.forward) for name in operator.outputs}
@@ -110,13 +110,13 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
     renamed: dict[str, str] = {}
     for index, chunk in enumerate(graph.chunks):
         missing = [name for operator in chunk for name in operator.inputs if name in segments]
-        again: set[int] = set()
+        rerun: set[int] = set()
         while missing:
             name = missing.pop()
-            if name not in renamed and producer[name] not in again:
-                again.add(producer[name])
+            if name not in renamed and producer[name] not in rerun:
+                rerun.add(producer[name])
                 missing.extend(read for read in graph.forward[producer[name]].inputs if read in segments)
-        for position in sorted(again):
+        for position in sorted(rerun):
             operator = graph.forward[position]
             renamed.update((name, copy_name(name)) for name in operator.outputs)
             copy = replace(_with_names(operator, renamed), name=f"{operator.name}__recompute")
@@ -127,24 +127,24 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
 
 
 def with_exact_lifetimes(steps: Sequence[Step], graph: StepGraph) -> tuple[Step, ...]:
-    """Steps that compute, without outputs that nobody reads, and with the releases behind last readers."""
+    """The steps without unread optional outputs, and with each release after the last reader."""
     return tuple(_with_releases(_without_idle_outputs(steps, graph), graph))
 
 
 def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
-    """The schedule with each operator that replaces a tensor behind the last that reads the old one.
+    """The schedule with each operator that replaces a tensor after the last reader of the old one.
 
-    A plan that runs operators again may do so behind the update of what they read.
+    Otherwise a recomputed operator could run after the update of its input.
     """
     steps = [step for step in schedule.steps if not isinstance(step, Release)]
     last_reader: dict[str, int] = {}
-    shown = {old: old for old in graph.replaced.values()}
+    source = {old: old for old in graph.replaced.values()}
     for index, step in enumerate(steps):
         for name in step.operator.inputs:
-            if name in shown:
-                last_reader[shown[name]] = index
-        if step.operator.is_view and step.operator.inputs[0] in shown:
-            shown[step.operator.outputs[0]] = shown[step.operator.inputs[0]]
+            if name in source:
+                last_reader[source[name]] = index
+        if step.operator.is_view and step.operator.inputs[0] in source:
+            source[step.operator.outputs[0]] = source[step.operator.inputs[0]]
     late: dict[int, list[Step]] = {}
     rest: list[tuple[int, Step]] = []
     for index, step in enumerate(steps):
@@ -163,7 +163,7 @@ def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
 def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset[str]:
     """The discarded tensors of the segment that backward reaches first.
 
-    Nothing has been released by then, so a plan that only names checkpoints keeps them.
+    Nothing has been released before, so a plan that consists of checkpoints alone keeps them.
     """
     segments = _segments(graph, discarded)
     for chunk in graph.chunks:
@@ -175,10 +175,10 @@ def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset
 
 
 def segment_order(graph: StepGraph, discarded: frozenset[str]) -> tuple[str, ...]:
-    """Names of the forward operators in an order that finishes each segment before the next.
+    """Names of the forward operators in an order that completes each segment before the next.
 
-    Parallel segments that the model's own order interleaves would have interleaved backward passes,
-    and both their recomputations in memory at once. Where the order is free it stays the model's.
+    Parallel segments that the model's own order interleaves would have interleaved backward passes, and
+    both their recomputations live at once. Otherwise the order is the model's. O(n log n) in operators.
     """
     segments = _segments(graph, discarded)
     producer = {name: index for index, operator in enumerate(graph.forward) for name in operator.outputs}
@@ -250,14 +250,14 @@ def _segments(graph: StepGraph, discarded: frozenset[str]) -> dict[str, int]:
 
 
 def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]:
-    """The steps without trailing optional outputs that nobody reads: a runtime would never free them."""
+    """The steps without unread trailing optional outputs, which a runtime would never free."""
     read = {name for step in steps if not isinstance(step, Release) for name in step.operator.inputs}
     trimmed: list[Step] = []
     for step in steps:
         assert not isinstance(step, Release)
         outputs = step.operator.outputs
-        fewest = len(outputs) if step.operator.needs_all_outputs else 1
-        while len(outputs) > fewest and outputs[-1] not in read and outputs[-1] not in graph.outputs:
+        min_outputs = len(outputs) if step.operator.needs_all_outputs else 1
+        while len(outputs) > min_outputs and outputs[-1] not in read and outputs[-1] not in graph.outputs:
             outputs = outputs[:-1]
         if len(outputs) < len(step.operator.outputs):
             step = replace(step, operator=replace(step.operator, outputs=outputs))
@@ -266,7 +266,7 @@ def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]
 
 
 def _with_releases(steps: Sequence[Step], graph: StepGraph) -> Iterable[Step]:
-    """The steps, each followed by the release of what it used last, and of what nobody will use."""
+    """The steps, each followed by the release of the tensors whose last use it is."""
     kept = graph.resident.union(graph.outputs)
     last_use: dict[str, int] = {}
     for index, step in enumerate(steps):

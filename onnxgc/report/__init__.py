@@ -1,1 +1,1 @@
-"""What people read: tables and JSON."""
+"""Reports for users: typed figures (`data`), their wording (`text`), and two media (`terminal`, `html`)."""

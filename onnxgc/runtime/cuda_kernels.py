@@ -1,4 +1,4 @@
-"""Which nodes ONNX Runtime runs on CUDA, by its table of kernels."""
+"""Nodes that ONNX Runtime runs on CUDA, according to its table of kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxgc.model.core.ir import Node, TensorType, dtype_name
 class Kernel:
     """A kernel for the versions `since` to `until` of an operator; without `until`, for `since` alone.
 
-    An open range matches no later version of the operator than the one it was written for.
+    An open range does not match versions of the operator later than `since`.
     """
 
     since: int
@@ -30,9 +30,9 @@ class Kernel:
 
 
 def left_to_the_cpu(nodes: Iterable[Node], types: Mapping[str, TensorType], opset: int) -> dict[str, int]:
-    """How many nodes of each operator have no CUDA kernel for their version and type.
+    """Number of nodes without a CUDA kernel for their version and type, by operator.
 
-    Nodes of other domains are left out, and those that compute shapes, which run on the CPU anyway.
+    Nodes of other domains are ignored, and nodes that compute shapes, which run on the CPU in any case.
     """
     found: dict[str, int] = {}
     for node in nodes:
@@ -52,7 +52,7 @@ def left_to_the_cpu(nodes: Iterable[Node], types: Mapping[str, TensorType], opse
     return found
 
 
-# Their first input is a condition.
+# The first input is a condition.
 _BY_LATER_INPUT = frozenset({"Where"})
 _NAMES_IN_TABLE = {"float32": "float", "float64": "double"}
 

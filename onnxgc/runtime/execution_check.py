@@ -1,4 +1,4 @@
-"""Did a session run a training file as it is written?"""
+"""Whether a session executed a training file in the order of its nodes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from onnxgc.runtime.profile import RunProfile
 
 @dataclass(frozen=True, slots=True)
 class ExecutionCheck:
-    """What a session ran of a training file.
+    """Executed nodes of a training file, compared with the file.
 
-    `lost` are recomputed nodes that did not run: their saving is gone, or their values came from
-    elsewhere. A Cast that other Casts alone read is not lost: ONNX Runtime reads through it at every
-    level of optimisation, in the recomputation as in the forward pass. `moved` is the first node that
-    ran before its place in the file, or None.
+    Attributes:
+        executed: number of executed nodes.
+        recomputed: number of recomputed nodes in the file.
+        lost: recomputed nodes that were not executed, so that their saving is lost. A Cast read only by
+            other Casts is not lost: ONNX Runtime skips it at every level of optimisation.
+        moved: the first node executed before its position in the file, or None.
     """
 
     executed: int
@@ -34,14 +36,14 @@ class ExecutionCheck:
 
 
 def check_execution(model: onnx.ModelProto, order: Sequence[str]) -> ExecutionCheck:
-    """Compare executed node names (`RunProfile.order`) with the file's nodes."""
+    """Compares executed node names (`RunProfile.order`) with the nodes of the file."""
     file_order = [node.name for node in model.graph.node]
     recomputed = [node for node in model.graph.node if _role(node) == "recompute"]
     known, ran = set(file_order), set(order)
     expected = [name for name in file_order if name in ran]
     executed = [name for name in order if name in known]
     moved = next((one for one, two in zip(executed, expected, strict=True) if one != two), None)
-    skipped = _read_through(model, ran)
+    skipped = _skipped_casts(model, ran)
     lost = tuple(node.name for node in recomputed if node.name not in ran and node.name not in skipped)
     return ExecutionCheck(len(order), len(recomputed), lost, moved)
 
@@ -49,13 +51,13 @@ def check_execution(model: onnx.ModelProto, order: Sequence[str]) -> ExecutionCh
 def run_and_check(
     model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings | None = None
 ) -> tuple[ExecutionCheck, RunProfile]:
-    """Load a training file, run it once in this process, and check what was executed."""
+    """Loads a training file, runs it once in this process and checks the executed nodes."""
     profile = executed_order(model, feeds, settings or SessionSettings())
     return check_execution(model, profile.order), profile
 
 
-def _read_through(model: onnx.ModelProto, ran: Set[str]) -> set[str]:
-    """Casts whose readers are all Casts, which ran or are such themselves."""
+def _skipped_casts(model: onnx.ModelProto, ran: Set[str]) -> set[str]:
+    """Casts that were not executed and whose readers are all Casts."""
     found: set[str] = set()
     only_casts = dict.fromkeys((value.name for value in model.graph.output), False)
     for node in reversed(model.graph.node):

@@ -1,10 +1,10 @@
-"""Timing training files in turns, each in a process of its own.
+"""Interleaved timing of training files, each in a separate process.
 
-On a machine that is not quiet, whatever slows one file down for a moment then slows the others as well.
+Interleaving spreads disturbances of a busy machine evenly over the files.
 
     python -m onnxgc.runtime.interleaved_timing FOLDER
 
-takes a step for each line on standard input (used by `_Stepper`).
+runs a step for each line on standard input (used by `_Stepper`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import bound_step, failure_of, read_request, session_of, write_request
 from onnxgc.runtime.ort import SessionSettings
 
-# ONNX Runtime's threads go on spinning for a moment after a step.
+# ONNX Runtime's threads spin for a moment after a step.
 _PAUSE_SECONDS = 0.2
-# Standard output, by its number.
+# File descriptor of standard output.
 _ANSWERS = 1
 
 
@@ -39,13 +39,12 @@ def seconds_in_turns(
     warm_up: int,
     in_place: Mapping[str, str] | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of `runs` steps of each file, one step of each in turn, after `warm_up` rounds more.
+    """Seconds of `runs` steps of each file, one step of each in turn, after `warm_up` rounds.
 
-    No profile is written, so that nothing but the step is timed. All files are in memory at once.
-    `in_place` as in `measure`.
+    Profiling is off, so that only the step is timed. All files are loaded at once. `in_place`: see `measure`.
 
     Raises:
-        RuntimeFailedError: ONNX Runtime refused a file or stopped.
+        RuntimeFailedError: ONNX Runtime rejected a file or failed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in files}
     with ExitStack() as stack:
@@ -63,7 +62,7 @@ def seconds_in_turns(
 
 
 class _Stepper:
-    """A process that holds one file and takes a step whenever it is told to."""
+    """A process that loads one file and runs a step on request."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Sessions whose inputs and outputs stay where they are from run to run."""
+"""Sessions whose inputs and outputs keep their memory from run to run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class DeviceArrays:
-    """Arrays on a device, by name; on the CPU they are NumPy's own memory."""
+    """Arrays on a device, by name; on the CPU they share memory with NumPy."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self._values: dict[str, onnxruntime.OrtValue] = {}
         self._arrays: dict[str, Array] = {}
-        """On the CPU, the memory that the values show."""
+        """On the CPU, the memory behind the values."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -33,14 +33,14 @@ class DeviceArrays:
         return self._values[name]
 
     def array(self, name: str) -> Array:
-        """What is held: itself on the CPU, else a copy."""
+        """The array itself on the CPU, a copy from other devices."""
         if name in self._arrays:
             return self._arrays[name]
         found: Array = self._values[name].numpy()
         return found
 
     def put(self, name: str, array: Array) -> None:
-        """A new array, or other contents for one that is there, which stays where it is."""
+        """Adds an array, or overwrites the contents of an existing one in place."""
         if name in self._arrays:
             np.copyto(self._arrays[name], array)
         elif name in self._values:
@@ -61,8 +61,8 @@ class DeviceArrays:
 class BoundSession:
     """A session that reads and writes arrays of a device in place.
 
-    `held` are inputs that are bound once, `replaced` maps outputs to the held input whose memory they are
-    written to. `fetched` outputs have memory of their own, which every run overwrites.
+    Inputs in `held` are bound once. `replaced` maps outputs to the held input whose memory they overwrite.
+    Outputs in `fetched` have separate memory, which every run overwrites.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class BoundSession:
         self._fetched = DeviceArrays(arrays.device)
         self._fed = DeviceArrays(arrays.device)
         self._alive: dict[str, Array] = {}
-        """What the current run reads of NumPy's memory."""
+        """NumPy arrays that the current run reads."""
         for name in held:
             self._binding.bind_ortvalue_input(name, arrays.value(name))
         for output, name in replaced.items():
@@ -92,10 +92,10 @@ class BoundSession:
             self._binding.bind_ortvalue_output(output, self._fetched.value(output))
 
     def run(self, feeds: Mapping[str, Array]) -> None:
-        """One run with these values for all other inputs.
+        """Runs once with these values for all other inputs.
 
         Raises:
-            RuntimeFailedError: ONNX Runtime refuses or stops.
+            RuntimeFailedError: ONNX Runtime rejects the inputs or fails.
         """
         for name, value in feeds.items():
             if self._fed.device == "cpu":
@@ -113,5 +113,5 @@ class BoundSession:
             raise RuntimeFailedError(f"the training step does not run on ONNX Runtime: {reason}") from error
 
     def result(self, name: str) -> Array:
-        """A copy of what the last run has left in an output that is fetched."""
+        """A copy of a fetched output of the last run."""
         return np.array(self._fetched.array(name))

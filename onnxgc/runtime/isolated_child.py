@@ -1,10 +1,10 @@
-"""What `runtime.isolated_run` starts: it loads one model in ONNX Runtime and runs it, away from its caller.
+"""The child process of `runtime.isolated_run`: loads one model in ONNX Runtime and runs it.
 
-    python child.py FOLDER
+    python isolated_child.py FOLDER
 
-It imports NumPy and ONNX Runtime alone, since it starts for every model that is planned; so it takes
-nothing of this package. FOLDER holds `request.json` and `feeds.npz`, and receives `answer.json`. The
-process ends as soon as its standard input does: whoever started it is gone then.
+It imports only NumPy and ONNX Runtime, not this package, to start fast for every planned model. FOLDER
+contains `request.json` and `feeds.npz` and receives `answer.json`. The process ends when its standard
+input closes, that is, when the parent has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# The folder of this file has modules by the names of others.
+# This file's folder contains modules whose names shadow others.
 if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
     del sys.path[0]
 
@@ -24,14 +24,14 @@ _FATAL_ONLY = 4
 _KERNEL = "_kernel_time"
 
 
-def _end_with_the_caller() -> None:
-    # Not by sys.stdin, whose lock would still be held when the interpreter ends.
+def _end_with_parent() -> None:
+    # sys.stdin would hold its lock when the interpreter ends.
     os.read(0, 1)
     os._exit(1)
 
 
-class _Attempts:
-    """Sessions of one model, from the plainest settings on, until one takes it."""
+class _SessionAttempts:
+    """Tries sessions of one model at increasing optimisation levels until one loads and runs it."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -41,30 +41,30 @@ class _Attempts:
         self._request: dict[str, Any] = json.loads((folder / "request.json").read_text())
         self._errors: list[str] = []
 
-    def _tell(self, **more: Any) -> None:
-        """Writes the answer as far as it is known: a crash must not take it along."""
+    def _write_answer(self, **more: Any) -> None:
+        """Writes the answer so far, so that it survives a crash."""
         answer = {"errors": self._errors, **more}
         (self._folder / "answer.json").write_text(json.dumps(answer))
 
     def run(self) -> None:
         for level in self._request["levels"]:
-            self._tell(level=level, stage="load")
+            self._write_answer(level=level, stage="load")
             try:
                 nodes = self._attempt(level)
             except MemoryError:
                 self._errors.append("std::bad_alloc")
-            except Exception as error:  # ONNX Runtime's exceptions have no base class of their own.
+            except Exception as error:  # ONNX Runtime's exceptions have no common base class.
                 self._errors.append(str(error) or type(error).__name__)
             else:
-                self._tell(level=level, stage="end", nodes=nodes)
+                self._write_answer(level=level, stage="end", nodes=nodes)
                 return
-        self._tell(stage="end")
+        self._write_answer(stage="end")
 
     def _attempt(self, level: str) -> list[list[Any]]:
         options = self._ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.enable_mem_pattern = False
-        # For one run no weight is worth a second copy in the form that its kernel likes best.
+        # A prepacked copy of the weights does not pay off for one run.
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.graph_optimization_level = getattr(self._ort.GraphOptimizationLevel, level)
         if self._request["threads"]:
@@ -80,7 +80,7 @@ class _Attempts:
         session = self._ort.InferenceSession(model, options, providers=self._request["providers"])
         if not self._request["run"]:
             return []
-        self._tell(level=level, stage="run")
+        self._write_answer(level=level, stage="run")
         session.run(None, self._feeds())
         return self._nodes(session.end_profiling())
 
@@ -91,14 +91,14 @@ class _Attempts:
             arrays = [stored[f"arr_{index}"] for index in range(len(self._request["feeds"]))]
         feeds: dict[str, Any] = {}
         for (name, kind), array in zip(self._request["feeds"], arrays, strict=True):
-            # A type that NumPy does not have comes as its bits.
+            # Types that NumPy lacks are stored as bits.
             make = self._ort.OrtValue.ortvalue_from_numpy_with_onnx_type
             feeds[name] = array if kind is None else make(array, kind)
         return feeds
 
     @staticmethod
     def _nodes(profile: str) -> list[list[Any]]:
-        """By node that ran: its index, operator, name and the types and shapes of its outputs."""
+        """Index, operator, name, and output types and shapes of each executed node."""
         events = json.loads(Path(profile).read_text())
         return [
             [
@@ -113,7 +113,7 @@ class _Attempts:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_caller, daemon=True).start()
-    _Attempts(Path(sys.argv[1])).run()
-    # Nothing is left to do, and a session that is taken down may crash.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _SessionAttempts(Path(sys.argv[1])).run()
+    # Releasing the session may crash.
     os._exit(0)

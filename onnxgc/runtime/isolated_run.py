@@ -1,4 +1,4 @@
-"""A model loaded and run once by ONNX Runtime in a process of its own, which may crash or not end."""
+"""Loads and runs a model once in a separate process, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from onnxgc.model.core.ir import Array, TensorType
 
 _CHILD = Path(__file__).with_name("isolated_child.py")
 PLAIN, STOCK = "ORT_DISABLE_ALL", "ORT_ENABLE_ALL"
-# What the runtime, the C++ library and Python say where memory has run out.
-_OF_MEMORY = (
+# Messages of the runtime, the C++ library and Python when memory runs out.
+_OUT_OF_MEMORY = (
     "bad_alloc",
     "MemoryError",
     "Failed to allocate memory",
     "failed to allocate",
     "Cannot allocate",
 )
-_LAST_OF_OUTPUT = 2000
+_MAX_OUTPUT_BYTES = 2000
 _NUMPY_KINDS = "biufcUSO"
 
 
 @dataclass(frozen=True, slots=True)
 class RanNode:
-    """A node that ran: its place in the file, and the type of each output as the runtime made it."""
+    """An executed node: its index in the file, and the runtime type of each output."""
 
     index: int
     op: str
@@ -45,11 +45,17 @@ class RanNode:
 
 @dataclass(frozen=True, slots=True)
 class IsolatedRun:
-    """How a model fared in a process of its own.
+    """The outcome of an isolated run.
 
-    `errors` are what the runtime said, by level of optimisation tried; the last level took the model
-    where `has_run`. `ended_by` is the signal that ended the process, 0 if none did, and `stage` is how far
-    it came (start, load, run or end); `timed_out` says that it was stopped.
+    Attributes:
+        has_run: the model was loaded, and run if feeds were given, at the last level tried.
+        errors: one message of the runtime for each optimisation level that failed.
+        nodes: executed nodes.
+        stage: the last stage reached: start, load, run or end.
+        level: the last optimisation level tried.
+        ended_by: the signal that ended the process, or 0.
+        timed_out: the process was stopped at the time limit.
+        lacks_memory: memory ran out.
     """
 
     has_run: bool
@@ -63,7 +69,7 @@ class IsolatedRun:
 
     @property
     def signal_name(self) -> str:
-        """Such as SIGSEGV."""
+        """Name of the signal, such as SIGSEGV."""
         try:
             return signal.Signals(self.ended_by).name
         except ValueError:
@@ -80,10 +86,10 @@ def run_isolated(
     threads: int | None = None,
     timeout_seconds: float | None = None,
 ) -> IsolatedRun:
-    """Load a model, and run it once unless `feeds` is None, at the first of these levels that takes it.
+    """Loads a model at the first of `levels` that accepts it, and runs it once unless `feeds` is None.
 
-    The weights of a file are read by that process alone. A model in memory is written to a temporary file,
-    with its external data in `data_folder`. The process ends with this one.
+    Only the child process reads the weights of a file. A model in memory is written to a temporary file,
+    with its external data in `data_folder`. The child process ends with this one.
     """
     with tempfile.TemporaryDirectory(prefix="onnxgc-") as name:
         folder = Path(name)
@@ -109,7 +115,7 @@ def run_isolated(
 
 def _outcome(folder: Path, timeout_seconds: float | None) -> IsolatedRun:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    lifeline, held = os.pipe()
+    lifeline, parent_end = os.pipe()
     try:
         process = subprocess.Popen(
             [sys.executable, str(_CHILD), str(folder)],
@@ -119,23 +125,23 @@ def _outcome(folder: Path, timeout_seconds: float | None) -> IsolatedRun:
             env=environment,
         )
     except BaseException:
-        os.close(held)
+        os.close(parent_end)
         raise
     finally:
         os.close(lifeline)
-    said, timed_out = b"", False
+    output, timed_out = b"", False
     try:
-        said, _ = process.communicate(timeout=timeout_seconds)
+        output, _ = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         timed_out = True
     finally:
-        # Whatever ends the wait, Ctrl-C included, ends the process.
-        os.close(held)
+        # Any end of the wait, Ctrl-C included, ends the process.
+        os.close(parent_end)
         process.kill()
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    text = said[-_LAST_OF_OUTPUT:].decode(errors="replace")
+    text = output[-_MAX_OUTPUT_BYTES:].decode(errors="replace")
     return _outcome_of(folder, text, process.returncode, timed_out)
 
 
@@ -144,26 +150,26 @@ def _outcome_of(folder: Path, text: str, status: int, timed_out: bool) -> Isolat
         answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     except (OSError, ValueError):
         answer = {"errors": []}
-    told = tuple(map(str, answer["errors"]))
+    errors = tuple(map(str, answer["errors"]))
     ended_by = -status if status < 0 and not timed_out else 0
     if status and not ended_by and not timed_out:
         lines = [line for line in text.splitlines() if line.strip()]
-        told = (*told, lines[-1] if lines else f"the process ended with status {status}")
-    said = "\n".join((*told, text))
+        errors = (*errors, lines[-1] if lines else f"the process ended with status {status}")
+    output = "\n".join((*errors, text))
     return IsolatedRun(
         has_run=status == 0 and answer.get("stage") == "end" and "nodes" in answer,
-        errors=told,
+        errors=errors,
         nodes=tuple(_node(*entry) for entry in answer.get("nodes", ())),
         stage=str(answer.get("stage", "start")),
         level=str(answer.get("level", PLAIN)),
         ended_by=ended_by,
         timed_out=timed_out,
-        lacks_memory=ended_by == signal.SIGKILL or any(sign in said for sign in _OF_MEMORY),
+        lacks_memory=ended_by == signal.SIGKILL or any(sign in output for sign in _OUT_OF_MEMORY),
     )
 
 
 def _as_numpy(value: Array) -> tuple[Array, int | None]:
-    """An array that NumPy alone can store, and its ONNX type where that is not NumPy's own."""
+    """An array that NumPy can store, and its ONNX type if NumPy has none, else None."""
     array = np.asarray(value)
     if array.dtype.kind == "O":
         return array.astype(np.str_), None
@@ -173,7 +179,7 @@ def _as_numpy(value: Array) -> tuple[Array, int | None]:
     return np.ascontiguousarray(array).view(bits), int(helper.np_dtype_to_tensor_dtype(array.dtype))
 
 
-# As the profile has them.
+# Type names in the profile.
 _TYPES = {
     "float": onnx.TensorProto.FLOAT,
     "double": onnx.TensorProto.DOUBLE,

@@ -1,8 +1,8 @@
-"""What ONNX Runtime is known to compute or to rewrite wrongly, and what training files have in its place.
+"""Known faults of ONNX Runtime: wrong kernels and wrong graph rewrites, and how training files avoid them.
 
-One entry a fault, with the pattern that shows it. `onnxgc inspect` names those of a user's own model, whose
+One entry a fault, with the pattern that triggers it. `onnxgc inspect` reports those in a user's model, whose
 inference is wrong too; training files avoid them (`onnxgc.model.training_mode.runtime_safe_forms`,
-`onnxgc.emission.training`). A test reproduces each fault, so that a version that mends one is noticed.
+`onnxgc.emission.computed_constants`). A test reproduces each fault, and so notices a version that fixes one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onnxgc.model.training_mode.runtime_safe_forms import are_distinct, is_mista
 
 _POOLS = ("AveragePool", "MaxPool")
 _SEEN = "1.31.1"
-# Constants that say how, not what: exponents, pads, shapes.
-_LARGEST_SETTING = 1024
+# Constants that are settings: exponents, pads, shapes.
+_MAX_SETTING_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
-class Graph:
-    """A draft with what matchers ask of it."""
+class FaultGraph:
+    """A draft with the queries that fault patterns need."""
 
     draft: Draft
 
@@ -39,8 +39,10 @@ class Graph:
     def nodes(self, *operators: str) -> Iterator[Node]:
         return (node for node in self.draft.nodes if node.op in operators and not node.domain)
 
-    def behind(self, node: Node, index: int, past: tuple[str, ...] = ("Cast", "Identity")) -> Node | None:
-        """What computes an input, past operators that the runtime reads through."""
+    def producer_behind(
+        self, node: Node, index: int, past: tuple[str, ...] = ("Cast", "Identity")
+    ) -> Node | None:
+        """The producer of an input, behind operators that the runtime skips."""
         name = node.inputs[index] if len(node.inputs) > index else ""
         found = self.producers.get(name)
         while found is not None and found.op in past:
@@ -53,7 +55,7 @@ class Graph:
 
     def constant(self, name: str) -> Array | None:
         weight = self.draft.weights.get(name)
-        if weight is None or is_external(weight) or weight.type.element_count > _LARGEST_SETTING:
+        if weight is None or is_external(weight) or weight.type.element_count > _MAX_SETTING_ELEMENTS:
             return None
         return weight.load()
 
@@ -62,9 +64,15 @@ class Graph:
 class RuntimeFault:
     """A fault of ONNX Runtime.
 
-    `pattern` is what shows it, `cause` the optimisation or kernel, `levels` the levels of optimisation
-    from which on it does, `versions` those that it was seen in, `symptom` what comes out, `instead` what a
-    training file has, and `source` where it is reported. `find` gives the nodes of a graph that show it.
+    Attributes:
+        pattern: the operators that trigger it.
+        cause: the optimisation or kernel.
+        levels: optimisation levels at which it occurs.
+        versions: versions in which it was reproduced.
+        symptom: the effect.
+        instead: the form in training files.
+        source: the public report.
+        find: yields the nodes of a graph that trigger it.
     """
 
     name: str
@@ -75,12 +83,12 @@ class RuntimeFault:
     symptom: str
     instead: str
     source: str
-    find: Callable[[Graph], Iterator[Node]]
+    find: Callable[[FaultGraph], Iterator[Node]]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFault:
-    """A fault in a model, with the names of the nodes that show it."""
+    """A fault in a model, with the names of the nodes that trigger it."""
 
     fault: RuntimeFault
     nodes: tuple[str, ...]
@@ -88,14 +96,14 @@ class FoundFault:
     def __str__(self) -> str:
         listed = ", ".join(f"'{name}'" for name in self.nodes[:3]) + ", ..." * (len(self.nodes) > 3)
         return (
-            f"ONNX Runtime {self.fault.symptom} where a file has {self.fault.pattern} ({listed}; "
-            f"{self.fault.cause}, {self.fault.levels}); training files have {self.fault.instead}"
+            f"ONNX Runtime {self.fault.symptom} for {self.fault.pattern} ({listed}; "
+            f"{self.fault.cause}, {self.fault.levels}); training files use {self.fault.instead}"
         )
 
 
 def faults_in(draft: Draft) -> tuple[FoundFault, ...]:
-    """The known faults that a graph shows; types of its tensors must be known as far as they can be."""
-    graph = Graph(draft)
+    """The known faults in a graph whose types have been inferred."""
+    graph = FaultGraph(draft)
     found = ((fault, tuple(_label(node) for node in fault.find(graph))) for fault in FAULTS)
     return tuple(FoundFault(fault, nodes) for fault, nodes in found if nodes)
 
@@ -104,24 +112,24 @@ def _label(node: Node) -> str:
     return node.origin or node.name or node.outputs[0]
 
 
-def _vector_products(graph: Graph) -> Iterator[Node]:
+def _vector_products(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes("MatMul"):
-        left, right = graph.behind(node, 0), graph.shape(node.inputs[1])
+        left, right = graph.producer_behind(node, 0), graph.shape(node.inputs[1])
         if left is not None and left.op == "Transpose" and right is not None and len(right) == 1:
             yield node
 
 
-def _shapes_of_reshapes(graph: Graph) -> Iterator[Node]:
+def _shapes_of_reshapes(graph: FaultGraph) -> Iterator[Node]:
     outputs = set(graph.draft.outputs)
     for node in graph.nodes("Reshape"):
         if node.outputs[0] not in outputs:
             continue
-        behind = graph.behind(node, 1, ("Cast", "Identity", "Add", "Sub"))
+        behind = graph.producer_behind(node, 1, ("Cast", "Identity", "Add", "Sub"))
         if behind is not None and behind.op == "Reshape":
             yield node
 
 
-def _emptying_expands(graph: Graph) -> Iterator[Node]:
+def _emptying_expands(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes("Expand"):
         source, result = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
         if source is None or result is None or 0 not in result:
@@ -131,9 +139,9 @@ def _emptying_expands(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def _pools_of_pads(graph: Graph) -> Iterator[Node]:
+def _pools_of_pads(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes(*_POOLS):
-        pad = graph.behind(node, 0)
+        pad = graph.producer_behind(node, 0)
         if (
             pad is None
             or pad.op != "Pad"
@@ -148,9 +156,9 @@ def _pools_of_pads(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def _activations_with_attributes(graph: Graph) -> Iterator[Node]:
+def _activations_with_attributes(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.draft.nodes:
-        behind = graph.behind(node, 0, ())
+        behind = graph.producer_behind(node, 0, ())
         if behind is None or behind.op != "Gemm" or node.domain or node.op not in _FUSED_ACTIVATIONS:
             continue
         extra = [name for name in node.attributes if name.startswith("__")]
@@ -158,7 +166,7 @@ def _activations_with_attributes(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def _racing_scatters(graph: Graph) -> Iterator[Node]:
+def _racing_scatters(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes("ScatterND"):
         reduction = node.attribute("reduction", "none")
         if reduction in ("add", "mul", b"add", b"mul") and not are_distinct(
@@ -167,7 +175,7 @@ def _racing_scatters(graph: Graph) -> Iterator[Node]:
             yield node
 
 
-def _mistaken_normalisations(graph: Graph) -> Iterator[Node]:
+def _mistaken_normalisations(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes("Sqrt"):
         if is_mistaken_deviation(node, graph.producers, graph.draft):
             yield node
@@ -194,11 +202,11 @@ FAULTS: tuple[RuntimeFault, ...] = (
     ),
     RuntimeFault(
         "shape of a Reshape",
-        "an output that a Reshape makes by a shape out of another Reshape",
+        "an output of a Reshape whose shape comes from another Reshape",
         "ReshapeFusion",
         "from BASIC on",
         _SEEN,
-        "refuses the file",
+        "rejects the file",
         "shapes as constants",
         "microsoft/onnxruntime issue 32105",
         _shapes_of_reshapes,
@@ -210,7 +218,7 @@ FAULTS: tuple[RuntimeFault, ...] = (
         "from BASIC on",
         _SEEN,
         "drops the Expand",
-        "a Slice to nothing before it",
+        "an empty Slice before it",
         "not reported",
         _emptying_expands,
     ),
@@ -220,19 +228,19 @@ FAULTS: tuple[RuntimeFault, ...] = (
         "PadFusion",
         "from BASIC on",
         _SEEN,
-        "pools without the padded values, to another extent, or refuses the file",
+        "pools without the padded values, to another extent, or rejects the file",
         "pads that it cannot fold",
         "not reported",
         _pools_of_pads,
     ),
     RuntimeFault(
         "attribute on an activation",
-        "an activation with an attribute of its own behind a Gemm",
+        "an activation with an additional attribute behind a Gemm",
         "GemmActivationFusion",
         "from EXTENDED on",
         _SEEN,
-        "refuses the file",
-        "activations without one",
+        "rejects the file",
+        "activations without the attribute",
         "not reported",
         _activations_with_attributes,
     ),
@@ -249,14 +257,14 @@ FAULTS: tuple[RuntimeFault, ...] = (
     ),
     RuntimeFault(
         "mistaken normalisation",
-        "the operators of a layer normalisation with another exponent, exchanged operands or another epsilon",
+        "a layer normalisation with another exponent, swapped operands or another epsilon",
         "LayerNormFusion, SimplifiedLayerNormFusion",
         "from BASIC on",
         _SEEN,
         "computes a layer normalisation",
-        "a power in the place of the root",
+        "a power in place of the root",
         "not reported",
         _mistaken_normalisations,
     ),
 )
-"""In the order in which `inspect` names them."""
+"""In the order in which `inspect` reports them."""

@@ -1,4 +1,4 @@
-"""Measuring training files, each in a process of its own: the arena is shared within one."""
+"""Measuring training files, each in a separate process, since a process shares one arena."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxgc.runtime.profile import RunProfile, read_profile
 if TYPE_CHECKING:
     import onnxruntime
 
-# Where the providers that are not in this table keep their tensors.
+# Memory of all other providers.
 _HOST = "cpu"
 _MEMORY_OF = {"CUDAExecutionProvider": "cuda"}
 
@@ -33,7 +33,7 @@ _MEMORY_OF = {"CUDAExecutionProvider": "cuda"}
 class Measurement:
     """Peaks and times of several runs of one file in one session; index 0 is the first run.
 
-    `outputs` are the last run's, where they were asked for.
+    `outputs` are those of the last run that the caller requested.
     """
 
     runs: tuple[RunProfile, ...]
@@ -43,12 +43,12 @@ class Measurement:
 
     @property
     def steady(self) -> RunProfile:
-        """The last run: what every later training step will look like."""
+        """The last run, which represents all later training steps."""
         return self.runs[-1]
 
     @property
     def requested_peak_bytes(self) -> int:
-        """The highest of all runs: later ones do not show workspaces again."""
+        """The highest of all runs: profiles show a workspace in its first run only."""
         return max(run.requested_peak_bytes for run in self.runs)
 
     @property
@@ -57,7 +57,7 @@ class Measurement:
         return max(run.in_use_peak_bytes for run in self.runs)
 
     def requested_peak_without(self, kept_bytes: Mapping[str, int]) -> int:
-        """As `requested_peak_bytes`, less what these nodes made for good."""
+        """`requested_peak_bytes` without outputs that stay allocated, whose bytes are given by node."""
         return max(run.requested_peak_without(kept_bytes) for run in self.runs)
 
 
@@ -88,14 +88,13 @@ def measure(
     in_place: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Measurement:
-    """Run a training file `runs` times in a fresh process and read its profile.
+    """Runs a training file `runs` times in a new process and reads its profile.
 
-    `keep_outputs` are the names of outputs to keep, or True for all. `in_place` maps outputs to fed inputs
-    whose memory they are written to: the next run reads them. `environment` is added to that process's
-    variables.
+    `keep_outputs` are the names of outputs to return, or True for all. `in_place` maps outputs to inputs
+    whose memory they overwrite, so that the next run reads them. `environment` adds environment variables.
 
     Raises:
-        RuntimeFailedError: ONNX Runtime refused the file or stopped; its message is in the error.
+        RuntimeFailedError: ONNX Runtime rejected the file or failed; the error includes its message.
     """
     with tempfile.TemporaryDirectory() as folder:
         kept = keep_outputs is True or list(keep_outputs or ())
@@ -117,7 +116,7 @@ def measure(
 
 
 def _profile_from(run: Mapping[str, Any]) -> RunProfile:
-    """What the process wrote, lists as the tuples that they were."""
+    """A profile from the process's JSON, with tuples restored."""
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in run.items()
     }
@@ -125,7 +124,7 @@ def _profile_from(run: Mapping[str, Any]) -> RunProfile:
 
 
 def failure_of(path: str | os.PathLike[str], returncode: int, stderr: str) -> str:
-    """One line on why a process that ran a file ended."""
+    """One line with the reason why a measuring process failed."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     reason = lines[-1] if lines else f"the process ended with status {returncode}"
     if returncode < 0:
@@ -136,7 +135,7 @@ def failure_of(path: str | os.PathLike[str], returncode: int, stderr: str) -> st
 def executed_order(
     model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings
 ) -> RunProfile:
-    """Profile of one run in this process; for small models, where only the order matters."""
+    """Profile of one run in this process, for small models."""
     with tempfile.TemporaryDirectory() as folder:
         session = make_session(model, settings=settings, profile_prefix=str(Path(folder) / "profile"))
         session.run(None, dict(feeds))
@@ -150,14 +149,14 @@ def write_request(
     settings: SessionSettings,
     **more: Any,
 ) -> None:
-    """What a process needs to run a file, into a folder of its own; `read_request` is the other end."""
+    """Writes a request for a measuring process, which `read_request` reads, into a folder."""
     np.savez(folder / "feeds.npz", *feeds.values())
     request = {"model": os.path.abspath(path), "names": list(feeds), "settings": asdict(settings), **more}
     (folder / "request.json").write_text(json.dumps(request))
 
 
 def read_request(folder: Path) -> tuple[dict[str, Any], SessionSettings, dict[str, Array]]:
-    """A request as `write_request` wrote it, with its settings and feeds."""
+    """A request of `write_request`, with its settings and feeds."""
     request = json.loads((folder / "request.json").read_text())
     chosen = request["settings"]
     settings = SessionSettings(chosen["file_order"], chosen["threads"], tuple(chosen["providers"]))
@@ -169,13 +168,13 @@ def read_request(folder: Path) -> tuple[dict[str, Any], SessionSettings, dict[st
 def session_of(
     request: Mapping[str, Any], settings: SessionSettings, profile_prefix: str | None = None
 ) -> onnxruntime.InferenceSession:
-    """The session of a request; this process ends with a message if its provider does not start."""
+    """The session of a request; exits with a message if its provider does not start."""
     session = make_session(request["model"], settings=settings, profile_prefix=profile_prefix)
     wanted = settings.providers[0]
     if session.get_providers()[0] != wanted:
         sys.exit(
             f"{wanted} does not start: it finds no device, or not all of its libraries "
-            "(pip install 'onnxruntime-gpu[cuda,cudnn]' brings them); the CPU would do"
+            "(pip install 'onnxruntime-gpu[cuda,cudnn]' installs them); or choose the provider cpu"
         )
     return session
 
@@ -186,9 +185,9 @@ def bound_step(
     settings: SessionSettings,
     in_place: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[], float], onnxruntime.IOBinding]:
-    """A function that runs one step and returns its seconds, and the binding that has its results.
+    """A function that runs one step and returns its seconds, and the binding with its results.
 
-    Inputs and outputs stay in the provider's memory, as a training loop has them; `in_place` as in `measure`.
+    Inputs and outputs stay in the provider's memory, as in a training loop; `in_place` as in `measure`.
     """
     memory = _MEMORY_OF.get(settings.providers[0], _HOST)
     from_numpy = load_onnxruntime().OrtValue.ortvalue_from_numpy
@@ -200,7 +199,7 @@ def bound_step(
     shared = {output: values[name] for output, name in (in_place or {}).items()}
 
     def step() -> float:
-        binding.clear_binding_outputs()  # A run must not share the arena with the last one's results.
+        binding.clear_binding_outputs()  # Results of the last run would occupy the arena.
         for name in names:
             if name in shared:
                 binding.bind_ortvalue_output(name, shared[name])

@@ -1,4 +1,4 @@
-"""The only place that makes ONNX Runtime sessions."""
+"""Creates ONNX Runtime sessions; the only module that does."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ PROVIDERS = {
     "cpu": ("CPUExecutionProvider",),
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
-"""What a session is made with, first the one that runs whatever it can."""
+"""Execution providers of a session, preferred first."""
 _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
 # The CPU arena of `make_session`. Source: onnxruntime/core/framework/bfc_arena.h, whose defaults these are
 # (kMinAllocationSize, DEFAULT_INITIAL_CHUNK_SIZE_BYTES, DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES, growth by
 # kNextPowerOfTwo), but for the dead bytes, of which the stock arena allows 128 MiB.
 ARENA = ArenaSettings(
-    granule_bytes=256, first_region_bytes=1 << 20, largest_region_bytes=1 << 30, most_dead_bytes=1 << 16
+    granule_bytes=256, first_region_bytes=1 << 20, max_region_bytes=1 << 30, max_dead_bytes=1 << 16
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a session is made with.
+    """Settings of a session.
 
-    `file_order` stands for all settings under which a training file runs in its own order and frees
-    each tensor at its last use; without it everything is as a stock session has it.
+    `file_order` sets all options under which a training file runs in the order of its nodes and each tensor
+    is released after its last use; without it a session has ONNX Runtime's default options.
     """
 
     file_order: bool = True
@@ -55,7 +55,7 @@ def load_onnxruntime() -> ModuleType:
     """The onnxruntime module.
 
     Raises:
-        RuntimeUnavailableError: if it is not installed, or if two builds of it are.
+        RuntimeUnavailableError: it is not installed, or two builds are.
     """
     folders = [folder for name in _BUILDS if (folder := _installed_in(name)) is not None]
     if len(folders) > len(set(folders)):
@@ -81,7 +81,7 @@ def _installed_in(distribution: str) -> str | None:
 
 
 def default_providers() -> tuple[str, ...]:
-    """CUDA where this machine has a driver and the installed build has it, then the CPU."""
+    """CUDA if this machine has a driver and the installed build supports it, then the CPU."""
     available = load_onnxruntime().get_available_providers()
     if "CUDAExecutionProvider" in available and ctypes.util.find_library("cuda"):
         return PROVIDERS["cuda"]
@@ -89,10 +89,10 @@ def default_providers() -> tuple[str, ...]:
 
 
 def providers_named(name: str | None) -> tuple[str, ...]:
-    """The providers of a session by a short name, cpu or cuda; without one as in `default_providers`.
+    """The providers of a session by short name, cpu or cuda; `default_providers` without one.
 
     Raises:
-        RuntimeUnavailableError: there is no such provider, or not here.
+        RuntimeUnavailableError: the provider is unknown or not available here.
     """
     if name is None:
         return default_providers()
@@ -101,10 +101,10 @@ def providers_named(name: str | None) -> tuple[str, ...]:
     wanted = PROVIDERS[name]
     if wanted[0] not in load_onnxruntime().get_available_providers():
         raise RuntimeUnavailableError(
-            f"the installed ONNX Runtime has no {wanted[0]}; install onnxgc[{name}], or take the provider cpu"
+            f"the installed ONNX Runtime has no {wanted[0]}; install onnxgc[{name}] or choose provider cpu"
         )
     if name != "cpu" and default_providers() != wanted:
-        raise RuntimeUnavailableError("this machine has no CUDA driver; take the provider cpu")
+        raise RuntimeUnavailableError("this machine has no CUDA driver; choose the provider cpu")
     return wanted
 
 
@@ -117,16 +117,16 @@ def make_session(
     settings: SessionSettings | None = None,
     is_silent: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """A session that runs a training file in its own order, within the memory it promises.
+    """Creates a session that runs a training file in the order of its nodes, within its simulated peak.
 
-    Priority order is file order as long as no optimiser replaces a node, and common-subexpression
-    elimination would merge recomputed nodes with their originals: so none runs. Memory patterns and
-    buffer reuse hold dead buffers back. `settings` takes the place of `providers` and `threads`, and
-    may choose stock behaviour for comparison. A silent session tells its errors by exceptions alone.
+    Graph optimisations are off: common-subexpression elimination would merge recomputed nodes with their
+    originals, and priority order equals file order only while no node is replaced. Memory patterns and
+    buffer reuse are off, since they keep dead buffers. `settings` replaces `providers` and `threads` and may
+    choose default behaviour for comparison. A silent session reports errors by exceptions only.
 
     Raises:
         RuntimeUnavailableError: see `load_onnxruntime`.
-        ValueError: both `settings` and what it takes the place of are given.
+        ValueError: `settings` is combined with `providers` or `threads`.
     """
     if settings is not None and (providers is not None or threads is not None):
         raise ValueError("settings already hold providers and threads; give one or the other")
@@ -159,25 +159,25 @@ def make_session(
 
 @functools.cache
 def _register_tight_arena(ort: ModuleType) -> None:
-    """Give the process a CPU arena that splits a chunk rather than lend all of it.
+    """Registers a CPU arena for the process that splits chunks.
 
-    The stock arena hands out a chunk whole unless it is twice the request, so that a tensor may
-    occupy almost two times its size.
+    The default arena splits a chunk only if it is at least twice the request, so that a tensor may occupy
+    almost twice its size.
     """
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(
-        memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": ARENA.most_dead_bytes})
+        memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": ARENA.max_dead_bytes})
     )
 
 
 @functools.cache
 def _load_cuda_libraries(ort: ModuleType) -> None:
-    """Load CUDA's libraries where they are Python packages, among which the runtime does not look."""
-    with contextlib.redirect_stdout(io.StringIO()):  # It prints what it does not find.
+    """Loads CUDA's libraries from Python packages, which the runtime does not search."""
+    with contextlib.redirect_stdout(io.StringIO()):  # It prints missing libraries.
         getattr(ort, "preload_dlls", lambda: None)()
 
 
-# Convolutions choose an algorithm that takes little workspace, which the promised peak does not hold.
+# Convolutions use algorithms with little workspace, which the simulated peak does not include.
 _CUDA_OPTIONS = {
     "arena_extend_strategy": "kSameAsRequested",
     "cudnn_conv_algo_search": "HEURISTIC",

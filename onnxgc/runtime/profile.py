@@ -1,4 +1,4 @@
-"""What a session really did: executed order, kernel time and the allocator's own figures."""
+"""Profiles of sessions: executed order, kernel time and the allocator's figures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ _KERNEL = "_kernel_time"
 class RunProfile:
     """One run of a session, with one entry for each executed node.
 
-    `order` are their names, `kernel_ns` what each took. `held_bytes` is what was requested and not yet
-    given back when a node ended, graph outputs included; `in_use_bytes` is the same with the arena's
-    slack. `workspace_bytes` is what a kernel gave back before it ended, slack included, as far as it
-    raised the arena's own maximum, and 0 elsewhere: that is kept over the session's life, so a later
-    run shows workspaces only where they go above all earlier runs. What the session held before its
-    first node (constants, and parameters that it packed for its kernels) is in none of them.
+    Memory that the session allocated before its first node (constants, prepacked parameters) is excluded.
+
+    Attributes:
+        order: node names.
+        kernel_ns: kernel time of each node.
+        held_bytes: bytes requested and not released when a node ended, graph outputs included.
+        in_use_bytes: the same with the arena's slack.
+        workspace_bytes: bytes that a kernel released before it ended, slack included, where they raised
+            the arena's maximum, else 0. The maximum covers the life of the session, so a later run
+            shows a workspace only where it exceeds all earlier runs.
+        kernel_seconds: total kernel time.
+        nodes_by_provider: number of executed nodes of each provider.
     """
 
     order: tuple[str, ...]
@@ -33,16 +39,16 @@ class RunProfile:
 
     @property
     def requested_peak_bytes(self) -> int:
-        """The most that was asked for at once."""
+        """The highest number of bytes requested at once."""
         return max(map(sum, zip(self.held_bytes, self.workspace_bytes, strict=True)))
 
     @property
     def in_use_peak_bytes(self) -> int:
-        """The most that was lent at once: with the arena's slack."""
+        """The highest number of bytes in use at once, with the arena's slack."""
         return max(map(sum, zip(self.in_use_bytes, self.workspace_bytes, strict=True)))
 
     def requested_peak_without(self, kept_bytes: Mapping[str, int]) -> int:
-        """The most that was asked for at once, less what these nodes made until then for good."""
+        """The peak without the outputs of these nodes, in bytes, that stay allocated."""
         peak = kept = 0
         for name, held, workspace in zip(self.order, self.held_bytes, self.workspace_bytes, strict=True):
             kept += kept_bytes.get(name, 0)
@@ -53,8 +59,8 @@ class RunProfile:
 def read_profile(path: str | Path, provider: str | None = None) -> list[RunProfile]:
     """All runs recorded in an ONNX Runtime profile, in order.
 
-    Each provider has an arena of its own, of which its nodes tell: with `provider`, memory is that
-    provider's alone, and nodes that others run leave it as it was.
+    Each provider has its own arena. With `provider`, memory refers to that provider's arena, which nodes
+    of other providers leave unchanged.
     """
     events = json.loads(Path(path).read_text())
     runs: list[list[_Node]] = [[]]
@@ -69,7 +75,7 @@ def read_profile(path: str | Path, provider: str | None = None) -> list[RunProfi
         return []
     first = runs[0][0]
     session = (first.held - first.held_more, first.in_use - first.in_use_more)
-    # The arena may have served other sessions of the process before.
+    # Other sessions of the process may have used the arena before.
     arena_peak = first.highest
     profiles: list[RunProfile] = []
     for nodes in filter(None, runs):
@@ -80,7 +86,7 @@ def read_profile(path: str | Path, provider: str | None = None) -> list[RunProfi
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """One event: the arena's figures in bytes when a node ended, and by how much it changed them."""
+    """One event: the arena's figures in bytes when a node ended, and their changes by the node."""
 
     name: str
     provider: str
@@ -108,7 +114,7 @@ class _Node:
 
 
 def _in_arena_of(provider: str, nodes: Sequence[_Node]) -> list[_Node]:
-    """The nodes of a run, of which those of other providers have the figures of the own one before them."""
+    """The nodes of a run, where nodes of other providers repeat the figures of this provider."""
     held = in_use = highest = 0
     own = (node for node in nodes if node.provider == provider and node.highest)
     if (first := next(own, None)) is not None:
@@ -124,7 +130,7 @@ def _in_arena_of(provider: str, nodes: Sequence[_Node]) -> list[_Node]:
 
 
 def _profile(nodes: Sequence[_Node], session: tuple[int, int], arena_peak: int) -> RunProfile:
-    """One run, without what the `session` holds; `arena_peak` is the arena's maximum before it."""
+    """One run, without the memory of the session; `arena_peak` is the arena's maximum before it."""
     workspaces = []
     for node in nodes:
         workspaces.append(node.highest - node.in_use if node.highest > arena_peak else 0)

@@ -1,1 +1,1 @@
-"""One checkpoint search algorithm a file, one signature, one explicit registry."""
+"""Solvers: one search algorithm a file, one signature, one explicit registry."""

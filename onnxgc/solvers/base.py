@@ -1,7 +1,8 @@
-"""What every solver is: a search, and what it promises."""
+"""The interface of solvers: options, result, and guarantees."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,28 +11,32 @@ from typing import TypeAlias
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.objective import objective_bytes
-from onnxgc.planning.order import Order
+from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.chain_reversal import ReversalObjective
 from onnxgc.solvers.families import GraphFamily, why_not_in
+from onnxgc.solvers.reversal_schedule import ReversalObjective
 
 DEFAULT_DRAWS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
-    """Everything that a caller may tell a solver; each reads what concerns it.
+    """Options for all solvers; each solver reads those that apply to it.
 
-    `objective` is what the plan is valued by; `None` leaves it to the solver. `checkpoints` are the
-    user's own. `time_limit_seconds` stops a search that can give its best plan so far. `seed` is for
-    searches that draw numbers: the same seed, the same plan; `draws` is how many valid sets they
-    compare. `slots` is the number of states that a reversal of a chain may store at once,
-    `budget_bytes` the same in bytes; without them a solver chooses. `tell` hears what is being done.
-
-    For the solver `budget`, `budget_bytes` is the peak, `durations` are times of operators by name (else
-    flops count), `order` says in which order operators may first run, `most_rounds` ends its search
-    after so many rounds, and `sequences` are plans to begin with.
+    Attributes:
+        checkpoints: the user's own checkpoints, for the solver `manual`.
+        objective: the objective by which the plan is evaluated; `None` for the solver's first.
+        time_limit_seconds: ends a search, which then returns its best plan.
+        seed: seed of random searches; the same seed gives the same plan.
+        draws: number of valid sets that a random search compares.
+        slots: number of states that a reversal of a chain may store at once; `None` for the solver's choice.
+        budget_bytes: for `budget`, the limit on the peak; for `bptt`, the limit on stored states.
+        durations: for `budget`, times of operators by name; `None` for floating-point operations.
+        order: for `budget`, the order in which operators may first run.
+        max_rounds: for `budget`, ends the search after this many rounds.
+        sequences: for `budget`, plans to start from.
+        progress: callback that receives the name of each stage.
     """
 
     checkpoints: tuple[Vertex, ...] = ()
@@ -43,17 +48,17 @@ class SolverOptions:
     budget_bytes: int | None = None
     durations: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
     order: Order = Order.FREE
-    most_rounds: int | None = None
+    max_rounds: int | None = None
     sequences: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
-    tell: Callable[[str], None] = field(default=lambda stage: None, compare=False, repr=False)
+    progress: Callable[[str], None] = field(default=lambda stage: None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a search found; its value is judged outside of it.
+    """Result of a search; `Solver.solve` evaluates the plan independently.
 
-    `lower_bound_bytes` is on the objective of the search; `bound_operator` is the operator that sets
-    it, where one does. `interrupted` says that a user ended the search.
+    `lower_bound_bytes` is in terms of the search's objective; `bound_operator` is the operator that sets it,
+    if one does. `interrupted` if a user ended the search.
     """
 
     plan: CheckpointPlan
@@ -69,21 +74,21 @@ Search: TypeAlias = Callable[[CheckpointProblem, SolverOptions], Finding]
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """A way to choose checkpoints.
+    """A search algorithm with its guarantees.
 
     Attributes:
-        name: what the command line calls it.
-        summary: one line for people.
+        name: name on the command line.
+        summary: one line for users.
         search: the algorithm.
-        objectives: what it can make small, what it does when nothing is said first.
-        exact_for: the objective for which its plan is optimal when it says so; `None` if it
-            promises nothing. Where it is a `ReversalObjective`, the optimum is a schedule, of which
-            a plan can show the first sweep only, and the status says `feasible`.
-        exact_on: the graphs on which that holds.
+        objectives: objectives that it can minimise, the default first.
+        exact_for: the objective for which a plan with status `optimal` is optimal; `None` without
+            guarantee. For a `ReversalObjective` the plan is optimal among sequences and the status is
+            `feasible`, since the status refers to `objectives`.
+        exact_on: the graphs on which `exact_for` holds.
         family: the graphs that it accepts.
         takes_budget: whether it plans for a memory budget.
-        automatic: whether it chooses the checkpoints without being told any.
-        max_vertices: the largest graph that it accepts; `None` for any.
+        automatic: whether it works without checkpoints or a budget from the user.
+        max_vertices: the largest graph that it accepts; `None` for no limit.
     """
 
     name: str
@@ -97,11 +102,8 @@ class Solver:
     automatic: bool = True
     max_vertices: int | None = None
 
-    def accepts(self, problem: CheckpointProblem) -> bool:
-        return self.refusal(problem) is None
-
     def refusal(self, problem: CheckpointProblem) -> str | None:
-        """Why the solver does not take a problem, in one line; `None` if it does."""
+        """Why the solver rejects a problem, in one line; `None` if it accepts it."""
         if self.max_vertices is not None and len(problem.graph) > self.max_vertices:
             return (
                 f"solver {self.name!r} takes graphs of up to {self.max_vertices} vertices, "
@@ -113,10 +115,10 @@ class Solver:
         return None
 
     def solve(self, problem: CheckpointProblem, options: SolverOptions | None = None) -> Solution:
-        """Search, and value the plan by `objective_bytes`, not by what the search believes.
+        """Search for a plan, and evaluate it by `objective_bytes`, independently of the search.
 
         Raises:
-            PlanError: the solver does not take this graph, or an option does not fit it.
+            PlanError: the solver rejects the graph or an option.
             BudgetError: no plan fits the budget.
         """
         options = options or SolverOptions()
@@ -144,3 +146,9 @@ class Solver:
             time=finding.time,
             interrupted=finding.interrupted,
         )
+
+
+def deadline_of(options: SolverOptions) -> float:
+    """End of the search on the clock of `time.perf_counter`."""
+    limit = options.time_limit_seconds
+    return math.inf if limit is None else time.perf_counter() + limit

@@ -1,40 +1,40 @@
-"""Kinds of graphs that solvers are made for, and why a graph is not of a kind."""
+"""Families of graphs that solvers accept."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.terminals import VirtualTerminal
+from onnxgc.graph.virtual_terminals import VirtualTerminal
 from onnxgc.planning.problem import CheckpointProblem
 
 
 class GraphFamily(Enum):
-    """Each family holds the next one."""
+    """Each family contains the next one."""
 
     ANY = "any graph"
     """Any directed acyclic graph: the paper's arbitrary computation graph (ACG)."""
     CHAIN = "chains"
-    """One tensor after the other, at any costs: the paper's linear computation graph (LCG)."""
+    """Tensors in a row, of any sizes: the paper's linear computation graph (LCG)."""
     EQUAL_CHAIN = "chains of equal states"
-    """A chain whose tensors have one size; its source and target, always kept, may differ."""
+    """A chain of tensors of equal size; the source and the target, always kept, may differ."""
 
 
 def why_not_in(family: GraphFamily, problem: CheckpointProblem) -> str | None:
-    """What keeps a problem out of a family, naming vertices; `None` if it belongs to it."""
+    """The reason why a problem is outside of a family, with vertices; `None` if it belongs to it."""
     if family is GraphFamily.ANY:
         return None
-    reason = _why_no_chain(problem.graph)
+    reason = _why_not_chain(problem.graph)
     if reason is None and family is GraphFamily.EQUAL_CHAIN:
         reason = _why_not_equal(problem)
     return reason
 
 
 def splitting_vertices(problem: CheckpointProblem) -> tuple[Vertex, ...]:
-    """The tensors that every path from source to target visits, without those two ends, in order.
+    """The tensors on every path from source to target, without the two ends, in order.
 
-    On a chain these are all inner tensors. In graph theory they are the articulation points
-    between the ends.
+    On a chain these are all inner tensors. In graph theory they are the articulation points between the
+    ends. O(vertices + edges).
 
     Source: the paper, Definition 2, for the whole graph.
     """
@@ -50,7 +50,7 @@ def splitting_vertices(problem: CheckpointProblem) -> tuple[Vertex, ...]:
     return tuple(found)
 
 
-def _why_no_chain(graph: ComputationGraph) -> str | None:
+def _why_not_chain(graph: ComputationGraph) -> str | None:
     for vertex in graph.vertices:
         heads, tails = graph.successors(vertex), graph.predecessors(vertex)
         if len(heads) > 1:

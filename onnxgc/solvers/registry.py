@@ -1,7 +1,6 @@
 """All solvers by name.
 
-What each accepts, for which objective and on which graphs it is exact, whether it takes a budget
-and whether it is automatic are fields of `Solver`, given in its file.
+The capabilities of a solver (graphs, objectives, guarantees) are the fields of `Solver`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from onnxgc.solvers.baselines.manual import MANUAL
 from onnxgc.solvers.baselines.random_draws import RANDOM
 from onnxgc.solvers.baselines.revolve import REVOLVE
 from onnxgc.solvers.baselines.store_all import STORE_ALL
-from onnxgc.solvers.budget import BUDGET
+from onnxgc.solvers.budget_solver import BUDGET
 from onnxgc.solvers.paper.acg import ACG
-from onnxgc.solvers.paper.general import GENERAL
 from onnxgc.solvers.paper.lcg import LCG
-from onnxgc.solvers.peak.solver import PEAK
+from onnxgc.solvers.paper.orderable_segments import GENERAL
+from onnxgc.solvers.peak.cut_search import PEAK
 
 SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {
@@ -59,7 +58,7 @@ DEFAULTS: Mapping[Objective, Solver] = MappingProxyType(
 
 
 def solver_for(name: str | None, objective: Objective | None = None) -> Solver:
-    """The solver of a name, or else the one for an objective, or else the default.
+    """The solver of a name; without a name, the default solver for an objective.
 
     Raises:
         PlanError: there is no solver of that name.
@@ -67,5 +66,5 @@ def solver_for(name: str | None, objective: Objective | None = None) -> Solver:
     if name is None:
         return DEFAULTS[objective or Objective.PEAK]
     if name not in SOLVERS:
-        raise PlanError(f"solver '{name}' is none of {', '.join(SOLVERS)}; pass one of them to --solver")
+        raise PlanError(f"solver '{name}' is not one of {', '.join(SOLVERS)}; pass one of them to --solver")
     return SOLVERS[name]

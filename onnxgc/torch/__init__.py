@@ -1,6 +1,6 @@
-"""PyTorch: ONNX models as trainable modules, and plans for modules as they are.
+"""PyTorch: ONNX models as trainable modules, plans for modules, and exports for training.
 
-The only place that imports torch.
+The only package that imports torch.
 
 Raises:
     RuntimeUnavailableError: PyTorch is not installed.
@@ -15,9 +15,10 @@ if find_spec("torch") is None:
         "onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'"
     )
 
-from onnxgc.torch.checkpointing import SavedTensor, TorchPlan, checkpoint, plans_of
+from onnxgc.torch.checkpointing import checkpoint, plans_of
 from onnxgc.torch.exporting import export_training
 from onnxgc.torch.onnx_module import OnnxModule, from_onnx
+from onnxgc.torch.plan_search import SavedTensor, TorchPlan
 
 __all__ = [
     "OnnxModule",

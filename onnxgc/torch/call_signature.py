@@ -1,4 +1,4 @@
-"""Calls of a module, and which of them are of one kind, so that one trace does for all of them."""
+"""Signatures of a module's calls: calls with equal signatures may share a trace."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.module_state import HOOKS, disambiguate, kind_of
+from onnxgc.torch.module_state import HOOKS
 from onnxgc.torch.object_contents import contents
+from onnxgc.torch.state_guard import comparison_key, tensor_signature
 
 
-class _Tensor(enum.Enum):
-    """Stands where a tensor was."""
+class _Placeholder(enum.Enum):
+    """Takes the position of a tensor among the leaves of a call."""
 
-    HERE = enum.auto()
+    TENSOR = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """All of a call but its tensors: the names of the module's state, the other leaves, and their tree."""
+class CallForm:
+    """A call without its tensors: the names of the module's state, the other leaves, and their tree."""
 
     names: tuple[str, ...]
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
 
-    def rebuilt(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any, Any]:
-        """State, arguments and keywords with these tensors; more than these are left alone."""
+    def fill(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any, Any]:
+        """State, arguments and keywords with these tensors, of which those beyond the call's are ignored."""
         count = len(self.names)
         given = iter(tensors[count:])
-        leaves = [next(given) if leaf is _Tensor.HERE else leaf for leaf in self.leaves]
+        leaves = [next(given) if leaf is _Placeholder.TENSOR else leaf for leaf in self.leaves]
         arguments, settings = pytree.tree_unflatten(leaves, self.spec)
         return dict(zip(self.names, tensors[:count], strict=True)), arguments, settings
 
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """One call of a module: its form, and the tensors of its state and its arguments."""
+    """A call of a module: its form, and the tensors of its state and its arguments."""
 
     module: nn.Module
-    form: Form
+    form: CallForm
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
@@ -54,26 +55,27 @@ class CallSignature:
         leaves, spec = pytree.tree_flatten((tuple(arguments), dict(settings)))
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        others = (_Tensor.HERE if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-        return cls(module, Form(tuple(state), tuple(others), spec), (*state.values(), *tensors))
+        others = (_Placeholder.TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        return cls(module, CallForm(tuple(state), tuple(others), spec), (*state.values(), *tensors))
 
     @property
     def objects(self) -> list[Any]:
-        """Arguments that hold others, but for those that PyTorch takes apart itself."""
-        return [leaf for leaf in self.form.leaves if leaf is not _Tensor.HERE and contents(leaf) is not None]
+        """Arguments with contents of which PyTorch's pytrees do not know."""
+        others = (leaf for leaf in self.form.leaves if leaf is not _Placeholder.TENSOR)
+        return [leaf for leaf in others if contents(leaf) is not None]
 
     def needs_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
 
-    def is_inside_a_trace(self) -> bool:
-        """Whether somebody else records what happens here, or transforms it."""
+    def is_traced(self) -> bool:
+        """Whether another trace records the call, or a function transform wraps its tensors."""
         if torch.compiler.is_compiling() or torch._C._is_tracing():
             return True
         is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         return any(isinstance(one, FakeTensor | FunctionalTensor) or is_wrapped(one) for one in self.tensors)
 
-    def check(self) -> None:
-        """Refuse parameters that are not there, or of which only a shard is.
+    def check_parameters(self) -> None:
+        """Rejects uninitialised and sharded parameters.
 
         Raises:
             PlanError: a submodule is sharded by itself, or has not been run yet.
@@ -90,28 +92,29 @@ class CallSignature:
                 )
 
     def key(self) -> Hashable:
-        """What a trace depends on, but for what objects hold that forward reads."""
-        kinds = tuple(map(kind_of, self.tensors))
+        """Everything on which a trace depends, except for the contents of objects that forward reads."""
+        signatures = tuple(map(tensor_signature, self.tensors))
         parts = tuple(self.module.modules())
         hooks = tuple(tuple(vars(part)[name]) for part in parts[1:] for name in HOOKS if vars(part)[name])
         modes = tuple(part.training for part in parts)
         others = tuple(
-            disambiguate(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves
+            comparison_key(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves
         )
+        repetitions = first_occurrences(self.tensors)
         return (
-            *(repr(self.form.spec), self.form.names, others, kinds, repeated(self.tensors), parts, hooks),
-            *(modes, _settings()),
+            *(repr(self.form.spec), self.form.names, others, signatures, repetitions, parts, hooks),
+            *(modes, _global_settings()),
         )
 
 
-def repeated(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """For each tensor, where it stands first."""
+def first_occurrences(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor, the index of its first occurrence."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(one), index) for index, one in enumerate(tensors))
 
 
-def _settings() -> Hashable:
-    """Settings of PyTorch by which operators are chosen while a module runs."""
+def _global_settings() -> Hashable:
+    """Settings of PyTorch that select operators."""
     casts = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     attention: Any = torch.backends.cuda
     return (

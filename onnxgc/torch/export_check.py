@@ -1,4 +1,4 @@
-"""Whether an exported file computes and trains as the module that it was made from."""
+"""Comparison of an exported file with its module: outputs, running statistics and gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ast
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,79 +19,59 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxgc.errors import ExportError, OnnxgcError
 from onnxgc.model.core.constant_folding import RANDOM
-from onnxgc.torch.export_forms import WithoutChoices
-from onnxgc.torch.first_mismatch import place_of
+from onnxgc.torch.exportable_functions import WithoutRandomness
+from onnxgc.torch.first_mismatch import locate
+from onnxgc.torch.module_pair import (
+    Arguments,
+    Discrepancy,
+    Key,
+    ModulePair,
+    perturb,
+    preserve_state,
+    tensor_leaves,
+    trained_parameters,
+)
 from onnxgc.torch.onnx_module import OnnxModule, from_onnx
-from onnxgc.torch.trace_advice import advice_on
+from onnxgc.torch.unsupported_operator_advice import advice_on
 
-# Of what the file rounds itself (constants, attributes) and what becomes of it, in units of rounding.
-_UNITS = 32.0
-_MOVES = 16.0
-# Of the largest norm of a kind: in float64 a gradient that vanishes is as small as that.
-_VANISHING_UNITS = 1e3
-# What differs in this many draws of inputs and factors is no kink.
-_CONFIRMED = 2
+# Tolerated relative distance, in the file's units of rounding.
+_MAX_UNITS = 32.0
+# Tolerated distance, as a multiple of the effect of perturbing the file by one unit of rounding.
+_MAX_EFFECTS = 16.0
+# Tolerated distance, in units of rounding of the largest norm of a kind: vanishing gradients are that small.
+_MAX_VANISHING_UNITS = 1e3
+# A discrepancy in one draw may be a kink of the function; in this many draws it is confirmed.
+_CONFIRMATIONS = 2
 _MAX_DRAWS = 4
-# Values of a draw lie this share nearer to zero at most, so that what is a probability or positive stays so.
-_SPREAD = 0.1
-# A number with no more bits than that is the one that was meant: 1, 0.5, -2.
-_EXACT_BITS = 12
+# Draws scale inputs towards zero by at most this share: positive numbers and probabilities stay valid.
+_MAX_SHRINKAGE = 0.1
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _TYPES = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16}
-# Counts the steps of a normalisation; only an average over all steps reads it.
+# The step counter of a normalisation, which only an average over all steps reads.
 _COUNTER = "num_batches_tracked"
 
 
-# A kind (output, statistic, gradient) and a name or number.
-Key = tuple[str, str]
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """A file, the module as it was captured, and the same in the operators that were converted."""
+class ExportedModel:
+    """A file, its captured module, and that module in the operators that the exporter converted."""
 
     proto: onnx.ModelProto
     captured: ExportedProgram
     converted: ExportedProgram
 
 
-@contextmanager
-def left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Modes, buffers and random numbers afterwards are those from before, also after an error."""
-    modes = [(part, part.training) for part in module.modules()]
-    buffers = [
-        (part, name, buffer, buffer.detach().clone())
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    devices = sorted({parameter.device.index for parameter in module.parameters() if parameter.is_cuda})
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        with torch.no_grad():
-            for part, name, buffer, before in buffers:
-                part._buffers[name] = buffer
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
-
-
 def check_equal(
-    exported: Exported, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    exported: ExportedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Compares what a file computes, and its gradients, with the module in training mode.
+    """Compares outputs, running statistics and gradients of a file with those of the module.
 
-    Both run in float64, on the given inputs and on others like them. What differs by more than the file's
-    own rounding of constants, inputs and weights makes of it, in two draws, is a fault. Where a module that
-    rounds by itself differs in float64, its own types decide.
+    Both run in float64, on the given inputs and on perturbed ones. A difference counts if it exceeds the
+    effect of the file's own rounding of constants, inputs and weights, in two draws. If the module casts
+    internally and differs in float64, it is compared again in its own types.
 
     Raises:
-        ExportError: they differ; the line names the output, the statistic or the parameter, and the place.
+        ExportError: they differ; the message names the output, statistic or parameter, and the operator.
     """
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     try:
@@ -100,32 +79,32 @@ def check_equal(
     except OnnxgcError as error:
         raise ExportError(_unreadable(exported, error)) from error
     _check_roles(network, module)
-    _tell_of_changed_buffers(network, module, args, kwargs)
+    _warn_of_changed_buffers(network, module, args, kwargs)
     random = sorted({node.op_type for node in exported.proto.graph.node} & (RANDOM - {"Dropout"}))
     if random:
         warnings.warn(
-            f"the file draws random numbers in evaluation too ({', '.join(random)}), so that it is not "
+            f"the file draws random numbers in evaluation, too ({', '.join(random)}); it is not "
             "compared with the module",
             stacklevel=3,
         )
         return
     call = (args, dict(kwargs))
-    sides, rounds = _in_double(network, module, call)
-    fault = None if sides is None else _fault(sides, call)
-    if sides is None or (fault is not None and rounds):
-        sides = Sides(_read(exported, inputs), module, None, _coarsest(exported, module))
-        fault = _fault(sides, call)
-    if fault is not None:
-        raise ExportError(f"{fault.text}; {place_of(exported.converted, sides, fault)}")
+    pair, rounds = _in_double(network, module, call)
+    discrepancy = None if pair is None else _discrepancy(pair, call)
+    if pair is None or (discrepancy is not None and rounds):
+        pair = ModulePair(_read(exported, inputs), module, None, _coarsest(exported, module))
+        discrepancy = _discrepancy(pair, call)
+    if discrepancy is not None:
+        raise ExportError(f"{discrepancy.text}; {locate(exported.converted, pair, discrepancy)}")
 
 
-def _unreadable(exported: Exported, error: OnnxgcError) -> str:
-    """The error, with the submodule and the operator of the node that it names, and what to do."""
+def _unreadable(exported: ExportedModel, error: OnnxgcError) -> str:
+    """The error, with the submodule and operator of its node, and a remedy."""
     text = str(error)
     named = [node for node in exported.proto.graph.node if node.name and f"'{node.name}'" in text]
-    told = {e.key: e.value for node in named[:1] for e in node.metadata_props}
-    scopes = ast.literal_eval(told.get(_SCOPES, "[]"))
-    classes = ast.literal_eval(told.get(_CLASSES, "[]"))
+    metadata = {e.key: e.value for node in named[:1] for e in node.metadata_props}
+    scopes = ast.literal_eval(metadata.get(_SCOPES, "[]"))
+    classes = ast.literal_eval(metadata.get(_CLASSES, "[]"))
     operator = classes[-1] if classes else ""
     advice = advice_on(operator) or advice_on(text)
     if not advice:
@@ -134,154 +113,40 @@ def _unreadable(exported: Exported, error: OnnxgcError) -> str:
     return f"the exported file cannot be read back: {operator or text} in {where}: {advice}"
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """What is compared, in which type (None: as it is), and the rounding of the file's types."""
-
-    network: OnnxModule
-    module: nn.Module
-    dtype: torch.dtype | None
-    unit: float
-
-    @property
-    def exactness(self) -> float:
-        """The rounding of the type that both run in."""
-        return self.unit if self.dtype is None else torch.finfo(self.dtype).eps
-
-    def step(self, side: nn.Module, call: _Arguments, seed: int, training: bool) -> dict[Key, Tensor]:
-        """Outputs, and of training running statistics and gradients, without random choices."""
-        args, kwargs = call
-        if not training or side is self.network:
-            side.train(training)
-        with (
-            left_as_it_was(side),
-            _default_type(self.dtype),
-            torch.enable_grad(),
-            WithoutChoices() if training else nullcontext(),
-        ):
-            if side is self.network:
-                args, kwargs = tuple(_tensors(call)), {}
-            outputs = _tensors(side(*args, **kwargs))
-            found = {("output", str(place)): output.detach() for place, output in enumerate(outputs)}
-            if not training:
-                return found
-            parameters, buffers = self._named(side)
-            found |= {("statistic", name): buffer.detach().clone() for name, buffer in buffers.items()}
-            gradients = gradients_of(outputs, list(parameters.values()), seed)
-            return found | {
-                ("gradient", name): gradient
-                for name, gradient in zip(parameters, gradients, strict=True)
-                if gradient is not None
-            }
-
-    def _named(self, side: nn.Module) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        if side is self.module:
-            trained = {name: p for name, p in side.named_parameters() if p.requires_grad}
-            return trained, dict(side.named_buffers())
-        names = self.network.onnx_names()
-        buffers = {names[key]: value for key, value in self.network.named_buffers() if key in names}
-        return _trained(self.network), buffers
-
-    def fault(self, key: Key, call: _Arguments, seed: int, training: bool) -> Fault:
-        kind, name = key
-        if kind == "output":
-            mode = "training mode" if training else "evaluation"
-            text = (
-                f"output '{self.network.output_names[int(name)]}' of the file is not the module's in {mode}"
-            )
-        elif kind == "statistic":
-            text = f"the running statistic '{name}' is not updated as in the module"
-        else:
-            text = f"the gradient of the parameter '{name}' is not the module's"
-        return Fault(key, text, call, seed, training)
-
-    @contextmanager
-    def rounded(self, seed: int) -> Iterator[None]:
-        """The file with weights and constants moved by one unit of rounding."""
-        generator = torch.Generator().manual_seed(seed)
-        tensors = [*self.network.parameters(), *self.network.buffers()]
-        before = [tensor.detach().clone() for tensor in tensors]
-        try:
-            with torch.no_grad():
-                for tensor in tensors:
-                    tensor.copy_(moved(tensor, self.unit, generator))
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in zip(tensors, before, strict=True):
-                    tensor.copy_(value)
+def _discrepancy(pair: ModulePair, call: Arguments) -> Discrepancy | None:
+    return _discrepancy_in_mode(pair, call, training=True) or _discrepancy_in_mode(pair, call, training=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What differs: an output, a statistic or a gradient, by name, and the draw in which it does."""
-
-    key: Key
-    text: str
-    call: _Arguments
-    seed: int
-    training: bool
-
-
-def moved(tensor: Tensor, unit: float, generator: torch.Generator) -> Tensor:
-    """A tensor whose numbers are off by a unit of rounding, but for those that are exact in any type."""
-    if not tensor.is_floating_point():
-        return tensor.detach()
-    signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
-    mantissa, _ = torch.frexp(tensor.detach().double())
-    is_exact = (mantissa * 2**_EXACT_BITS).frac() == 0
-    step = torch.where(is_exact | ~tensor.isfinite(), 0.0, unit * tensor.detach().double().abs())
-    return (tensor.detach() + (signs * step).to(tensor.dtype)).detach()
-
-
-def gradients_of(outputs: list[Tensor], of: list[Tensor], seed: int) -> list[Tensor | None]:
-    """Of all outputs with random factors, where there are any."""
-    generator = torch.Generator().manual_seed(seed)
-    factors = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
-    total = [
-        (output.to(torch.promote_types(output.dtype, torch.float32)) * factor.to(output.device)).sum()
-        for output, factor in zip(outputs, factors, strict=True)
-        if output.requires_grad
-    ]
-    if not total or not of:
-        return [None] * len(of)
-    return list(torch.autograd.grad(sum(total[1:], total[0]), of, allow_unused=True))
-
-
-def _fault(sides: Sides, call: _Arguments) -> Fault | None:
-    return _fault_in(sides, call, training=True) or _fault_in(sides, call, training=False)
-
-
-def _fault_in(sides: Sides, call: _Arguments, *, training: bool) -> Fault | None:
-    """What differs in two draws, of which each that differs asks for one more."""
-    found: list[Fault] = []
+def _discrepancy_in_mode(pair: ModulePair, call: Arguments, *, training: bool) -> Discrepancy | None:
+    """The first discrepancy that a second draw confirms."""
+    found: list[Discrepancy] = []
     for seed in range(_MAX_DRAWS):
-        fault = _fault_of_draw(sides, call, seed, training)
-        if fault is not None:
-            found.append(fault)
-        if len(found) == _CONFIRMED:
+        discrepancy = _discrepancy_in_draw(pair, call, seed, training)
+        if discrepancy is not None:
+            found.append(discrepancy)
+        if len(found) == _CONFIRMATIONS:
             return found[0]
-        if seed + 1 >= _CONFIRMED and not found:
+        if seed + 1 >= _CONFIRMATIONS and not found:
             return None
     return None
 
 
-def _fault_of_draw(sides: Sides, call: _Arguments, seed: int, training: bool) -> Fault | None:
-    given = _drawn(call, 0, sides.dtype)
-    call = _drawn(call, seed, sides.dtype) if seed else given
+def _discrepancy_in_draw(pair: ModulePair, call: Arguments, seed: int, training: bool) -> Discrepancy | None:
+    given = _drawn(call, 0, pair.dtype)
+    call = _drawn(call, seed, pair.dtype) if seed else given
     try:
-        expected = sides.step(sides.module, call, seed, training)
+        expected = pair.step(pair.module, call, seed, training)
     except Exception:
         if not seed:
             raise
-        # Some modules check values, such as lengths in falling order; then the factors alone are others.
+        # Some modules check values, such as descending lengths; then only the gradients' weights differ.
         call = given
-        expected = sides.step(sides.module, call, seed, training)
-    found = sides.step(sides.network, call, seed, training)
+        expected = pair.step(pair.module, call, seed, training)
+    found = pair.step(pair.network, call, seed, training)
     counts = [sum(kind == "output" for kind, _ in each) for each in (found, expected)]
     if counts[0] != counts[1]:
         if not training:
-            # It returns something else in evaluation, such as no auxiliary outputs; training was compared.
+            # Other outputs in evaluation, such as no auxiliary ones, are permitted.
             return None
         raise ExportError(f"the file has {counts[0]} outputs, and the module returns {counts[1]} tensors")
     largest = {kind: max(map(_norm, _of_kind(expected, kind)), default=0.0) for kind, _ in expected}
@@ -290,28 +155,28 @@ def _fault_of_draw(sides: Sides, call: _Arguments, seed: int, training: bool) ->
         kind = key[0]
         if kind != "gradient" and (key not in expected or key not in found):
             continue
-        # What one side gives no gradient has one of zeros.
+        # An absent gradient equals zeros.
         one, other = _both(found.get(key), expected.get(key))
         if one.shape != other.shape:
-            return sides.fault(key, call, seed, training)
-        least = _VANISHING_UNITS * sides.exactness * largest.get(kind, 0.0)
-        off = _distance(one, other)
-        if not off <= max(_UNITS * sides.unit * _norm(other), least):
-            suspects[key] = off
+            return pair.discrepancy(key, call, seed, training)
+        vanishing = _MAX_VANISHING_UNITS * pair.rounding * largest.get(kind, 0.0)
+        distance = _distance(one, other)
+        if not distance <= max(_MAX_UNITS * pair.unit * _norm(other), vanishing):
+            suspects[key] = distance
     if not suspects:
         return None
     generator = torch.Generator().manual_seed(seed)
-    near = pytree.tree_map(lambda x: moved(x, sides.unit, generator) if isinstance(x, Tensor) else x, call)
-    with sides.rounded(seed):
-        rounded = sides.step(sides.network, near, seed, training)
-    for key, off in suspects.items():
-        moves = _distance(rounded[key], found[key]) if key in found and key in rounded else 0.0
-        if not off <= _MOVES * moves:
-            return sides.fault(key, call, seed, training)
+    near = pytree.tree_map(lambda x: perturb(x, pair.unit, generator) if isinstance(x, Tensor) else x, call)
+    with pair.rounded(seed):
+        rounded = pair.step(pair.network, near, seed, training)
+    for key, distance in suspects.items():
+        effect = _distance(rounded[key], found[key]) if key in found and key in rounded else 0.0
+        if not distance <= _MAX_EFFECTS * effect:
+            return pair.discrepancy(key, call, seed, training)
     return None
 
 
-def _read(exported: Exported, inputs: list[Tensor]) -> OnnxModule:
+def _read(exported: ExportedModel, inputs: list[Tensor]) -> OnnxModule:
     names = [value.name for value in exported.proto.graph.input]
     shapes = {name: tuple(value.shape) for name, value in zip(names, inputs, strict=True)}
     network = from_onnx(exported.proto, input_shapes=shapes)
@@ -319,24 +184,24 @@ def _read(exported: Exported, inputs: list[Tensor]) -> OnnxModule:
 
 
 def _check_roles(network: OnnxModule, module: nn.Module) -> None:
-    """No constant of the file is taken for a parameter; a parameter taken for one has no gradient."""
-    theirs = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    for name in sorted(set(_trained(network)) - theirs):
-        raise ExportError(f"the constant '{name}' of the file is taken for a parameter; make it a buffer")
+    """Rejects a constant in the role of a parameter; the reverse shows as an absent gradient."""
+    expected = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name in sorted(set(trained_parameters(network)) - expected):
+        raise ExportError(f"the file has the constant '{name}' in the role of a parameter; make it a buffer")
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Two tensors, of which an absent one is zeros like the other."""
+    """Two tensors; an absent one is zeros."""
     if one is None:
         assert other is not None, "one side has the tensor"
         return torch.zeros_like(other), other
     return one, torch.zeros_like(one) if other is None else other
 
 
-def _drawn(call: _Arguments, seed: int, dtype: torch.dtype | None) -> _Arguments:
-    """The given arguments for the first draw; then samples in another order, and numbers nearer to zero."""
+def _drawn(call: Arguments, seed: int, dtype: torch.dtype | None) -> Arguments:
+    """The given arguments for seed 0; otherwise with samples permuted and numbers scaled towards zero."""
     generator = torch.Generator().manual_seed(seed)
-    batch = next((leaf.shape[0] for leaf in _tensors(call) if leaf.ndim), 0)
+    batch = next((leaf.shape[0] for leaf in tensor_leaves(call) if leaf.ndim), 0)
     order = torch.randperm(batch, generator=generator)
 
     def drawn(leaf: Any) -> Any:
@@ -347,7 +212,7 @@ def _drawn(call: _Arguments, seed: int, dtype: torch.dtype | None) -> _Arguments
         if not leaf.is_floating_point():
             return leaf
         if seed:
-            shares = 1.0 - _SPREAD * torch.rand(leaf.shape, generator=generator)
+            shares = 1.0 - _MAX_SHRINKAGE * torch.rand(leaf.shape, generator=generator)
             leaf = leaf * shares.to(leaf.device, leaf.dtype)
         return leaf if dtype is None else leaf.to(dtype)
 
@@ -355,8 +220,8 @@ def _drawn(call: _Arguments, seed: int, dtype: torch.dtype | None) -> _Arguments
     return args, kwargs
 
 
-class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether anything is computed in another floating type than float64."""
+class _RoundingTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records whether an operator computes in a floating type other than float64."""
 
     found = False
 
@@ -368,45 +233,34 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-@contextmanager
-def _default_type(dtype: torch.dtype | None) -> Iterator[None]:
-    """Tensors that forward makes have the type too, unless it says another."""
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(dtype or before)
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _in_double(network: OnnxModule, module: nn.Module, call: _Arguments) -> tuple[Sides | None, bool]:
-    """Both in float64, if they can be, and whether a part of the module rounds to a type of its own."""
+def _in_double(network: OnnxModule, module: nn.Module, call: Arguments) -> tuple[ModulePair | None, bool]:
+    """The pair in float64, or None if it cannot run so, and whether the module rounds to other types."""
     types = {p.dtype for p in module.parameters() if p.is_floating_point()}
     unit = max(map(_eps, types), default=_eps(torch.float32)) / 2
     try:
         double = copy.deepcopy(module).double()
         for part in double.modules():
             if isinstance(part, nn.RMSNorm) and part.eps is None:
-                # Its default is the rounding of the type that it runs in.
+                # The default depends on the type that it runs in.
                 part.eps = max(map(_eps, types), default=_eps(torch.float32))
             for name, value in vars(part).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     vars(part)[name] = value.double()
-        sides = Sides(network.double(), double, torch.float64, unit)
-        with _Rounding() as rounding:  # type: ignore[no-untyped-call]
-            sides.step(double, _drawn(call, 0, torch.float64), 0, True)
-        sides.step(sides.network, _drawn(call, 0, torch.float64), 0, True)
-    except Exception:  # Copying and running in another type fail in as many ways as there are modules.
+        pair = ModulePair(network.double(), double, torch.float64, unit)
+        with _RoundingTracker() as rounding:  # type: ignore[no-untyped-call]
+            pair.step(double, _drawn(call, 0, torch.float64), 0, True)
+        pair.step(pair.network, _drawn(call, 0, torch.float64), 0, True)
+    except Exception:  # Copying and running in another type may raise anything.
         return None, True
-    return sides, rounding.found
+    return pair, rounding.found
 
 
 def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def _coarsest(exported: Exported, module: nn.Module) -> float:
-    """The rounding of the coarsest type in which the file computes."""
+def _coarsest(exported: ExportedModel, module: nn.Module) -> float:
+    """The unit of rounding of the coarsest type in which the file computes."""
     types = {p.dtype for p in module.parameters() if p.is_floating_point()}
     for node in exported.proto.graph.node:
         types |= {
@@ -415,27 +269,18 @@ def _coarsest(exported: Exported, module: nn.Module) -> float:
     return max(map(_eps, types), default=_eps(torch.float32))
 
 
-def _tell_of_changed_buffers(
+def _warn_of_changed_buffers(
     network: OnnxModule, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     updated = set(network.onnx_names().values())
-    with left_as_it_was(module), torch.enable_grad(), WithoutChoices():
+    with preserve_state(module), torch.enable_grad(), WithoutRandomness():
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         module(*args, **kwargs)
         for name, buffer in module.named_buffers():
             if name not in updated and not name.endswith(_COUNTER) and not torch.equal(buffer, before[name]):
                 warnings.warn(
-                    f"forward changes the buffer '{name}', which the file keeps as it is", stacklevel=4
+                    f"forward changes the buffer '{name}', which is constant in the file", stacklevel=4
                 )
-
-
-def _trained(network: OnnxModule) -> dict[str, Tensor]:
-    names = network.onnx_names()
-    return {names[key]: value for key, value in network.named_parameters() if value.requires_grad}
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
 def _of_kind(values: Mapping[Key, Tensor], kind: str) -> list[Tensor]:
@@ -448,8 +293,8 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference; equal infinities differ not, and what is no number is itself."""
+    """The norm of the difference; equal infinities and NaN have distance zero."""
     one, other = one.double(), other.to(one.device).double()
     is_same = (one == other) | (one.isnan() & other.isnan())
-    apart = float(torch.where(is_same, 0.0, one - other).norm())
-    return math.inf if math.isnan(apart) else apart
+    distance = float(torch.where(is_same, 0.0, one - other).norm())
+    return math.inf if math.isnan(distance) else distance

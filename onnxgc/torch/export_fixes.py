@@ -1,4 +1,4 @@
-"""What PyTorch's exporter loses of a module that is to be trained, put back into its result."""
+"""Export fixes: corrections of training information that PyTorch's exporter loses."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from onnxgc.model.core.marks import EVALUATED, MARK, STOPPED
+from onnxgc.model.core.export_marks import EVALUATED, MARK, STOPPED
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
-# Operators that hand on a bias which the exporter computes.
-_HANDED_ON = ("Expand", "Cast", "CastLike", "Identity")
+# Operators through which the exporter computes a zero bias.
+_PASSING = ("Expand", "Cast", "CastLike", "Identity")
 
 
 def fix_export(model: ir.Model, module: nn.Module, program: ExportedProgram) -> None:
-    """Changes in place what the exporter made of a module that was captured as `program`."""
+    """Corrects, in place, the export of a module that was captured as `program`."""
     graph = model.graph
     _name_weights(graph, module)
     _name_inputs(graph)
@@ -35,12 +35,12 @@ def fix_export(model: ir.Model, module: nn.Module, program: ExportedProgram) -> 
     _mark_normalisations(graph, _modes_of_normalisations(program))
     _mark_stopped_gradients(graph)
     for node in graph.all_nodes():
-        # It tells of the machine, not of the model.
+        # Stack traces describe the machine, not the model.
         node.metadata_props.pop(_STACK_TRACE, None)
 
 
 def _name_weights(graph: ir.Graph, module: nn.Module) -> None:
-    """Gives a tied parameter the first of its names, and marks those that require no gradient."""
+    """Gives tied parameters their first name, and marks frozen ones."""
     first = {id(parameter): name for name, parameter in module.named_parameters()}
     for other, parameter in module.named_parameters(remove_duplicate=False):
         value = graph.initializers.get(other)
@@ -57,7 +57,7 @@ def _name_weights(graph: ir.Graph, module: nn.Module) -> None:
 
 
 def _name_inputs(graph: ir.Graph) -> None:
-    """An input with the name of a weight gets another one: the file would have one tensor for both."""
+    """Renames inputs that share their name with a weight."""
     taken = {value.name for value in graph.inputs} | set(graph.initializers)
     for value in graph.inputs:
         if value.name in graph.initializers:
@@ -65,7 +65,7 @@ def _name_inputs(graph: ir.Graph) -> None:
 
 
 def _name_batch(graph: ir.Graph) -> None:
-    """The one symbol that all dimensions are written with is called `batch`."""
+    """Renames the symbol of symbolic dimensions to `batch`."""
     symbols = {
         dimension.value
         for value in graph.inputs
@@ -83,14 +83,14 @@ def _name_batch(graph: ir.Graph) -> None:
 
 
 def _name_outputs(graph: ir.Graph, program: ExportedProgram) -> None:
-    """Outputs get the names of the fields or keys that the module returns them as."""
+    """Names outputs by the fields or keys in which the module returns them."""
     wanted = _names_of_outputs(program)
     taken = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     taken |= {value.name: value for node in graph for value in node.outputs}
     given = set[int]()
     for index, (value, name) in enumerate(zip(graph.outputs, wanted, strict=True)):
         if value.producer() is None or id(value) in given:
-            # What is an input, a weight or another output already needs a tensor of its own.
+            # An output that is an input, a weight or another output needs a separate tensor.
             copy = ir.node("Identity", [value])
             copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
             graph.append(copy)
@@ -104,7 +104,7 @@ def _name_outputs(graph: ir.Graph, program: ExportedProgram) -> None:
 
 def _names_of_outputs(program: ExportedProgram) -> list[str]:
     spec = program.call_spec.out_spec
-    assert spec is not None, "an export by torch.export knows what the module returns"
+    assert spec is not None, "torch.export records the structure of outputs"
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
     tensors = program.graph_signature.user_outputs
     paths = [path for (path, _), tensor in zip(leaves, tensors, strict=True) if isinstance(tensor, str)]
@@ -115,7 +115,7 @@ def _names_of_outputs(program: ExportedProgram) -> list[str]:
 
 
 def _part(key: Any) -> str:
-    """A step on the way to an output: a field, a key or a position."""
+    """A step of the path to an output: a field, a key or an index."""
     return str(next(getattr(key, kind) for kind in ("name", "key", "idx") if hasattr(key, kind)))
 
 
@@ -124,26 +124,26 @@ def _is_number(key: Any) -> bool:
 
 
 def _drop_computed_biases(graph: ir.Graph) -> None:
-    """The exporter computes zeros for convolutions without a bias, in three dimensions of a wrong shape."""
+    """Removes zero biases of convolutions without one, whose shape is wrong in three dimensions."""
     for node in graph.all_nodes():
         if node.op_type in ("Conv", "ConvTranspose") and len(node.inputs) > 2 and _is_zero(node.inputs[2]):
             node.resize_inputs(2)
 
 
 def _is_zero(value: ir.Value | None) -> bool:
-    """Whether a tensor is a constant zero, perhaps repeated."""
+    """Whether a tensor is a constant zero, possibly expanded or cast."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "Constant":
             constant = ir.convenience.get_const_tensor(value)
             return constant is not None and not constant.numpy().any()
-        if node.op_type not in _HANDED_ON:
+        if node.op_type not in _PASSING:
             return False
         value = node.inputs[0]
     return False
 
 
 def _mark_normalisations(graph: ir.Graph, modes: Mapping[str, bool]) -> None:
-    """Says which BatchNormalization is in training mode, where some are not, and which in evaluation."""
+    """Marks the mode of each BatchNormalization unless all are in training mode."""
     if all(modes.values()):
         return
     taken = {value.name for node in graph.all_nodes() for value in node.outputs}
@@ -162,14 +162,14 @@ def _mark_normalisations(graph: ir.Graph, modes: Mapping[str, bool]) -> None:
 
 
 def _mark_stopped_gradients(graph: ir.Graph) -> None:
-    """Says of what stands for a detach() that it stops the gradient."""
+    """Marks the Identity nodes of detach() as stopping the gradient."""
     for node in graph.all_nodes():
         if node.op_type == "Identity" and "'aten.detach.default'" in node.metadata_props.get(_HIERARCHY, ""):
             node.metadata_props[MARK] = STOPPED
 
 
 def _modes_of_normalisations(program: ExportedProgram) -> dict[str, bool]:
-    """Whether the module trains each running mean."""
+    """For each running mean, whether its BatchNormalization is in training mode."""
     buffers = program.graph_signature.inputs_to_buffers
     found: dict[str, bool] = {}
     for node in program.graph.nodes:

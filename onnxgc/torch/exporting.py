@@ -1,7 +1,7 @@
-"""A module as an ONNX model to be trained: every parameter kept, and what acts in training alone.
+"""Export of a module as an ONNX model for training, with all parameters and training-only operators.
 
-PyTorch's exporter writes models to be run. The module is therefore captured in training mode, and what
-the exporter would lose on the way is put back.
+PyTorch's exporter writes models for inference. The module is therefore captured in training mode, and export
+fixes restore the information that the exporter loses.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
-from onnxgc.emission.write import check_model_writable, write_model
+from onnxgc.emission.atomic_files import check_model_writable, write_model
 from onnxgc.errors import ExportError, RuntimeUnavailableError
-from onnxgc.torch.export_check import Exported, check_equal, left_as_it_was
-from onnxgc.torch.export_forms import AsExported
-from onnxgc.torch.export_location import Whereabouts, place_of_operator
-from onnxgc.torch.gradient_stops import with_detached
-from onnxgc.torch.trace_advice import advice_on
+from onnxgc.torch.export_check import ExportedModel, check_equal
+from onnxgc.torch.exportable_functions import ExportableForms
+from onnxgc.torch.failing_submodule import SubmoduleTracker, submodule_calling
+from onnxgc.torch.gradient_stops import add_detach
+from onnxgc.torch.module_pair import preserve_state
+from onnxgc.torch.unsupported_operator_advice import advice_on
 
 logger = logging.getLogger(__name__)
 
 _OPSET = 18
 # The file of torch that packs sequences.
 _PACKING = "torch/nn/utils/rnn.py"
-_ADVICE = "For more information"
+_POINTER = "For more information"
 
 
 def export_training(
@@ -55,19 +56,18 @@ def export_training(
 ) -> onnx.ModelProto:
     """The forward of a module as an ONNX model that trains as the module does.
 
-    `args` is what a training step passes: one tensor or a tuple, and keywords in `kwargs`. The model is
-    written to `path` where one is given; over 2 GB, or with `external_data`, weights go beside it.
+    `args` are the arguments of a training step: one tensor or a tuple, and keywords in `kwargs`. The model is
+    written to `path` if one is given; weights go to a separate file over 2 GB, or with `external_data`.
 
-    Each parameter is one initializer under its own name, however often it is used and whatever equals it;
-    so are buffers. BatchNormalization and Dropout stay what they are, that of attention and stochastic
-    depth included. Inputs have the names of `forward`'s parameters, and outputs those of the fields or keys
-    that it returns. With `dynamic_batch` the first dimension that the inputs share is symbolic; where the
-    module cannot be captured so, it is that of `args`, with a warning. A parameter that requires no gradient
-    is told to be a constant.
+    Each parameter and buffer is one initializer under its own name, also if it is shared or equals another.
+    BatchNormalization and Dropout remain operators, including the Dropout of attention and stochastic depth.
+    Inputs have the names of `forward`'s parameters, outputs those of the fields or keys that it returns. With
+    `dynamic_batch` the first dimension that inputs share is symbolic; if the module cannot be captured so,
+    the batch is that of `args`, with a warning. Parameters that require no gradient are marked as frozen.
 
-    With `check` the result is read back and compared with the module: outputs in evaluation mode; outputs,
-    running statistics and gradients in training mode with all random choices left out. The module is
-    as it was afterwards.
+    With `check` the file is read back and compared with the module: outputs in evaluation mode; outputs,
+    running statistics and gradients in training mode, with randomness switched off. The module's modes,
+    buffers and random states are restored.
 
     Raises:
         ExportError: the module cannot be captured or converted, or the result does not equal it.
@@ -81,11 +81,11 @@ def export_training(
     if path is not None:
         check_model_writable(path)
     call = _Call.of(module, args, kwargs or {})
-    with left_as_it_was(module):
+    with preserve_state(module):
         if not module.training:
             module.train()
         _check_parts(module)
-        exported = _exported(module, call, dynamic_batch)
+        exported = _export(module, call, dynamic_batch)
         if check:
             check_equal(exported, module, call.args, call.kwargs)
     if path is not None:
@@ -95,14 +95,14 @@ def export_training(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What forward is called with."""
+    """The arguments of forward."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> _Call:
-        """The call with its keywords in the order of forward's parameters, as inputs are."""
+        """The call with its keywords in the order of forward's parameters."""
         args = tuple(args) if isinstance(args, tuple | list) else (args,)
         try:
             order = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
@@ -113,12 +113,12 @@ class _Call:
 
     @property
     def batch(self) -> int | None:
-        """The first dimension of the first tensor that has any."""
+        """The first dimension of the first tensor that has dimensions."""
         tensors = (leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
         return next((tensor.shape[0] for tensor in tensors if tensor.ndim), None)
 
-    def of_samples(self, change: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> _Call:
-        """The call with `change` made to the tensors that share the batch, and `other` to all else."""
+    def map_leaves(self, change: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> _Call:
+        """The call with `change` applied to tensors with the batch dimension, and `other` to other leaves."""
         batch = self.batch
 
         def changed(leaf: Any) -> Any:
@@ -128,24 +128,24 @@ class _Call:
         return _Call(*pytree.tree_map(changed, (self.args, self.kwargs)))
 
     def doubled(self) -> _Call:
-        """The call with the sample of a batch of one twice: torch takes one for a fixed number."""
+        """The call with a batch of one repeated: `torch.export` specialises on dimensions of size 1."""
         if self.batch != 1:
             return self
-        return self.of_samples(lambda tensor: torch.cat([tensor, tensor]), lambda leaf: leaf)
+        return self.map_leaves(lambda tensor: torch.cat([tensor, tensor]), lambda leaf: leaf)
 
 
 def _check_parts(module: nn.Module) -> None:
-    """Refuses or tells of parts that a file cannot say all about."""
+    """Rejects submodules that ONNX cannot express, and warns of differences in a file."""
     for name, part in module.named_modules():
         is_average = isinstance(part, _NormBase) and part.track_running_stats and part.momentum is None
         if is_average and part.training:
             raise ExportError(
                 f"'{name}' averages its running statistics over all steps (momentum=None), "
-                "which ONNX has no operator for; give it a momentum"
+                "for which ONNX has no operator; give it a momentum"
             )
         if isinstance(part, _InstanceNorm) and part.track_running_stats and part.training:
             raise ExportError(
-                f"'{name}' trains running statistics of an InstanceNorm, which ONNX has no operator for; "
+                f"'{name}' trains running statistics of an InstanceNorm, for which ONNX has no operator; "
                 "give it track_running_stats=False, or put it into evaluation mode"
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.padding_idx is not None:
@@ -155,52 +155,52 @@ def _check_parts(module: nn.Module) -> None:
             )
 
 
-def _exported(module: nn.Module, call: _Call, dynamic_batch: bool) -> Exported:
-    """The module as it is captured in training mode, in operators of ONNX, put right."""
+def _export(module: nn.Module, call: _Call, dynamic_batch: bool) -> ExportedModel:
+    """The module in operators of ONNX, with a symbolic batch if possible."""
     if not dynamic_batch or call.batch is None:
-        return _converted(module, _captured(module, call, None))
+        return _convert(module, _capture(module, call, None))
     try:
-        return _converted(module, _captured(module, call.doubled(), Dim("batch", min=1)))
+        return _convert(module, _capture(module, call.doubled(), Dim("batch", min=1)))
     except ExportError as error:
-        found = _converted(module, _captured(module, call, None))
+        found = _convert(module, _capture(module, call, None))
         warnings.warn(
             f"the batch stays {call.batch}, since it cannot be symbolic ({error}); "
-            "dynamic_batch=False says that this is wanted",
+            "pass dynamic_batch=False to silence this warning",
             stacklevel=3,
         )
         return found
 
 
-def _captured(module: nn.Module, call: _Call, batch: Any) -> ExportedProgram:
-    forms, whereabouts = AsExported(), Whereabouts(module)
+def _capture(module: nn.Module, call: _Call, batch: Any) -> ExportedProgram:
+    forms, tracker = ExportableForms(), SubmoduleTracker(module)
     try:
         shapes = None if batch is None else _shapes(module, call, batch)
-        with _quiet(), forms, whereabouts:
+        with _silence_exporter(), forms, tracker:
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
-        return with_detached(program)
-    except Exception as error:  # Capturing fails in as many ways as there are modules.
-        told = f"the module cannot be captured: {_first_line(error)}"
-        if whereabouts.is_inside:
-            told += f" (at {forms.last} in {whereabouts.told})"
+        return add_detach(program)
+    except Exception as error:  # Capturing may raise anything.
+        text = f"the module cannot be captured: {_first_line(error)}"
+        if tracker.is_inside:
+            text += f" (at {forms.last} in {tracker.location})"
         packs = any(frame.filename.endswith(_PACKING) for frame in traceback.extract_tb(error.__traceback__))
-        raise ExportError(_with_advice(f"{told}, a packed sequence" if packs else told)) from error
+        raise ExportError(_with_advice(f"{text}, a packed sequence" if packs else text)) from error
 
 
-def _with_advice(told: str) -> str:
-    advice = advice_on(told)
-    return f"{told}; {advice}" if advice else told
+def _with_advice(text: str) -> str:
+    advice = advice_on(text)
+    return f"{text}; {advice}" if advice else text
 
 
 def _shapes(module: nn.Module, call: _Call, batch: Any) -> dict[str, Any]:
-    """What `torch.export` wants to know of shapes: for each parameter of forward."""
-    shapes = call.of_samples(lambda tensor: {0: batch}, lambda leaf: None)
+    """The argument `dynamic_shapes` of `torch.export`, by parameters of forward."""
+    shapes = call.map_leaves(lambda tensor: {0: batch}, lambda leaf: None)
     bound = inspect.signature(module.forward).bind(*shapes.args, **shapes.kwargs)
     return dict(bound.arguments)
 
 
-def _converted(module: nn.Module, program: ExportedProgram) -> Exported:
+def _convert(module: nn.Module, program: ExportedProgram) -> ExportedModel:
     try:
-        with _quiet():
+        with _silence_exporter():
             converted = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, opset_version=_OPSET
             )
@@ -208,18 +208,18 @@ def _converted(module: nn.Module, program: ExportedProgram) -> Exported:
         raise ExportError(
             _with_advice(f"the module cannot be converted to ONNX: {_reason(error, program)}")
         ) from error
-    assert converted is not None, "an export by torch.export returns its result"
-    # It needs what PyTorch's exporter needs.
+    assert converted is not None, "an export of a captured program returns its result"
+    # Its dependencies are optional, like those of PyTorch's exporter.
     from onnxgc.torch.export_fixes import fix_export
 
     fix_export(converted.model, module, program)
     proto = converted.model_proto
     _check_parameters(proto, module, program)
-    return Exported(proto, program, converted.exported_program or program)
+    return ExportedModel(proto, program, converted.exported_program or program)
 
 
 def _check_parameters(proto: onnx.ModelProto, module: nn.Module, program: ExportedProgram) -> None:
-    """Each parameter that forward reads is one initializer, with its value."""
+    """Requires one initializer with its value for each parameter that forward reads."""
     signature = program.graph_signature
     used = {node.name for node in program.graph.nodes if node.users}
     read = {target for name, target in signature.inputs_to_parameters.items() if name in used}
@@ -232,7 +232,7 @@ def _check_parameters(proto: onnx.ModelProto, module: nn.Module, program: Export
         elif name not in stored or not _holds(stored[name], parameter):
             raise ExportError(
                 f"the exporter does not keep the parameter '{name}'; "
-                "see that forward uses it as it is, and not a copy"
+                "forward must use the parameter itself, not a copy"
             )
 
 
@@ -244,8 +244,8 @@ def _holds(tensor: onnx.TensorProto, parameter: nn.Parameter) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the exporter tells of itself, and prints."""
+def _silence_exporter() -> Iterator[None]:
+    """Suppresses the exporter's logs, warnings and prints."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx")]
     levels = [other.level for other in loggers]
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -260,19 +260,19 @@ def _quiet() -> Iterator[None]:
 
 
 def _reason(error: BaseException, program: ExportedProgram) -> str:
-    """Of a failed conversion: the operator, its submodule, and what it failed of at first."""
+    """The operator of a failed conversion, its submodule, and the first cause."""
     node = ""
     while error.__cause__ is not None:
         error = error.__cause__
         node = node or next(iter(re.findall(r"target=torch\.ops\.([\w.]+)", str(error))), "")
-    path = place_of_operator(program, node) if node else ""
+    path = submodule_calling(program, node) if node else ""
     return (f"{node}{f' in {path!r}' if path else ''}: " if node else "") + _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:
-    """The first sentence, and of a list behind it the first item's."""
+    """The first sentence of an error, and that of the first item of a list below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    told = [lines[0].partition(_ADVICE)[0], *(line[2:] for line in lines[1:2] if line.startswith("- "))]
-    return ": ".join(line.partition(". ")[0].rstrip("!. ") for line in told)
+    sentences = [lines[0].partition(_POINTER)[0], *(line[2:] for line in lines[1:2] if line.startswith("- "))]
+    return ": ".join(line.partition(". ")[0].rstrip("!. ") for line in sentences)

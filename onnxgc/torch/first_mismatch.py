@@ -1,67 +1,68 @@
-"""Where a file and the module that it was made of part, operator by operator."""
+"""The first operator at which an exported file and its module diverge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
-from onnxgc.torch.apply_plan import origin_of
-from onnxgc.torch.export_forms import WithoutChoices
+from onnxgc.torch.exportable_functions import WithoutRandomness
+from onnxgc.torch.module_pair import (
+    Discrepancy,
+    ModulePair,
+    gradients_of,
+    preserve_state,
+    tensor_leaves,
+)
+from onnxgc.torch.onnx_plan import origin_of
 
-if TYPE_CHECKING:
-    from onnxgc.torch.export_check import Fault, Sides
-
-# The name under which a parameter stands beside the results of operators.
-_PARAMETER = ("the parameter",)
-# Values that are those of another computation, not of another rounding.
-_APART = 1e-5
+# The name of the parameter itself among those of operators' results.
+_PARAMETER = "the parameter"
+# Relative distance above which values differ by more than rounding.
+_MAX_ROUNDING = 1e-5
 _ADVICE = "write it in other operators, or leave it out of the module"
 _UNFOUND = (
-    "the captured operators have the file's values: what forward does beside them (a tensor hook, "
-    "torch.set_grad_enabled, .data) is lost; write it with detach()"
+    "the captured operators have the file's values, but an effect of forward outside of them is lost (a "
+    "tensor hook, torch.set_grad_enabled, .data); write it with detach()"
 )
 
 
-def place_of(converted: ExportedProgram, sides: Sides, fault: Fault) -> str:
-    """The first operator whose values, or whose gradients, the file has not; and what to do."""
-    if not fault.training:
+def locate(converted: ExportedProgram, pair: ModulePair, discrepancy: Discrepancy) -> str:
+    """The first operator with other values or gradients in the file, and a remedy."""
+    if not discrepancy.training:
         return (
-            "forward asks for its mode in a way that a file cannot say; write it so that both are one graph"
+            "forward branches on its mode, which a file cannot express; write it as one graph for both modes"
         )
     try:
-        found = _custom(sides, fault) or _parting(converted, sides, fault) or _UNFOUND
-    except Exception:  # It only explains, and a module that can be captured need not run so.
-        found = "its place is not known; export submodules one by one to find it"
-    return found
+        found = _custom_backward(pair, discrepancy) or _first_divergence(converted, pair, discrepancy)
+        return found or _UNFOUND
+    except Exception:  # A module that can be captured need not run operator by operator.
+        return "its operator is unknown; export submodules one by one to find it"
 
 
-def said(node: fx.Node) -> str:
+def describe_node(node: fx.Node) -> str:
     """An operator and the submodule that calls it."""
     name = str(getattr(node.target, "name", lambda: node.target)()).removeprefix("aten::").partition(".")[0]
-    path = path_of(node)
+    path = submodule_path(node)
     return f"{name} in '{path}'" if path else f"{name} in forward"
 
 
-def path_of(node: fx.Node) -> str:
+def submodule_path(node: fx.Node) -> str:
     """The path of the submodule that calls an operator."""
     scopes = list((node.meta.get("nn_module_stack") or {}).values())
     return str(scopes[-1][0]).removeprefix("L['self'].") if scopes else ""
 
 
-def _custom(sides: Sides, fault: Fault) -> str:
-    """The first function with a backward of its own, which a file does not keep."""
-    if fault.key[0] != "gradient":
+def _custom_backward(pair: ModulePair, discrepancy: Discrepancy) -> str:
+    """The first custom autograd function, whose backward is lost in a file."""
+    if discrepancy.key[0] != "gradient":
         return ""
-    args, kwargs = fault.call
-    with torch.enable_grad(), WithoutChoices():
-        outputs = [
-            leaf for leaf in pytree.tree_leaves(sides.module(*args, **kwargs)) if isinstance(leaf, Tensor)
-        ]
+    args, kwargs = discrepancy.call
+    with torch.enable_grad(), WithoutRandomness():
+        outputs = tensor_leaves(pair.module(*args, **kwargs))
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -71,15 +72,15 @@ def _custom(sides: Sides, fault: Fault) -> str:
         seen.add(node)
         if (function := getattr(node, "_forward_cls", None)) is not None:
             return (
-                f"the backward of {function.__name__} (torch.autograd.Function) is lost: a file has that of "
-                "the operators in its forward; write it in operators whose own backward is meant"
+                f"the backward of {function.__name__} (torch.autograd.Function) is lost: a file has the "
+                "backward of the operators in its forward; write it in operators with the intended backward"
             )
         waiting += [other for other, _ in node.next_functions if other is not None]
     return ""
 
 
 class _Values(fx.Interpreter):
-    """Runs a graph and keeps the tensor of each name; nothing is dropped at random."""
+    """Runs a graph without Dropout and keeps the tensor of each name."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -101,19 +102,17 @@ def _names_of(node: fx.Node) -> Iterator[str]:
     yield node.name if origin is None else origin.outputs[0]
 
 
-def _parting(program: ExportedProgram, sides: Sides, fault: Fault) -> str:
-    """The first operator that has other values in the file; of gradients, the last that passes on others."""
-    from onnxgc.torch.export_check import gradients_of, left_as_it_was
-
-    ours, theirs = _Values(sides.network.program.graph_module), _Values(program.graph_module)
-    inputs = [leaf for leaf in pytree.tree_leaves(fault.call) if isinstance(leaf, Tensor)]
-    with left_as_it_was(sides.module), left_as_it_was(sides.network), torch.enable_grad(), WithoutChoices():
-        network = sides.network
-        made = ours.run(fault.training, network._value("onnxgc_like"), *inputs, *network.weights())
-        results = theirs.run(*_arguments(program, sides, inputs))
+def _first_divergence(program: ExportedProgram, pair: ModulePair, discrepancy: Discrepancy) -> str:
+    """The first operator with other values in the file; for gradients, the last one with other gradients."""
+    ours, theirs = _Values(pair.network.program.graph_module), _Values(program.graph_module)
+    inputs = tensor_leaves(discrepancy.call)
+    network = pair.network
+    with preserve_state(pair.module), preserve_state(network), torch.enable_grad(), WithoutRandomness():
+        outputs = tensor_leaves(
+            ours.run(discrepancy.training, network._value("onnxgc_like"), *inputs, *network.weights())
+        )
+        returned = tensor_leaves(theirs.run(*_arguments(program, pair, inputs)))[-len(outputs) :]
     nodes = {node.name: node for node in program.graph_module.graph.nodes}
-    outputs = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
-    returned = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)][-len(outputs) :]
     for name, value in theirs.found.items():
         for one, other in zip(outputs, returned, strict=True):
             if value is other:
@@ -122,35 +121,34 @@ def _parting(program: ExportedProgram, sides: Sides, fault: Fault) -> str:
         name for name in theirs.found if name in ours.found and _is_like(ours.found[name], theirs.found[name])
     ]
     for name in common:
-        if _are_apart(ours.found[name], theirs.found[name]):
-            return f"{said(nodes[name])} has other values in the file; {_ADVICE}"
-    if fault.key[0] != "gradient":
+        if _differ(ours.found[name], theirs.found[name]):
+            return f"{describe_node(nodes[name])} has other values in the file; {_ADVICE}"
+    if discrepancy.key[0] != "gradient":
         return ""
-    _with_parameter(program, sides, fault.key[1], ours, theirs)
-    flowing = [name for name in (*_PARAMETER, *common) if name in ours.found]
-    flowing = [
-        name for name in flowing if ours.found[name].requires_grad and theirs.found[name].requires_grad
+    _add_parameter(program, pair, discrepancy.key[1], ours, theirs)
+    names = [
+        name
+        for name in (_PARAMETER, *common)
+        if name in ours.found and ours.found[name].requires_grad and theirs.found[name].requires_grad
     ]
-    found = gradients_of(outputs, [ours.found[name] for name in flowing], fault.seed)
-    expected = gradients_of(returned, [theirs.found[name] for name in flowing], fault.seed)
-    for name, *pair in reversed(list(zip(flowing, found, expected, strict=True))):
-        ours_here, theirs_here = (torch.zeros_like(ours.found[name]) if g is None else g for g in pair)
-        if _are_apart(ours_here, theirs_here):
-            user = next(iter(nodes[name].users)) if name in nodes else _reader_of(program, fault.key[1])
-            return (
-                f"the gradient that {said(user)} passes on is another in the file; {_ADVICE}" if user else ""
-            )
+    found = gradients_of(outputs, [ours.found[name] for name in names], discrepancy.seed)
+    expected = gradients_of(returned, [theirs.found[name] for name in names], discrepancy.seed)
+    for name, *gradients in reversed(list(zip(names, found, expected, strict=True))):
+        one, other = (torch.zeros_like(ours.found[name]) if g is None else g for g in gradients)
+        if _differ(one, other):
+            user = next(iter(nodes[name].users)) if name in nodes else _reader_of(program, discrepancy.key[1])
+            return f"the gradient of {describe_node(user)} differs in the file; {_ADVICE}" if user else ""
     return ""
 
 
-def _with_parameter(
-    program: ExportedProgram, sides: Sides, name: str, ours: _Values, theirs: _Values
+def _add_parameter(
+    program: ExportedProgram, pair: ModulePair, name: str, ours: _Values, theirs: _Values
 ) -> None:
-    """Notes the parameter itself on both sides."""
-    keys = {other: key for key, other in sides.network.onnx_names().items()}
+    """Adds the parameter itself to the values of file and module."""
+    keys = {other: key for key, other in pair.network.onnx_names().items()}
     if name in keys and _reader_of(program, name) is not None:
-        ours.found[_PARAMETER[0]] = sides.network.get_parameter(keys[name])
-        theirs.found[_PARAMETER[0]] = dict(sides.module.named_parameters())[name]
+        ours.found[_PARAMETER] = pair.network.get_parameter(keys[name])
+        theirs.found[_PARAMETER] = dict(pair.module.named_parameters())[name]
 
 
 def _reader_of(program: ExportedProgram, name: str) -> fx.Node | None:
@@ -160,23 +158,20 @@ def _reader_of(program: ExportedProgram, name: str) -> fx.Node | None:
     return next((user for place in places for user in place.users), None)
 
 
-def _arguments(program: ExportedProgram, sides: Sides, inputs: list[Tensor]) -> list[Any]:
-    """What the graph of a captured module takes: weights by their names, and the inputs."""
-    held: dict[str, Tensor] = dict(sides.module.named_parameters(remove_duplicate=False))
-    held |= dict(sides.module.named_buffers(remove_duplicate=False))
+def _arguments(program: ExportedProgram, pair: ModulePair, inputs: list[Tensor]) -> list[Any]:
+    """The arguments of a captured module's graph: weights by name, and the inputs."""
+    weights: dict[str, Tensor] = dict(pair.module.named_parameters(remove_duplicate=False))
+    weights |= dict(pair.module.named_buffers(remove_duplicate=False))
     given = iter(inputs)
     values: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.target is None:
-            values.append(
-                next(given)
-                if type(spec.arg).__name__ == "TensorArgument"
-                else getattr(spec.arg, "value", None)
-            )
+            is_tensor = type(spec.arg).__name__ == "TensorArgument"
+            values.append(next(given) if is_tensor else getattr(spec.arg, "value", None))
             continue
-        value = held.get(spec.target, program.constants.get(spec.target))
-        is_float = isinstance(value, Tensor) and value.is_floating_point() and sides.dtype is not None
-        values.append(value.to(sides.dtype) if is_float and spec.target not in held else value)
+        value = weights.get(spec.target, program.constants.get(spec.target))
+        is_float = isinstance(value, Tensor) and value.is_floating_point() and pair.dtype is not None
+        values.append(value.to(pair.dtype) if is_float and spec.target not in weights else value)
     return values
 
 
@@ -184,7 +179,7 @@ def _is_like(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.is_floating_point() and other.is_floating_point()
 
 
-def _are_apart(one: Tensor, other: Tensor) -> bool:
+def _differ(one: Tensor, other: Tensor) -> bool:
     one, other = one.detach().double(), other.detach().double()
     is_same = (one == other) | (one.isnan() & other.isnan())
-    return not float(torch.where(is_same, 0.0, one - other).norm()) <= _APART * float(other.norm())
+    return not float(torch.where(is_same, 0.0, one - other).norm()) <= _MAX_ROUNDING * float(other.norm())

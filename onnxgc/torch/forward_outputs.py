@@ -1,4 +1,4 @@
-"""What a forward gives and what it changes in objects, as tensors in a row and the rest."""
+"""The results and side effects of a forward: its tensors in order, and everything that is constant."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.module_state import ABSENT, Binding, Node, Snapshot, Tally, place_name
-from onnxgc.torch.object_contents import PLAIN, Key, assign, contents
+from onnxgc.torch.module_state import ABSENT, Snapshot, place_name
+from onnxgc.torch.object_contents import PLAIN, Key, contents, set_contents
+from onnxgc.torch.state_guard import Binding, ObjectNode
+from onnxgc.torch.symbolic_number import SymbolicNumber
 
 _NO_BINDING = Binding()
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """A change of an object, which its node stands for where calls have others: new contents, or some."""
+class SideEffect:
+    """A change of an object, of all its contents or of some keys.
+
+    `target` is the object, or its node if other calls have other objects.
+    """
 
     target: Any
     keys: tuple[Key, ...]
@@ -31,36 +36,36 @@ class Effect:
     is_whole: bool
 
     def apply(self, values: Iterable[Any], binding: Binding) -> None:
-        holder = binding.objects[self.target] if isinstance(self.target, Node) else self.target
+        holder = binding.objects[self.target] if isinstance(self.target, ObjectNode) else self.target
         wanted = {} if self.is_whole else dict(contents(holder) or {})
         for key in self.deleted:
             wanted.pop(key, None)
         wanted.update(zip(self.keys, values, strict=True))
-        assign(holder, wanted)
+        set_contents(holder, wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What does not change from call to call: `leaves` has None for a tensor.
+    """The constant part of a forward's results: leaves, with None for each tensor.
 
-    Where forward changes objects or returns some that are no plain values, `template` has all of it.
+    If forward has side effects or returns objects that are not plain values, `template` has all values.
     """
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
     template: _Template | None = None
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[SideEffect, ...] = ()
 
     @classmethod
     def of(
-        cls, made: Any, changed: Snapshot, module: nn.Module, binding: Binding
+        cls, result: Any, changed: Snapshot, module: nn.Module, binding: Binding
     ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
-        """The outcome of a forward that gave `made` and has changed objects, and all tensors of it.
+        """The outcome of a forward with this result and the changes since a snapshot, and all of its tensors.
 
-        `binding` has the objects that may be others in the next call.
+        `binding` has the objects that the next call may replace.
 
         Raises:
-            PlanError: it has changed something that cannot be changed again in each call.
+            PlanError: a change cannot be repeated in each call.
         """
         fixed = (tuple, type, types.FunctionType)
         nodes = {
@@ -72,46 +77,46 @@ class Outcome:
         for effect, entries in _effects(changed, module, nodes):
             effects.append(effect)
             values.append(entries)
-        leaves, spec = pytree.tree_flatten(made)
+        leaves, spec = pytree.tree_flatten(result)
         if not effects and all(map(_is_plain, leaves)):
             tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             return cls(spec, tuple(None if isinstance(x, torch.Tensor) else (x,) for x in leaves)), tensors
-        template, found = _Template.of([made, *values], nodes, changed.objects)
+        template, found = _Template.of([result, *values], nodes, changed.objects)
         return cls(spec, (), template, tuple(effects)), tuple(found)
 
-    def filled(self, tensors: Sequence[torch.Tensor], binding: Binding = _NO_BINDING) -> Any:
-        """What forward gives with these tensors; objects are changed as it changes them."""
+    def fill(self, tensors: Sequence[torch.Tensor], binding: Binding = _NO_BINDING) -> Any:
+        """The result of forward with these tensors; applies its side effects."""
         if self.template is None:
             given = iter(tensors)
             leaves = [next(given) if leaf is None else leaf[0] for leaf in self.leaves]
             return pytree.tree_unflatten(leaves, self.spec)
-        made, *values = self.template.filled(tensors, binding)
+        result, *values = self.template.fill(tensors, binding)
         for effect, entries in zip(self.effects, values, strict=True):
             effect.apply(entries, binding)
-        return made
+        return result
 
 
 def _is_plain(leaf: Any) -> bool:
-    return type(leaf) is not Tally and isinstance(leaf, (torch.Tensor, *PLAIN))
+    return type(leaf) is not SymbolicNumber and isinstance(leaf, (torch.Tensor, *PLAIN))
 
 
 def _effects(
-    changed: Snapshot, module: nn.Module, nodes: Mapping[int, Node]
-) -> Iterator[tuple[Effect, list[Any]]]:
+    changed: Snapshot, module: nn.Module, nodes: Mapping[int, ObjectNode]
+) -> Iterator[tuple[SideEffect, list[Any]]]:
     fixed = {
-        id(vars(part)[kind]): (name, said)
+        id(vars(part)[kind]): (name, description)
         for name, part in module.named_modules()
-        for kind, said in (("_parameters", "a parameter"), ("_modules", "a submodule"))
+        for kind, description in (("_parameters", "a parameter"), ("_modules", "a submodule"))
     }
     names = {id(part): name for name, part in module.named_modules()}
     for holder, before, after in changed.changes():
         keys = [key for key, value in after.items() if before.get(key, ABSENT) is not value]
         if id(holder) in fixed:
-            name, said = fixed[id(holder)]
+            name, description = fixed[id(holder)]
             wrong = place_name(name, ("attribute", next(iter([*keys, *before]))[1]))
             raise PlanError(
-                f"forward sets '{wrong}', {said}; call the module once before it is planned, or set it "
-                "outside of forward"
+                f"forward sets '{wrong}', {description}; call the module once before it is planned, or set "
+                "it outside of forward"
             )
         if any(kind == "random" for kind, _ in keys):
             raise PlanError(
@@ -125,44 +130,45 @@ def _effects(
         is_whole = is_whole and id(holder) not in names
         if is_whole:
             keys = list(after)
-        effect = Effect(nodes.get(id(holder), holder), tuple(keys), deleted, is_whole)
+        effect = SideEffect(nodes.get(id(holder), holder), tuple(keys), deleted, is_whole)
         yield effect, [after[key] for key in keys]
 
 
 class _Place:
-    """Stands where a tensor, or an object that was there before, was inside of an object."""
+    """Takes the position of a tensor, or of an object that existed before, inside an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A value with places for its tensors, and for the objects of a call that a pattern stands for."""
+    """A value with places for its tensors, and for the objects of a call."""
 
     value: list[Any]
     tensors: tuple[_Place, ...]
-    objects: tuple[tuple[_Place, Node], ...]
+    objects: tuple[tuple[_Place, ObjectNode], ...]
     kept: tuple[Any, ...]
-    """Objects that are never copied: those that were there before forward, and those that cannot be."""
-    tallies: tuple[Tally, ...]
+    """Objects that are never copied: they existed before forward, or cannot be copied."""
+    numbers: tuple[SymbolicNumber, ...]
 
     @classmethod
     def of(
-        cls, values: Sequence[Any], nodes: Mapping[int, Node], known: Mapping[int, Any]
+        cls, values: Sequence[Any], nodes: Mapping[int, ObjectNode], known: Mapping[int, Any]
     ) -> tuple[_Template, list[torch.Tensor]]:
         """The template of some values, and its tensors.
 
-        `nodes` are those of objects by address, and `known` are all objects that were there before.
+        `known` maps the address of each object that existed before forward to the object, `nodes` to its
+        guard node.
 
         Raises:
-            PlanError: one of them cannot be copied, and holds tensors.
+            PlanError: a value contains tensors but cannot be copied.
         """
         memo = _Memo(nodes, known)
         template = []
-        with _Collecting() as collecting:
+        with _CollectTensors() as collecting:
             for value in values:
                 count = len(collecting.found)
                 try:
                     template.append(copy.deepcopy(value, memo))
-                except Exception as error:  # Objects refuse to be copied in as many ways as there are.
+                except Exception as error:  # `copy.deepcopy` may raise anything.
                     if len(collecting.found) > count or Snapshot([value]).has_tensors:
                         raise PlanError(
                             f"forward returns or keeps a '{type(value).__name__}', whose tensors cannot be "
@@ -171,28 +177,28 @@ class _Template:
                     template.append(value)
                     memo.kept[id(value)] = value
         places, objects = tuple(collecting.places), tuple(memo.objects.items())
-        made = cls(template, places, objects, tuple(memo.kept.values()), tuple(memo.tallies))
-        return made, collecting.found
+        result = cls(template, places, objects, tuple(memo.kept.values()), tuple(memo.numbers))
+        return result, collecting.found
 
-    def filled(self, tensors: Iterable[torch.Tensor], binding: Binding) -> Any:
+    def fill(self, tensors: Iterable[torch.Tensor], binding: Binding) -> Any:
         memo: dict[int, Any] = {id(place): one for place, one in zip(self.tensors, tensors, strict=True)}
         memo.update((id(place), binding.objects[node]) for place, node in self.objects)
         memo.update((id(one), one) for one in self.kept)
-        memo.update((id(tally), tally.after(binding.numbers[tally.place])) for tally in self.tallies)
+        memo.update((id(number), number.evaluate(binding.numbers[number.place])) for number in self.numbers)
         return copy.deepcopy(self.value, memo)
 
 
 class _Memo(dict[int, Any]):
-    """The memory of a deep copy in which objects that were there before are not copied."""
+    """The memo of a deep copy that does not copy objects from before."""
 
-    def __init__(self, nodes: Mapping[int, Node], known: Mapping[int, Any]) -> None:
+    def __init__(self, nodes: Mapping[int, ObjectNode], known: Mapping[int, Any]) -> None:
         super().__init__()
         self._nodes = nodes
         self._known = known
-        self._places: dict[Node, _Place] = {}
-        self.objects: dict[_Place, Node] = {}
+        self._places: dict[ObjectNode, _Place] = {}
+        self.objects: dict[_Place, ObjectNode] = {}
         self.kept: dict[int, Any] = {}
-        self.tallies: list[Tally] = []
+        self.numbers: list[SymbolicNumber] = []
 
     def get(self, address: int, default: Any = None) -> Any:
         node = self._nodes.get(address)
@@ -201,15 +207,15 @@ class _Memo(dict[int, Any]):
                 self._places[node] = _Place()
                 self.objects[self._places[node]] = node
             return self._places[node]
-        # A tuple may hold tensors of the trace.
+        # A tuple may contain tensors of the trace.
         if address in self._known and not isinstance(self._known[address], tuple):
             self.kept[address] = self._known[address]
             return self._known[address]
         return super().get(address, default)
 
 
-class _Collecting(TorchFunctionMode):
-    """In it a deep copy has places instead of tensors."""
+class _CollectTensors(TorchFunctionMode):
+    """Replaces tensors by places in deep copies, and collects them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls put together as a `torch.fx.GraphModule`, a function of inputs and weights without state."""
+"""Calls as a `torch.fx.GraphModule`: a stateless function of inputs and weights."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from onnxgc.model.read_forward import OfEachSample
-from onnxgc.torch.apply_plan import carry
-from onnxgc.torch.torch_calls import OwnType, SizeOfBatch, TorchCall, Value
+from onnxgc.model.read_forward import PerSampleConstant
+from onnxgc.torch.function_calls import BatchDependent, ModuleDtype, TorchCall, Value
+from onnxgc.torch.onnx_plan import set_origin
 
 
 class Origin(NamedTuple):
-    """What a node of the graph stands for: its name in the ONNX graph, and the names of its outputs."""
+    """The ONNX node of a graph's node: its name, and the names of its outputs."""
 
     node: str
     outputs: tuple[str, ...]
 
 
 class Program:
-    """A graph that takes whether to train, a tensor like the module's, the inputs, and the weights.
+    """A graph with the parameters: training mode, a tensor like the module's, inputs, and weights.
 
-    `inputs` and `weights` name them in order; `parts` are weights that hold the part of the first sample
-    alone, and `batched` is the input that tells how many samples there are. `graph_module` has one node for
-    each call, which carries its `Origin` into what is traced from it. A program never changes, so that copies
-    of a module share it.
+    `inputs` and `weights` are names in order; `parts` are weights that contain the part of the first sample
+    only, and `batched` is the input from which the batch size is read. `graph_module` has one node per call,
+    which passes its `Origin` on to traced operators. Programs are immutable; copies of a module share them.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Program:
         weights: Sequence[str],
         outputs: Sequence[str],
         *,
-        parts: Mapping[str, OfEachSample] | None = None,
+        parts: Mapping[str, PerSampleConstant] | None = None,
         batched: str = "",
     ) -> None:
         self.calls = tuple(calls)
@@ -46,10 +45,10 @@ class Program:
         self.outputs = tuple(outputs)
         self.parts = dict(parts or {})
         self.batched = batched
-        self.graph_module = fx.GraphModule(torch.nn.Module(), _Writer(self).written(), "OnnxGraph")
+        self.graph_module = fx.GraphModule(torch.nn.Module(), _ProgramWriter(self).written(), "OnnxGraph")
 
     def __call__(self, *values: Any) -> Any:
-        """What the graph gives; where a trace asks for the origins of operators, node by node."""
+        """The outputs; a trace that preserves metadata runs the graph node by node."""
         if fx.traceback.has_preserved_node_meta():
             return fx.Interpreter(self.graph_module).run(*values)
         return self.graph_module(*values)
@@ -66,8 +65,8 @@ def _program(described: tuple[Any, ...], others: Mapping[str, Any]) -> Program:
     return Program(*described, **others)
 
 
-def size_of_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int] | int) -> list[int] | int:
-    """Integers that depend on how many samples x has."""
+def sizes_for_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int] | int) -> list[int] | int:
+    """The integers `per_sample * batch + offset`, with x: [batch, ...]."""
     batch = x.shape[0]
     if isinstance(per_sample, int) and isinstance(offset, int):
         return per_sample * batch + offset
@@ -76,7 +75,7 @@ def size_of_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int
     return [each * batch + rest for each, rest in zip(per_sample, offset, strict=True)]
 
 
-def tensor_of_batch(
+def tensor_for_batch(
     x: torch.Tensor, per_sample: list[Any] | int, offset: list[Any] | int, dtype: torch.dtype
 ) -> torch.Tensor:
     each, rest = (torch.tensor(value, dtype=dtype, device=x.device) for value in (per_sample, offset))
@@ -86,7 +85,10 @@ def tensor_of_batch(
 def for_each_sample(
     first: torch.Tensor, x: torch.Tensor, axis: int, step: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The part of the first sample, with those of all others that x has behind it along an axis."""
+    """The part of the first sample, extended along an axis by those of the other samples of x.
+
+    `step` is the difference between consecutive samples, if they differ.
+    """
     if step is None:
         return first.expand([x.shape[0] if place == axis else size for place, size in enumerate(first.shape)])
     counts = [1] * first.ndim
@@ -94,8 +96,8 @@ def for_each_sample(
     return first + step * torch.arange(x.shape[0], device=first.device).reshape(counts)
 
 
-class _Writer:
-    """Writes the graph of a program; `values` has the node of each tensor."""
+class _ProgramWriter:
+    """Writes the graph of a program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -126,11 +128,11 @@ class _Writer:
 
     def _write(self, call: TorchCall) -> None:
         settings = {name: self._value(value) for name, value in call.settings.items()}
-        context = {"training": self._training, "outputs": len(call.outputs), "like": self._like}
-        settings |= {name: context[name] for name in call.asks_for}
+        available = {"training": self._training, "outputs": len(call.outputs), "like": self._like}
+        settings |= {name: available[name] for name in call.context}
         arguments = tuple(self._value(argument) for argument in call.arguments)
         node = self._graph.create_node("call_function", call.function, arguments, settings, call.node)
-        carry(node, Origin(call.node, call.outputs))
+        set_origin(node, Origin(call.node, call.outputs))
         if len(call.outputs) == 1:
             self._values[call.outputs[0]] = node
             return
@@ -142,12 +144,12 @@ class _Writer:
         match argument:
             case Value(name):
                 return self._values[name]
-            case SizeOfBatch(per_sample, offset, dtype):
+            case BatchDependent(per_sample, offset, dtype):
                 arguments = (self._values[self._program.batched], per_sample, offset)
                 if dtype is None:
-                    return self._graph.call_function(size_of_batch, arguments)
-                return self._graph.call_function(tensor_of_batch, (*arguments, dtype))
-            case OwnType():
+                    return self._graph.call_function(sizes_for_batch, arguments)
+                return self._graph.call_function(tensor_for_batch, (*arguments, dtype))
+            case ModuleDtype():
                 if self._own_type is None:
                     self._own_type = self._graph.call_function(getattr, (self._like, "dtype"))
                 return self._own_type

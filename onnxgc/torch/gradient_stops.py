@@ -1,4 +1,4 @@
-"""Where a captured module stops gradients, as `detach()`, of which a file has a mark."""
+"""Explicit `detach()` where a captured module stops gradients implicitly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.export import ExportedProgram
 
 _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DETACH = torch.ops.aten.detach.default
-# They make a number of a tensor.
+# Operators that convert a tensor to a number.
 _NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
 
-def with_detached(program: ExportedProgram) -> ExportedProgram:
-    """Has, in place, a `detach()` behind each region under `no_grad` and before each number of a tensor.
+def add_detach(program: ExportedProgram) -> ExportedProgram:
+    """Inserts, in place, `detach()` after regions under `no_grad` and before conversions to numbers.
 
-    The exporter writes out both, and gradients would flow through them.
+    The exporter inlines both, and gradients would flow through them.
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
@@ -34,13 +34,13 @@ def with_detached(program: ExportedProgram) -> ExportedProgram:
 
 
 def _is_without_gradients(node: fx.Node) -> bool:
-    """Whether it is a number of floating type that a region under `no_grad` gives."""
+    """Whether a node is a floating-point output of a region under `no_grad`."""
     region, value = node.args[0] if node.target is operator.getitem else None, node.meta.get("val")
     is_float = isinstance(value, Tensor) and value.is_floating_point()
     return isinstance(region, fx.Node) and region.target is _REGION and not region.args[0] and is_float
 
 
 def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    made = graph.call_function(_DETACH, (node,))
-    made.meta = dict(node.meta)
-    return made
+    detached = graph.call_function(_DETACH, (node,))
+    detached.meta = dict(node.meta)
+    return detached

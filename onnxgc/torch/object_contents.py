@@ -1,7 +1,7 @@
-"""What Python objects hold, each under a key, so that all that a forward may keep can be walked and changed.
+"""The contents of Python objects by key: the state that a forward may keep can be enumerated and changed.
 
-Only objects that programs keep data in are opened: containers, instances, functions with the variables that
-they use, arrays. Everything else (tensors, locks, loggers, objects of PyTorch itself) counts as itself.
+Containers, instances, arrays, and functions with the variables that they use have contents. All other objects
+(tensors, locks, loggers, objects of PyTorch) are opaque.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import torch
 from torch import nn
 
 Key = tuple[str, Any]
-"""A kind of place in an object, and its name or number there."""
+"""The kind of a place in an object, and its name or index."""
 
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), slice, range, enum.Enum, np.generic),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-"""Types whose values are told apart by what is written for them."""
+"""Types whose values differ if and only if their representations do."""
 _CONTAINERS = (dict, list, tuple, deque, set, types.SimpleNamespace)
-_CLOSED = frozenset(
+_OPAQUE_PACKAGES = frozenset(
     {"accelerate", "deepspeed", "lightning", "numpy", "onnxgc", "pytorch_lightning", "torch", "tqdm"}
 )
-"""Packages whose objects are not opened: they hold the state of a whole run."""
-_OPEN_OF_STANDARD = frozenset({"__main__", "argparse", "collections"})
+"""Packages whose objects are opaque: they contain the state of a whole run."""
+_INSPECTED_STANDARD_MODULES = frozenset({"__main__", "argparse", "collections"})
 LIBRARIES = (
     sysconfig.get_paths()["stdlib"],
     f"{os.sep}site-packages{os.sep}",
@@ -46,11 +46,11 @@ _ABSENT = object()
 
 
 def contents(holder: Any) -> dict[Key, Any] | None:
-    """What an object holds; None where it counts as itself."""
+    """The contents of an object; None if it is opaque."""
     if isinstance(holder, (*PLAIN, torch.Tensor)):
         return None
     if isinstance(holder, types.FunctionType):
-        return _of_function(holder)
+        return _function_contents(holder)
     if isinstance(holder, types.MethodType):
         return {("method", "object"): holder.__self__, ("method", "function"): holder.__func__}
     if is_cached(holder):
@@ -63,13 +63,13 @@ def contents(holder: Any) -> dict[Key, Any] | None:
     if isinstance(holder, functools.partial):
         return {("partial", name): getattr(holder, name) for name in ("func", "args", "keywords")}
     if isinstance(holder, type):
-        return None if is_closed(holder) else dict(_class_attributes(holder))
+        return None if is_opaque(holder) else dict(_class_attributes(holder))
     if isinstance(holder, np.ndarray):
         return None if holder.dtype.hasobject else {("array", ""): holder.tobytes()}
-    drawn = _state_of_generator(holder)
-    if drawn is not None:
-        return {("random", ""): drawn}
-    if not isinstance(holder, (*_CONTAINERS, nn.Module)) and is_closed(type(holder)):
+    state = _generator_state(holder)
+    if state is not None:
+        return {("random", ""): state}
+    if not isinstance(holder, (*_CONTAINERS, nn.Module)) and is_opaque(type(holder)):
         return None
     found: dict[Key, Any] = {}
     if isinstance(holder, dict):
@@ -83,32 +83,32 @@ def contents(holder: Any) -> dict[Key, Any] | None:
     return found
 
 
-def assign(holder: Any, wanted: Mapping[Key, Any]) -> None:
-    """Has an object hold just what is wanted, by keys that `contents` gives for it."""
-    now = contents(holder)
-    assert now is not None, "only what was opened is changed"
+def set_contents(holder: Any, wanted: Mapping[Key, Any]) -> None:
+    """Gives an object exactly these contents, by the keys of `contents`."""
+    present = contents(holder)
+    assert present is not None, "an opaque object is never changed"
     if isinstance(holder, list):
         list.__setitem__(holder, slice(None), _of_kind("at", wanted))
     elif isinstance(holder, deque):
         deque.clear(holder)
         deque.extend(holder, _of_kind("at", wanted))
-    for key in now:
+    for key in present:
         if key not in wanted:
-            _remove(holder, key)
+            _delete_entry(holder, key)
     for key, value in wanted.items():
-        if now.get(key, _ABSENT) is not value:
-            _put(holder, key, value)
+        if present.get(key, _ABSENT) is not value:
+            _set_entry(holder, key, value)
     if isinstance(holder, dict):
         items = {name: value for (kind, name), value in wanted.items() if kind == "item"}
         if list(items) != list(dict.keys(holder)):
-            base = _mapping(holder)
+            base = _base_class(holder)
             base.clear(holder)
             for name, value in items.items():
                 base.__setitem__(holder, name, value)
 
 
 def is_same(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> bool:
-    """Whether an object still holds the very same, in the same order."""
+    """Whether two contents have identical values in the same order."""
     if list(before) != list(after):
         return False
     pairs = zip(before, before.values(), after.values(), strict=True)
@@ -116,36 +116,38 @@ def is_same(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> bool:
 
 
 _BY_VALUE = ("array", "random", "elements")
-"""Kinds of places that `contents` fills anew at each call."""
+"""Kinds of places whose values `contents` creates at each call."""
 
 
 def is_cached(function: Any) -> bool:
-    """Whether a function keeps its results, by `functools.cache` or `lru_cache`."""
+    """Whether a function caches results by `functools.cache` or `lru_cache`."""
     return isinstance(function, functools._lru_cache_wrapper)
 
 
-def is_closed(kind: type) -> bool:
-    """Whether a class belongs to a package whose objects are not opened."""
+def is_opaque(kind: type) -> bool:
+    """Whether instances of a class are opaque."""
     package = kind.__module__.partition(".")[0]
-    return package in _CLOSED or (package in sys.stdlib_module_names and package not in _OPEN_OF_STANDARD)
+    return package in _OPAQUE_PACKAGES or (
+        package in sys.stdlib_module_names and package not in _INSPECTED_STANDARD_MODULES
+    )
 
 
-def is_library(function: types.FunctionType) -> bool:
-    """Whether a function comes with Python or from an installed package."""
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function belongs to Python or an installed package."""
     path = function.__code__.co_filename
     return path.startswith("<frozen") or any(part in path for part in LIBRARIES)
 
 
 @functools.lru_cache(maxsize=4096)
 def names_used(code: types.CodeType) -> frozenset[str]:
-    """Names of globals and attributes that a function reads or writes, in what is defined inside too."""
+    """Names of globals and attributes that a function and its inner functions use."""
     inner = (names_used(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
-def _of_function(function: types.FunctionType) -> dict[Key, Any] | None:
+def _function_contents(function: types.FunctionType) -> dict[Key, Any] | None:
     package = function.__module__.partition(".")[0] if function.__module__ else ""
-    if package in _CLOSED:
+    if package in _OPAQUE_PACKAGES:
         return None
     found: dict[Key, Any] = {
         ("code", ""): function.__code__,
@@ -153,10 +155,10 @@ def _of_function(function: types.FunctionType) -> dict[Key, Any] | None:
         ("code", "keywords"): function.__kwdefaults__,
     }
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        # A cell is empty while what it is for is being made.
+        # A cell is empty until its variable is assigned.
         if (value := _cell(cell)) is not _ABSENT:
             found["cell", name] = value
-    if not is_library(function):
+    if not is_library_function(function):
         names = sorted(names_used(function.__code__))
         for name in names:
             value = function.__globals__.get(name, _ABSENT)
@@ -183,7 +185,7 @@ def _cell(cell: types.CellType) -> Any:
 
 
 def _class_attributes(kind: type) -> Iterator[tuple[Key, Any]]:
-    """What a class keeps itself, but for what makes it a class."""
+    """A class's own data attributes."""
     for name, value in vars(kind).items():
         is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, types.ModuleType)
         is_code = is_code and not is_cached(value)
@@ -191,8 +193,8 @@ def _class_attributes(kind: type) -> Iterator[tuple[Key, Any]]:
             yield ("class", name), value
 
 
-def _state_of_generator(holder: Any) -> str | None:
-    """Where a generator of random numbers of Python or NumPy stands."""
+def _generator_state(holder: Any) -> str | None:
+    """The state of a random generator of Python or NumPy; None for other objects."""
     if isinstance(holder, random.Random):
         return repr(holder.getstate())
     if isinstance(holder, np.random.Generator):
@@ -213,20 +215,20 @@ def _is_private(name: str) -> bool:
     return name.startswith("__") and not name.endswith("__")
 
 
-def _of_kind(kind: str, held: Mapping[Key, Any]) -> list[Any]:
-    return [value for key, value in held.items() if key[0] == kind]
+def _of_kind(kind: str, entries: Mapping[Key, Any]) -> list[Any]:
+    return [value for key, value in entries.items() if key[0] == kind]
 
 
-def _mapping(holder: dict[Any, Any]) -> Any:
-    """The type whose methods change a dictionary, whatever its own class makes of them."""
+def _base_class(holder: dict[Any, Any]) -> Any:
+    """The type whose methods change a dictionary, regardless of overrides in its class."""
     return OrderedDict if isinstance(holder, OrderedDict) else dict
 
 
-def _put(holder: Any, key: Key, value: Any) -> None:
+def _set_entry(holder: Any, key: Key, value: Any) -> None:
     kind, name = key
     match kind:
         case "item":
-            _mapping(holder).__setitem__(holder, name, value)
+            _base_class(holder).__setitem__(holder, name, value)
         case "attribute":
             vars(holder)[name] = value
         case "slot":
@@ -248,11 +250,11 @@ def _put(holder: Any, key: Key, value: Any) -> None:
             holder.__closure__[holder.__code__.co_freevars.index(name)].cell_contents = value
 
 
-def _remove(holder: Any, key: Key) -> None:
+def _delete_entry(holder: Any, key: Key) -> None:
     kind, name = key
     match kind:
         case "item":
-            _mapping(holder).__delitem__(holder, name)
+            _base_class(holder).__delitem__(holder, name)
         case "attribute":
             del vars(holder)[name]
         case "slot":

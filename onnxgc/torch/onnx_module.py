@@ -12,25 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from onnxgc.budget.search import SearchOptions
+from onnxgc.emission.atomic_files import check_model_writable, write_model
 from onnxgc.emission.plan_files import plan_of
-from onnxgc.emission.write import check_model_writable, write_model
 from onnxgc.errors import PlanError, ShapeError
 from onnxgc.model.core.ir import Weight
 from onnxgc.model.core.stored_weights import ArrayWeight
+from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.files.load import source_of
-from onnxgc.model.read_forward import ForwardModel, OfEachSample, read_forward
-from onnxgc.model.weight_roles.classify import Role
-from onnxgc.model.weight_roles.initialization import draw_weights
+from onnxgc.model.read_forward import ForwardModel, PerSampleConstant, read_forward
+from onnxgc.model.weight_roles.roles import Role
 from onnxgc.planning.memory_budget import parse_budget
-from onnxgc.torch.apply_plan import Follow
-from onnxgc.torch.checkpointing import DEFAULT_TIME_LIMIT_SECONDS, Decide, Search, planned_module
-from onnxgc.torch.evaluation_file import deployment_of, filled
+from onnxgc.torch.checkpointing import DEFAULT_TIME_LIMIT_SECONDS, planned_module
+from onnxgc.torch.function_calls import DTYPES, TorchCall, Value, calls_of, module_dtype, tensor_of
 from onnxgc.torch.fx_program import Program
-from onnxgc.torch.operator_timing import Measured
+from onnxgc.torch.module_file import evaluation_file_of, file_with_weights
+from onnxgc.torch.onnx_plan import PlanFollower
+from onnxgc.torch.operator_timing import MeasuredCosts
 from onnxgc.torch.operators.registry import OPERATORS
-from onnxgc.torch.torch_calls import DTYPES, TorchCall, Value, calls_of, own_type, tensor_of
+from onnxgc.torch.plan_search import BudgetPlanner, Planner
 
-_HELD = (Role.PARAMETER, Role.FROZEN, Role.STATISTIC)
+_STATE_ROLES = (Role.PARAMETER, Role.FROZEN, Role.STATISTIC)
 _LIKE = "onnxgc_like"
 
 
@@ -48,24 +49,31 @@ def from_onnx(
     """An ONNX model as a module that computes the model's own outputs.
 
     `model` is a path, an `onnx.ModelProto`, an `onnx_ir.Model` or a `torch.onnx.ONNXProgram`. `trainable` and
-    `freeze` are globs of weight names that overrule what is found by use; with `freeze_bn`
-    BatchNormalization keeps its running statistics in training too. `input_shapes` maps an input to its
-    shape. Weights that the file does not store are drawn from `seed`.
+    `freeze` are globs of weight names that override inferred roles; with `freeze_bn` BatchNormalization keeps
+    its running statistics in training, too. `input_shapes` maps inputs to shapes. Weights that the file does
+    not contain are drawn from `seed`.
 
-    With a `plan` the module keeps what the plan keeps and computes the rest again in backward; it is what
-    `onnxgc.optimize` returned or wrote for this model, or names of tensors. With a `budget` it has the plan
-    that `checkpoint` finds for it, for inputs of the model's own shapes at once where the batch is known.
+    A `plan` is a result or file of `onnxgc.optimize` for this model, or the names of tensors to keep; other
+    activations are recomputed in backward. With a `budget` the module is planned as by `checkpoint`,
+    immediately if the batch is known.
 
     Raises:
-        OnnxgcError: one line that says what is wrong, where and what to do.
+        OnnxgcError: the model, plan or budget is invalid or unsupported; the message has one line.
+
+    >>> text = "double (float[2] x) => (float[2] y) { y = Add(x, x) }"
+    >>> model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
+    >>> from_onnx(model)(torch.tensor([1.0, 2.0]))
+    tensor([2., 4.])
     """
     if plan is not None and budget is not None:
-        raise PlanError("a plan says what to keep; give a plan or a budget, not both")
-    decide: Decide | None = None
+        raise PlanError("a plan and a budget exclude each other; give one of them, not both")
+    planner: Planner | None = None
     if plan is not None:
-        decide = Follow(plan_of(plan))
+        planner = PlanFollower(plan_of(plan))
     elif budget is not None:
-        decide = Search(parse_budget(budget), SearchOptions(time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS))
+        planner = BudgetPlanner(
+            parse_budget(budget), SearchOptions(time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS)
+        )
     read = read_forward(
         source_of(model),
         known=OPERATORS,
@@ -75,24 +83,24 @@ def from_onnx(
         freeze_bn=freeze_bn,
     )
     module = OnnxModule(read, draw_weights(read, seed, only_constant_filled=True))
-    if decide is None:
+    if planner is None:
         return module
     knows_batch = set(module.batched_inputs) <= set(input_shapes or {})
     examples = module.example_inputs(input_shapes or {}) if knows_batch else None
-    return planned_module(module, decide, Measured(), examples)
+    return planned_module(module, planner, MeasuredCosts(), examples)
 
 
 class OnnxModule(nn.Module):
-    """Computes an ONNX model's outputs by torch's own operators, so that autograd differentiates it.
+    """An ONNX model in torch's own operators, which autograd differentiates.
 
-    Takes the model's inputs by position, in the graph's order, or by name. Returns one tensor, or a tuple
-    where the model has several outputs. Parameters have their ONNX names, also in `state_dict`, where a dot
-    stands between nested modules; frozen weights are parameters that require no gradient, running
-    statistics are buffers, and constants are buffers that `state_dict` leaves out. In training mode
-    BatchNormalization uses and follows the batch's statistics and Dropout is on; in evaluation neither.
+    Inputs are passed by position, in the graph's order, or by name. The result is one tensor, or a tuple if
+    the model has several outputs. Parameters have their ONNX names, also in `state_dict`, where dots separate
+    nested modules; frozen weights are parameters that require no gradient, running statistics are buffers,
+    and constants are buffers that `state_dict` omits. In training mode BatchNormalization uses the batch's
+    statistics and updates the running ones, and Dropout is on.
 
-    Shapes are those that the model was read for. The first dimension of the inputs in `batched_inputs` may
-    be any; that of others, and all further ones, are fixed.
+    Shapes are those for which the model was read, except for the first dimension of the inputs in
+    `batched_inputs`.
     """
 
     program: Program
@@ -103,7 +111,7 @@ class OnnxModule(nn.Module):
         given = {name: ArrayWeight(value) for name, value in (values or {}).items()}
         weights = {**model.weights, **given}
         calls = calls_of(model)
-        read = _read_by(calls, model, weights)
+        read = _weights_read(calls, model, weights)
         self.program = Program(
             calls,
             model.inputs,
@@ -116,17 +124,17 @@ class OnnxModule(nn.Module):
         self.output_names = model.outputs
         self._shapes = {name: model.types[name].shape for name in model.inputs}
         self._types = {name: DTYPES[model.types[name].dtype] for name in model.inputs}
-        self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[own_type(model)]), persistent=False)
+        self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[module_dtype(model)]), persistent=False)
         self._keys = state_keys(read, self)
-        held = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _HELD}
-        self._deployment = deployment_of(model, held)
-        self._held = tuple(held)
+        stored = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _STATE_ROLES}
+        self._evaluation_file = evaluation_file_of(model, stored)
+        self._stored_names = tuple(stored)
         for name in read:
             self._register(self._keys[name], weights[name], model.roles.get(name, Role.CONSTANT))
 
     @property
     def graph_module(self) -> torch.fx.GraphModule:
-        """The graph, as a function of whether to train, a tensor like the module's, inputs and weights."""
+        """The graph as a function of training mode, a tensor like the module's, inputs and weights."""
         return self.program.graph_module
 
     @property
@@ -135,7 +143,7 @@ class OnnxModule(nn.Module):
 
     def onnx_names(self) -> dict[str, str]:
         """The ONNX name of each key of `state_dict`."""
-        return {self._keys[name]: name for name in self._held}
+        return {self._keys[name]: name for name in self._stored_names}
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
         fed = self._in_order(inputs, named)
@@ -148,7 +156,7 @@ class OnnxModule(nn.Module):
         return tuple(self._value(self._keys[name]) for name in self.program.weights)
 
     def example_inputs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
-        """Zeros in the types of the inputs, in the given shapes, else in those the model was read for."""
+        """Zeros in the inputs' types and the given shapes, or those for which the model was read."""
         device = self._value(_LIKE).device
         return tuple(
             torch.zeros(shapes.get(name, known), dtype=self._types[name], device=device)
@@ -160,18 +168,19 @@ class OnnxModule(nn.Module):
         return value
 
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The model's own file with the current weights and statistics, to deploy; written where asked.
+        """The model's source file with the present weights and statistics, written to `path` if one is given.
 
-        Names, opset and metadata stay; functions are written out, and a weight that was no initializer
-        becomes one.
+        Names, opset and metadata stay the same; functions are inlined, and all weights become initializers.
 
         Raises:
             OutputFileError: the file cannot be written.
-            UnsupportedOperatorError: a weight lies inside of control flow.
+            UnsupportedOperatorError: a weight is inside of control flow.
         """
         if path is not None:
             check_model_writable(path)
-        proto = filled(self._deployment, {name: self._value(self._keys[name]) for name in self._held})
+        proto = file_with_weights(
+            self._evaluation_file, {name: self._value(self._keys[name]) for name in self._stored_names}
+        )
         if path is not None:
             write_model(proto, path)
         return proto
@@ -196,7 +205,9 @@ class OnnxModule(nn.Module):
         found = dict(zip(names, inputs, strict=False))
         for name, value in named.items():
             if name not in names or name in found:
-                reason = "is given twice" if name in found else f"is none of the model's inputs {list(names)}"
+                reason = (
+                    "is given twice" if name in found else f"is not among the model's inputs {list(names)}"
+                )
                 raise TypeError(f"'{name}' {reason}")
             found[name] = value
         missing = [name for name in names if name not in found]
@@ -209,18 +220,18 @@ class OnnxModule(nn.Module):
         free = 1 if name in self.batched_inputs else 0
         if len(wanted) == len(found) and wanted[free:] == found[free:]:
             return
-        told = ", ".join(["any"] * free + [str(size) for size in wanted[free:]])
+        expected = ", ".join(["any"] * free + [str(size) for size in wanted[free:]])
         raise ShapeError(
-            f"input '{name}' has the shape {list(found)}, and the model was read for [{told}]; "
+            f"input '{name}' has the shape {list(found)}, and the model was read for [{expected}]; "
             "read it again with input_shapes"
         )
 
 
 def state_keys(names: Iterable[str], module: nn.Module) -> dict[str, str]:
-    """A key for each name, which torch can nest by its dots: the name itself wherever that can be.
+    """A key of `state_dict` for each name: the name itself if torch can nest it by its dots.
 
-    An underscore is added to a part that is empty, that is an attribute of every module, or that would be
-    both a tensor and a module.
+    An underscore is appended to parts that are empty, are attributes of every module, or would be both a
+    tensor and a module.
     """
     keys: dict[str, str] = {}
     tensors: set[str] = set()
@@ -238,14 +249,18 @@ def state_keys(names: Iterable[str], module: nn.Module) -> dict[str, str]:
     return keys
 
 
-def _parts(model: ForwardModel) -> dict[str, OfEachSample]:
-    return {name: change for name, change in model.growing.items() if isinstance(change, OfEachSample)}
+def _parts(model: ForwardModel) -> dict[str, PerSampleConstant]:
+    return {
+        name: change
+        for name, change in model.batch_dependent.items()
+        if isinstance(change, PerSampleConstant)
+    }
 
 
-def _read_by(
+def _weights_read(
     calls: Iterable[TorchCall], model: ForwardModel, weights: Mapping[str, Weight]
 ) -> tuple[str, ...]:
-    """The weights that calls read as tensors, or that are outputs, in the order of the file."""
+    """The weights that calls read as tensors or that are outputs, in the order of the file."""
     read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, Value)}
     read.update(model.outputs)
     read.difference_update(name for call in calls for name in call.outputs)

@@ -1,8 +1,8 @@
-"""What each ATen operator of a trace takes on this machine: time, and memory beyond what it returns.
+"""Durations and workspaces of a trace's ATen operators, measured on this machine.
 
-Operators run one at a time on inputs of the right shapes, so that nothing has to fit but the largest of
-them. Operators of equal kind, shapes and settings are measured once. One that refuses such inputs, whose
-values it checks, counts as a copy of what it reads and makes.
+Operators run one at a time on random inputs of their shapes, so that only the largest operator has to fit
+into memory. Operators of equal kind, shapes and settings are measured once. An operator that rejects random
+values is measured as a copy of its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxgc.torch import undecomposed_kernels
 
-# Else the profiler's library prints when it begins and ends.
+# The profiler's library otherwise prints when it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 _RUNS = 3
-"""Runs of an operator, the fastest of which counts; one more before them is for memory."""
+"""Timed runs of an operator, of which the fastest counts; an earlier run measures memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Nanoseconds of one run, and the most bytes held at once besides inputs and results."""
+    """Nanoseconds of one run, and its peak bytes beyond inputs and outputs."""
 
     duration_ns: int
     workspace_bytes: int
 
 
-class Measured:
-    """Costs of nodes, each measured when it is first asked for."""
+class MeasuredCosts:
+    """Costs of nodes, each measured on first use."""
 
     def __init__(self) -> None:
         self._known: dict[str, Cost] = {}
@@ -43,14 +43,14 @@ class Measured:
     def cost_of(self, node: fx.Node) -> Cost:
         key = f"{node.target} {_described((node.args, node.kwargs))}"
         if key not in self._known:
-            # While it traces, PyTorch would only pretend to run.
+            # Under a trace PyTorch would not execute the operator.
             with _disable_current_modes():
                 self._known[key] = _measured(node)
         return self._known[key]
 
 
 def _measured(node: fx.Node) -> Cost:
-    # A generator that belongs to the module would be another one afterwards.
+    # The state of the module's own generator must not change.
     given = {name: None if name == "generator" else value for name, value in node.kwargs.items()}
     arguments, settings = fx.map_arg((node.args, given), lambda source: _like(source.meta["val"]))
     if node.target is undecomposed_kernels.LAYER_BACKWARD:
@@ -63,11 +63,11 @@ def _measured(node: fx.Node) -> Cost:
     with torch.no_grad():
         try:
             workspace = _workspace(run, device)
-        except Exception:  # Operators refuse made-up numbers in as many ways as there are.
-            workspace, held = 0, _tensors((arguments, settings, _like(node.meta.get("val"))))
+        except Exception:  # Operators that check values may raise anything.
+            workspace, copied = 0, _tensors((arguments, settings, _like(node.meta.get("val"))))
 
             def run() -> Any:
-                return [one.clone() for one in held]
+                return [one.clone() for one in copied]
 
         fastest = min(_nanoseconds(run, device) for _ in range(_RUNS))
     return Cost(fastest, workspace)
@@ -87,32 +87,34 @@ def _workspace(run: Callable[[], Any], device: torch.device) -> int:
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        made = run()
-        made_bytes = torch.cuda.memory_allocated(device) - before
-        del made
-        return max(0, torch.cuda.max_memory_allocated(device) - before - made_bytes)
+        outputs = run()
+        output_bytes = torch.cuda.memory_allocated(device) - before
+        del outputs
+        return max(0, torch.cuda.max_memory_allocated(device) - before - output_bytes)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        made = run()
-    held = most = 0
+        outputs = run()
+    live = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    del made
-    return max(0, most - held)
+            live += event.nbytes()
+            peak = max(peak, live)
+    del outputs
+    return max(0, peak - live)
 
 
 def _like(value: Any) -> Any:
-    """Tensors with contents in the place of those without: any numbers, and zeros for indices."""
+    """Tensors with contents in place of the trace's: random numbers, and zeros for indices."""
     if isinstance(value, list | tuple):
         return type(value)(_like(entry) for entry in value)
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.zeros(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
-    made = made.view(value.dtype) if made.numel() else torch.empty(0, dtype=value.dtype, device=value.device)
+    tensor = torch.zeros(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
+    tensor = (
+        tensor.view(value.dtype) if tensor.numel() else torch.empty(0, dtype=value.dtype, device=value.device)
+    )
     if value.dtype.is_floating_point:
-        made.uniform_(0.1, 1.0)
-    return made.as_strided(value.shape, value.stride(), value.storage_offset())
+        tensor.uniform_(0.1, 1.0)
+    return tensor.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Why a module cannot be traced: the operator, its place in the module, the reason and a way out."""
+"""Reasons why a module cannot be traced: the operator, its place in the module, the cause and a remedy."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from onnxgc.torch.object_contents import LIBRARIES
-from onnxgc.torch.trace_advice import advice_on
+from onnxgc.torch.unsupported_operator_advice import advice_on
 
 _HERE = os.path.dirname(__file__)
-_OWN = (
+_ADVICE = (
     (
         r"invalid syntax",
         "PyTorch cannot print an operator, such as random_(from, to); use another, such as torch.randint",
     ),
     (
         r"convert all Tensors to FakeTensors",
-        "it reads a tensor that is none of its inputs, parameters, buffers and attributes; register it by "
+        "it reads a tensor that is not an input, parameter, buffer or attribute; register it by "
         "register_buffer, or pass it to forward",
     ),
     (
@@ -30,7 +30,7 @@ _OWN = (
     ),
     (
         r"^FunctionalTensor\(|^FakeTensor\(",
-        "it looks a tensor up by itself, which a trace replaces; use a name or a number as the key",
+        "it uses a tensor as a key, which a trace replaces; use a name or a number as the key",
     ),
     (
         r"use_reentrant=True",
@@ -38,26 +38,26 @@ _OWN = (
     ),
     (
         r"nested_tensor|SparseTensorImpl|aten\.\w*sparse",
-        "a trace takes dense tensors alone; use padded or dense tensors",
+        "a trace supports dense tensors only; use padded or dense tensors",
     ),
 )
-"""What the traces of planned modules alone do not take; `advice_on` has the rest."""
+"""Advice on traces of planned modules only; `advice_on` has that on all traces."""
 
 
 def reason_of(error: BaseException, module: nn.Module) -> str:
-    """One line for an error that has ended a trace of a module."""
-    said = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """One line for an error that ended a trace of a module."""
+    first_line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     place, last = _place_of(error, module)
-    if isinstance(last, _NormBase) and last.momentum is None and "_local_scalar_dense" in said:
+    if isinstance(last, _NormBase) and last.momentum is None and "_local_scalar_dense" in first_line:
         return (
             f"{place}'{type(last).__name__}' averages its running statistics over all steps (momentum=None), "
             "for which it reads a counter; give it a momentum"
         )
     text = " ".join(str(one) for one in _chain(error))
-    answer = next((answer for pattern, answer in _OWN if re.search(pattern, text)), "") or advice_on(text)
+    answer = next((answer for pattern, answer in _ADVICE if re.search(pattern, text)), "") or advice_on(text)
     if not answer:
-        return f"{place}{said}"
-    operator = re.match(r"aten\.\w+(\.\w+)?", said)
+        return f"{place}{first_line}"
+    operator = re.match(r"aten\.\w+(\.\w+)?", first_line)
     named = f"{operator[0]}: " if operator else ""
     return f"{place}{named}{answer}; or plan the submodules around it one by one"
 
@@ -69,7 +69,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place_of(error: BaseException, module: nn.Module) -> tuple[str, nn.Module | None]:
-    """Where a forward was, as the path of a submodule and a line of the program, and the submodule."""
+    """The path of the submodule and the program's line that an error came from, and the submodule."""
     names = {id(part): name for name, part in module.named_modules()}
     part: nn.Module | None = None
     line = ""

@@ -1,7 +1,7 @@
-"""Operators in a trace, such that it runs what a module itself runs.
+"""Traces that run the same kernels as the module itself.
 
-PyTorch traces some by decompositions of their own, which round differently and draw other masks; and the
-LSTM of a CPU is one operator, which keeps what backward reads in bytes that only it understands.
+PyTorch traces some operators by decompositions, which round differently and draw other masks. The LSTM of a
+CPU is one operator with an opaque workspace, which its backward reads.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ import torch
 LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 LAYER_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-_NEEDED = frozenset(
+_DECOMPOSED_ALWAYS = frozenset(
     {
         *("broadcast_tensors", "empty.out", "one_hot", "pad_sequence", "unsafe_chunk"),
         *("tensor_split.tensor_indices_or_sections", "cudnn_batch_norm", "native_batch_norm"),
     }
 )
-"""Operators that a trace takes by a decomposition alone; it computes the very same."""
+"""Operators that can be traced only by their decompositions, which compute identical results."""
 
 
 @functools.cache
 def _decomposed() -> tuple[Any, ...]:
-    """Operators that PyTorch decomposes while it traces, and otherwise runs as they are."""
+    """Operators that PyTorch decomposes only while tracing."""
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         kind, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
-        operator = getattr(torch.ops.aten, packet, None) if kind == "aten" and rest not in _NEEDED else None
+        if kind != "aten" or rest in _DECOMPOSED_ALWAYS:
+            continue
+        operator = getattr(torch.ops.aten, packet, None)
         if operator is not None and (overload or "default") in operator.overloads():
             found.append(getattr(operator, overload or "default"))
     return tuple(one for one in found if any(key in one.py_kernels for key in _KEYS))
 
 
 @contextmanager
-def as_kernels_run() -> Iterator[None]:
-    """In it operators are traced as they run otherwise: recurrent layers, `interpolate`, Dropout."""
+def without_decompositions() -> Iterator[None]:
+    """Traces operators undecomposed, as they run: recurrent layers, `interpolate`, Dropout."""
     overloads = _decomposed()
     before = [dict(overload.py_kernels) for overload in overloads]
     try:
@@ -57,56 +59,56 @@ def as_kernels_run() -> Iterator[None]:
 
 @contextmanager
 def with_autocast_cache(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """In it autocast converts each of these once for all that read it, as it does outside of a trace.
+    """Makes autocast convert each of these parameters once, as it does outside of a trace.
 
-    A trace is without autocast's own cache, and its tensors are no leaves, which alone are cached.
+    Autocast's own cache accepts leaf tensors only, which the tensors of a trace are not.
     """
     convert = torch.ops.aten.to.dtype
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     known: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-    there = set(map(id, parameters))
+    cacheable = set(map(id, parameters))
 
     def cached(one: torch.Tensor, dtype: torch.dtype, *others: Any, **settings: Any) -> Any:
-        is_by_autocast = id(one) in there and torch._C._dispatch_tls_is_dispatch_key_excluded(
+        is_by_autocast = id(one) in cacheable and torch._C._dispatch_tls_is_dispatch_key_excluded(
             getattr(torch._C.DispatchKey, f"Autocast{one.device.type.upper()}", composite)
         )
         key = id(one), dtype
         if is_by_autocast and key in known:
             return known[key]
-        made = convert._op_dk(composite, one, dtype, *others, **settings)
+        converted = convert._op_dk(composite, one, dtype, *others, **settings)
         if is_by_autocast:
-            known[key] = made
-        return made
+            known[key] = converted
+        return converted
 
     def clear() -> None:
         known.clear()
-        clear_all()
+        clear_own_cache()
 
-    clear_all = torch.clear_autocast_cache
+    clear_own_cache = torch.clear_autocast_cache
     convert.py_kernels[composite] = cached
     convert._dispatch_cache.clear()
     torch.clear_autocast_cache = clear
     try:
         yield
     finally:
-        torch.clear_autocast_cache = clear_all
+        torch.clear_autocast_cache = clear_own_cache
         del convert.py_kernels[composite]
         convert._dispatch_cache.clear()
 
 
 def layer_with_workspace(*arguments: Any) -> Any:
-    """A layer that keeps what backward reads, which it does where gradients are on alone."""
+    """A layer with the workspace that backward reads, which is filled only if gradients are enabled."""
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         return LAYER(*arguments)
 
 
 def backward_with_workspace(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of a layer's backward, with a workspace by forward: other bytes end the process."""
+    """Arguments of a layer's backward with the workspace of a forward run: other bytes crash the process."""
     *_, is_trained, is_bidirectional, batch_sizes, is_batch_first, _ = arguments
     reverse, mode, hidden_size, num_layers, has_biases = arguments[13:18]
-    made = layer_with_workspace(
+    outputs = layer_with_workspace(
         *arguments[:7],
         *(reverse, batch_sizes, mode, hidden_size, num_layers),
         *(has_biases, is_bidirectional, is_batch_first, is_trained),
     )
-    return (*arguments[:-1], made[3])
+    return (*arguments[:-1], outputs[3])

@@ -1,1 +1,1 @@
-"""From a differentiated model to what planning works on: step graph, computation graph, costs."""
+"""Tracing: from a differentiated model to the step graph, the computation graph and durations."""

@@ -1,4 +1,4 @@
-"""Devices by their data sheets: what an operator takes on a machine that nobody has measured."""
+"""Devices by their data sheets: estimated durations without a measurement."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from onnxgc.errors import DurationError
 from onnxgc.tracing.durations import Work
 
-# What kernels reach of the data sheet's figures: assumed, and the same for all devices, so that what
-# computes and what moves data are told apart by the data sheet alone.
+# Share of the data sheet's figures that kernels reach. Assumed equal for all devices, so that the data sheet
+# alone determines which operators are compute-bound.
 COMPUTE_EFFICIENCY = 0.7
 BANDWIDTH_EFFICIENCY = 0.8
-# ONNX Runtime from one operator to the next on CUDA. On an H200 the steps of five networks took 12 to
-# 48 us an operator above their roofline (benchmarks/gpu/nvidia-h200.json).
+# ONNX Runtime's overhead per operator on CUDA. On an H200 the steps of five networks took 12 to 48 us per
+# operator more than their roofline (benchmarks/gpu/nvidia-h200.json).
 _CUDA_LAUNCH_SECONDS = 10e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A roofline: an operator takes as long as it computes or moves data, whichever is longer.
+    """A roofline model: an operator's duration is its computing time or its transfer time, if longer.
 
-    `flops_per_second` are the peaks of dense matrix products by numpy name of the element type,
-    float32 at least; other types take float32's. `launch_seconds` are added for each operator.
+    `flops_per_second` are the peak rates of dense matrix products by numpy name of the element type; types
+    without an entry have float32's. `launch_seconds` are added for each operator.
     """
 
     name: str
@@ -43,10 +43,13 @@ class Device:
 
 
 def device(name: str) -> Device:
-    """The device of a short name (`h100`) or of its full one; case, blanks and hyphens do not matter.
+    """The device with a short name (`h100`) or full name, ignoring case, spaces and hyphens.
 
     Raises:
-        DurationError: there is none of that name.
+        DurationError: no device has that name.
+
+    >>> device("H100").name
+    'NVIDIA H100 SXM'
     """
     by_name = {_plain(known): found for known, found in DEVICES.items()}
     by_name |= {_plain(found.name): found for found in DEVICES.values()}
@@ -65,9 +68,10 @@ def _plain(name: str) -> str:
 def _cuda(
     name: str, float32: float, half: float, float64: float, gigabytes: float, source: str, **other: float
 ) -> Device:
-    """A card by its figures in TFLOPS and GB/s; float32 is TF32's rate where the card has it.
+    """A GPU by its figures in TFLOPS and GB/s.
 
-    ONNX Runtime takes TF32 by default. `other` gives bfloat16 where it is not float16's rate.
+    float32 is the rate of TF32 if the GPU has it, since ONNX Runtime uses TF32 by default. `other` gives
+    bfloat16 if its rate differs from float16's.
     """
     rates = {"float32": float32, "float16": half, "bfloat16": half, "float64": float64, **other}
     return Device(
@@ -79,7 +83,7 @@ def _cuda(
     )
 
 
-# Rates with sparsity are halved to the dense ones. float64 is that of ordinary units.
+# Rates with sparsity are halved to dense ones. float64 rates are without tensor cores.
 DEVICES: Mapping[str, Device] = {
     "h200": _cuda(
         "NVIDIA H200 SXM", 494.5, 989.5, 34, 4800, "NVIDIA H200 Tensor Core GPU data sheet, dense rates"

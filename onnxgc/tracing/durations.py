@@ -1,4 +1,4 @@
-"""How long each operator of a training step takes, by whatever tells it: a device or a calibration."""
+"""Durations of a training step's operators, from a device or a calibration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxgc.planning.schedule import Operator
 from onnxgc.tracing.step_graph import TrainingStep
 
 _READS_NOTHING = frozenset({"Shape", "Size"})
-# Of their first input, these read no more than they write.
-_READS_A_PART = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+# Operators that read no more of their first input than they write.
+_READS_PART_OF_INPUT = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one run of an operator does, as far as its duration depends on it.
+    """The work of one run of an operator, on which its duration depends.
 
-    `origin` is the node of the source model that a forward operator stands for, and the forward
-    operator that a backward operator differentiates. `dtype` is the numpy name of the element type of
-    most of what it touches. `moved_bytes` are read and written; an operator that touches no contents
-    (a view, a shape) has none, and no duration.
+    `origin` of a forward operator is its node in the source model; of a backward operator, the forward
+    operator that it differentiates. `dtype` is the numpy name of the element type of its largest tensor.
+    `moved_bytes` are bytes read and written; zero, and no duration, for operators that access no contents
+    (views, shapes).
     """
 
     name: str
@@ -40,7 +40,7 @@ class Work:
 
 
 class Timing(Protocol):
-    """Something that says how long an operator takes."""
+    """A source of durations: a device or a calibration."""
 
     def duration_ns(self, work: Work) -> int:
         """Nanoseconds of one run."""
@@ -50,7 +50,7 @@ class Timing(Protocol):
 def durations_ns(step: TrainingStep, timing: Timing) -> dict[str, int]:
     """Nanoseconds of every operator of a training step, forward and backward, by name.
 
-    Names of backward operators belong to the order of forward that the step was traced in.
+    Names of backward operators are valid for the forward order of this step only.
     """
     return {work.name: timing.duration_ns(work) for work in (*forward_works(step), *backward_works(step))}
 
@@ -78,7 +78,7 @@ def _work(operator: Operator, step: TrainingStep) -> Work:
 
 
 def _element_type(operator: Operator, types: Mapping[str, TensorType]) -> str:
-    """That of the largest floating tensor; where there is none, of the largest tensor."""
+    """The element type of the largest floating tensor, or without one, of the largest tensor."""
     touched = (*operator.inputs, *operator.outputs)
     largest = max(touched, key=lambda name: (types[name].is_floating, types[name].size_bytes))
     return dtype_name(types[largest].dtype)
@@ -87,12 +87,12 @@ def _element_type(operator: Operator, types: Mapping[str, TensorType]) -> str:
 def _moved_bytes(operator: Operator, op: str, step: TrainingStep) -> int:
     """Bytes of the distinct tensors that are read, and of those that are written.
 
-    A view moves nothing, unless it is an output of the step, which has memory of its own.
+    A view moves no data unless it is an output of the step, which has its own memory.
     """
     if op in _READS_NOTHING or (operator.is_view and operator.outputs[0] not in step.graph.outputs):
         return 0
     written = sum(step.types[name].size_bytes for name in operator.outputs)
     read = [step.types[name].size_bytes for name in dict.fromkeys(operator.inputs)]
-    if op in _READS_A_PART:
+    if op in _READS_PART_OF_INPUT:
         read[0] = min(read[0], written)
     return sum(read) + written

@@ -19,14 +19,19 @@ def type_of_array(value: Array) -> TensorType:
 def infer_types(
     nodes: Sequence[Node], known: Mapping[str, TensorType], constants: Mapping[str, Array], opset: int
 ) -> dict[str, TensorType]:
-    """Types of every output of `nodes`, by ONNX's own shape inference in one pass.
+    """Types of all outputs of `nodes`, by one pass of ONNX's shape inference.
+
+    `known` are the types of all other tensors that the nodes read, except for `constants`.
 
     Raises:
-        ShapeError: if a tensor's shape stays unknown or a rule emitted an invalid node (a bug).
+        ShapeError: a tensor's shape is not inferred, or a rule emitted an invalid node (a bug).
     """
-    made = {name for node in nodes for name in node.outputs}
+    computed = {name for node in nodes for name in node.outputs}
     outside = dict.fromkeys(
-        name for node in nodes for name in node.inputs if name and name not in made and name not in constants
+        name
+        for node in nodes
+        for name in node.inputs
+        if name and name not in computed and name not in constants
     )
     graph = helper.make_graph(
         [node.to_proto() for node in nodes],

@@ -1,4 +1,4 @@
-"""From a differentiated model to the step graph that schedules and the judge work on."""
+"""From a differentiated model to the step graph that planning and the simulator use."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from itertools import chain
 import numpy as np
 from onnx import defs
 
-from onnxgc.gradients.engine import Differentiated
+from onnxgc.gradients.differentiate import DifferentiatedModel
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.core.draft import captured_names, reads_of
 from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
-from onnxgc.model.core.node_flops import node_flops
-from onnxgc.planning.schedule import Operator, StepGraph
-from onnxgc.tracing.gradient_types import infer_types, type_of_array
-from onnxgc.tracing.optimizers import Optimizer, Updates, with_updates
-from onnxgc.tracing.runtime_costs import (
+from onnxgc.model.operators.registry import (
     IN_PLACE_OPERATORS,
     VIEW_OPERATORS,
-    WORKSPACE_FIRST_OPERATORS,
+    facts_by_name,
+    node_flops,
     workspace_bytes,
 )
+from onnxgc.planning.schedule import Operator, StepGraph
+from onnxgc.tracing.gradient_types import infer_types, type_of_array
+from onnxgc.tracing.optimizer_updates import Updates
+from onnxgc.tracing.optimizers import Optimizer
+from onnxgc.tracing.update_placement import with_updates
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One training step of a model, with every node, type and constant, and no decision taken.
+    """One training step of a model before planning: nodes, types and constants.
 
-    `updates` is what an optimizer has added to it, or None.
+    `keeps_outputs`: the model's own outputs are outputs of the step. `updates` are an optimizer's, or None.
     """
 
     model: TrainableModel
-    differentiated: Differentiated
+    differentiated: DifferentiatedModel
     types: Mapping[str, TensorType]
     constants: Mapping[str, Array]
     graph: StepGraph
@@ -45,10 +47,10 @@ class TrainingStep:
 
 
 def retrace(step: TrainingStep, order: Sequence[str]) -> TrainingStep:
-    """The same step with its forward nodes in another order."""
+    """The same step with its forward nodes in another order, reusing operators of unchanged nodes."""
     differentiated = differentiate(step.model, seed=step.differentiated.seed, order=order)
     optimizer = None if step.updates is None else step.updates.optimizer
-    return _described(step.model, differentiated, step.keeps_outputs, optimizer, step)
+    return _training_step(step.model, differentiated, step.keeps_outputs, optimizer, step)
 
 
 def trace(
@@ -59,24 +61,27 @@ def trace(
     keep_outputs: bool = False,
     optimizer: Optimizer | None = None,
 ) -> TrainingStep:
-    """Differentiate `model`, in the given order of forward nodes, and describe the whole step.
+    """The training step of `model`, with forward nodes in `order` (default: the model's own).
 
-    With `keep_outputs` the model's own outputs are outputs of the step too. With an `optimizer` the step
-    returns parameters and states as they are after it, and no gradients.
+    `seed` names the fed gradient of the loss. With `keep_outputs` the model's own outputs are outputs of the
+    step too. With an `optimizer` the step returns new parameters and states instead of gradients.
+
+    Raises:
+        UnsupportedOperatorError, NoParametersError: see `onnxgc.gradients.differentiate.differentiate`.
+        OptimizerError: a parameter group matches no parameter.
     """
-    return _described(model, differentiate(model, seed=seed, order=order), keep_outputs, optimizer, None)
+    return _training_step(model, differentiate(model, seed=seed, order=order), keep_outputs, optimizer, None)
 
 
-def _described(
+def _training_step(
     model: TrainableModel,
-    differentiated: Differentiated,
+    differentiated: DifferentiatedModel,
     keep_outputs: bool,
     optimizer: Optimizer | None,
     before: TrainingStep | None,
 ) -> TrainingStep:
-    """The step, with what is known from the same step in the order `before`."""
-    seed = differentiated.seed
-    known = {**model.types, **differentiated.extra_types, seed: model.types[model.loss]}
+    """The step; `before` is the same step in another order, whose types and operators are reused."""
+    known = {**model.types, **differentiated.extra_types, differentiated.seed: model.types[model.loss]}
     updates = None
     if optimizer is not None:
         differentiated, updates = with_updates(model, differentiated, optimizer)
@@ -96,35 +101,25 @@ def _described(
     constants = {name: type_of_array(value) for name, value in differentiated.constants.items()}
     types = {**known, **constants, **added}
 
-    def described(node: Node) -> Operator:
+    def operator_of(node: Node) -> Operator:
         return operators.get(node.name) or _operator(node, types)
 
-    forward = tuple(map(described, differentiated.forward))
-    chunks = tuple(tuple(map(described, chunk.nodes)) for chunk in differentiated.chunks)
     gradients = {
         name: differentiated.gradient_of[name]
         for name in model.parameters
         if name in differentiated.gradient_of
     }
-    returned = tuple(gradients.values()) if updates is None else updates.returned
-    measured = [] if updates is None else [name for name in (updates.norm,) if name]
-    outputs = dict.fromkeys((model.loss, *returned, *(s.updated for s in model.statistics), *measured))
-    if keep_outputs:
-        outputs.update(dict.fromkeys(name for name in model.outputs if name not in model.weights))
-    resident = {*model.inputs, *model.targets, *model.weights, *differentiated.constants, seed}
-    resident |= {*filter(None, [model.draw])}
-    sizes = {name: tensor_type.size_bytes for name, tensor_type in types.items()}
+    sizes = {name: kind.size_bytes for name, kind in types.items()}
     if updates is not None:
-        resident |= updates.types.keys()
-        # They are written where the old values are.
+        # New values overwrite the old ones.
         sizes |= dict.fromkeys(updates.replaced, 0)
     graph = StepGraph(
-        forward,
-        chunks,
+        tuple(map(operator_of, differentiated.forward)),
+        tuple(tuple(map(operator_of, chunk.nodes)) for chunk in differentiated.chunks),
         tuple(chunk.source for chunk in differentiated.chunks),
         sizes,
-        frozenset(resident),
-        tuple(outputs),
+        _resident(model, differentiated, updates),
+        _outputs(model, gradients, updates, keep_outputs),
         frozenset(gradients.values()),
         {} if updates is None else dict(updates.replaced),
     )
@@ -141,12 +136,36 @@ def _described(
     )
 
 
+def _resident(
+    model: TrainableModel, differentiated: DifferentiatedModel, updates: Updates | None
+) -> frozenset[str]:
+    """Tensors that are live during the whole step: inputs, weights, constants, and an optimizer's inputs."""
+    resident = {*model.inputs, *model.targets, *model.weights, *differentiated.constants, differentiated.seed}
+    if model.draw:
+        resident.add(model.draw)
+    return frozenset(resident if updates is None else resident | updates.types.keys())
+
+
+def _outputs(
+    model: TrainableModel, gradients: Mapping[str, str], updates: Updates | None, keep_outputs: bool
+) -> tuple[str, ...]:
+    """The loss, gradients or new values, running statistics, the norm, and the model's own outputs."""
+    returned = tuple(gradients.values()) if updates is None else updates.returned
+    outputs = [model.loss, *returned, *(statistic.updated for statistic in model.statistics)]
+    if updates is not None and updates.norm:
+        outputs.append(updates.norm)
+    if keep_outputs:
+        outputs += [name for name in model.outputs if name not in model.weights]
+    return tuple(dict.fromkeys(outputs))
+
+
 def _operators_of_equal_nodes(
     before: TrainingStep, nodes: Mapping[str, Node], constants: Mapping[str, Array]
 ) -> dict[str, Operator]:
-    """What is already known of nodes that another order has too.
+    """Operators of `before` whose nodes are unchanged in the new order.
 
-    Names of tensors come from the forward node that they are for; names of constants are counted.
+    Tensors are named after their forward node, but constants are numbered: a constant of the same name may
+    have another value.
     """
     changed = {
         name
@@ -171,18 +190,18 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
         tuple(name for name in node.outputs if name),
         is_view=node.op in VIEW_OPERATORS,
         in_place=node.op in IN_PLACE_OPERATORS,
-        # What a subgraph reads cannot be renamed to a copy, so its node is not run again.
+        # Tensors that a subgraph captures cannot be renamed to copies, so its node is never recomputed.
         once=node.once or bool(captured_names(node)),
-        needs_all_outputs=not _may_lack_outputs(node.op, node.domain),
+        needs_all_outputs=not _has_optional_outputs(node.op, node.domain),
         workspace_bytes=workspace_bytes(node, types),
-        workspace_first=node.op in WORKSPACE_FIRST_OPERATORS,
+        workspace_first=facts_by_name(node.op).workspace_first,
         flops=node_flops(node, types),
     )
 
 
 @functools.cache
-def _may_lack_outputs(op: str, domain: str) -> bool:
-    """Whether all outputs but the first may be left out: Dropout's mask may, a part of Split may not."""
+def _has_optional_outputs(op: str, domain: str) -> bool:
+    """Whether all outputs except the first are optional: Dropout's mask is, a part of Split is not."""
     if not defs.has(op, domain):
         return False
     option = defs.OpSchema.FormalParameterOption

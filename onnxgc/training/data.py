@@ -14,7 +14,7 @@ from onnx import helper
 
 from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array, TensorType, dtype_name
-from onnxgc.training.files import TrainingFile
+from onnxgc.training.training_file import TrainingFile
 
 Batch = dict[str, Array]
 IGNORED_LABEL = -100
@@ -23,22 +23,22 @@ _VALIDATION_ENDINGS = ("_validation", "_val", "_test")
 
 
 class Data(Protocol):
-    """Something that gives an epoch's batches."""
+    """A source of batches."""
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch in their order, from the `first` on."""
+        """The batches of an epoch in order, starting with batch `first`."""
         ...
 
     def updates(self, accumulate: int) -> int | None:
-        """How many updates an epoch has, where it is known."""
+        """Updates of an epoch, or None if unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayData:
-    """Arrays whose first dimension counts samples, shuffled anew in each epoch; `fixed` are in every batch.
+    """Arrays with samples along the first dimension, shuffled in each epoch; `fixed` are in every batch.
 
-    Of several workers each takes every `workers`-th batch, from its `worker` on.
+    Each of several workers takes every `workers`-th batch, starting with batch `worker`.
     """
 
     arrays: Mapping[str, Array]
@@ -58,7 +58,7 @@ class ArrayData:
         if self.shuffle:
             order = np.random.default_rng([self.seed, number]).permutation(self.samples)
         if self.workers > 1:
-            # All have as many batches, of one size.
+            # All workers have equally many batches of one size.
             whole = self.samples // (self.batch * self.workers)
             shared = order[: whole * self.batch * self.workers].reshape(whole, self.workers, self.batch)
             order = shared[:, self.worker].reshape(-1)
@@ -77,7 +77,7 @@ class ArrayData:
 
 @dataclass(frozen=True, slots=True)
 class IteratedData:
-    """Batches that something else makes, in its order; `make` begins an epoch."""
+    """Batches from an iterable, in its order; `make` starts an epoch."""
 
     make: Callable[[], Iterable[Any]]
     fed: Sequence[str]
@@ -86,17 +86,17 @@ class IteratedData:
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         count = -1
-        own: Any = None
+        mine: Any = None
         for count, found in enumerate(self.make()):
             if count % self.workers == self.worker:
-                own = found
-            # Once there is one for each: nobody waits for a step that others do not take.
+                mine = found
+            # Only complete rounds of `workers` batches, so that all workers take equally many steps.
             if count % self.workers == self.workers - 1 and count // self.workers >= first:
-                yield named(own, self.fed)
+                yield named(mine, self.fed)
         if count < 0:
             raise TrainingError(
-                f"epoch {number + 1} has no batches; give a list or a function that begins anew, since an "
-                "iterator runs once"
+                f"epoch {number + 1} has no batches; give a list, or a function that returns a new iterator "
+                "for each epoch"
             )
 
     def updates(self, accumulate: int) -> int | None:
@@ -104,10 +104,10 @@ class IteratedData:
 
 
 def named(batch: Any, fed: Sequence[str]) -> Batch:
-    """A batch as arrays by the names of inputs: from a mapping, or from a tuple in their order.
+    """A batch as arrays by input names, from a mapping or from a tuple in the order of inputs.
 
     Raises:
-        TrainingError: it is neither, or an input is missing.
+        TrainingError: the batch has another form, or an input is missing.
     """
     if isinstance(batch, Mapping):
         given = {str(name): as_array(str(name), value) for name, value in batch.items()}
@@ -128,7 +128,7 @@ def as_array(name: str, value: Any) -> Array:
     """A value as an array, a PyTorch tensor on the CPU included.
 
     Raises:
-        TrainingError: it cannot be one.
+        TrainingError: the conversion fails.
     """
     try:
         detached = value.detach() if hasattr(value, "detach") else value
@@ -139,7 +139,7 @@ def as_array(name: str, value: Any) -> Array:
 
 
 def _by_inputs(given: Mapping[str, Array], fed: Sequence[str], what: str) -> Batch:
-    """The arrays that inputs take: by their names, else the only target and the only other one."""
+    """The array of each input: by name, or the only target and the only other array."""
     if all(name in given for name in fed):
         return {name: given[name] for name in fed}
     targets = [
@@ -155,7 +155,7 @@ def _by_inputs(given: Mapping[str, Array], fed: Sequence[str], what: str) -> Bat
         }
     missing = next(name for name in fed if name not in given)
     ending = _ending(missing)
-    clash = f"; in a file call it '{missing}_train', since {ending} is to evaluate on" if ending else ""
+    clash = f"; rename it to '{missing}_train': names with {ending} are for evaluation" if ending else ""
     raise TrainingError(
         f"{what} has no '{missing}'; it has {', '.join(map(repr, given)) or 'nothing'}, and a step takes "
         f"{', '.join(fed)}{clash}"
@@ -166,36 +166,37 @@ def read_arrays(source: str | os.PathLike[str]) -> dict[str, Array]:
     """The arrays of an `.npz` file.
 
     Raises:
-        TrainingError: it is none.
+        TrainingError: the file cannot be read.
     """
     try:
         with open(source, "rb") as file:
             if not zipfile.is_zipfile(file):
                 raise TrainingError(
-                    f"'{source}' cannot be read as an .npz file; write one by numpy.savez, "
-                    "with arrays by names"
+                    f"'{source}' cannot be read as an .npz file; write one with numpy.savez and named arrays"
                 )
             file.seek(0)
             with np.load(file, allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}
     except FileNotFoundError as error:
-        raise TrainingError(f"'{source}' cannot be read: there is no such file") from error
+        raise TrainingError(f"'{source}' cannot be read: the file does not exist") from error
     except (IsADirectoryError, PermissionError) as error:
         raise TrainingError(f"'{source}' cannot be read: {error.strerror}") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "it is cut off")
+        reason = getattr(error, "strerror", None) or next(
+            iter(str(error).splitlines()), "the file is truncated"
+        )
         raise TrainingError(f"'{source}' cannot be read as an .npz file: {reason}") from error
 
 
 def split_arrays(
     arrays: Mapping[str, Array], inputs: Collection[str] = ()
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Arrays to train with, and those whose names end in _validation, _val or _test without the ending.
+    """Arrays for training, and arrays for evaluation, whose names end in _validation, _val or _test.
 
-    What is called as one of a model's `inputs` is to train with, and so is a name with _train behind it.
+    Both are returned without endings. Names of a model's `inputs` and names in _train are for training.
 
     Raises:
-        TrainingError: two arrays come to the same name.
+        TrainingError: two arrays have the same name without endings.
     """
     train: dict[str, str] = {}
     evaluated: dict[str, str] = {}
@@ -207,13 +208,13 @@ def split_arrays(
         else:
             part, bare = train, name.removesuffix("_train")
         if bare in part:
-            what = "train with" if part is train else "evaluate on"
-            raise TrainingError(f"'{part[bare]}' and '{name}' are both '{bare}' to {what}; leave one out")
+            purpose = "training" if part is train else "evaluation"
+            raise TrainingError(f"'{part[bare]}' and '{name}' are both '{bare}' for {purpose}; omit one")
         part[bare] = name
     if evaluated and not train:
         raise TrainingError(
-            f"there is nothing to train with: {', '.join(map(repr, evaluated.values()))} are to evaluate on; "
-            "give arrays without _test, _val or _validation behind their names"
+            f"no arrays are for training: {', '.join(map(repr, evaluated.values()))} are for evaluation; "
+            "give arrays whose names do not end in _test, _val or _validation"
         )
     return (
         {bare: arrays[name] for bare, name in train.items()},
@@ -222,15 +223,15 @@ def split_arrays(
 
 
 def _ending(name: str) -> str:
-    """The end of a name that says that it is evaluated on, or nothing."""
+    """The ending of a name for evaluation, or ""."""
     return next((ending for ending in _VALIDATION_ENDINGS if name.endswith(ending)), "")
 
 
 def arrays_for(given: Mapping[str, Any], file: TrainingFile) -> tuple[Batch, Batch]:
-    """All samples as arrays of the types of inputs, and the inputs that are the same for all.
+    """All samples as arrays in the types of inputs, and the inputs shared by all samples.
 
     Raises:
-        TrainingError: an input is missing, or arrays do not fit the inputs or one another.
+        TrainingError: an input is missing, or arrays do not fit the inputs or each other.
     """
     arrays = _by_inputs({name: as_array(name, value) for name, value in given.items()}, file.fed, "the data")
     counted = {name: array for name, array in arrays.items() if file.counts_samples(name)}
@@ -250,7 +251,7 @@ def arrays_for(given: Mapping[str, Any], file: TrainingFile) -> tuple[Batch, Bat
 
 
 def checked(batch: Batch, file: TrainingFile) -> Batch:
-    """A batch in the types of a training file's inputs, for any number of samples.
+    """A batch of any number of samples, converted to the types of a training file's inputs.
 
     Raises:
         TrainingError: shapes, types or labels do not fit.
@@ -276,7 +277,7 @@ def checked(batch: Batch, file: TrainingFile) -> Batch:
 
 
 def samples_of(batch: Batch, file: TrainingFile) -> int:
-    """How many samples a batch has."""
+    """Number of samples in a batch."""
     counted = batch[file.counted]
     return len(counted) if counted.ndim else 1
 
@@ -289,25 +290,29 @@ def _check_labels(arrays: Mapping[str, Array], file: TrainingFile) -> None:
             wrong &= given != labels.ignored
         if wrong.any():
             place = np.argwhere(wrong)[0].tolist()
-            told = "" if labels.ignored is None else f"; {labels.ignored} leaves a sample out"
+            hint = "" if labels.ignored is None else f"; {labels.ignored} ignores a sample"
             raise TrainingError(
                 f"'{name}' has {given[tuple(place)]} at {place}, and the model has the classes 0 to "
-                f"{labels.classes - 1}{told}"
+                f"{labels.classes - 1}{hint}"
             )
 
 
 def check_samples(name: str, array: Array, kind: TensorType) -> None:
-    """Refuses an array whose samples have another shape than an input takes."""
+    """Checks that samples have the shape of an input.
+
+    Raises:
+        TrainingError: they have another shape.
+    """
     if array.ndim != len(kind.shape) or array.shape[1:] != kind.shape[1:]:
-        told = ", ".join(["any", *map(str, kind.shape[1:])]) if kind.shape else ""
-        raise TrainingError(f"'{name}' has the shape {list(array.shape)}, and the model takes [{told}]")
+        wanted = ", ".join(["any", *map(str, kind.shape[1:])]) if kind.shape else ""
+        raise TrainingError(f"'{name}' has the shape {list(array.shape)}, and the model takes [{wanted}]")
 
 
 def converted(name: str, array: Array, kind: TensorType) -> Array:
-    """An array in the type of an input, where that is of the same kind of numbers.
+    """An array converted to the type of an input, if both are floating or both are integers.
 
     Raises:
-        TrainingError: it is of another kind, or does not fit.
+        TrainingError: the kinds differ, or a value is out of range.
     """
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(kind.dtype))
     if array.dtype == wanted:
@@ -317,7 +322,7 @@ def converted(name: str, array: Array, kind: TensorType) -> Array:
     if all(is_whole):
         limits = np.iinfo(wanted)
         if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise TrainingError(f"'{name}' has values that {wanted.name} does not hold")
+            raise TrainingError(f"'{name}' has values outside of the range of {wanted.name}")
     elif not all(is_float):
         raise TrainingError(
             f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(kind.dtype)}; convert it first"
@@ -327,5 +332,27 @@ def converted(name: str, array: Array, kind: TensorType) -> Array:
 
 
 def _is_floating(dtype: np.dtype[Any]) -> bool:
-    # The short types of machine learning are no NumPy types.
+    # NumPy does not count bfloat16 as floating.
     return np.issubdtype(dtype, np.floating) or dtype.name in ("bfloat16", "float16")
+
+
+def data_of(given: Any, file: TrainingFile, shuffle: bool, seed: int, worker: int, workers: int) -> Data:
+    """Batches from an `.npz` file, from arrays or from an iterable of batches.
+
+    Raises:
+        TrainingError: the data have another form, or do not fit the inputs.
+    """
+    if isinstance(given, str | os.PathLike):
+        given = read_arrays(given)
+    if isinstance(given, tuple) and all(hasattr(part, "shape") for part in given):
+        given = named(given, file.fed)
+    if isinstance(given, Mapping):
+        arrays, fixed = arrays_for(given, file)
+        return ArrayData(arrays, file.batch, shuffle, seed, worker, workers, fixed)
+    if callable(given):
+        return IteratedData(given, file.fed, worker, workers)
+    if isinstance(given, Iterable):
+        return IteratedData(lambda: given, file.fed, worker, workers)
+    raise TrainingError(
+        f"data are a {type(given).__name__}; give an .npz file, arrays by input names, or batches"
+    )

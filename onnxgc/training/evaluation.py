@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx
 
-from onnxgc.api.pipeline import ReadOptions, read_again
+from onnxgc.api.read_options import ReadOptions, read_with_options
 from onnxgc.model.core.ir import Array, TensorType, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
 from onnxgc.runtime.io_binding import BoundSession
+from onnxgc.training.data import IGNORED_LABEL, Batch, checked, samples_of
+from onnxgc.training.training_file import TrainingFile
 
 
 def evaluation_model(
@@ -19,9 +21,9 @@ def evaluation_model(
     options: ReadOptions,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> TrainableModel:
-    """The model with running statistics and without Dropout, ending in the loss that it is trained by."""
+    """The model with running statistics and without Dropout, ending in the training loss."""
     read = replace(options, freeze_bn=True, optimizer=None)
-    model = read_again(source, read, shapes)
+    model = read_with_options(source, read, shapes)
     nodes = tuple(
         node.with_changes(op="Identity", inputs=node.inputs[:1], outputs=node.outputs[:1], attributes={})
         if node.op == "Dropout" and not node.domain
@@ -42,7 +44,7 @@ class EvaluationGraph:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A model in inference mode: its session, its own outputs, and its loss."""
+    """A model in inference mode: its session, its outputs and its loss."""
 
     session: BoundSession
     outputs: tuple[str, ...]
@@ -52,12 +54,49 @@ class Evaluation:
 def evaluation_graph(
     model: TrainableModel, weights: Iterable[str], values: Mapping[str, Array]
 ) -> EvaluationGraph:
-    """The graph of a model that takes those of `weights` that it reads as inputs.
+    """The graph of a model with those of `weights` that it reads as inputs.
 
-    `values` replaces the contents of its other weights by name.
+    `values` replaces the contents of other weights by name.
     """
     read = {name for node in model.nodes for name in node.inputs}
     held = tuple(name for name in weights if name in model.weights and name in read)
     rest = {name: weight for name, weight in model.weights.items() if name not in held}
     proto = to_proto(replace(model, weights=rest, inputs=(*model.inputs, *held)), values)
     return EvaluationGraph(proto, held, {value.name: model.types[value.name] for value in proto.graph.output})
+
+
+def evaluate(
+    file: TrainingFile, batches: Iterable[Batch], evaluation_of: Callable[[int], Evaluation]
+) -> dict[str, float]:
+    """The mean loss over all samples, and for cross-entropy the accuracy.
+
+    `evaluation_of` gives the model in inference mode for a number of samples.
+
+    Raises:
+        TrainingError: a batch does not fit.
+    """
+    losses = weights = 0.0
+    right = counted = 0
+    for batch in batches:
+        found = checked(batch, file)
+        evaluation = evaluation_of(samples_of(found, file))
+        evaluation.session.run(found)
+        weight = samples_of(found, file)
+        if file.classes is not None and file.target in found:
+            labels = found[file.target]
+            kept = labels != IGNORED_LABEL
+            weight = int(kept.sum())
+            scores = evaluation.session.result(evaluation.outputs[0])
+            if scores.ndim > labels.ndim + 1:
+                # The loss squeezes dimensions of 1.
+                scores = scores.reshape(len(scores), -1)
+            chosen = scores.argmax(file.class_axis).reshape(labels.shape)
+            right += int((chosen == labels)[kept].sum())
+            counted += weight
+        if weight:
+            losses += float(evaluation.session.result(evaluation.loss)) * weight
+        weights += weight
+    figures = {"loss": losses / weights if weights else float("nan")}
+    if counted:
+        figures["accuracy"] = right / counted
+    return figures

@@ -1,4 +1,4 @@
-"""Which inputs of a training file are labels, and of how many classes: read from its graph."""
+"""Labels among the inputs of a training file, and their number of classes, inferred from its graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAME_VALUES = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpo
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What an input holds: the classes 0 to `classes - 1`, and `ignored`, which leaves a sample out."""
+    """Labels with values from 0 to `classes - 1`, or `ignored` for a sample that does not count."""
 
     classes: int
     ignored: int | None = None
@@ -23,15 +23,15 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """The values of an input; where that is `ignored` it may be others."""
+    """The values of an input, possibly replaced where they are `ignored`."""
 
     name: str
     ignored: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Ignored:
-    """Whether a label is `ignored`, or where not `holds` the opposite."""
+class _IgnoreMask:
+    """A mask of the labels that are `ignored`, inverted unless `holds`."""
 
     label: _Label
     holds: bool = True
@@ -39,20 +39,20 @@ class _Ignored:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Results of a LogSoftmax over so many classes."""
+    """Results of a LogSoftmax over a number of classes."""
 
     classes: int
 
 
-_Known: TypeAlias = _Label | _Ignored | _Scores
+_Known: TypeAlias = _Label | _IgnoreMask | _Scores
 
 
 def labels_of(
     graph: onnx.GraphProto, inputs: Collection[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Labels]:
-    """Those of the inputs that choose for each sample one of the scores that a LogSoftmax makes.
+    """Inputs that select, for each sample, one of the scores of a LogSoftmax.
 
-    Others may be labels as well, of a loss that is written in another way.
+    Labels of losses in other forms are not found.
     """
     numbers = {tensor.name: tensor for tensor in graph.initializer}
     known: dict[str, _Known] = {name: _Label(name) for name in inputs}
@@ -72,7 +72,7 @@ def labels_of(
 
 
 def _of_both(one: Labels, other: Labels) -> Labels:
-    """What is a label to two losses."""
+    """The common range of labels of two losses."""
     ignored = one.ignored if one.ignored == other.ignored else None
     return Labels(min(one.classes, other.classes), ignored)
 
@@ -90,10 +90,10 @@ def _result(
             return _Scores(shapes[node.input[0]][_axis(node, -1)])
         case "Equal", [_Label() as label, None] | [None, _Label() as label]:
             ignored = _number(numbers.get(node.input[read[0] is label]))
-            return None if ignored is None else _Ignored(replace(label, ignored=ignored))
-        case "Not", [_Ignored() as mask]:
+            return None if ignored is None else _IgnoreMask(replace(label, ignored=ignored))
+        case "Not", [_IgnoreMask() as mask]:
             return replace(mask, holds=not mask.holds)
-        case "Where", [_Ignored() as mask, *branches]:
+        case "Where", [_IgnoreMask() as mask, *branches]:
             kept = branches[mask.holds]
             return mask.label if isinstance(kept, _Label) and kept.name == mask.label.name else None
     return None
@@ -104,7 +104,7 @@ def _axis(node: onnx.NodeProto, default: int) -> int:
 
 
 def _number(tensor: onnx.TensorProto | None) -> int | None:
-    """A constant of one whole number, or None."""
+    """The value of a constant of one integer, or None."""
     if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL or np.prod(tensor.dims) != 1:
         return None
     value = numpy_helper.to_array(tensor).reshape(())

@@ -1,4 +1,4 @@
-"""Learning rates over a run: functions of the number of updates that were made before."""
+"""Learning-rate schedules: functions of the number of previous updates."""
 
 from __future__ import annotations
 
@@ -11,18 +11,30 @@ Schedule = Callable[[int], float]
 
 
 def constant(rate: float) -> Schedule:
-    """The same rate in every update."""
+    """The same rate in every update.
+
+    >>> constant(0.1)(500)
+    0.1
+    """
     return lambda _: rate
 
 
 def step(rate: float, every: int, factor: float = 0.1) -> Schedule:
-    """A rate that is multiplied by a factor after every so many updates."""
+    """A rate that is multiplied by `factor` after every `every` updates.
+
+    >>> [step(1.0, every=10)(done) for done in (0, 9, 10)]
+    [1.0, 1.0, 0.1]
+    """
     _check(every=every)
     return lambda done: rate * float(factor ** (done // every))
 
 
 def cosine(rate: float, total: int, least: float = 0.0) -> Schedule:
-    """From the rate to the least along half a cosine, over so many updates; the least afterwards."""
+    """From `rate` to `least` along half a cosine over `total` updates, then `least`.
+
+    >>> [round(cosine(1.0, total=10)(done), 2) for done in (0, 5, 10, 20)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
     _check(total=total)
 
     def at(done: int) -> float:
@@ -33,7 +45,11 @@ def cosine(rate: float, total: int, least: float = 0.0) -> Schedule:
 
 
 def with_warm_up(schedule: Schedule, updates: int) -> Schedule:
-    """Rates that rise linearly over the first updates, from a part of the schedule's to all of it."""
+    """A schedule whose rate rises linearly over the first `updates` updates.
+
+    >>> [with_warm_up(constant(1.0), 4)(done) for done in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
     _check(updates=updates + 1)
     return lambda done: schedule(done) * min(1.0, (done + 1) / updates) if updates else schedule(done)
 

@@ -1,4 +1,4 @@
-"""The state of a run in one safetensors file, which is there whole or not at all."""
+"""The state of a run in one safetensors file, written atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from onnxgc import __version__
-from onnxgc.emission.write import write_bytes
+from onnxgc.emission.atomic_files import write_bytes
 from onnxgc.errors import OutputFileError, TrainingError
 from onnxgc.model.core.ir import Array
 
@@ -24,10 +24,10 @@ _KEY = "onnxgc.training"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is: updates and draws so far, and what is done of the current epoch.
+    """Progress of a run: updates and random draws so far, and progress within the current epoch.
 
-    `losses` is the sum of its samples' losses, `batch` the samples of its steps. `history` has the figures
-    of earlier epochs.
+    `losses` is the sum of the losses of the epoch's samples, `batch` the samples of a step, and `history`
+    the figures of earlier epochs.
     """
 
     updates: int = 0
@@ -41,7 +41,7 @@ class Position:
     history: tuple[Mapping[str, Any], ...] = ()
 
     def after(self, batches: int, samples: int, loss: float) -> Position:
-        """Behind an update by so many batches."""
+        """The position after an update."""
         return replace(
             self,
             batches=self.batches + batches,
@@ -55,9 +55,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Parameters, an optimizer's states and running statistics by name, and how far the run is.
+    """Parameters, an optimizer's states and running statistics by name, and the position of the run.
 
-    `settings` are what a run that goes on must have as well; states of earlier versions have none.
+    `settings` must be the same in a run that resumes; states of earlier versions have none.
     """
 
     position: Position
@@ -67,10 +67,10 @@ class RunState:
 
 
 def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
-    """Write a state under its final name only when it is complete.
+    """Writes a state atomically.
 
     Raises:
-        OutputFileError: it cannot be written; an earlier file of that name is untouched.
+        OutputFileError: the file cannot be written; an existing file is unchanged.
     """
     about = {
         "schema": SCHEMA,
@@ -88,10 +88,10 @@ def save_state(state: RunState, path: str | os.PathLike[str]) -> None:
 
 
 def load_state(path: str | os.PathLike[str]) -> RunState:
-    """The state that `save_state` wrote.
+    """Reads a state.
 
     Raises:
-        TrainingError: the file is missing, or is none.
+        TrainingError: the file is missing or not a state.
     """
     name = os.fspath(path)
     try:
@@ -109,15 +109,17 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
         position = Position(**counts, losses=float(about["losses"]), history=history)
         return RunState(position, arrays, about["optimizer"], dict(about.get("settings", {})))
     except FileNotFoundError:
-        raise TrainingError(f"there is no state file '{name}'; leave out resuming to begin anew") from None
+        raise TrainingError(
+            f"the state file '{name}' does not exist; omit resume to start a new run"
+        ) from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise TrainingError(
-            f"'{name}' is no state of a run: {' '.join(str(error).split())}; give the file that a run wrote"
+            f"'{name}' is not the state of a run: {' '.join(str(error).split())}; give a saved file"
         ) from error
 
 
 def _as_stored(name: str) -> str:
-    """A name that safetensors takes: it keeps __metadata__ for itself."""
+    """A name that safetensors accepts: it reserves __metadata__."""
     return f"_{name}" if re.fullmatch("__+metadata__", name) else name
 
 

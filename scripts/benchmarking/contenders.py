@@ -1,8 +1,6 @@
-"""Times training steps of several contenders, each in a process of its own, in turns.
+"""Interleaved timing of training steps, each contender in a separate process.
 
-Turns matter: on a machine that is not quiet all contenders meet the same noise, and figures of
-one round may be compared. A contender answers each line on its standard input with the seconds
-of one step.
+A contender answers each line on its standard input with the seconds of one step.
 
     python -m scripts.benchmarking.contenders FOLDER    run one contender (used by `Contender`)
 """
@@ -27,12 +25,12 @@ from onnxgc.runtime.ort import SessionSettings, make_session
 from scripts.benchmarking.records import ROOT
 
 _WARM_UP_STEPS = 2
-# ONNX Runtime's threads keep spinning for a moment after a step.
+# ONNX Runtime's threads spin for a moment after a step.
 _PAUSE_SECONDS = 0.2
 
 
 class Contender:
-    """One process that takes a training step whenever it is told to."""
+    """A process that runs a training step on request."""
 
     def __init__(self, folder: Path, request: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Array]]):
         folder.mkdir()
@@ -44,28 +42,29 @@ class Contender:
             [sys.executable, "-m", "scripts.benchmarking.contenders", str(folder)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self._answer()
-
-    def _answer(self) -> float:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a contender ended with status {self._process.wait()}; see its message above")
-        return float(line)
+        self._read_answer()
 
     def step_seconds(self) -> float:
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
-        return self._answer()
+        return self._read_answer()
 
     def close(self) -> None:
         with self._process:  # Closes the pipes, which ends the process, and waits for it.
             pass
 
+    def _read_answer(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            raise RuntimeError(f"a contender ended with status {status}; see its message above")
+        return float(line)
 
-def in_turns(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, Any]]:
-    """Minimum, median and all times of each contender."""
+
+def interleaved_times(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, Any]]:
+    """Minimum, median and all times of each contender, in seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
@@ -75,6 +74,27 @@ def in_turns(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict
         name: {"minimum": min(times), "median": statistics.median(times), "all": times}
         for name, times in seconds.items()
     }
+
+
+def main(folder: Path) -> None:
+    """Answers lines until standard input is closed; the first answer follows the warm-up."""
+    request = json.loads((folder / "request.json").read_text())
+    arrays = {kind: _load(folder, kind, names) for kind, names in request["names"].items()}
+    step = _STEPS[request["kind"]](request, arrays)
+    for _ in range(_WARM_UP_STEPS):
+        step()
+        gc.collect()
+    print(0.0, flush=True)
+    for _ in sys.stdin:
+        gc.collect()  # torch's graph of the previous step is a cycle of gigabytes.
+        started = time.perf_counter()
+        step()
+        print(time.perf_counter() - started, flush=True)
+
+
+def _load(folder: Path, kind: str, names: Sequence[str]) -> dict[str, Array]:
+    with np.load(folder / f"{kind}.npz") as stored:
+        return {name: stored[f"arr_{index}"] for index, name in enumerate(names)}
 
 
 def _session_step(request: Mapping[str, Any], arrays: Mapping[str, dict[str, Array]]) -> Callable[[], Any]:
@@ -98,27 +118,6 @@ _STEPS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, dict[str, Array]]
     "onnxruntime": _session_step,
     "torch": _torch_step,
 }
-
-
-def _load(folder: Path, kind: str, names: Sequence[str]) -> dict[str, Array]:
-    with np.load(folder / f"{kind}.npz") as stored:
-        return {name: stored[f"arr_{index}"] for index, name in enumerate(names)}
-
-
-def main(folder: Path) -> None:
-    """Answer every line on standard input with the seconds of one step, until it is closed."""
-    request = json.loads((folder / "request.json").read_text())
-    arrays = {kind: _load(folder, kind, names) for kind, names in request["names"].items()}
-    step = _STEPS[request["kind"]](request, arrays)
-    for _ in range(_WARM_UP_STEPS):
-        step()
-        gc.collect()
-    print(0.0, flush=True)
-    for _ in sys.stdin:
-        gc.collect()  # torch's graph of the last step is a cycle, of gigabytes.
-        started = time.perf_counter()
-        step()
-        print(time.perf_counter() - started, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Solvers beside exhaustive searches, on many small random graphs from fixed seeds."""
+"""Solvers compared with exhaustive searches, on many small random graphs from fixed seeds."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -14,21 +16,22 @@ from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import SOLVERS
-from onnxgc.solvers.schedules import least_peak_of_schedules, with_linked_backward
-from scripts.benchmarking.records import Progress
+from scripts.benchmarking.records import Progress, Record, write_record
+from scripts.benchmarking.tables import markdown_table, print_table
 from tests.graph.random_graphs import chain, random_problem
+from tests.solvers.exhaustive_schedules import least_peak_of_schedules, with_linked_backward
 from tests.solvers.random_steps import random_step_problem
 from tests.solvers.test_peak import family, least_peak_of_cuts
 
-FEWEST_VERTICES, MOST_VERTICES = 3, 12
-MOST_VERTICES_OF_FAMILY = 7
-MOST_VERTICES_OF_SCHEDULES = 5
-_TOLD_EVERY = 500
+MIN_VERTICES, MAX_VERTICES = 3, 12
+MAX_VERTICES_OF_FAMILY = 7
+MAX_VERTICES_OF_SCHEDULES = 5
+_PROGRESS_EVERY = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many instances each comparison has."""
+    """The number of instances of each comparison."""
 
     graphs: int = 10_000
     chains: int = 2_000
@@ -36,13 +39,31 @@ class Sizes:
     schedules: int = 500
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0)
+    for comparison in dataclasses.fields(Sizes):
+        parser.add_argument(f"--{comparison.name}", type=int, default=comparison.default)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Exit code 1: a value, a bound or a proof of optimality is wrong."""
+    sizes = Sizes(arguments.graphs, arguments.chains, arguments.families, arguments.schedules)
+    rows = run_exactness(sizes, arguments.seed, Progress())
+    write_record("exactness", rows, folder=arguments.record)
+    headings = (
+        "truth", "on", "instances", "equal", "reported optimal", "below", "false bounds", "false proofs",
+        "mean ratio", "worst",
+    )  # fmt: skip
+    print_table("comparison with exhaustive searches", headings, list(map(_terminal_row, rows)), width=180)
+    return 1 if any(map(_count_wrong, rows)) else 0
+
+
 @dataclass(slots=True)
 class Comparison:
-    """What a solver finds beside a truth, over many instances.
+    """Values of a solver and true optima, over many instances.
 
-    `below` counts values under the truth, `false_bounds` lower bounds above it, `false_proofs` plans
-    called optimal that are not: each must be 0. Ratios are of value to truth, where the truth is
-    above 0.
+    `below` counts values below the truth, `false_bounds` lower bounds above it, and `false_proofs` suboptimal
+    plans that are reported optimal: all must be 0. Ratios are of value to truth, where the truth is positive.
     """
 
     solver: str
@@ -57,7 +78,7 @@ class Comparison:
     ratios: list[float] = field(default_factory=list)
 
     def add(self, solution: Solution, truth: int) -> None:
-        """A value, and what its solver claims about it."""
+        """Adds a value with the solver's claims about it."""
         self.add_value(solution.objective_bytes, truth)
         is_called_optimal = solution.status is Status.OPTIMAL
         self.called_optimal += is_called_optimal
@@ -72,79 +93,83 @@ class Comparison:
             self.ratios.append(value / truth)
 
     def figures(self) -> dict[str, Any]:
-        return {
-            "solver": self.solver,
-            "truth": self.truth,
-            "on": self.on,
-            "instances": self.instances,
-            "equal": self.equal,
-            "called_optimal": self.called_optimal,
-            "below": self.below,
-            "false_bounds": self.false_bounds,
-            "false_proofs": self.false_proofs,
-            "worst_ratio": max(self.ratios, default=1.0),
-            "mean_ratio": math.fsum(self.ratios) / len(self.ratios) if self.ratios else 1.0,
-        }
+        found = dataclasses.asdict(self)
+        del found["ratios"]
+        found["worst_ratio"] = max(self.ratios, default=1.0)
+        found["mean_ratio"] = math.fsum(self.ratios) / len(self.ratios) if self.ratios else 1.0
+        return found
 
 
-def run_exactness(sizes: Sizes, seed: int, tell: Progress) -> list[dict[str, Any]]:
+def run_exactness(sizes: Sizes, seed: int, progress: Progress) -> list[dict[str, Any]]:
     """All comparisons, one row each."""
     found: list[Comparison] = []
     for compare in (_sums, _chains, _families, _schedules):
-        found += compare(sizes, seed, tell)
+        found += compare(sizes, seed, progress)
     return [comparison.figures() for comparison in found]
 
 
 def small_graphs(seed: int) -> Iterator[CheckpointProblem]:
-    """Random graphs of 3 to 12 vertices, without end."""
+    """An infinite sequence of random graphs of `MIN_VERTICES` to `MAX_VERTICES`."""
     random = Random(seed)
     while True:
-        problem = random_problem(random, MOST_VERTICES)
-        if FEWEST_VERTICES <= len(problem.graph) <= MOST_VERTICES:
+        problem = random_problem(random, MAX_VERTICES)
+        if MIN_VERTICES <= len(problem.graph) <= MAX_VERTICES:
             yield problem
 
 
-def _sums(sizes: Sizes, seed: int, tell: Progress) -> list[Comparison]:
+def results_section(record: Record) -> str:
+    rows = record["figures"]
+    wrong = sum(map(_count_wrong, rows))
+    headings = ["solver", "truth", "on", "instances", "equal", "mean ratio", "worst ratio"]
+    return (
+        "**Exactness** on small random graphs from fixed seeds, compared with exhaustive searches. *All "
+        "schedules* may run operators in any order, discard any tensor at any time and compute each forward "
+        "tensor twice. Wrong values, lower bounds and proofs of optimality: "
+        f"{wrong or 'none'}.\n\n{markdown_table(headings, list(map(_document_row, rows)))}"
+    )
+
+
+def _sums(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
     compared = {
         solver: Comparison(solver, f"every set, '{objective.value}'", "random graphs, 3-12 vertices")
         for solver, objective in (("acg", Objective.PAPER), ("general", Objective.GENERAL))
         if solver in SOLVERS
     }
-    for problem in _told(islice(small_graphs(seed), sizes.graphs), sizes.graphs, "sums", tell):
+    for problem in _reported(islice(small_graphs(seed), sizes.graphs), sizes.graphs, "sums", progress):
         for solver, comparison in compared.items():
             solution = SOLVERS[solver].solve(problem)
             comparison.add(solution, _exhaustive(problem, solution.objective))
     return list(compared.values())
 
 
-def _chains(sizes: Sizes, seed: int, tell: Progress) -> list[Comparison]:
+def _chains(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
     comparison = Comparison("lcg", "every set, 'paper'", "chains, 3-12 vertices")
     random = Random(seed + 1)
-    for _ in _told(range(sizes.chains), sizes.chains, "chains", tell):
+    for _ in _reported(range(sizes.chains), sizes.chains, "chains", progress):
         largest = random.choice([1, 3, 10, 1000])
-        vertices = random.randint(FEWEST_VERTICES, MOST_VERTICES)
+        vertices = random.randint(MIN_VERTICES, MAX_VERTICES)
         problem = chain([random.randint(0, largest) for _ in range(vertices)])
         solution = SOLVERS["lcg"].solve(problem)
         comparison.add(solution, _exhaustive(problem, solution.objective))
     return [comparison]
 
 
-# Graphs with sizes alone, and training steps with gradients, workspaces and in-place operators.
+# Graphs with sizes only, and training steps with gradients, workspaces and in-place operators.
 _DRAWS: dict[str, Callable[[Random, int], CheckpointProblem]] = {
     "bare graphs": random_problem,
     "training steps": random_step_problem,
 }
 
 
-def _families(sizes: Sizes, seed: int, tell: Progress) -> list[Comparison]:
+def _families(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
     found = []
     for number, (what, draw) in enumerate(_DRAWS.items()):
         random = Random(seed + 2 + number)
-        on = f"{what}, up to {MOST_VERTICES_OF_FAMILY} vertices"
+        on = f"{what}, up to {MAX_VERTICES_OF_FAMILY} vertices"
         comparison = Comparison("cuts of peak", "all cuts of its orders", on)
         count = sizes.families // len(_DRAWS)
-        for _ in _told(range(count), count, f"cuts, {what}", tell):
-            problem = draw(random, MOST_VERTICES_OF_FAMILY)
+        for _ in _reported(range(count), count, f"cuts, {what}", progress):
+            problem = draw(random, MAX_VERTICES_OF_FAMILY)
             joint = problem.joint()
             truth = min(joint.profile(plan).peak_bytes for plan in family(problem))
             comparison.add_value(least_peak_of_cuts(problem), truth)
@@ -152,19 +177,18 @@ def _families(sizes: Sizes, seed: int, tell: Progress) -> list[Comparison]:
     return found
 
 
-def _schedules(sizes: Sizes, seed: int, tell: Progress) -> list[Comparison]:
+def _schedules(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
     found = []
     for number, (what, draw) in enumerate(_DRAWS.items()):
         random = Random(seed + 4 + number)
-        on = f"{what}, up to {MOST_VERTICES_OF_SCHEDULES} vertices"
+        on = f"{what}, up to {MAX_VERTICES_OF_SCHEDULES} vertices"
         peak = Comparison("peak", "all schedules", on)
         plans = Comparison("best plan of all", "all schedules", on)
         count = sizes.schedules // len(_DRAWS)
-        for _ in _told(range(count), count, f"schedules, {what}", tell):
-            problem = draw(random, MOST_VERTICES_OF_SCHEDULES)
+        for _ in _reported(range(count), count, f"schedules, {what}", progress):
+            problem = draw(random, MAX_VERTICES_OF_SCHEDULES)
             truth = least_peak_of_schedules(_step(problem))
             peak.add(SOLVERS["peak"].solve(problem), truth)
-            # Its orders are few enough for the exhaustive search over plans.
             plans.add_value(_exhaustive(problem, Objective.PEAK), truth)
         found += [peak, plans]
     return found
@@ -179,8 +203,28 @@ def _exhaustive(problem: CheckpointProblem, objective: Objective) -> int:
     return SOLVERS["exhaustive"].solve(problem, SolverOptions(objective=objective)).objective_bytes
 
 
-def _told(items: Iterable[Any], count: int, what: str, tell: Progress) -> Iterator[Any]:
+def _reported(items: Iterable[Any], count: int, what: str, progress: Progress) -> Iterator[Any]:
     for number, item in enumerate(items):
-        if number % _TOLD_EVERY == 0:
-            tell(f"{what}: {number:,} of {count:,}")
+        if number % _PROGRESS_EVERY == 0:
+            progress(f"{what}: {number:,} of {count:,}")
         yield item
+
+
+def _count_wrong(row: Mapping[str, Any]) -> int:
+    return int(row["below"] + row["false_bounds"] + row["false_proofs"])
+
+
+def _terminal_row(row: Mapping[str, Any]) -> list[str]:
+    counts = ("instances", "equal", "called_optimal", "below", "false_bounds", "false_proofs")
+    return [
+        row["solver"], row["truth"], row["on"], *(f"{row[key]:,}" for key in counts),
+        f"{row['mean_ratio']:.4f}", f"{row['worst_ratio']:.3f}",
+    ]  # fmt: skip
+
+
+def _document_row(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["solver"] if " " in row["solver"] else f"`{row['solver']}`", row["truth"], row["on"],
+        f"{row['instances']:,}", f"{row['equal'] / row['instances']:.1%}",
+        f"{row['mean_ratio']:.4f}", f"{row['worst_ratio']:.2f}",
+    ]  # fmt: skip

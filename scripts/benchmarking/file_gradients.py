@@ -1,21 +1,19 @@
-"""ONNX files without the module that they came from, against truths that share no rule with onnxgc.
+"""Gradients of ONNX files whose module is unknown, compared with gradients that use none of onnxgc's rules.
 
-The truth is torch float64 over the file itself where `tests/torch_reference.py` has its operators,
-else over the forward graph that was read from it, else differences of that graph's loss in
-float64 by ONNX's reference evaluator.
+Gradients come from torch float64 over the file where `tests/torch_reference.py` has its operators, else from
+torch over the forward graph that onnxgc reads, else from differences of that graph's loss in float64 by
+ONNX's reference evaluator.
 
-    python -m scripts.benchmarking.file_gradients FILE RESULT REQUEST    one file in this process
+    python -m scripts.benchmarking.file_gradients FILE REQUEST RESULT    one file in this process
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,53 +22,50 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxgc.api import PlannedStep, optimize, verify
+from onnxgc.api import PlannedStep, optimize
+from onnxgc.api.feeds import feeds_of
 from onnxgc.errors import OnnxgcError
-from onnxgc.model.core.ir import Array, TrainableModel, dtype_name
+from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
-from onnxgc.runtime.measure import random_feeds
-from scripts.benchmarking.gradients import (
-    ROUNDING,
+from scripts.benchmarking.gradient_comparison import (
     Options,
     distances,
-    holds,
-    kernels,
+    failed_checks,
+    failures,
     outputs_of,
+    peak_figures,
     versions,
 )
-from scripts.benchmarking.records import ROOT, Progress
+from scripts.benchmarking.processes import result_of_process, write_result
+from scripts.benchmarking.records import Progress
 
 SHAPES = "shapes.json"
-"""Beside the files: `{file: {input: shape}}` for those whose inputs have symbolic shapes."""
+"""File in a folder of models: `{file: {input: shape}}` for inputs with symbolic shapes."""
 STEP = 1e-6
-MOST_PARAMETERS = 16
-"""So many parameters are moved, one at a time, where the truth is differences."""
+MAX_MOVED_PARAMETERS = 16
+"""Number of parameters that differences move, one at a time."""
 DIFFERENCE_TOLERANCE = 2e-2
 SMALLEST_SHARE = 1e-5
-"""A gradient below this share of the largest is measured against that share: float32 leaves noise there."""
+"""A smaller gradient, relative to the largest, is measured against this share: float32's noise dominates
+it."""
 LOSS_TOLERANCE = 1e-3
 
 
-def run_files(folder: Path, options: Options, tell: Progress) -> dict[str, Any]:
-    """One row for each file below a folder; the error in place of figures where one occurs."""
+def run_files(folder: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """One row for each file below a folder, with an error in place of figures if one occurs."""
     rows = []
     for path in sorted(folder.rglob("*.onnx")):
         if options.only and path.stem not in options.only:
             continue
-        tell(str(path))
-        with tempfile.TemporaryDirectory() as scratch:
-            result = Path(scratch) / "row.json"
-            command = [sys.executable, "-m", "scripts.benchmarking.file_gradients", str(path), str(result)]
-            status = subprocess.run([*command, json.dumps(asdict(options))], cwd=ROOT).returncode
-            row: dict[str, Any] = {"error": f"the process ended with status {status}", "holds": False}
-            if not status:
-                row = json.loads(result.read_text(encoding="utf-8"))
-        rows.append({"file": str(path.relative_to(folder)), **row})
+        progress(str(path))
+        found = result_of_process("scripts.benchmarking.file_gradients", str(path), options)
+        rows.append({"file": str(path.relative_to(folder)), "holds": False, **found})
     return {"versions": versions(), "rows": rows}
 
 
-def compare_file(path: Path, options: Options) -> dict[str, Any]:
+def compare_file(path: str | Path, options: Options) -> dict[str, Any]:
     """The row of one file, in this process."""
+    path = Path(path)
     shapes_file = path.parent / SHAPES
     shapes = json.loads(shapes_file.read_text(encoding="utf-8")) if shapes_file.exists() else {}
     given = {name: tuple(shape) for name, shape in shapes.get(path.name, {}).items()}
@@ -91,55 +86,30 @@ def _compared(path: Path, shapes: Mapping[str, tuple[int, ...]], options: Option
         onnx.save(source, given)
         result = optimize(given, training, input_shapes=shapes)
         planned = result.planned
-        feeds = _feeds(planned)
+        feeds = feeds_of(planned, 0)
         outputs = outputs_of(training, feeds, options.threads)
         loss = float(outputs[planned.model.loss])
         gradients = {name: outputs[found] for name, found in planned.step.parameter_gradients.items()}
         row |= {"loss": loss, "loss_kind": planned.model.loss_kind}
-        row |= _against_truth(source, planned, feeds, loss, gradients)
-        report = result.report
-        row["regular_peak_bytes"] = report["regular"]["simulated_peak_bytes"]
-        row["planned_peak_bytes"] = report["planned"]["simulated_peak_bytes"]
-        row["planned_of_regular"] = row["planned_peak_bytes"] / row["regular_peak_bytes"]
+        row |= _against_truth(_Step(source, planned, feeds, loss, gradients))
+        row |= peak_figures(result)
         if options.verify:
-            checks = verify(given, training, threads=options.threads).checks
-            row["verify"] = {check.name: check.detail for check in checks if not check.holds}
-    if "error" in row:
-        row["holds"] = False
-    elif "difference_max" in row:
-        row["holds"] = row["difference_max"] <= DIFFERENCE_TOLERANCE and not row.get("verify")
-    else:
-        row["holds"] = holds(row)
+            row["verify"] = failed_checks(given, training, options.threads)
+    row["holds"] = not failures(row) and row.get("difference_max", 0.0) <= DIFFERENCE_TOLERANCE
     return row
 
 
-def _feeds(planned: PlannedStep, seed: int = 0) -> dict[str, Array]:
-    model = planned.model
-    described = {
-        name: (dtype_name(model.types[name].dtype), model.types[name].shape)
-        for name in (*model.inputs, *model.targets)
-    }
-    return random_feeds(described, seed, _classes(model))
-
-
-def _classes(model: TrainableModel) -> int:
-    """How many classes there are: more labels would not be valid. 2 where there are none."""
-    if model.loss_kind != "cross-entropy":
-        return 2
-    axis = _class_axis(model)
-    return model.types[model.outputs[0]].shape[axis]
-
-
-def _class_axis(model: TrainableModel) -> int:
-    """The axis of the output that the labels do not have; the second where several would do."""
-    logits, labels = (model.types[name].shape for name in (model.outputs[0], model.targets[0]))
-    axes = [axis for axis in range(1, len(logits)) if logits[:axis] + logits[axis + 1 :] == labels]
-    return axes[0] if axes else 1
+def _without_dropout(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without Dropout, whose masks no reference can reproduce."""
+    for node in proto.graph.node:
+        if node.op_type == "Dropout" and len(node.output) == 1:
+            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
+    return proto
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a truth is asked about."""
+class _Step:
+    """A step of a file, with its results."""
 
     source: onnx.ModelProto
     planned: PlannedStep
@@ -148,35 +118,28 @@ class _Asked:
     gradients: Mapping[str, Array]
 
 
-def _against_truth(
-    source: onnx.ModelProto,
-    planned: PlannedStep,
-    feeds: Mapping[str, Array],
-    loss: float,
-    gradients: Mapping[str, Array],
-) -> dict[str, Any]:
-    """The first truth that finds the same loss; the reasons of those that do not."""
-    asked = _Asked(source, planned, feeds, loss, gradients)
+def _against_truth(step: _Step) -> dict[str, Any]:
+    """Comparison with the first truth that finds the same loss, and the reasons why others do not."""
     passed: dict[str, str] = {}
     for name, truth in _TRUTHS.items():
         try:
-            found = truth(asked)
+            found = truth(step)
         except Exception as error:
-            # A truth that lacks an operator, or fails on it, is none; its reason is told.
+            # A truth may lack an operator, or fail on it.
             passed[name] = f"{type(error).__name__}: {str(error)[:150]}"
             continue
-        if abs(found["true_loss"] - loss) <= LOSS_TOLERANCE * max(abs(loss), 1.0):
+        if abs(found["true_loss"] - step.loss) <= LOSS_TOLERANCE * max(abs(step.loss), 1.0):
             return {"truth": name, **found, "other_truths": passed}
         passed[name] = f"its loss is {found['true_loss']}"
     return {"error": f"no truth: {passed}"}
 
 
-def _torch_over_source(asked: _Asked) -> dict[str, Any]:
-    return _by_torch(asked, asked.source)
+def _torch_over_source(step: _Step) -> dict[str, Any]:
+    return _by_torch(step, step.source)
 
 
-def _torch_over_forward(asked: _Asked) -> dict[str, Any]:
-    model = asked.planned.model
+def _torch_over_forward(step: _Step) -> dict[str, Any]:
+    model = step.planned.model
     nodes = tuple(node for node in model.nodes if node.origin != "loss")
     computed = {output for node in nodes for output in node.outputs}
     proto = to_proto(replace(model, nodes=nodes, statistics=()))
@@ -185,11 +148,18 @@ def _torch_over_forward(asked: _Asked) -> dict[str, Any]:
     proto.graph.output.extend(kept)
     if model.loss_kind == "cross-entropy":
         _put_classes_second(proto, _class_axis(model), len(model.types[model.outputs[0]].shape))
-    return _by_torch(asked, proto)
+    return _by_torch(step, proto)
+
+
+def _class_axis(model: TrainableModel) -> int:
+    """The axis of the output that the labels lack; the second if several are possible."""
+    logits, labels = (model.types[name].shape for name in (model.outputs[0], model.targets[0]))
+    axes = [axis for axis in range(1, len(logits)) if logits[:axis] + logits[axis + 1 :] == labels]
+    return axes[0] if axes else 1
 
 
 def _put_classes_second(proto: onnx.ModelProto, class_axis: int, rank: int) -> None:
-    """A transposed output where the classes are on another axis, as language models have them."""
+    """Transposes an output whose classes are on another axis, as in language models."""
     if class_axis == 1:
         return
     order = [0, class_axis, *(axis for axis in range(1, rank) if axis != class_axis)]
@@ -198,65 +168,66 @@ def _put_classes_second(proto: onnx.ModelProto, class_axis: int, rank: int) -> N
     proto.graph.output[0].name += "_classes_second"
 
 
-def _by_torch(asked: _Asked, forward: onnx.ModelProto) -> dict[str, Any]:
+def _by_torch(step: _Step, forward: onnx.ModelProto) -> dict[str, Any]:
     import torch
 
+    from scripts.benchmarking.torch_truth import torch_kernels
     from tests.torch_reference import reference_step
 
-    model = asked.planned.model
-    target = asked.feeds[model.targets[0]] if model.targets else np.zeros(0)
+    model = step.planned.model
+    target = step.feeds[model.targets[0]] if model.targets else np.zeros(0)
     loss = model.loss if model.loss_kind == "output" else model.loss_kind
-    inputs = {name: asked.feeds[name] for name in model.inputs}
+    inputs = {name: step.feeds[name] for name in model.inputs}
     exact = reference_step(forward, {}, inputs, target, loss=loss)
-    single = reference_step(forward, {}, inputs, target, loss=loss, dtype=torch.float32)
-    with kernels(onednn=False):
-        native = reference_step(forward, {}, inputs, target, loss=loss, dtype=torch.float32)
-    known = {name: value for name, value in exact.gradients.items() if name in asked.gradients}
-    rounded = reference_step(
-        forward,
-        {name: _moved_by_a_rounding(model.weights[name].load(), name) for name in known},
-        inputs,
-        target,
-        loss=loss,
-        dtype=torch.float32,
-    )
-    if missing := sorted(set(asked.gradients) - set(known)):
+    known = {name: value for name, value in exact.gradients.items() if name in step.gradients}
+    if missing := sorted(set(step.gradients) - set(known)):
         raise KeyError(f"no gradient of {missing[:3]}")
-    found = distances(asked.gradients, known, (single.gradients, native.gradients, rounded.gradients))
+
+    def single(weights: Mapping[str, Array]) -> Mapping[str, Array]:
+        return reference_step(forward, weights, inputs, target, loss=loss, dtype=torch.float32).gradients
+
+    singles = [single({})]
+    with torch_kernels(onednn=False):
+        singles.append(single({}))
+    singles.append(single({name: _perturbed(model.weights[name].load(), name) for name in known}))
+    found = distances(step.gradients, known, singles)
     return {"true_loss": exact.loss, **found, "no_parameters_of_the_module": []}
 
 
-def _moved_by_a_rounding(value: Array, name: str) -> Array:
+def _perturbed(value: Array, name: str) -> Array:
+    """Values moved by one rounding of float32."""
+    from scripts.benchmarking.torch_truth import ROUNDING
+
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     return (value * (1 + ROUNDING * generator.standard_normal(value.shape))).astype(value.dtype)
 
 
-def _differences(asked: _Asked) -> dict[str, Any]:
-    """Moves some parameters, one at a time, along their gradient and at random."""
+def _differences(step: _Step) -> dict[str, Any]:
+    """Central differences of each moved parameter, along its gradient plus a random direction."""
     from tests.gradients.finite_differences import in_float64
 
-    proto = in_float64(to_proto(asked.planned.model))
+    proto = in_float64(to_proto(step.planned.model))
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    norms = {name: float(np.linalg.norm(value)) for name, value in asked.gradients.items()}
+    norms = {name: float(np.linalg.norm(value)) for name, value in step.gradients.items()}
     least = SMALLEST_SHARE * max(norms.values())
-    chosen = _spread_out(list(norms))
-    for name in chosen:
+    moved = _evenly_spaced(list(norms))
+    for name in moved:
         kind = helper.np_dtype_to_tensor_dtype(weights[name].dtype)
         proto.graph.input.append(helper.make_tensor_value_info(name, kind, weights[name].shape))
     evaluator = ReferenceEvaluator(proto)
     feeds = {
         name: value.astype(np.float64) if value.dtype.kind == "f" else value
-        for name, value in asked.feeds.items()
+        for name, value in step.feeds.items()
     }
 
     def loss(name: str, value: Array) -> float:
-        moved = {other: weights[other] for other in chosen} | {name: value}
-        return float(np.asarray(evaluator.run([asked.planned.model.loss], {**feeds, **moved})).item())
+        fed = feeds | {other: weights[other] for other in moved} | {name: value}
+        return float(np.asarray(evaluator.run([step.planned.model.loss], fed)).item())
 
     generator = np.random.default_rng(0)
     errors = {}
-    for name in chosen:
-        gradient = asked.gradients[name].astype(np.float64)
+    for name in moved:
+        gradient = step.gradients[name].astype(np.float64)
         drawn = generator.standard_normal(gradient.shape)
         direction = gradient / (norms[name] or 1.0) + drawn / np.linalg.norm(drawn)
         scale = STEP * max(float(np.linalg.norm(weights[name])), 1.0)
@@ -265,40 +236,26 @@ def _differences(asked: _Asked) -> dict[str, Any]:
         errors[name] = abs(found / (2 * scale) - expected) / max(norms[name], least)
     worst = max(errors, key=lambda name: errors[name])
     return {
-        "true_loss": loss(chosen[0], weights[chosen[0]]),
+        "true_loss": loss(moved[0], weights[moved[0]]),
         "parameters": len(errors),
-        "parameters_of": len(asked.gradients),
+        "parameters_of": len(step.gradients),
         "difference_max": errors[worst],
         "difference_max_parameter": worst,
     }
 
 
-def _without_dropout(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without the masks that nobody can draw again."""
-    for node in proto.graph.node:
-        if node.op_type == "Dropout" and len(node.output) == 1:
-            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
-    return proto
+def _evenly_spaced(names: list[str]) -> list[str]:
+    """At most `MAX_MOVED_PARAMETERS` of the names."""
+    count = min(len(names), MAX_MOVED_PARAMETERS)
+    return [names[index * len(names) // count] for index in range(count)]
 
 
-def _spread_out(names: list[str]) -> list[str]:
-    """At most `MOST_PARAMETERS`, evenly from the whole."""
-    if len(names) <= MOST_PARAMETERS:
-        return names
-    return [names[index * len(names) // MOST_PARAMETERS] for index in range(MOST_PARAMETERS)]
-
-
-_TRUTHS: Mapping[str, Callable[[_Asked], dict[str, Any]]] = {
+_TRUTHS: Mapping[str, Callable[[_Step], dict[str, Any]]] = {
     "torch, source file": _torch_over_source,
     "torch, forward graph": _torch_over_forward,
     "differences": _differences,
 }
 
 
-def main(path: str, result: str, request: str) -> None:
-    row = compare_file(Path(path), Options(**json.loads(request)))
-    Path(result).write_text(json.dumps(row), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    write_result(compare_file, Options)

@@ -1,26 +1,28 @@
-"""How solve times grow with the graph: networks, chains, random graphs and transformer-like graphs."""
+"""Growth of solve times with the graph: networks, chains, random graphs and transformer-like graphs."""
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from random import Random
 from typing import Any
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.registry import SOLVERS
+from scripts.benchmarking import growth_picture
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
-from scripts.benchmarking.records import Progress
+from scripts.benchmarking.records import BENCHMARKS, Progress, Record, write_record
+from scripts.benchmarking.tables import print_table
 
 TIMED = ("acg", "general", "peak")
 CHAIN_VERTICES = (500, 1_000, 2_000, 5_000, 10_000)
 RANDOM_VERTICES = (500, 1_000, 2_000)
 TRANSFORMER_VERTICES = (500, 1_000, 2_000, 5_000, 10_000)
-# Seconds of the published code of Feng and Huang, division tree and search, on a CPU; that of the
-# chain is extrapolated from shorter ones. From 1,000 vertices on it ends in a recursion error.
+# Seconds of the published code of Feng and Huang, division tree and search, on a CPU; the chain's time is
+# extrapolated from shorter chains. From 1,000 vertices on it ends in a recursion error.
 PAPER_CODE_SECONDS = {
     "resnet50": 1.0,
     "densenet121": 23.0,
@@ -29,9 +31,102 @@ PAPER_CODE_SECONDS = {
     "nasnet": 36.0,
     "chain of 500": 53_800.0,
 }
-LONGEST_SECONDS = 120.0
+MAX_SECONDS = 120.0
+"""Predicted seconds beyond which a solver is skipped."""
 _REPEATED_BELOW_SECONDS = 5.0
 _REPEATS = 3
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--most-vertices", type=int, default=10_000, help="skip larger graphs")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    rows = run_growth(arguments.most_vertices, Progress())
+    found = exponents(rows)
+    write_record("growth", {"graphs": rows, "exponents": found}, folder=arguments.record)
+    if arguments.record == BENCHMARKS:
+        growth_picture.PICTURE.write_text(growth_picture.draw(rows), encoding="utf-8")
+    names = [name for name in TIMED if any(name in row["seconds"] for row in rows)]
+    headings = ("vertices", "edges", *names, "paper's code", "over acg")
+    print_table("seconds of a search", headings, [_terminal_row(row, names) for row in rows], width=140)
+    for family, powers in found.items():
+        shown = ", ".join(f"{name} {power:.2f}" for name, power in powers.items())
+        print(f"{family}: time grows with the number of vertices to the power of {shown}")
+    return 0
+
+
+def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
+    """Seconds of each solver on each graph, the division tree included; `None` where it was skipped.
+
+    A solver is skipped if quadratic growth from the preceding size would exceed `MAX_SECONDS`. Short searches
+    are repeated; their time is the minimum.
+    """
+    rows: list[dict[str, Any]] = []
+    before: dict[tuple[str, str], tuple[int, float]] = {}
+    for case in cases(most_vertices):
+        problem = case.make()
+        vertices = len(problem.graph)
+        progress(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
+        seconds: dict[str, float | None] = {}
+        figures: dict[str, Any] = {}
+        for name in TIMED:
+            if name not in SOLVERS:
+                continue
+            known = before.get((case.family, name))
+            if known and known[1] * (vertices / known[0]) ** 2 > MAX_SECONDS:
+                seconds[name] = None
+                progress(f"  {name} skipped")
+                continue
+            seconds[name], figures[name] = _timed(name, problem)
+            before[case.family, name] = vertices, seconds[name] or 0.0
+        rows.append(
+            {
+                "family": case.family,
+                "name": case.name,
+                "vertices": vertices,
+                "edges": len(problem.graph.edges),
+                "seconds": seconds,
+                "solutions": figures,
+                "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
+            }
+        )
+    return rows
+
+
+def exponents(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By family and solver, the power of the number of vertices with which time grows, from first to last."""
+    found: dict[str, dict[str, float]] = {}
+    for family in dict.fromkeys(row["family"] for row in rows if row["family"] != "network"):
+        for name in TIMED:
+            timed = [
+                (row["vertices"], row["seconds"][name])
+                for row in rows
+                if row["family"] == family and row["seconds"].get(name)
+            ]
+            if len(timed) > 1:
+                (few, short), (many, long) = timed[0], timed[-1]
+                found.setdefault(family, {})[name] = math.log(long / short) / math.log(many / few)
+    return found
+
+
+def results_section(record: Record) -> str:
+    graphs = record["figures"]["graphs"]
+    times = [1000 * graph["seconds"]["acg"] for graph in graphs if graph["family"] == "network"]
+    ratios = ", ".join(
+        f"{graph['name']} {graph['paper_code_seconds'] / graph['seconds']['acg']:,.0f}"
+        for graph in graphs
+        if graph["paper_code_seconds"] is not None
+    )
+    compared = (
+        f" The paper's code, timed separately, takes a multiple of that: {ratios} (the chain extrapolated)."
+        if ratios
+        else ""
+    )
+    return (
+        f"**Solve times.** `acg`, its division tree included, takes {min(times):.1f} to {max(times):.0f} ms "
+        f"on the paper's graphs.{compared}\n\n![Seconds of a search over the number of vertices](growth.svg)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +139,7 @@ class Case:
 
 
 def cases(most_vertices: int) -> Iterator[Case]:
-    """All graphs of up to so many vertices, each family from small to large."""
+    """All graphs of up to `most_vertices` vertices, each family from small to large."""
     for network, graph in sorted(PAPER_GRAPHS.items(), key=lambda item: item[1].vertices):
         if graph.vertices <= most_vertices:
             yield Case("network", network, lambda network=network: paper_problem(network))  # type: ignore[misc]
@@ -60,7 +155,7 @@ def cases(most_vertices: int) -> Iterator[Case]:
 
 
 def random_chain(vertices: int) -> CheckpointProblem:
-    """A chain whose tensors have 1 to 1,000 MB."""
+    """A chain of tensors of 1 to 1,000 MB."""
     return _problem(vertices, [(v, v + 1) for v in range(vertices - 1)])
 
 
@@ -75,9 +170,9 @@ def random_dag(vertices: int) -> CheckpointProblem:
 
 
 def transformer(vertices: int) -> CheckpointProblem:
-    """Blocks of attention and two-layer perceptron between residual additions, as many as fit.
+    """Blocks of attention and two-layer perceptron between residual additions, at most `vertices` in total.
 
-    Sizes in proportion: 64 tokens of width 256 with 4 heads, in bytes of float32.
+    Sizes are in bytes of float32, for 64 tokens of width 256 with 4 heads.
     """
     tokens, width, heads = 64, 256, 4
     hidden, scores, inner = tokens * width, heads * tokens**2, 4 * tokens * width
@@ -110,44 +205,6 @@ def _with_sizes(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> Check
     return CheckpointProblem(ComputationGraph.from_unsorted(range(len(sizes)), edges), costs)
 
 
-def run_growth(most_vertices: int, tell: Progress) -> list[dict[str, Any]]:
-    """Seconds of each solver on each graph, the division tree included; None where it was left out.
-
-    Left out is what would take more than `LONGEST_SECONDS` if time grew with the square of the
-    vertices from the size before. What takes long is timed once, all else is the minimum of three.
-    """
-    rows: list[dict[str, Any]] = []
-    before: dict[tuple[str, str], tuple[int, float]] = {}
-    for case in cases(most_vertices):
-        problem = case.make()
-        vertices = len(problem.graph)
-        tell(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
-        seconds: dict[str, float | None] = {}
-        figures: dict[str, Any] = {}
-        for name in TIMED:
-            if name not in SOLVERS:
-                continue
-            known = before.get((case.family, name))
-            if known and known[1] * (vertices / known[0]) ** 2 > LONGEST_SECONDS:
-                seconds[name] = None
-                tell(f"  {name} left out")
-                continue
-            seconds[name], figures[name] = _timed(name, problem)
-            before[case.family, name] = vertices, seconds[name] or 0.0
-        rows.append(
-            {
-                "family": case.family,
-                "name": case.name,
-                "vertices": vertices,
-                "edges": len(problem.graph.edges),
-                "seconds": seconds,
-                "solutions": figures,
-                "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
-            }
-        )
-    return rows
-
-
 def _timed(name: str, problem: CheckpointProblem) -> tuple[float, dict[str, Any]]:
     solver = SOLVERS[name]
     solution = solver.solve(problem)
@@ -161,16 +218,14 @@ def _timed(name: str, problem: CheckpointProblem) -> tuple[float, dict[str, Any]
     }
 
 
-def exponents(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By family and solver, the power of the number of vertices with which time grows, first to last."""
-    found: dict[str, dict[str, float]] = {}
-    for family in dict.fromkeys(row["family"] for row in rows if row["family"] != "network"):
-        for name in TIMED:
-            timed = [
-                (row["vertices"], row["seconds"][name])
-                for row in rows
-                if row["family"] == family and row["seconds"].get(name)
-            ]
-            for (few, short), (many, long) in pairwise([timed[0], timed[-1]] if len(timed) > 1 else []):
-                found.setdefault(family, {})[name] = math.log(long / short) / math.log(many / few)
-    return found
+def _terminal_row(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    published = row["paper_code_seconds"]
+    seconds = (row["seconds"][name] for name in names)
+    compared = ["", ""] if published is None else [published, published / row["seconds"]["acg"]]
+    return [
+        row["name"],
+        f"{row['vertices']:,}",
+        f"{row['edges']:,}",
+        *("skipped" if taken is None else f"{taken:.4f}" for taken in seconds),
+        *(figure if isinstance(figure, str) else f"{figure:,.0f}" for figure in compared),
+    ]

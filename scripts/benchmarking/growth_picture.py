@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from scripts.benchmarking.records import ROOT
+from scripts.benchmarking.svg import GRID, INK, svg_document
+
+PICTURE = ROOT / "docs" / "growth.svg"
 _WIDTH, _HEIGHT = 760, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 40, 52
-# Mid-tones that can be read on white and on black.
-_INK, _GRID = "#7d8590", "#7d859055"
 _COLOURS = {"acg": "#2f81f7", "general": "#3fa45b", "peak": "#d9822b"}
 _DASHES = {"chain": "", "random": "2 3", "transformer": "8 4"}
+_TITLE = "Seconds of a search over the number of vertices"
+_Place = Callable[[float, float], tuple[float, float]]
+"""Coordinates of vertices and seconds."""
 
 
 def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
-    """One line a solver and family of graphs, one dot a network."""
+    """One line for each solver and family of graphs, one dot for each network."""
     lines = {
         (solver, family): _points(graphs, solver, family)
         for solver in _COLOURS
@@ -33,26 +38,8 @@ def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
             _HEIGHT - _BOTTOM - y * (_HEIGHT - _TOP - _BOTTOM),
         )
 
-    title = "Seconds of a search over the number of vertices"
-    drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'font-family="sans-serif" font-size="12" fill="{_INK}">',
-        f"<title>{title}</title>",
-        f'<text x="{_LEFT}" y="18" font-size="14">{title}</text>',
-    ]
-    for power in range(low, high + 1):
-        _, y = place(10**left, 10.0**power)
-        drawn.append(
-            f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="{_GRID}"/>'
-            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>'
-        )
-    for power in range(left, right + 1):
-        x, _ = place(10**power, 10.0**low)
-        drawn.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>'
-        )
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    drawn.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">vertices</text>')
+    drawn = [f'<text x="{_LEFT}" y="18" font-size="14">{_TITLE}</text>']
+    drawn += _axes(place, range(left, right + 1), range(low, high + 1))
     for (solver, family), points in lines.items():
         places = [place(*point) for point in points]
         if family == "network":
@@ -64,7 +51,7 @@ def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
                 f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" fill="none" '
                 f'stroke="{_COLOURS[solver]}" stroke-width="1.8" stroke-dasharray="{_DASHES[family]}"/>'
             )
-    return "\n".join([*drawn, *_legend(), "</svg>", ""])
+    return svg_document(_WIDTH, _HEIGHT, _TITLE, [*drawn, *_legend()])
 
 
 def _points(graphs: Sequence[Mapping[str, Any]], solver: str, family: str) -> list[tuple[int, float]]:
@@ -76,16 +63,35 @@ def _points(graphs: Sequence[Mapping[str, Any]], solver: str, family: str) -> li
 
 
 def _powers(values: Iterable[float]) -> tuple[int, int]:
-    """The powers of ten around all values."""
+    """The powers of ten that enclose all values."""
     known = list(values)
     return math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+
+
+def _axes(place: _Place, vertices: range, seconds: range) -> list[str]:
+    """Grid lines and labels; the ranges are powers of ten."""
+    drawn = []
+    for power in seconds:
+        _, y = place(10 ** vertices[0], 10.0**power)
+        drawn.append(
+            f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>'
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>'
+        )
+    for power in vertices:
+        x, _ = place(10**power, 10.0 ** seconds[0])
+        drawn.append(
+            f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>'
+        )
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    drawn.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">vertices</text>')
+    return drawn
 
 
 def _legend() -> list[str]:
     x = _WIDTH - _RIGHT + 16
     entries = [(f'stroke="{colour}" stroke-width="3"', solver) for solver, colour in _COLOURS.items()]
     entries += [
-        (f'stroke="{_INK}" stroke-width="1.8" stroke-dasharray="{dashes}"', family)
+        (f'stroke="{INK}" stroke-width="1.8" stroke-dasharray="{dashes}"', family)
         for family, dashes in _DASHES.items()
     ]
     found = []

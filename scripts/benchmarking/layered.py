@@ -1,7 +1,7 @@
-"""Random layered operator graphs, as studied in work on rematerialisation: no structure to rely on.
+"""Random layered operator graphs, a common test case of rematerialisation without structure to exploit.
 
-Operators stand in layers. Each reads from the layer before it, and now and then from one a few layers
-back, as skip connections do; sizes and durations are drawn without regard to each other.
+Operators of a layer read from the preceding layer, and some through a skip connection from an earlier layer.
+Sizes and durations are independent.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-_FURTHEST = 10
-"""A skip connection reaches back over so many layers at most."""
-_SKIPPING = 0.3
-"""The share of operators with a skip connection."""
+MAX_SKIPPED_LAYERS = 10
+_SKIP_SHARE = 0.3
+"""Share of operators with a skip connection."""
 
 
 def layered_graph(operators: int, seed: int, width: int = 8) -> dict[str, Any]:
-    """An operator graph (the form of `onnxgc solve --budget`) with layers of up to `width` operators."""
+    """An operator graph (in the form of `onnxgc solve --budget`) with layers of up to `width` operators."""
     random = Random(seed)
     layers: list[list[int]] = []
     edges: list[list[int]] = []
@@ -28,8 +27,9 @@ def layered_graph(operators: int, seed: int, width: int = 8) -> dict[str, Any]:
             for node in layer:
                 read = set(random.sample(layers[-1], random.randint(1, min(3, len(layers[-1])))))
                 unread -= read
-                if random.random() < _SKIPPING:
-                    read.add(random.choice(layers[-random.randint(1, min(_FURTHEST, len(layers)))]))
+                if random.random() < _SKIP_SHARE:
+                    skipped = random.randint(1, min(MAX_SKIPPED_LAYERS, len(layers)))
+                    read.add(random.choice(layers[-skipped]))
                 edges += [[tail, node] for tail in sorted(read)]
             edges += [[tail, random.choice(layer)] for tail in sorted(unread)]
         layers.append(layer)

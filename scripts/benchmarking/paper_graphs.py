@@ -1,7 +1,7 @@
-"""The paper's networks as the code of Feng and Huang, 2021, draws them, and what is known of their sums.
+"""The paper's networks as graphs of the code of Feng and Huang, 2021, with known sums.
 
-These graphs end at the logits and have fewer vertices than those that onnxgc traces from the same
-files: an operator that overwrites its input shares that one's vertex.
+These graphs end at the logits and have fewer vertices than onnxgc's traces of the same files: an operator
+that overwrites its input shares its vertex.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from scripts.benchmarking.records import MODELS
 
 FLOAT_BYTES = 4
+CIFAR_NETWORKS = ("amoebanet", "darts", "nasnet")
 
 
 @dataclass(frozen=True, slots=True)
 class PaperGraph:
-    """A network at the batch and pixels of the paper's Table 1.
+    """A network with the batch and pixels of the paper's Table 1.
 
-    `vertices` and `mebibytes` (of all vertices) are those of the paper's code. The sums of
-    checkpoints and heaviest segment, source and target counted, in MiB: `code_mebibytes` is what that
-    code finds, `cuts_mebibytes` the best that is known from cuts over one order.
+    `vertices` and `mebibytes` (of all vertices) are those of the paper's code. Sums of checkpoints and
+    heaviest segment, source and target included, are in MiB: `code_mebibytes` is the result of that code,
+    `cuts_mebibytes` the best known result of cuts in one order.
     """
 
     batch: int
@@ -57,20 +58,18 @@ PAPER_GRAPHS: Mapping[str, PaperGraph] = {
     "vgg19": PaperGraph(64, 224, 25, 4039, 1899, 1899),
 }
 
-CIFAR_NETWORKS = ("amoebanet", "darts", "nasnet")
-
 
 def paper_problem(name: str) -> CheckpointProblem:
-    """The graph of a network of `PAPER_GRAPHS`: a vertex for the input and for every operator's output.
+    """The graph of a network of `PAPER_GRAPHS`: a vertex for the input and for the output of each operator.
 
-    With these exceptions: not drawn are a Flatten, a Dropout or a Slice in front of what it feeds, and
-    what a ReLU or ResNet's addition overwrites; their reader reads what they read. CIFAR networks
-    overwrite nothing, and their skips are vertices.
+    Omitted are Flatten, Dropout and Slice in front of certain operators, and outputs that a ReLU or an
+    addition of ResNet overwrites; their consumer reads their inputs. CIFAR networks overwrite no tensor, and
+    their skip connections are vertices.
     """
-    undrawn = {("Flatten", "Gemm"), ("Dropout", "Gemm"), ("Slice", "Conv")}
+    omitted = {("Flatten", "Gemm"), ("Dropout", "Gemm"), ("Slice", "Conv")}
     if name not in CIFAR_NETWORKS:
-        undrawn |= {(op, "Relu") for op in ("Add", "BatchNormalization", "Conv", "Gemm")}
-        undrawn.add(("BatchNormalization", "Add"))
+        omitted |= {(op, "Relu") for op in ("Add", "BatchNormalization", "Conv", "Gemm")}
+        omitted.add(("BatchNormalization", "Add"))
     model = onnx.load(MODELS / f"{name}.onnx")
     elements = _elements(model, PAPER_GRAPHS[name])
     operators = [node for node in model.graph.node if node.op_type != "ConstantOfShape"]
@@ -81,7 +80,7 @@ def paper_problem(name: str) -> CheckpointProblem:
 
     sizes = {"x": elements["x"]}
     edges: list[tuple[str, str]] = []
-    # The vertices that stand for a tensor: its own, or where it is not drawn those it comes from.
+    # The vertices of a tensor: its own, or those of the inputs of its omitted operator.
     vertices_of: dict[str, list[str]] = {"x": ["x"]}
     for node in operators:
         output = node.output[0]
@@ -94,7 +93,7 @@ def paper_problem(name: str) -> CheckpointProblem:
                 edges += [(vertex, skip) for vertex in known]
                 known = [skip]
             read += known
-        if len(readers.get(output, [])) == 1 and (node.op_type, readers[output][0]) in undrawn:
+        if len(readers.get(output, [])) == 1 and (node.op_type, readers[output][0]) in omitted:
             vertices_of[output] = read
             continue
         vertices_of[output] = [output]
@@ -107,7 +106,7 @@ def paper_problem(name: str) -> CheckpointProblem:
 
 
 def _elements(model: onnx.ModelProto, graph: PaperGraph) -> dict[str, int]:
-    """The elements of each tensor at the paper's batch and pixels."""
+    """Number of elements of each tensor at the paper's batch and pixels."""
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_value = graph.batch
     for dimension in model.graph.input[0].type.tensor_type.shape.dim[2:]:

@@ -1,4 +1,4 @@
-"""Recorded figures: one JSON file a benchmark, with all that is needed to read its figures."""
+"""Recorded figures: one JSON file a benchmark, with the machine and versions that they belong to."""
 
 from __future__ import annotations
 
@@ -9,56 +9,23 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from onnxgc import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 MODELS = ROOT / "models"
+Record = Mapping[str, Any]
+"""The content of a record: `benchmark`, `environment` and `figures`. Records in gpu/ have keys of their
+check."""
 _DISTRIBUTIONS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "torch")
 
 
-def environment(threads: int | None = None) -> dict[str, Any]:
-    """Versions, machine and its load; `threads` only where something ran."""
-    found: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else [],
-        "system": platform.system(),
-        "versions": {"python": platform.python_version(), "onnxgc": _version("onnxgc"), **_versions()},
-    }
-    if threads is not None:
-        found["threads"] = threads
-    return found
-
-
-def write_record(
-    name: str,
-    figures: Any,
-    *,
-    threads: int | None = None,
-    folder: Path = BENCHMARKS,
-) -> Path:
-    """Put the figures into `<folder>/<name>.json`, on one line; returns the path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    return path
-
-
-def read_record(name: str, folder: Path = BENCHMARKS) -> dict[str, Any] | None:
-    """A recorded benchmark, or None where it has not been taken yet."""
-    path = folder / f"{name}.json"
-    if not path.exists():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
 class Progress:
-    """Lines on stderr that say what is being done, with the seconds since the start."""
+    """Prints stages to stderr, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -67,20 +34,49 @@ class Progress:
         print(f"[{time.perf_counter() - self._started:6.1f} s] {stage}", file=sys.stderr, flush=True)
 
 
-def _versions() -> dict[str, str]:
-    versions = {name: _version(name) for name in _DISTRIBUTIONS}
-    return {name: version for name, version in versions.items() if version}
+def write_record(name: str, figures: Any, *, folder: Path, threads: int | None = None) -> None:
+    """Writes figures to `<folder>/<name>.json`; `threads` belongs to figures of runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    record = {"benchmark": name, "environment": environment(threads), "figures": figures}
+    path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"recorded {path.parent.name}/{path.name}", file=sys.stderr)
 
 
-def _version(distribution: str) -> str:
-    if distribution == "onnxgc":
-        from onnxgc import __version__
+def read_records(name: str, folder: Path = BENCHMARKS) -> list[Record]:
+    """The record of a benchmark, or all records of the folder `name`; none if it has not run yet."""
+    paths = [folder / f"{name}.json", *sorted((folder / name).glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
-        return __version__
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+
+def environment(threads: int | None = None) -> dict[str, Any]:
+    """Versions, machine and its load."""
+    found: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else [],
+        "system": platform.system(),
+        "versions": {
+            "python": platform.python_version(),
+            "onnxgc": __version__,
+            **installed_versions(_DISTRIBUTIONS),
+        },
+    }
+    if threads is not None:
+        found["threads"] = threads
+    return found
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of those distributions that are installed."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _cpu() -> str:

@@ -1,27 +1,60 @@
-"""What docs/reference.md lists, from the code: commands, solvers and operators."""
+"""The lists of docs/reference.md: commands, solvers and operators, from the code."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from onnxgc.cli.main import app
 from onnxgc.gradients.registry import RULES, STOPS
-from onnxgc.model.opset.target import EXPANDED_ALWAYS
-from onnxgc.model.static_shapes.decompositions import SPELLINGS
-from onnxgc.solvers.chain_reversal import ReversalObjective
+from onnxgc.model.opset.convert_opset import EXPANDED_ALWAYS
+from onnxgc.model.static_shapes.decompositions import DECOMPOSITIONS
+from onnxgc.solvers.base import Solver
 from onnxgc.solvers.registry import SOLVERS
+from onnxgc.solvers.reversal_schedule import ReversalObjective
 from scripts.benchmarking.tables import markdown_table
 
+_EXPANDED_WHILE_READING = ("GRU", "If", "LSTM", "Loop", "RNN", "Scan")
 
-def commands(folder: Path) -> str:
-    """Every command with its arguments and options, as `--help` tells them."""
-    del folder
-    # `Any`: typer gives its own names to what it has from click.
+
+def commands() -> str:
+    """Every command with its arguments and options, as in `--help`."""
+    # `Any`: typer renames classes of click.
     group: Any = typer.main.get_command(app)
     return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+
+
+def solvers() -> str:
+    """Every solver with the graphs that it accepts, its objectives and its optimality."""
+    rows = [
+        [
+            f"`{solver.name}`",
+            solver.summary,
+            _accepted_graphs(solver),
+            ", ".join(objective.value for objective in solver.objectives),
+            _optimality(solver),
+            "yes" if solver.takes_budget else "",
+        ]
+        for solver in SOLVERS.values()
+    ]
+    headings = ["solver", "method", "graphs", "objectives", "optimal", "budget"]
+    return markdown_table(headings, rows, figures=False)
+
+
+def operators() -> str:
+    """Operators with a gradient, by a rule or by decomposition, and operators without one."""
+    expanded = {*DECOMPOSITIONS, *EXPANDED_ALWAYS, *_EXPANDED_WHILE_READING}
+    rules, stops, others = (
+        ", ".join(f"`{name}`" for name in sorted(names))
+        for names in ([name for name in RULES if "." not in name], STOPS, expanded)
+    )
+    return (
+        f"Gradient rules: {rules}.\n\nDecomposed into other operators when a model is read: {others}, "
+        "sequences, and functions of ONNX that opset 18 lacks (`Attention`, `Gelu`, `RMSNormalization`, "
+        f"`RotaryEmbedding`, `Swish`, ...).\n\nNo gradient flows through {stops}, nor through integers and "
+        "Booleans."
+    )
 
 
 def _command(name: str, command: Any) -> str:
@@ -38,7 +71,7 @@ def _command(name: str, command: Any) -> str:
         )
         rows.append([names, f"{option.help}{default}"])
     table = markdown_table(
-        ["argument or option", "what it does"],
+        ["argument or option", "meaning"],
         [[first, text.replace("|", "\\|")] for first, text in rows],
         figures=False,
     )
@@ -54,36 +87,15 @@ def _shows_default(option: Any) -> bool:
     return bool(option.show_default) and option.default not in (None, False, ())
 
 
-def solvers(folder: Path) -> str:
-    """Which solver takes what, and what its plan is optimal for."""
-    del folder
-    rows = []
-    for solver in SOLVERS.values():
-        optimal = "no"
-        if isinstance(solver.exact_for, ReversalObjective):
-            optimal = "as a nested schedule"
-        elif solver.exact_for is not None:
-            optimal = "always" if solver.exact_on is solver.family else f"on {solver.exact_on.value}"
-        accepts = solver.family.value
-        if solver.max_vertices is not None:
-            accepts = f"graphs of up to {solver.max_vertices} tensors"
-        objectives = ", ".join(objective.value for objective in solver.objectives)
-        budget = "yes" if solver.takes_budget else ""
-        rows.append([f"`{solver.name}`", solver.summary, accepts, objectives, optimal, budget])
-    headings = ["solver", "how it chooses", "takes", "objective", "optimal", "takes a budget"]
-    return markdown_table(headings, rows, figures=False)
+def _accepted_graphs(solver: Solver) -> str:
+    if solver.max_vertices is not None:
+        return f"up to {solver.max_vertices} tensors"
+    return solver.family.value
 
 
-def operators(folder: Path) -> str:
-    """Which operators a gradient passes, by a rule or written in others, and which stop it."""
-    del folder
-    rules = ", ".join(f"`{name}`" for name in sorted(RULES) if "." not in name)
-    stops = ", ".join(f"`{name}`" for name in sorted(STOPS))
-    written = sorted({*SPELLINGS, *EXPANDED_ALWAYS, "GRU", "If", "LSTM", "Loop", "RNN", "Scan"})
-    others = ", ".join(f"`{name}`" for name in written)
-    return (
-        f"Gradient rules: {rules}.\n\nWritten in other operators while reading: {others}, sequences, and "
-        "what ONNX defines by other operators and opset 18 lacks (`Attention`, `Gelu`, `RMSNormalization`, "
-        f"`RotaryEmbedding`, `Swish`, ...).\n\nNo gradient flows through {stops}, nor through integers and "
-        "Booleans."
-    )
+def _optimality(solver: Solver) -> str:
+    if isinstance(solver.exact_for, ReversalObjective):
+        return "as a nested schedule"
+    if solver.exact_for is None:
+        return "no"
+    return "always" if solver.exact_on is solver.family else f"on {solver.exact_on.value}"

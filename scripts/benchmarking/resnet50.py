@@ -1,10 +1,11 @@
-"""The figures that the project promises, on ResNet-50: equality, accuracy, memory, time."""
+"""Equality, accuracy, memory and time of one network: ResNet-50 at batch 16."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,26 @@ import numpy as np
 import onnx
 
 from onnxgc.api import PlannedStep, emit, plan_step, store_all_schedule
-from onnxgc.emission.write import write_model
-from onnxgc.model.core.ir import Array, dtype_name
+from onnxgc.api.feeds import feeds_of
+from onnxgc.emission.atomic_files import write_model
+from onnxgc.model.core.ir import Array
+from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from onnxgc.model.weight_roles.initialization import draw_weights
 from onnxgc.planning.simulate import simulate
-from onnxgc.runtime.measure import Measurement, measure, random_feeds
+from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
-from scripts.benchmarking.contenders import Contender, in_turns
-from scripts.benchmarking.records import MODELS, Progress
+from scripts.benchmarking.command_options import add_network, add_rounds, add_threads
+from scripts.benchmarking.contenders import Contender, interleaved_times
+from scripts.benchmarking.records import MODELS, Progress, Record, write_record
+from scripts.benchmarking.tables import MEGABYTE, machine_of, markdown_table, megabytes, print_table
 
+KINDS = ("regular", "planned")
 _MEMORY_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is measured; everything but `network`, `batch` and `pixels` as they are is a trial."""
+    """The network, its input, and the number of timed steps; other networks and inputs are trials."""
 
     network: str = "resnet50"
     batch: int = 16
@@ -38,9 +43,102 @@ class Options:
     seed: int = 0
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_network(parser)
+    add_threads(parser)
+    add_rounds(parser, 7)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Exit code 1: loss, gradients or statistics differ from the baseline."""
+    options = Options(
+        arguments.network,
+        arguments.batch,
+        arguments.pixels,
+        arguments.threads,
+        arguments.rounds,
+        arguments.seed,
+    )
+    figures = measure_network(options, Progress())
+    write_record("resnet50", figures, threads=options.threads, folder=arguments.record)
+    title = f"{figures['network']}, batch {figures['batch']}, {figures['input']}"
+    print_table(title, KINDS, _terminal_rows(figures))
+    same, accuracy = figures["identical"], figures["accuracy"]
+    print(
+        f"bit-identical: loss {same['loss']}, gradients {same['gradients']}/{same['gradients_of']}, "
+        f"statistics {same['statistics']}/{same['statistics_of']}"
+    )
+    print(
+        "distance to torch float64, as a multiple of torch float32's: median "
+        f"{accuracy['ratio_median']:.2f}, max {accuracy['ratio_max']:.2f} ({accuracy['ratio_max_parameter']})"
+    )
+    is_equal = same["loss"] and all(same[key] == same[f"{key}_of"] for key in ("gradients", "statistics"))
+    return 0 if is_equal else 1
+
+
+def measure_network(options: Options, progress: Progress) -> dict[str, Any]:
+    """All figures of one network."""
+    with tempfile.TemporaryDirectory() as folder:
+        progress(f"planning {options.network}, batch {options.batch}, {options.pixels}x{options.pixels}")
+        setup = _set_up(options, Path(folder))
+        settings = {
+            "make_session": SessionSettings(threads=options.threads),
+            "default": SessionSettings(file_order=False, threads=options.threads),
+        }
+        found = {
+            (name, kind): _measured(setup, kind, settings[name], name, progress)
+            for name in settings
+            for kind in KINDS
+        }
+        regular, planned = (found["make_session", kind].outputs for kind in KINDS)
+        accuracy = _accuracy(options, setup, planned, progress)
+        times = _times(options, setup, Path(folder), progress)
+    solution = setup.planned.solution
+    return {
+        "network": options.network,
+        "batch": options.batch,
+        "input": f"3x{options.pixels}x{options.pixels}",
+        "seed": options.seed,
+        "checkpoints": len(solution.plan.checkpoints),
+        "solver": solution.solver,
+        "status": solution.status.value,
+        "extra_flops_ratio": setup.planned.extra_flops_ratio,
+        "parameter_gradient_bytes": setup.planned.profile.parameter_gradient_bytes,
+        "simulated_peak_bytes": dict(setup.simulated),
+        "measured": {name: {kind: _peaks(found[name, kind]) for kind in KINDS} for name in settings},
+        "memory_runs": _MEMORY_RUNS,
+        "identical": _count_identical(setup, regular, planned),
+        "accuracy": accuracy,
+        "step_seconds": times,
+    }
+
+
+def results_section(record: Record) -> str:
+    figures = record["figures"]
+    same, accuracy, times = figures["identical"], figures["accuracy"], figures["step_seconds"]
+    torch_version = record["environment"]["versions"]["torch"].partition("+")[0]
+    to_torch = {kind: times[kind]["minimum"] / times["torch"]["minimum"] for kind in KINDS}
+    return "\n\n".join(
+        (
+            f"**{figures['network']}, batch {figures['batch']}, {figures['input']}**: one training step. "
+            f"Peaks are in MB of 10^6 bytes, the highest of {figures['memory_runs']} runs, and include "
+            f"{megabytes(figures['parameter_gradient_bytes'])} MB of parameters' gradients:",
+            markdown_table(["", "baseline", "planned", "planned / baseline"], _document_rows(figures)),
+            f"Compared with the baseline, the loss is {'' if same['loss'] else 'NOT '}bit-identical, and so "
+            f"are {same['gradients']} of {same['gradients_of']} gradients. The distance of the gradients to "
+            f"torch {torch_version} in float64, as a multiple of the distance of torch float32, is "
+            f"{accuracy['ratio_median']:.2f} in the median and at most {accuracy['ratio_max']:.2f}. The "
+            "minimum time of a step, as a multiple of torch eager's (the same graph by torch's operators "
+            f"and autograd, without recomputation), is {to_torch['regular']:.2f} for the baseline and "
+            f"{to_torch['planned']:.2f} for the plan. {machine_of(record)}.",
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Setup:
-    """The two training files, what they are fed with, and where they came from."""
+    """Both training files of a plan, with their inputs."""
 
     planned: PlannedStep
     files: Mapping[str, Path]
@@ -49,76 +147,35 @@ class _Setup:
     weights: Mapping[str, Array]
 
 
-def measure_network(options: Options, tell: Progress) -> dict[str, Any]:
-    """All figures of one network."""
-    with tempfile.TemporaryDirectory() as folder:
-        tell(f"planning {options.network}, batch {options.batch}, {options.pixels}x{options.pixels}")
-        setup = _setup(options, Path(folder))
-        under = {
-            "make_session": SessionSettings(threads=options.threads),
-            "default": SessionSettings(file_order=False, threads=options.threads),
-        }
-        found = {
-            (settings, kind): _measured(setup, kind, under[settings], settings, tell)
-            for settings in under
-            for kind in setup.files
-        }
-        regular, planned = (found["make_session", kind].outputs for kind in ("regular", "planned"))
-        accuracy = _accuracy(options, setup, planned, tell)
-        times = _times(options, setup, Path(folder), tell)
-    return {
-        "network": options.network,
-        "batch": options.batch,
-        "input": f"3x{options.pixels}x{options.pixels}",
-        "seed": options.seed,
-        "checkpoints": len(setup.planned.solution.plan.checkpoints),
-        "solver": setup.planned.solution.solver,
-        "status": setup.planned.solution.status.value,
-        "extra_flops_ratio": setup.planned.extra_flops_ratio,
-        "parameter_gradient_bytes": setup.planned.profile.parameter_gradient_bytes,
-        "simulated_peak_bytes": dict(setup.simulated),
-        "measured": {
-            settings: {kind: _peaks(found[settings, kind]) for kind in setup.files} for settings in under
-        },
-        "memory_runs": _MEMORY_RUNS,
-        "identical": _identical(setup, regular, planned),
-        "accuracy": accuracy,
-        "step_seconds": times,
-    }
-
-
-def _setup(options: Options, folder: Path) -> _Setup:
+def _set_up(options: Options, folder: Path) -> _Setup:
     path = MODELS / f"{options.network}.onnx"
     model = read_model(path, input_shapes={"x": (options.batch, 3, options.pixels, options.pixels)})
     weights = draw_weights(model, options.seed)
     planned = plan_step(model)
-    schedules = {"regular": store_all_schedule(planned), "planned": planned.schedule}
+    schedules = dict(zip(KINDS, (store_all_schedule(planned), planned.schedule), strict=True))
     files = {kind: folder / f"{kind}.onnx" for kind in schedules}
     for kind, schedule in schedules.items():
         write_model(emit(planned, schedule=schedule, values=weights).model, files[kind])
-    described = {
-        name: (dtype_name(model.types[name].dtype), model.types[name].shape)
-        for name in (*model.inputs, *model.targets)
-    }
-    classes = model.types[model.outputs[0]].shape[1]
     simulated = {
         kind: simulate(schedule, planned.step.graph).peak_bytes for kind, schedule in schedules.items()
     }
-    return _Setup(planned, files, simulated, random_feeds(described, options.seed, classes), weights)
+    return _Setup(planned, files, simulated, feeds_of(planned, options.seed), weights)
 
 
-def _measured(setup: _Setup, kind: str, settings: SessionSettings, label: str, tell: Progress) -> Measurement:
-    tell(f"running {kind} under {label} settings, {_MEMORY_RUNS} steps")
+def _measured(
+    setup: _Setup, kind: str, settings: SessionSettings, label: str, progress: Progress
+) -> Measurement:
+    progress(f"running {kind} under {label} settings, {_MEMORY_RUNS} steps")
     return measure(
         setup.files[kind], setup.feeds, settings=settings, runs=_MEMORY_RUNS, keep_outputs=settings.file_order
     )
 
 
 def _peaks(measurement: Measurement) -> dict[str, Any]:
-    """The highest of all runs, and each run's.
+    """The highest peak of all runs, and the peak of each run.
 
-    Kernels' workspaces show only where they raise the arena's maximum, which is mostly in the first
-    run, and memory patterns act from the second on.
+    Workspaces are visible only where they raise the arena's maximum, mostly in the first run. Memory patterns
+    apply from the second run on.
     """
     return {
         "requested_bytes": measurement.requested_peak_bytes,
@@ -128,24 +185,26 @@ def _peaks(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def _identical(setup: _Setup, regular: Mapping[str, Array], planned: Mapping[str, Array]) -> dict[str, Any]:
-    """How many outputs of the planned file have the very bits of the one that stores everything."""
+def _count_identical(
+    setup: _Setup, regular: Mapping[str, Array], planned: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Numbers of outputs of the planned file that are bit-identical to the baseline's."""
     same = {name for name in regular if np.array_equal(regular[name], planned[name])}
     gradients = list(setup.planned.step.parameter_gradients.values())
-    statistics_ = [statistic.updated for statistic in setup.planned.model.statistics]
+    updated = [statistic.updated for statistic in setup.planned.model.statistics]
     return {
         "loss": setup.planned.model.loss in same,
         "gradients": sum(name in same for name in gradients),
         "gradients_of": len(gradients),
-        "statistics": sum(name in same for name in statistics_),
-        "statistics_of": len(statistics_),
+        "statistics": sum(name in same for name in updated),
+        "statistics_of": len(updated),
     }
 
 
 def _accuracy(
-    options: Options, setup: _Setup, outputs: Mapping[str, Array], tell: Progress
+    options: Options, setup: _Setup, outputs: Mapping[str, Array], progress: Progress
 ) -> dict[str, Any]:
-    """Distance of each parameter's gradient to float64, as a multiple of torch float32's own."""
+    """Distances of gradients to torch float64, as multiples of the distances of torch float32."""
     import torch
 
     from tests.torch_reference import reference_step
@@ -154,12 +213,12 @@ def _accuracy(
     model = onnx.load(MODELS / f"{options.network}.onnx")
     inputs = {name: setup.feeds[name] for name in setup.planned.model.inputs}
     (target,) = setup.planned.model.targets
-    exact: dict[str, Array] = {}
-    single: dict[str, Array] = {}
-    for dtype, gradients in ((torch.float64, exact), (torch.float32, single)):
-        tell(f"torch reference in {dtype}")
+    found: list[Mapping[str, Array]] = []
+    for dtype in (torch.float64, torch.float32):
+        progress(f"torch reference in {dtype}")
         step = reference_step(model, setup.weights, inputs, setup.feeds[target], dtype=dtype)
-        gradients.update(step.gradients)
+        found.append(step.gradients)
+    exact, single = found
     ours, theirs, ratios = {}, {}, {}
     for parameter, gradient in setup.planned.step.parameter_gradients.items():
         ours[parameter] = _distance(outputs[gradient], exact[parameter])
@@ -178,27 +237,64 @@ def _accuracy(
 
 
 def _distance(value: Array, exact: Array) -> float:
-    """Relative distance by norm."""
+    """Norm of the difference, relative to the norm of `exact`."""
     return float(np.linalg.norm(value.astype(np.float64) - exact) / np.linalg.norm(exact))
 
 
-def _times(options: Options, setup: _Setup, folder: Path, tell: Progress) -> dict[str, Any]:
-    """Step times in turns; torch runs the same network eagerly and stores everything."""
-    tell("warming up: regular, planned, torch")
+def _times(options: Options, setup: _Setup, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Interleaved times of steps; torch runs the same network eagerly, without recomputation."""
+    progress("warming up: regular, planned, torch")
     feeds = {"feeds": setup.feeds}
     contenders: dict[str, Contender] = {}
     try:
         for kind, file in setup.files.items():
             request = {"kind": "onnxruntime", "model": str(file), "threads": options.threads}
             contenders[kind] = Contender(folder / f"run-{kind}", request, feeds)
-        request = {
-            "kind": "torch",
-            "model": str(MODELS / f"{options.network}.onnx"),
-            "threads": options.threads,
-        }
+        source = str(MODELS / f"{options.network}.onnx")
+        request = {"kind": "torch", "model": source, "threads": options.threads}
         contenders["torch"] = Contender(folder / "run-torch", request, {**feeds, "weights": setup.weights})
-        tell(f"timing {options.rounds} rounds")
-        return {"rounds": options.rounds, **in_turns(contenders, options.rounds)}
+        progress(f"timing {options.rounds} rounds")
+        return {"rounds": options.rounds, **interleaved_times(contenders, options.rounds)}
     finally:
         for contender in contenders.values():
             contender.close()
+
+
+def _terminal_rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    rows = [_pair("simulated peak, MB", figures["simulated_peak_bytes"], MEGABYTE)]
+    for settings, measured in figures["measured"].items():
+        for key, what in (("requested_bytes", "requested"), ("in_use_bytes", "in use")):
+            peaks = {kind: measured[kind][key] for kind in KINDS}
+            last = {kind: measured[kind][f"{key}_by_run"][-1] for kind in KINDS}
+            rows.append(_pair(f"measured, {settings}, {what}, MB", peaks, MEGABYTE))
+            rows.append(_pair("  last run", last, MEGABYTE))
+    times = figures["step_seconds"]
+    for key in ("minimum", "median"):
+        label = f"step {key}, s (torch {times['torch'][key]:.3f})"
+        rows.append(_pair(label, {kind: times[kind][key] for kind in KINDS}, 1))
+    return rows
+
+
+def _pair(label: str, figures: Mapping[str, float], unit: int) -> list[str]:
+    regular, planned = (figures[kind] / unit for kind in KINDS)
+    return [label, f"{regular:,.3f}", f"{planned:,.3f} ({planned / regular:.2f})"]
+
+
+def _document_rows(figures: Mapping[str, Any]) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [_peak_row("simulated", figures["simulated_peak_bytes"])]
+    for settings, label in (("make_session", "`make_session()`"), ("default", "all-default session")):
+        measured = figures["measured"][settings]
+        for key, what in (("requested_bytes", "requested"), ("in_use_bytes", "in use")):
+            peaks = {kind: measured[kind][key] for kind in KINDS}
+            rows.append(_peak_row(f"measured, {label}, {what}", peaks))
+    times = figures["step_seconds"]
+    for key in ("minimum", "median"):
+        regular, planned, torch = (times[kind][key] for kind in (*KINDS, "torch"))
+        label = f"time of a step, {key} of {times['rounds']} (torch eager: {torch:.2f} s)"
+        rows.append([label, f"{regular:.2f} s", f"{planned:.2f} s", f"{planned / regular:.2f}"])
+    return rows
+
+
+def _peak_row(label: str, peaks: Mapping[str, int]) -> list[str]:
+    regular, planned = (peaks[kind] for kind in KINDS)
+    return [label, megabytes(regular), megabytes(planned), f"{planned / regular:.2f}"]

@@ -1,10 +1,12 @@
-"""The networks of the paper's Table 1, and two larger ones: sums, peaks and times of every solver.
+"""Sums, simulated peaks and solve times on the networks of the paper's Table 1, and on NASNet-A Large.
 
-Nothing is run: sums are counted on the graph, peaks are the judge's.
+No network runs: sums are counted on the graph, peaks are simulated.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,28 +15,66 @@ from typing import Any
 from onnxgc.api import plan_step
 from onnxgc.errors import PlanError
 from onnxgc.model.read import read_model
-from onnxgc.planning.joint import JointGraph
+from onnxgc.planning.joint_graph import JointGraph
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Solver, SolverOptions
 from onnxgc.solvers.registry import SOLVERS
-from scripts.benchmarking.networks import paper_rows
+from scripts.benchmarking.command_options import add_only, add_time_limit
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
-from scripts.benchmarking.records import MODELS, Progress
+from scripts.benchmarking.records import BENCHMARKS, MODELS, Progress, Record, write_record
+from scripts.benchmarking.tables import (
+    MEBIBYTE,
+    MEGABYTE,
+    markdown_table,
+    mebibytes,
+    megabytes,
+    print_table,
+)
 
-MEBIBYTE = 2**20
 SUMS = (Objective.PAPER, Objective.GENERAL)
-# Beyond the paper's table: batch and input.
+# Networks beyond the paper's table: batch and input.
 LARGE_NETWORKS = {"nasnetalarge": (8, "3x331x331")}
-# Of the solvers for a sum, those whose plans are simulated.
+# Solvers for a sum whose plans are simulated.
 _PLANNED = ("acg", "general")
+# The objective `peak`, without parameters' gradients.
+_PEAK = "peak, activations"
 _PAPER_COLUMNS = ("regular_mb", "random_mb", "chen_mb", "optimal_mb", "overhead_pct")
-# Sums are published in whole MiB.
+# Published sums are in whole MiB.
 _ROUNDING_MEBIBYTES = 0.51
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_only(parser)
+    add_time_limit(parser, None)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Exit code 1: a law is violated."""
+    rows = run_table1(arguments.only, arguments.time_limit, Progress())
+    write_record("table1", rows, folder=arguments.record)
+    names = [solver.name for solver in sum_solvers()]
+    for graph, found in (("traced", rows), ("paper's", [row["paper_graph"] for row in rows])):
+        sums = [
+            [f"{row['network']}, {row['batch']}", *_sum_cells(figures, names)]
+            for row, figures in zip(rows, found, strict=True)
+            if figures is not None
+        ]
+        headings = ("vertices", "total", "published", *names)
+        print_table(f"the paper's sum on the {graph} graph, MiB", headings, sums, width=220)
+    headings = (
+        "regular", "acg", "general", "peak", "paper regular", "random", "chen", "optimal", "extra/step",
+        "extra/forward", "paper, time", "bound", "set by", "solve, s", "total, s", "regular+", "peak+",
+    )  # fmt: skip
+    title = "simulated peak without parameters' gradients, MB; `peak` with them last"
+    print_table(title, headings, list(map(_peak_cells, rows)), width=260)
+    violations = [violation for row in rows for violation in row["violations"]]
+    print("\n".join(violations) or "no violations")
+    return 1 if violations else 0
+
+
 def sum_solvers() -> list[Solver]:
-    """The automatic solvers for a sum of checkpoints and heaviest segment that take large graphs."""
+    """The automatic solvers for a sum of checkpoints and heaviest segment without a limit on vertices."""
     return [
         solver
         for solver in SOLVERS.values()
@@ -42,25 +82,56 @@ def sum_solvers() -> list[Solver]:
     ]
 
 
-def run_table1(only: Sequence[str], time_limit: float | None, tell: Progress) -> list[dict[str, Any]]:
-    """One row a network; `violations` of what must hold are part of it."""
-    return list(_rows(only, time_limit, tell))
+def run_table1(only: Sequence[str], time_limit: float | None, progress: Progress) -> list[dict[str, Any]]:
+    """One row a network; `violations` has violated laws."""
+    return list(_rows(only, time_limit, progress))
 
 
-def _rows(only: Sequence[str], time_limit: float | None, tell: Progress) -> Iterator[dict[str, Any]]:
+def paper_rows() -> dict[str, dict[str, str]]:
+    """Table 1 of the paper, by network."""
+    with (BENCHMARKS / "paper_table1.csv").open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return {row["network"]: row for row in rows}
+
+
+def results_section(record: Record) -> str:
+    rows = record["figures"]
+    headings = [
+        "network, batch", "vertices", "sum: all", "`acg`", "`general`", "peak: baseline", "`acg`", "`peak`",
+        "lower bound", "paper: baseline", "optimal", "`peak` / optimal", "extra forward", "solve, s",
+    ]  # fmt: skip
+    return "\n\n".join(
+        [
+            "**The paper's Table 1**, with its batch sizes and inputs, in float32; the last network is not "
+            "part of it. *Sum* is the paper's objective, checkpoints and heaviest segment including source "
+            "and target, in MiB of 2^20 bytes; *all* is the sum of all tensors. Brackets contain a lower "
+            "bound where the optimum is not proven. *Peak* is simulated for the CPU in MB of 10^6 bytes and "
+            "counts activations, their gradients and workspaces, but neither parameters nor their "
+            "gradients; *lower bound* is the largest working set of an operator, which no schedule is "
+            "below. Peaks of the *paper* were measured on a GPU in PyTorch 1.5, in MB as printed and "
+            "without weights, so that megabytes are only roughly comparable. *Extra forward* is the "
+            "recomputation of the plan of `peak`, in floating-point operations relative to one forward "
+            "pass; *solve* is the time of its search.",
+            markdown_table(headings, list(map(_document_row, rows))),
+            _paper_graphs_sentence([row["paper_graph"] for row in rows if row["paper_graph"]]),
+        ]
+    )
+
+
+def _rows(only: Sequence[str], time_limit: float | None, progress: Progress) -> Iterator[dict[str, Any]]:
     paper = paper_rows()
     sizes = {network: (int(row["batch"]), row["input"]) for network, row in paper.items()}
     for network, (batch, pixels) in (sizes | LARGE_NETWORKS).items():
         if only and network not in only:
             continue
-        tell(f"{network}, batch {batch}, {pixels}")
+        progress(f"{network}, batch {batch}, {pixels}")
         row: dict[str, Any] = {"network": network, "batch": batch, "input": pixels}
         row.update(_traced_figures(network, (batch, *map(int, pixels.split("x"))), time_limit))
         row["paper"] = _paper_figures(paper[network]) if network in paper else None
         row["paper_graph"] = _paper_graph_figures(network, time_limit) if network in PAPER_GRAPHS else None
         row["violations"] = list(_violations(row))
         for violation in row["violations"]:
-            tell(f"VIOLATION: {violation}")
+            progress(f"VIOLATION: {violation}")
         yield row
 
 
@@ -69,7 +140,7 @@ def _paper_figures(row: Mapping[str, str]) -> dict[str, int | None]:
 
 
 def _traced_figures(network: str, shape: tuple[int, ...], time_limit: float | None) -> dict[str, Any]:
-    """Sums and peaks of one network as onnxgc traces it."""
+    """Sums and peaks of one network as traced by onnxgc."""
     started = time.perf_counter()
     model = read_model(MODELS / f"{network}.onnx", input_shapes={"x": shape})
     options = SolverOptions(objective=Objective.ACTIVATIONS, time_limit_seconds=time_limit)
@@ -80,7 +151,7 @@ def _traced_figures(network: str, shape: tuple[int, ...], time_limit: float | No
     peak = SOLVERS["peak"].solve(
         problem, SolverOptions(objective=Objective.PEAK, time_limit_seconds=time_limit)
     )
-    solutions = {"peak, activations": planned.solution, "peak": peak}
+    solutions = {_PEAK: planned.solution, "peak": peak}
     plans = {name: solution.plan for name, solution in solutions.items()}
     plans |= {solver: solution.plan for solver, (solution, _) in solved.items() if solver in _PLANNED}
     return {
@@ -99,7 +170,7 @@ def _traced_figures(network: str, shape: tuple[int, ...], time_limit: float | No
 
 
 def _sums(problem: CheckpointProblem, time_limit: float | None) -> dict[str, tuple[Solution, dict[str, Any]]]:
-    """What each solver finds, those left out that do not take the graph or find nothing on it."""
+    """Solutions by solver; solvers that reject the graph or find no plan are omitted."""
     found = {}
     for solver in sum_solvers():
         objective = next(objective for objective in solver.objectives if objective in SUMS)
@@ -122,7 +193,7 @@ def _solution_figures(solution: Solution) -> dict[str, Any]:
 
 
 def _plan_figures(joint: JointGraph, plan: CheckpointPlan) -> dict[str, Any]:
-    """A plan as the judge sees it; floating-point operations as shares of the step's and of forward's."""
+    """Simulated peaks of a plan, and its extra operations relative to the step and to forward."""
     step, schedule = joint.scheduled(plan)
     profile = joint.profile(plan)
     forward = sum(operator.flops for operator in step.forward)
@@ -136,7 +207,7 @@ def _plan_figures(joint: JointGraph, plan: CheckpointPlan) -> dict[str, Any]:
 
 
 def _paper_graph_figures(network: str, time_limit: float | None) -> dict[str, Any]:
-    """The same sums on the graph that the paper's code draws, where sums are known."""
+    """The sums on the graph of the paper's code, for which sums are known."""
     known = PAPER_GRAPHS[network]
     problem = paper_problem(network)
     return {
@@ -149,7 +220,7 @@ def _paper_graph_figures(network: str, time_limit: float | None) -> dict[str, An
 
 
 def _violations(row: Mapping[str, Any]) -> Iterator[str]:
-    """What must hold and does not."""
+    """Violated laws: values are not below bounds, `general` is not above `acg`, known sums are reached."""
     graphs = {"traced": row["sums"], "paper's": row["paper_graph"]["sums"] if row["paper_graph"] else {}}
     for graph, sums in graphs.items():
         where = f"{row['network']}, {graph} graph"
@@ -169,3 +240,82 @@ def _violations(row: Mapping[str, Any]) -> Iterator[str]:
         known = row["paper_graph"]["cuts_mebibytes"]
         if "general" in sums and sums["general"]["objective_bytes"] / MEBIBYTE - known > _ROUNDING_MEBIBYTES:
             yield f"{where}: general is above the known {known} MiB"
+
+
+def _sum_cells(figures: Mapping[str, Any], solvers: Sequence[str]) -> list[str]:
+    known = (
+        f"{figures['code_mebibytes']:,}/{figures['cuts_mebibytes']:,}" if "code_mebibytes" in figures else ""
+    )
+    sums = [_sum_cell(figures["sums"][name]) if name in figures["sums"] else "" for name in solvers]
+    return [str(figures["vertices"]), mebibytes(figures["total_bytes"]), known, *sums]
+
+
+def _sum_cell(figures: Mapping[str, Any]) -> str:
+    """Sum, its lower bound if not optimal, seconds."""
+    bound = "" if figures["status"] == "optimal" else f" >{mebibytes(figures['lower_bound_bytes'])}"
+    return f"{mebibytes(figures['objective_bytes'])}{bound} {figures['seconds']:.2f}s"
+
+
+def _peak_cells(row: Mapping[str, Any]) -> list[str]:
+    plans, paper, solution = row["plans"], row["paper"] or {}, row["peaks"][_PEAK]
+    peaks = [plans[name]["activation_peak_bytes"] if name in plans else None for name in (*_PLANNED, _PEAK)]
+    return [
+        f"{row['network']}, {row['batch']}",
+        megabytes(row["regular"]["activation_peak_bytes"]),
+        *("" if size is None else megabytes(size) for size in peaks),
+        *(str(paper.get(f"{name}_mb") or "") for name in ("regular", "random", "chen", "optimal")),
+        *(f"{plans[_PEAK][key]:.0%}" for key in ("extra_of_step", "extra_of_forward")),
+        f"{paper['overhead_pct']}%" if paper else "",
+        megabytes(solution["lower_bound_bytes"]),
+        solution["bound_operator"][-24:],
+        f"{solution['seconds']:.1f}",
+        f"{row['total_seconds']:.1f}",
+        megabytes(row["regular"]["peak_bytes"]),
+        megabytes(plans["peak"]["peak_bytes"]),
+    ]
+
+
+def _document_row(row: Mapping[str, Any]) -> list[str]:
+    peak, paper, solution = row["plans"][_PEAK], row["paper"], row["peaks"][_PEAK]
+    general = row["sums"].get("general")
+    columns = [f"{row['network']}, {row['batch']}", f"{row['vertices']:,}"]
+    columns += [mebibytes(row["total_bytes"]), mebibytes(row["sums"]["acg"]["objective_bytes"])]
+    columns.append("" if general is None else _sum_with_bound(general))
+    columns += [
+        megabytes(row["regular"]["activation_peak_bytes"]),
+        megabytes(row["plans"]["acg"]["activation_peak_bytes"]),
+        megabytes(peak["activation_peak_bytes"]),
+        megabytes(solution["lower_bound_bytes"]),
+    ]
+    if paper:
+        ratio = peak["activation_peak_bytes"] / MEGABYTE / paper["optimal_mb"]
+        columns += [f"{paper['regular_mb']:,}", f"{paper['optimal_mb']:,}", f"{ratio:.2f}"]
+    else:
+        columns += [""] * 3
+    return [*columns, f"{peak['extra_of_forward']:.0%}", f"{solution['seconds']:.1f}"]
+
+
+def _sum_with_bound(figures: Mapping[str, Any]) -> str:
+    bound = "" if figures["status"] == "optimal" else f" (≥ {mebibytes(figures['lower_bound_bytes'])})"
+    return f"{mebibytes(figures['objective_bytes'])}{bound}"
+
+
+def _paper_graphs_sentence(graphs: Sequence[Mapping[str, Any]]) -> str:
+    """Sums on the graphs of the paper's code."""
+    sums = [
+        {name: graph["sums"][name]["objective_bytes"] for name in _PLANNED if name in graph["sums"]}
+        for graph in graphs
+    ]
+    same = sum(
+        abs(found["acg"] / MEBIBYTE - graph["code_mebibytes"]) <= _ROUNDING_MEBIBYTES
+        for found, graph in zip(sums, graphs, strict=True)
+    )
+    text = (
+        "The graphs of the paper's code for the same networks end at the logits, and an operator that "
+        "overwrites its input shares its vertex. On these graphs `acg` finds the sum of that code for "
+        f"{same} of {len(graphs)} networks, within rounding"
+    )
+    ratios = [found["general"] / found["acg"] for found in sums if "general" in found]
+    if lower := [ratio for ratio in ratios if ratio < 1]:
+        text += f"; `general` finds a lower sum for {len(lower)}, down to {min(lower):.2f} of it"
+    return f"{text}."

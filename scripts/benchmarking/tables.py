@@ -1,25 +1,51 @@
-"""Tables and figures as documents have them."""
+"""Tables and figures in documents and on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.benchmarking.records import Record
 
 MEGABYTE = 10**6
+MEBIBYTE = 2**20
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
-    """A table whose first column is text and whose others are figures, or text too."""
+    """A table with a first column of text and further columns of figures, or of text."""
     lines = [headings, ["---", *("---:" if figures else "---" for _ in headings[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def megabytes(size_bytes: float) -> str:
-    return f"{size_bytes / MEGABYTE:,.0f}"
+def print_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None
+) -> None:
+    """Prints a table to the terminal; `headings` are those behind the first column."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=width).print(table)
 
 
-def where(record: Mapping[str, Any]) -> str:
-    """The machine, the runtime and the day of a record."""
+def megabytes(size_bytes: float, digits: int = 0) -> str:
+    return f"{size_bytes / MEGABYTE:,.{digits}f}"
+
+
+def mebibytes(size_bytes: float) -> str:
+    return f"{size_bytes / MEBIBYTE:,.0f}"
+
+
+def shape_label(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def machine_of(record: Record) -> str:
+    """The machine, the runtime and the date of a record."""
     found = record["environment"]
     versions = found["versions"]
     runtime = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")

@@ -1,42 +1,41 @@
-"""Whole PyTorch modules in less memory: ours beside checkpoints by hand and PyTorch's own memory budget.
+"""Memory and time of whole PyTorch modules: onnxgc, manual checkpointing and PyTorch's own memory budget.
 
-One step, forward and backward, in one process a model. Peaks are those of PyTorch's CPU allocator over a
-step, gradients included. Contenders take turns, so that a machine that slows down slows all of them; times
-are the best of their rounds. Ours is planned twice: within the peak of the checkpoints by hand, and within
-that of PyTorch's memory budget.
+Each model runs in a separate process, one step of forward and backward. Peaks are those of PyTorch's CPU
+allocator during a step, gradients included. Steps are interleaved; times are the best of all rounds. onnxgc
+plans twice: within the peak of manual checkpointing, and within the peak of PyTorch's memory budget.
 
-    python -m scripts.benchmarking.torch_plans NAME RESULT REQUEST    one model in this process
+    python -m scripts.benchmarking.torch_plans NAME REQUEST RESULT    one model in this process
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
-import json
 import logging
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from scripts.benchmarking.records import ROOT, Progress
-
-MEGABYTE = 10**6
+from scripts.benchmarking.command_options import add_only, add_rounds, add_small, add_threads, add_time_limit
+from scripts.benchmarking.manual_checkpoints import checkpoint_blocks
+from scripts.benchmarking.processes import result_of_process, write_result
+from scripts.benchmarking.records import Progress, Record, write_record
+from scripts.benchmarking.step import inputs_label
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.timing import interleaved_seconds
 
 EAGER, BY_HAND, OWN_BUDGET = "eager", "per-block checkpoint", "activation_memory_budget"
 OURS_BY_HAND, OURS_BUDGET = "ours within per-block", "ours within activation_memory_budget"
 CONTENDERS = (EAGER, BY_HAND, OURS_BY_HAND, OWN_BUDGET, OURS_BUDGET)
 OWN_SHARE = 0.5
-"""What PyTorch's memory budget is set to: this share of what its default saves."""
+"""PyTorch's memory budget, as a share of the memory that its default saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The modules of a model that people checkpoint, by class, and the batch."""
+    """The batch of a model, and the classes of the blocks that users checkpoint."""
 
     blocks: tuple[str, ...]
     batch: int
@@ -53,7 +52,7 @@ SUBJECTS: Mapping[str, Subject] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which models, in which size, how many steps are timed, and how long a plan is searched for."""
+    """`rounds` is the number of timed steps; `time_limit` is in seconds for each search."""
 
     only: tuple[str, ...] = ()
     small: bool = False
@@ -62,110 +61,145 @@ class Options:
     time_limit: float = 30.0
 
 
-def run_torch_plans(options: Options, tell: Progress) -> dict[str, Any]:
-    """One row a model: peak and best time of each contender."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_threads(parser, 2)
+    add_only(parser, "a model")
+    add_rounds(parser, 5)
+    add_time_limit(parser, 30.0)
+    add_small(parser)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Exit code 1: a process failed."""
+    options = Options(
+        tuple(arguments.only), arguments.small, arguments.rounds, arguments.threads, arguments.time_limit
+    )
+    figures = run_torch_plans(options, Progress())
+    write_record("torch", figures, threads=options.threads, folder=arguments.record)
+    rows = [[row["model"], *([row["error"]] if "error" in row else cells(row))] for row in figures["rows"]]
+    print_table("peak, MB, and time as a multiple of eager's", CONTENDERS, rows)
+    return 1 if any("error" in row for row in figures["rows"]) else 0
+
+
+def run_torch_plans(options: Options, progress: Progress) -> dict[str, Any]:
+    """One row a model: peak and times of each contender."""
     rows = []
     for name in options.only or tuple(SUBJECTS):
-        tell(name)
-        with tempfile.TemporaryDirectory() as folder:
-            result = Path(folder) / "row.json"
-            command = [sys.executable, "-m", "scripts.benchmarking.torch_plans", name, str(result)]
-            status = subprocess.run([*command, json.dumps(asdict(options))], cwd=ROOT).returncode
-            if status:
-                rows.append({"model": name, "error": f"the process ended with status {status}"})
-            else:
-                rows.append(json.loads(result.read_text(encoding="utf-8")))
+        progress(name)
+        rows.append({"model": name, **result_of_process("scripts.benchmarking.torch_plans", name, options)})
     return {"rounds": options.rounds, "time_limit": options.time_limit, "own_share": OWN_SHARE, "rows": rows}
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """For each contender its peak, and its best time as a multiple of eager's."""
+    """The peak of each contender, with its best time as a multiple of eager's."""
     best = {contender: min(seconds) for contender, seconds in row["seconds"].items()}
-    return [
-        f"{row['peak_bytes'][contender] / MEGABYTE:,.0f}"
-        + (f", {best[contender]:.2f} s" if contender == EAGER else f", {best[contender] / best[EAGER]:.2f}")
-        for contender in CONTENDERS
-    ]
+    times = {contender: f"{seconds / best[EAGER]:.2f}" for contender, seconds in best.items()}
+    times[EAGER] = f"{best[EAGER]:.2f} s"
+    return [f"{megabytes(row['peak_bytes'][contender])}, {times[contender]}" for contender in CONTENDERS]
 
 
-def compare(name: str, options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
+def compare(name: str, options: Options) -> dict[str, Any]:
     """The row of one model, in this process."""
     import torch
     from torch import nn
 
-    from onnxgc.torch import checkpoint, plans_of
     from onnxgc.torch.checkpointing import planned_module
-    from onnxgc.torch.operator_timing import Measured
-    from onnxgc.torch.torch_partitioner_budget import PartitionerBudget
+    from onnxgc.torch.operator_timing import MeasuredCosts
+    from onnxgc.torch.partitioner_plan import PartitionerBudget
     from scripts.exports.torch_models import TORCH_MODELS
 
+    progress = Progress()
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(options.threads)
-    subject = SUBJECTS[name]
-    model = TORCH_MODELS[name]
+    subject, model = SUBJECTS[name], TORCH_MODELS[name]
     module = model.module(options.small)
     batch = {key: value[: subject.batch] for key, value in model.batch(options.small).items()}
     inputs = tuple(batch.values())
     with torch.no_grad():
         target = model.target(copy.deepcopy(module)(*inputs))
     plain = _with_loss(module, model.loss_of, target)
-
+    own = PartitionerBudget(OWN_SHARE)
     contenders: dict[str, nn.Module] = {
         EAGER: plain,
-        BY_HAND: _by_hand(copy.deepcopy(plain), subject.blocks),
-        OWN_BUDGET: planned_module(copy.deepcopy(plain), PartitionerBudget(OWN_SHARE), Measured(), inputs),
+        BY_HAND: checkpoint_blocks(copy.deepcopy(plain), subject.blocks),
+        OWN_BUDGET: planned_module(copy.deepcopy(plain), own, MeasuredCosts(), inputs),
     }
     peaks: dict[str, int] = {}
     for contender, made in contenders.items():
-        tell(f"{name}: {contender}")
-        _step(made, inputs)
-        peaks[contender] = _peak(made, inputs)
+        progress(f"{name}: {contender}")
+        peaks[contender] = _measured_peak(made, inputs)
     plans: dict[str, Any] = {}
     for contender, rival in ((OURS_BY_HAND, BY_HAND), (OURS_BUDGET, OWN_BUDGET)):
-        tell(f"{name}: {contender}")
-        started = time.perf_counter()
-        made = checkpoint(
-            copy.deepcopy(plain), inputs, budget=str(peaks[rival]), time_limit=options.time_limit
-        )
-        seconds = time.perf_counter() - started
-        (plan,) = plans_of(made)
+        progress(f"{name}: {contender}")
+        made, plans[contender] = _planned(plain, inputs, peaks[rival], options.time_limit)
         contenders[contender] = made
-        _step(made, inputs)
-        peaks[contender] = _peak(made, inputs)
-        plans[contender] = {
-            "planning_seconds": seconds,
-            "simulated_peak_bytes": plan.planned_peak_bytes,
-            "simulated_regular_peak_bytes": plan.regular_peak_bytes,
-            "repeated": plan.repeated,
-            "operators": plan.operators,
-            "extra_time_ratio": plan.extra_time_ratio,
-            "lower_bound_ratio": plan.lower_bound_ratio,
-            "simulated_saved_bytes": sum(one.size_bytes for one in plan.saved),
-            "saved_bytes": _saved(made, inputs),
-        }
-    seconds_of: dict[str, list[float]] = {contender: [] for contender in contenders}
-    for number in range(options.rounds):
-        tell(f"{name}: round {number + 1} of {options.rounds}")
-        for contender, made in contenders.items():
-            started = time.perf_counter()
-            _step(made, inputs)
-            seconds_of[contender].append(time.perf_counter() - started)
+        peaks[contender] = _measured_peak(made, inputs)
+        plans[contender]["saved_bytes"] = _saved_bytes(made, inputs)
+    steps = {contender: functools.partial(_step, made, inputs) for contender, made in contenders.items()}
+    seconds = interleaved_seconds(steps, options.rounds, lambda stage: progress(f"{name}: {stage}"))
     gradients = {contender: [one.grad for one in made.parameters()] for contender, made in contenders.items()}
     return {
         "model": name,
         "inputs": {key: list(value.shape) for key, value in batch.items()},
         "peak_bytes": peaks,
-        "seconds": seconds_of,
+        "seconds": seconds,
         "plans": plans,
         "parameters": len(gradients[EAGER]),
         "bit_equal_gradients": {
-            contender: sum(map(_equal, gradients[EAGER], found)) for contender, found in gradients.items()
+            contender: sum(map(_is_equal, gradients[EAGER], found)) for contender, found in gradients.items()
         },
     }
 
 
+def results_section(record: Record) -> str:
+    figures = record["figures"]
+    rows = [row for row in figures["rows"] if "error" not in row]
+    difference = max(
+        abs(plan["simulated_peak_bytes"] / row["peak_bytes"][contender] - 1)
+        for row in rows
+        for contender, plan in row["plans"].items()
+    )
+    headings = (
+        "model, inputs", "eager", "checkpoint of each block", "ours within that peak",
+        "activation_memory_budget", "ours within that peak",
+    )  # fmt: skip
+    is_equal = all(
+        count == row["parameters"] for row in rows for count in row["bit_equal_gradients"].values()
+    )
+    table = markdown_table(headings, [[inputs_label(row), *cells(row)] for row in rows])
+    return (
+        "**In PyTorch**: whole modules with their loss by `onnxgc.torch.checkpoint` (*ours*), compared with "
+        "`torch.utils.checkpoint` of each block and with PyTorch's partitioner at "
+        f"`activation_memory_budget={figures['own_share']}`. Each cell has the peak of a step in MB as "
+        f"PyTorch's allocator reports it, gradients included, and the best time of {figures['rounds']} as a "
+        "multiple of eager's. All contenders run in one process. Simulated and measured peaks differ by at "
+        f"most {difference:.2%}{'; all gradients are bit-identical to those of eager' if is_equal else ''}:"
+        f"\n\n{table}\n\n{machine_of(record)}."
+    )
+
+
+def _planned(plain: Any, inputs: Any, budget_bytes: int, time_limit: float) -> tuple[Any, dict[str, Any]]:
+    """A module with a plan within a budget, and the plan's figures."""
+    from onnxgc.torch import checkpoint, plans_of
+
+    started = time.perf_counter()
+    made = checkpoint(copy.deepcopy(plain), inputs, budget=str(budget_bytes), time_limit=time_limit)
+    seconds = time.perf_counter() - started
+    (plan,) = plans_of(made)
+    return made, {
+        "planning_seconds": seconds,
+        "simulated_peak_bytes": plan.planned_peak_bytes,
+        "simulated_regular_peak_bytes": plan.regular_peak_bytes,
+        "repeated": plan.repeated,
+        "operators": plan.operators,
+        "extra_time_ratio": plan.extra_time_ratio,
+        "lower_bound_ratio": plan.lower_bound_ratio,
+        "simulated_saved_bytes": sum(one.size_bytes for one in plan.saved),
+    }
+
+
 def _with_loss(module: Any, loss: Callable[[Any, Any], Any], target: Any) -> Any:
-    """The module and its loss as one: what a step calls."""
+    """A module that returns the loss of `module`."""
     from torch import nn
 
     class WithLoss(nn.Module):
@@ -180,55 +214,37 @@ def _with_loss(module: Any, loss: Callable[[Any, Any], Any], target: Any) -> Any
     return WithLoss()
 
 
-def _by_hand(module: Any, blocks: tuple[str, ...]) -> Any:
-    """Each block of these classes under `torch.utils.checkpoint`, the outermost of them."""
-    from torch.utils.checkpoint import checkpoint
-
-    def wrap(parent: Any) -> None:
-        for child in parent.children():
-            if type(child).__name__ not in blocks:
-                wrap(child)
-                continue
-            if hasattr(child, "memory_efficient"):
-                # It is handed a list that grows, which a recomputation would find longer.
-                child.memory_efficient = True
-                continue
-            child.forward = functools.partial(checkpoint, child.forward, use_reentrant=False)
-
-    wrap(module)
-    return module
-
-
 def _step(module: Any, inputs: Any) -> None:
     module.zero_grad()
     module(*inputs).backward()
 
 
-def _peak(module: Any, inputs: Any) -> int:
-    """The most bytes that a step holds at once, beyond what was there before it."""
+def _measured_peak(module: Any, inputs: Any) -> int:
+    """The most bytes allocated at once during a step, without those allocated before it."""
     from torch.profiler import ProfilerActivity, profile
 
+    _step(module, inputs)
     module.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         module(*inputs).backward()
-    held = most = 0
+    live = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
 
 
-def _saved(module: Any, inputs: Any) -> int:
-    """The bytes of what autograd saves, but for parameters, buffers and inputs."""
+def _saved_bytes(module: Any, inputs: Any) -> int:
+    """Bytes that autograd saves, without parameters, buffers and inputs."""
     import torch
 
-    there = {one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers(), *inputs)}
+    known = {one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers(), *inputs)}
     found: dict[int, int] = {}
 
     def pack(one: Any) -> Any:
         storage = one.untyped_storage()
-        if storage.data_ptr() not in there:
+        if storage.data_ptr() not in known:
             found[storage.data_ptr()] = storage.nbytes()
         return one
 
@@ -238,19 +254,11 @@ def _saved(module: Any, inputs: Any) -> int:
     return sum(found.values())
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     import torch
 
     return (one is None and other is None) or torch.equal(one, other)
 
 
-def main() -> None:
-    name, result, request = sys.argv[1:]
-    given = json.loads(request)
-    given["only"] = tuple(given["only"])
-    tell = Progress()
-    Path(result).write_text(json.dumps(compare(name, Options(**given), tell)), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_result(compare, Options)

@@ -1,7 +1,8 @@
-"""Training on ONNX Runtime: memory under a budget, time against the prediction, and whether it learns."""
+"""Training on ONNX Runtime: memory under a budget, measured and predicted time, and learning curves."""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +13,18 @@ import numpy as np
 
 from onnxgc.api import bench, optimize, verify
 from onnxgc.training import Event, Trainer, cosine
-from scripts.benchmarking.records import ROOT, Progress, read_record
-from scripts.benchmarking.tables import MEGABYTE, markdown_table, megabytes, where
+from scripts.benchmarking.command_options import add_rounds, add_small, add_threads
+from scripts.benchmarking.records import MODELS, Progress, Record, write_record
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
 
 TRANSFORMER = "bert"
 BUDGET = "70%"
-HEADINGS = ("network, batch", "storing everything, s", "planned, s", "extra time, %", "predicted, %")
+HEADINGS = ("network, batch", "baseline, s", "planned, s", "extra time, %", "predicted, %")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How many steps are timed, by how many threads, and whether networks are small, for a trial."""
+    """`rounds` is the number of timed steps; `time_limit` is in seconds for each search."""
 
     rounds: int = 7
     threads: int = 1
@@ -30,36 +32,98 @@ class Options:
     time_limit: float = 20.0
 
 
-def run_training(options: Options, tell: Progress) -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_threads(parser, 1)
+    add_rounds(parser, 7)
+    add_small(parser)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Exit code 1: a peak exceeds its budget, or a planned run differs from the baseline."""
+    options = Options(arguments.rounds, arguments.threads, arguments.small)
+    figures = run_training(options, Progress())
+    write_record("training", figures, threads=options.threads, folder=arguments.record)
+    print_table("a step of the planned file", HEADINGS[1:], table_rows(figures))
+    return 0 if holds(figures) else 1
+
+
+def run_training(options: Options, progress: Progress) -> dict[str, Any]:
     """The figures of all three parts."""
     with tempfile.TemporaryDirectory() as folder:
         return {
             "rounds": options.rounds,
-            "times": [_resnet50(options, Path(folder), tell), _transformer(options, Path(folder), tell)],
-            "memory": _memory(options, Path(folder), tell),
-            "digits": _digits(options, tell),
+            "times": [
+                _resnet50(options, Path(folder), progress),
+                _transformer(options, Path(folder), progress),
+            ],
+            "memory": _memory(options, Path(folder), progress),
+            "digits": _digits(options, progress),
         }
 
 
-def _resnet50(options: Options, folder: Path, tell: Progress) -> dict[str, Any]:
+def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each timed network."""
+    return [
+        [
+            f"{row['model']}, {row['batch']}",
+            f"{row['regular']['best_seconds']:.2f}",
+            f"{row['planned']['best_seconds']:.2f}",
+            f"{100 * row['extra_time_ratio']:.1f}",
+            f"{100 * row['predicted_extra_time_ratio']:.1f}",
+        ]
+        for row in figures["times"]
+    ]
+
+
+def holds(figures: Mapping[str, Any]) -> bool:
+    """Whether the peak is within the budget, and the planned run equals the baseline."""
+    memory, learnt = figures["memory"], figures["digits"]
+    is_within_budget = max(memory["measured_bytes"]) <= memory["budget_bytes"]
+    return bool(is_within_budget and memory["holds"] and learnt["equal_losses"] == learnt["updates"])
+
+
+def results_section(record: Record) -> str:
+    figures = record["figures"]
+    memory, learnt = figures["memory"], figures["digits"]
+    first, last = (f"{megabytes(memory['measured_bytes'][place], 1)} MB" for place in (0, -1))
+    times = (
+        "**Training.** Time of a step of the planned file and of the baseline, interleaved (best of "
+        f"{figures['rounds']}; the extra time is the median over the rounds). Extra time is predicted from "
+        "measured durations of the forward operators:"
+    )
+    peaks = (
+        f"{memory['network']}, {memory['input']}, with AdamW within {megabytes(memory['budget_bytes'])} MB "
+        f"({BUDGET} of {megabytes(memory['regular_bytes'])} MB), {megabytes(memory['state_bytes'])} MB of it "
+        f"for the optimizer's state: simulated peak {megabytes(memory['simulated_bytes'], 1)} MB, measured "
+        f"peak {first} in the first step and {last} in the third."
+    )
+    learning = (
+        "scikit-learn's digits, a small convolutional network with BatchNormalization and Dropout, "
+        f"{learnt['epochs']} epochs of AdamW: accuracy {learnt['accuracies'][0]:.1%} on "
+        f"{learnt['test_samples']} test images; {learnt['equal_losses']} of {learnt['updates']} losses are "
+        f"bit-identical to the baseline's. {machine_of(record)}."
+    )
+    return "\n\n".join((times, markdown_table(HEADINGS, table_rows(figures)), peaks, learning))
+
+
+def _resnet50(options: Options, folder: Path, progress: Progress) -> dict[str, Any]:
     shape = (2, 3, 64, 64) if options.small else (16, 3, 224, 224)
-    return _timed(ROOT / "models" / "resnet50.onnx", "resnet50", {"x": shape}, options, folder, tell)
+    return _timed(MODELS / "resnet50.onnx", "resnet50", {"x": shape}, options, folder, progress)
 
 
-def _transformer(options: Options, folder: Path, tell: Progress) -> dict[str, Any]:
+def _transformer(options: Options, folder: Path, progress: Progress) -> dict[str, Any]:
     import torch
 
     from scripts.exports.torch_export import Export, export_module
     from scripts.exports.torch_models import TORCH_MODELS, Recipe
 
-    tell(f"exporting {TRANSFORMER}")
+    progress(f"exporting {TRANSFORMER}")
     model = TORCH_MODELS[TRANSFORMER]
     torch.manual_seed(0)
     path = folder / f"{TRANSFORMER}.onnx"
-    export_module(
-        model.module(options.small), model.batch(options.small), path, Export(Recipe.DYNAMO, dynamic=False)
-    )
-    return _timed(path, TRANSFORMER, {}, options, folder, tell)
+    export = Export(Recipe.DYNAMO, dynamic=False)
+    export_module(model.module(options.small), model.batch(options.small), path, export)
+    return _timed(path, TRANSFORMER, {}, options, folder, progress)
 
 
 def _timed(
@@ -68,9 +132,9 @@ def _timed(
     shapes: Mapping[str, tuple[int, ...]],
     options: Options,
     folder: Path,
-    tell: Progress,
+    progress: Progress,
 ) -> dict[str, Any]:
-    tell(f"{name}: times")
+    progress(f"{name}: times")
     found = bench(
         path,
         input_shapes=dict(shapes),
@@ -79,15 +143,15 @@ def _timed(
         threads=options.threads,
         runs=options.rounds,
         check=False,
-        progress=tell,
+        progress=progress,
     ).as_json()
     return {**found, "model": name, "timing": "measured on this machine"}
 
 
-def _memory(options: Options, folder: Path, tell: Progress) -> dict[str, Any]:
-    """ResNet-18 with AdamW within a budget: what is promised and what the runtime's allocator has."""
-    tell("resnet18: memory")
-    model, training = ROOT / "models" / "resnet18.onnx", folder / "training.onnx"
+def _memory(options: Options, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Budget, simulated and measured peaks of ResNet-18 with AdamW."""
+    progress("resnet18: memory")
+    model, training = MODELS / "resnet18.onnx", folder / "training.onnx"
     shape = (2, 3, 64, 64) if options.small else (8, 3, 224, 224)
     report = optimize(
         model,
@@ -97,7 +161,7 @@ def _memory(options: Options, folder: Path, tell: Progress) -> dict[str, Any]:
         input_shapes={"x": shape},
         time_limit=options.time_limit,
         check=False,
-        progress=tell,
+        progress=progress,
     ).report
     found = verify(model, training, threads=options.threads, runs=3)
     state = report["optimizer"]["state_bytes"]
@@ -115,8 +179,8 @@ def _memory(options: Options, folder: Path, tell: Progress) -> dict[str, Any]:
     }
 
 
-def _digits(options: Options, tell: Progress) -> dict[str, Any]:
-    """scikit-learn's digits by a small convolutional network, planned and storing everything."""
+def _digits(options: Options, progress: Progress) -> dict[str, Any]:
+    """Losses and accuracy on scikit-learn's digits, planned and in the baseline."""
     from tests.training.networks import digits, digits_network
 
     train, test = digits()
@@ -124,7 +188,7 @@ def _digits(options: Options, tell: Progress) -> dict[str, Any]:
     curves: list[list[float]] = []
     accuracies: list[float] = []
     for solver in ("peak", "store-all"):
-        tell(f"digits: {solver}")
+        progress(f"digits: {solver}")
         trainer = Trainer(
             digits_network(),
             learning_rate=cosine(3e-3, epochs * -(-len(train["labels"]) // batch)),
@@ -150,52 +214,3 @@ def _digits(options: Options, tell: Progress) -> dict[str, Any]:
         "accuracies": accuracies,
         "test_samples": len(test["labels"]),
     }
-
-
-def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """A row for each network that was timed."""
-    return [
-        [
-            f"{row['model']}, {row['batch']}",
-            f"{row['regular']['best_seconds']:.2f}",
-            f"{row['planned']['best_seconds']:.2f}",
-            f"{100 * row['extra_time_ratio']:.1f}",
-            f"{100 * row['predicted_extra_time_ratio']:.1f}",
-        ]
-        for row in figures["times"]
-    ]
-
-
-def holds(figures: Mapping[str, Any]) -> bool:
-    """Whether the budget was kept, and the planned run was the regular one."""
-    memory, learnt = figures["memory"], figures["digits"]
-    is_kept = max(memory["measured_bytes"]) <= memory["budget_bytes"]
-    return bool(is_kept and memory["holds"] and learnt["equal_losses"] == learnt["updates"])
-
-
-def block(folder: Path) -> str:
-    """The part of the results' page."""
-    record = read_record("training", folder)
-    if record is None:
-        return ""
-    figures = record["figures"]
-    memory, learnt = figures["memory"], figures["digits"]
-    first, last = (f"{memory['measured_bytes'][place] / MEGABYTE:.1f} MB" for place in (0, -1))
-    times = (
-        "**Training.** Time of a step of the planned file beside that of the one that stores everything, in "
-        f"turns (best of {figures['rounds']}; the extra time is the median over the turns), and what was "
-        "predicted by measured times of the forward operators:"
-    )
-    kept = (
-        f"{memory['network']}, {memory['input']}, with AdamW within {megabytes(memory['budget_bytes'])} MB "
-        f"({BUDGET} of {megabytes(memory['regular_bytes'])} MB), of which the optimizer's state takes "
-        f"{megabytes(memory['state_bytes'])} MB: simulated {memory['simulated_bytes'] / MEGABYTE:.1f} MB, "
-        f"measured {first} in the first step and {last} in the third."
-    )
-    learning = (
-        "scikit-learn's digits by a small convolutional network with BatchNormalization and Dropout, "
-        f"{learnt['epochs']} epochs of AdamW: {learnt['accuracies'][0]:.1%} of {learnt['test_samples']} test "
-        f"images are right, and {learnt['equal_losses']} of {learnt['updates']} losses of the planned run "
-        f"have the bits of the one that stores everything. {where(record)}."
-    )
-    return "\n\n".join((times, markdown_table(HEADINGS, table_rows(figures)), kept, learning))

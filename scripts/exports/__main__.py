@@ -1,10 +1,10 @@
-"""Export models that people train, with random weights, into a folder outside of the repository.
+"""Exports common models with random weights into a folder outside the repository.
 
     python scripts/build_models.py --exports ORIGIN FOLDER [--only NAME] [--full] [--twins]
 
 ORIGIN is torch (this environment, with torch, torchvision, timm, transformers and onnxscript), keras,
-jax or paddle; each of these three gets an environment of its own in FOLDER at its first export. With
---twins it is networks of the same architecture and weights that each origin exports, to compare them.
+jax or paddle. The first export from one of these three creates an environment for it in FOLDER. With --twins,
+each origin exports the same networks with the same weights, for comparisons.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import sys
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A framework that does not share an environment with others: its script and what that needs."""
+    """A framework in a separate environment: its script, and the packages that the script needs."""
 
     script: str
     requirements: tuple[str, ...]
@@ -42,16 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("origin", choices=["torch", *ORIGINS])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", action="append", default=[], help="a torch model by name; repeatable")
-    parser.add_argument("--full", action="store_true", help="torch models in the size that is trained")
+    parser.add_argument("--full", action="store_true", help="torch models in full size")
     parser.add_argument("--twins", action="store_true", help="the same networks from each origin")
     options = parser.parse_args(arguments)
     if options.origin == "torch":
         return _torch(options)
-    return _in_own_environment(ORIGINS[options.origin], options.folder, options.twins)
+    return _run_in_environment(ORIGINS[options.origin], options.folder, options.twins)
 
 
-def _in_own_environment(origin: Origin, folder: Path, twins: bool = False) -> int:
-    """The exit code of the origin's script, run where its packages are."""
+def _run_in_environment(origin: Origin, folder: Path, twins: bool = False) -> int:
+    """Runs the script of an origin in its environment; returns the exit code."""
     environment = folder.resolve() / f".environment-{Path(origin.script).stem}"
     python = environment / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     if not python.exists():
@@ -70,22 +71,19 @@ def _torch(options: argparse.Namespace) -> int:
 
         write_twins(options.folder)
         return 0
+    from scripts.exports.export_all import export_all
     from scripts.exports.torch_export import exports_of, write_torch_model
     from scripts.exports.torch_models import TORCH_MODELS
 
-    failed = 0
-    for name, model in TORCH_MODELS.items():
-        if options.only and name not in options.only:
-            continue
-        for export in exports_of(model):
-            try:
-                print(write_torch_model(name, model, options.folder, export, not options.full), flush=True)
-            except Exception as error:
-                # Exporters fail in many ways of their own; the others are still wanted.
-                reason = next(iter(str(error).splitlines()), "")
-                print(f"{name} {export.suffix}: {type(error).__name__}: {reason}", flush=True)
-                failed += 1
-    return 1 if failed else 0
+    return export_all(
+        (
+            f"{name} {export.suffix}",
+            partial(write_torch_model, name, model, options.folder, export, not options.full),
+        )
+        for name, model in TORCH_MODELS.items()
+        if not options.only or name in options.only
+        for export in exports_of(model)
+    )
 
 
 if __name__ == "__main__":

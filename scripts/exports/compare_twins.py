@@ -1,10 +1,10 @@
-"""Matches the tensors of every two twin exports of one network, and checks the matches by values.
+"""Matches the tensors of all pairs of twin exports, and checks the matches by values.
 
     python -m scripts.exports.compare_twins FOLDER
 
-FOLDER holds what `build_models.py --exports ORIGIN FOLDER --twins` wrote. Networks are compared with the
-running statistics of their files and, where no normalisation is folded, in training; dropout is off while
-values are compared. `python scripts/benchmark.py twins FOLDER` records this, and plans carried over.
+FOLDER has the files that `build_models.py --exports ORIGIN FOLDER --twins` writes. Networks are compared with
+fixed running statistics and, where no normalisation is folded, in training. Dropout is off during the
+comparison of values. `python scripts/benchmark.py twins FOLDER` records the results, and transferred plans.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxgc.api.pipeline import plan_step
+from onnxgc.api.step_planning import plan_step
 from onnxgc.matching.match import Matching, Reason, match
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
@@ -30,18 +30,19 @@ from onnxgc.runtime.ort import load_onnxruntime
 from onnxgc.solvers.base import SolverOptions
 from scripts.exports.twins import BATCH, CLASSES, ENCODER, PIXELS
 
-# Their exporters put normalisations into convolutions, or write new running statistics.
+# Exporters that fold normalisations into convolutions, and exporters that write new running statistics.
 _FOLDED = ("torch-script", "torch-dynamo-optimized", "keras-keras", "keras-tf2onnx")
 _OF_TRAINING = ("torch-script-train", "keras-tf2onnx-train")
 _TOLERANCE = 2e-3
-_MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Two exports: how many matches are wrong, and how many tensors with a counterpart are matched.
+class TwinComparison:
+    """The matching of two exports: the number of wrong matches, and numbers of matched tensors.
 
-    The latter among a plan's checkpoints and among what backward reads, of both sides.
+    `checkpoints` and `read_by_backward` are such tensors of both exports: matched ones, and all with a
+    counterpart.
     """
 
     names: tuple[str, str]
@@ -69,15 +70,15 @@ def _read(path: Path, freeze_bn: bool) -> TrainableModel:
 
 @cache
 def _values(path: Path, freeze_bn: bool) -> dict[str, Array]:
-    return values_of(_read(path, freeze_bn))
+    return tensor_values(_read(path, freeze_bn))
 
 
-def values_of(model: TrainableModel) -> dict[str, Array]:
-    """What every tensor of the forward graph holds, for the same inputs in all files."""
+def tensor_values(model: TrainableModel) -> dict[str, Array]:
+    """The values of all tensors of the forward graph, for inputs that are the same in all files."""
     proto = to_proto(model)
     for node in proto.graph.node:
         if node.op_type == "Dropout":
-            # Two files draw two masks, or leave it out: without its third input it does nothing.
+            # Masks of two files differ. Without its third input, Dropout is the identity.
             del node.input[2:]
     names = [name for node in model.nodes if not node.once for name in node.outputs if name]
     known = {value.name for value in proto.graph.output}
@@ -100,15 +101,15 @@ def values_of(model: TrainableModel) -> dict[str, Array]:
 
 @cache
 def _plan(path: Path, freeze_bn: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """The checkpoints of a plan, and what backward reads where everything is stored."""
-    planned = plan_step(_read(path, freeze_bn), options=SolverOptions(time_limit_seconds=_MOST_SECONDS))
+    """The checkpoints of a plan, and the tensors that backward reads in the baseline."""
+    planned = plan_step(_read(path, freeze_bn), options=SolverOptions(time_limit_seconds=MAX_SECONDS))
     chunks = planned.traced.step.graph.chunks
     read = frozenset(name for chunk in chunks for operator in chunk for name in operator.inputs)
     return frozenset(map(str, planned.solution.plan.checkpoints)), read
 
 
-def hold_the_same(one: Array, other: Array, factor: float) -> bool:
-    """Whether there is an order of dimensions, or at least of elements, in which they are equal."""
+def have_equal_elements(one: Array, other: Array, factor: float) -> bool:
+    """Whether two arrays are equal in some order of dimensions, or of elements."""
     if one.size != other.size:
         return False
     here, there = np.asarray(one, np.float64).squeeze() * factor, np.asarray(other, np.float64).squeeze()
@@ -119,11 +120,11 @@ def hold_the_same(one: Array, other: Array, factor: float) -> bool:
     return bool(np.abs(np.sort(here, axis=None) - np.sort(there, axis=None)).max() < limit)
 
 
-def compared(paths: tuple[Path, Path], freeze_bn: bool) -> Compared:
+def compare_pair(paths: tuple[Path, Path], freeze_bn: bool) -> TwinComparison:
     found = match(*(_read(path, freeze_bn) for path in paths))
     values = [_values(path, freeze_bn) for path in paths]
     wrong = sum(
-        not hold_the_same(values[0][pair.a], values[1][pair.b], pair.factor)
+        not have_equal_elements(values[0][pair.a], values[1][pair.b], pair.factor)
         for pair in found.pairs
         if pair.is_same_function and pair.a in values[0] and pair.b in values[1]
     )
@@ -135,7 +136,7 @@ def compared(paths: tuple[Path, Path], freeze_bn: bool) -> Compared:
         for kind, names in zip(("kept", "read"), _plan(path, freeze_bn), strict=True):
             counts[kind] += len(names & with_counterpart)
             counts[f"{kind}, matched"] += len(names & matched.keys())
-    return Compared(
+    return TwinComparison(
         (paths[0].stem, paths[1].stem),
         found,
         wrong,
@@ -144,32 +145,32 @@ def compared(paths: tuple[Path, Path], freeze_bn: bool) -> Compared:
     )
 
 
-def comparisons(folder: Path) -> Iterator[tuple[bool, tuple[Path, Path]]]:
-    """Every two exports whose values can be compared, and whether running statistics are kept."""
+def comparable_pairs(folder: Path) -> Iterator[tuple[bool, tuple[Path, Path]]]:
+    """All pairs of exports with comparable values, and whether running statistics are fixed."""
     paths = sorted(folder.glob("*-*.onnx"))
     for freeze_bn, pair in itertools.product((True, False), itertools.combinations(paths, 2)):
         networks, exports = zip(*(path.stem.split("-", 1) for path in pair), strict=True)
-        left_out = () if networks[0] == "encoder" else _OF_TRAINING if freeze_bn else _FOLDED
+        excluded = () if networks[0] == "encoder" else _OF_TRAINING if freeze_bn else _FOLDED
         is_repeated = networks[0] == "encoder" and not freeze_bn
-        if len(set(networks)) == 1 and not is_repeated and not set(exports) & set(left_out):
+        if len(set(networks)) == 1 and not is_repeated and not set(exports) & set(excluded):
             yield freeze_bn, pair
 
 
-def forget() -> None:
-    """Give back the memory of the files that were compared."""
-    for kept in (_read, _values, _plan):
-        kept.cache_clear()
+def clear_caches() -> None:
+    """Releases the memory of the compared files."""
+    for cached in (_read, _values, _plan):
+        cached.cache_clear()
 
 
 def main(folder: Path) -> None:
     pairs = wrong = 0
-    for freeze_bn, paths in comparisons(folder):
-        result = compared(paths, freeze_bn)
+    for freeze_bn, paths in comparable_pairs(folder):
+        result = compare_pair(paths, freeze_bn)
         pairs += len(result.matching.pairs)
         wrong += result.wrong
         print(
             *result.names,
-            "statistics kept" if freeze_bn else "training",
+            "statistics fixed" if freeze_bn else "training",
             "same" if result.matching.is_same_network else "not the same",
             f"checkpoints {'/'.join(map(str, result.checkpoints))}",
             f"read by backward {'/'.join(map(str, result.read_by_backward))}",

@@ -2,17 +2,20 @@
 
     python scripts/exports/jax_models.py FOLDER
 
-Runs in an environment of its own (jax, flax, jax2onnx), apart from this project's.
+Runs in a separate environment with jax, flax and jax2onnx.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from scripts.exports.export_all import export_all, output_folder
 
 _CLASSES = 10
 _BATCH = 2
@@ -61,7 +64,7 @@ def _transformer(nnx: Any, rngs: Any) -> tuple[Any, list[Any]]:
 
 
 def _recurrent(cell: str) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """A scan over the steps; flax's own layers cannot be traced by jax2onnx."""
+    """A scan over the steps: jax2onnx cannot trace the recurrent layers of flax."""
 
     def build(nnx: Any, rngs: Any) -> tuple[Any, list[Any]]:
         jax: Any = import_module("jax")
@@ -105,25 +108,21 @@ MODELS: Mapping[str, Callable[[Any, Any], tuple[Any, list[Any]]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args(arguments).folder
-    folder.mkdir(parents=True, exist_ok=True)
+    return export_all(_exports(output_folder(arguments, __doc__)))
+
+
+def _exports(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     nnx: Any = import_module("flax.nnx")
     to_onnx: Any = import_module("jax2onnx").to_onnx
-    failed = 0
-    for name, build in MODELS.items():
+    for name in MODELS:
         path = folder / f"{name}-jax2onnx.onnx"
-        try:
-            network, inputs = build(nnx, nnx.Rngs(0))
-            to_onnx(network, inputs, return_mode="file", output_path=str(path))
-            print(path, flush=True)
-        except Exception as error:
-            # Exporters fail in many ways of their own; the others are still wanted.
-            reason = next(iter(str(error).splitlines()), "")
-            print(f"{path.stem}: {type(error).__name__}: {reason}", flush=True)
-            failed += 1
-    return 1 if failed else 0
+        yield path.stem, partial(_export, nnx, to_onnx, name, path)
+
+
+def _export(nnx: Any, to_onnx: Any, name: str, path: Path) -> Path:
+    network, inputs = MODELS[name](nnx, nnx.Rngs(0))
+    to_onnx(network, inputs, return_mode="file", output_path=str(path))
+    return path
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The twin networks in flax, by jax2onnx.
+"""Twin networks in flax by jax2onnx.
 
     python scripts/exports/jax_twins.py FOLDER
 
@@ -28,8 +28,8 @@ from scripts.exports.twins import (
 Apply = Callable[[Any], Any]
 
 
-class _Parts:
-    """Layers of flax with the weights that their names say."""
+class _Layers:
+    """Creates layers of flax with weights that follow from their names."""
 
     def __init__(self) -> None:
         self.nnx: Any = import_module("flax.nnx")
@@ -42,7 +42,7 @@ class _Parts:
         channels: tuple[int, int],
         kernel: int,
         stride: int = 1,
-        each: bool = False,
+        is_depthwise: bool = False,
     ) -> Apply:
         nnx, (before, after) = self.nnx, channels
         conv = nnx.Conv(
@@ -51,11 +51,11 @@ class _Parts:
             (kernel, kernel),
             strides=(stride, stride),
             padding=((kernel // 2,) * 2,) * 2,
-            feature_group_count=before if each else 1,
+            feature_group_count=before if is_depthwise else 1,
             use_bias=False,
             rngs=self._rngs,
         )
-        shape = (after, 1 if each else before, kernel, kernel)
+        shape = (after, 1 if is_depthwise else before, kernel, kernel)
         conv.kernel = nnx.Param(self.jnp.asarray(value_of(f"{names[0]}.weight", shape).transpose(2, 3, 1, 0)))
         norm = nnx.BatchNorm(after, use_running_average=True, epsilon=EPSILON, rngs=self._rngs)
         for part, last in (("scale", "weight"), ("bias", "bias")):
@@ -95,29 +95,29 @@ class _Parts:
         return self.jnp.asarray(value_of(name, (size,)))
 
 
-def _resnet50(parts: _Parts) -> Apply:
-    nnx = parts.nnx
-    stem = parts.convolution(("conv1", "bn1"), (3, 64), 7, 2)
+def _resnet50(layers: _Layers) -> Apply:
+    nnx = layers.nnx
+    stem = layers.convolution(("conv1", "bn1"), (3, 64), 7, 2)
     stages: list[tuple[list[Apply], Apply | None]] = []
     before = 64
     for stage, (blocks, width) in enumerate(BOTTLENECKS, 1):
         for block in range(blocks):
             name, stride = f"layer{stage}.{block}", 2 if block == 0 and stage > 1 else 1
             convolutions = [
-                parts.convolution((f"{name}.conv1", f"{name}.bn1"), (before, width), 1),
-                parts.convolution((f"{name}.conv2", f"{name}.bn2"), (width, width), 3, stride),
-                parts.convolution((f"{name}.conv3", f"{name}.bn3"), (width, 4 * width), 1),
+                layers.convolution((f"{name}.conv1", f"{name}.bn1"), (before, width), 1),
+                layers.convolution((f"{name}.conv2", f"{name}.bn2"), (width, width), 3, stride),
+                layers.convolution((f"{name}.conv3", f"{name}.bn3"), (width, 4 * width), 1),
             ]
             names = (f"{name}.downsample.0", f"{name}.downsample.1")
-            shortcut = parts.convolution(names, (before, 4 * width), 1, stride) if block == 0 else None
+            shortcut = layers.convolution(names, (before, 4 * width), 1, stride) if block == 0 else None
             stages.append((convolutions, shortcut))
             before = 4 * width
-    head = parts.linear("fc", before, CLASSES)
+    head = layers.linear("fc", before, CLASSES)
 
     def run(x: Any) -> Any:
         x = nnx.relu(stem(x))
-        # jax2onnx drops the padding of a pool; behind a ReLU zeros serve as well.
-        x = parts.jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        # jax2onnx drops the padding of a pool. After a ReLU, zeros are equivalent.
+        x = layers.jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
         x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2))
         for (first, second, third), shortcut in stages:
             y = third(nnx.relu(second(nnx.relu(first(x)))))
@@ -127,28 +127,28 @@ def _resnet50(parts: _Parts) -> Apply:
     return run
 
 
-def _mobilenet_v2(parts: _Parts) -> Apply:
-    nnx = parts.nnx
-    stem = parts.convolution(("features.0.0", "features.0.1"), (3, 32), 3, 2)
+def _mobilenet_v2(layers: _Layers) -> Apply:
+    nnx = layers.nnx
+    stem = layers.convolution(("features.0.0", "features.0.1"), (3, 32), 3, 2)
     stages: list[tuple[list[Apply], Apply, bool]] = []
     before, index = 32, 0
     for expansion, channels, blocks, first in INVERTED:
         for block in range(blocks):
             index += 1
             name, stride = f"features.{index}.conv", first if block == 0 else 1
-            inner, place, convolutions = before * expansion, 0, list[Apply]()
+            inner, layer, convolutions = before * expansion, 0, list[Apply]()
             if expansion > 1:
                 names = (f"{name}.0.0", f"{name}.0.1")
-                convolutions.append(parts.convolution(names, (before, inner), 1))
-                place = 1
-            names = (f"{name}.{place}.0", f"{name}.{place}.1")
-            convolutions.append(parts.convolution(names, (inner, inner), 3, stride, each=True))
-            names = (f"{name}.{place + 1}", f"{name}.{place + 2}")
-            last = parts.convolution(names, (inner, channels), 1)
+                convolutions.append(layers.convolution(names, (before, inner), 1))
+                layer = 1
+            names = (f"{name}.{layer}.0", f"{name}.{layer}.1")
+            convolutions.append(layers.convolution(names, (inner, inner), 3, stride, is_depthwise=True))
+            names = (f"{name}.{layer + 1}", f"{name}.{layer + 2}")
+            last = layers.convolution(names, (inner, channels), 1)
             stages.append((convolutions, last, stride == 1 and channels == before))
             before = channels
-    top = parts.convolution(("features.18.0", "features.18.1"), (before, 1280), 1)
-    head = parts.linear("classifier.1", 1280, CLASSES)
+    top = layers.convolution(("features.18.0", "features.18.1"), (before, 1280), 1)
+    head = layers.linear("classifier.1", 1280, CLASSES)
 
     def run(x: Any) -> Any:
         x = nnx.relu6(stem(x))
@@ -162,17 +162,17 @@ def _mobilenet_v2(parts: _Parts) -> Apply:
     return run
 
 
-def _encoder(parts: _Parts) -> Apply:
-    nnx, jnp, width = parts.nnx, parts.jnp, ENCODER.width
-    words, position = parts.table("word.weight", ENCODER.words), parts.table("position", ENCODER.length)
-    norm, head = parts.norm("norm"), parts.linear("head", width, CLASSES)
+def _encoder(layers: _Layers) -> Apply:
+    nnx, jnp, width = layers.nnx, layers.jnp, ENCODER.width
+    words, position = layers.table("word.weight", ENCODER.words), layers.table("position", ENCODER.length)
+    norm, head = layers.norm("norm"), layers.linear("head", width, CLASSES)
     blocks = [
         (
-            parts.attention(f"block.{index}"),
-            parts.norm(f"block.{index}.first"),
-            parts.linear(f"block.{index}.inner", width, ENCODER.inner),
-            parts.linear(f"block.{index}.outer", ENCODER.inner, width),
-            parts.norm(f"block.{index}.second"),
+            layers.attention(f"block.{index}"),
+            layers.norm(f"block.{index}.first"),
+            layers.linear(f"block.{index}.inner", width, ENCODER.inner),
+            layers.linear(f"block.{index}.outer", ENCODER.inner, width),
+            layers.norm(f"block.{index}.second"),
         )
         for index in range(ENCODER.blocks)
     ]
@@ -187,7 +187,7 @@ def _encoder(parts: _Parts) -> Apply:
     return run
 
 
-NETWORKS: Mapping[str, tuple[Callable[[_Parts], Apply], tuple[int, ...], str]] = {
+NETWORKS: Mapping[str, tuple[Callable[[_Layers], Apply], tuple[int, ...], str]] = {
     "resnet50": (_resnet50, (BATCH, PIXELS, PIXELS, 3), "float32"),
     "mobilenet_v2": (_mobilenet_v2, (BATCH, PIXELS, PIXELS, 3), "float32"),
     "encoder": (_encoder, (BATCH, ENCODER.length), "int32"),
@@ -201,7 +201,7 @@ def main(folder: Path) -> None:
     for name, (build, shape, kind) in NETWORKS.items():
         path = folder / f"{name}-jax.onnx"
         inputs = [jax.ShapeDtypeStruct(shape, kind)]
-        to_onnx(build(_Parts()), inputs, return_mode="file", output_path=str(path))
+        to_onnx(build(_Layers()), inputs, return_mode="file", output_path=str(path))
         print(path, flush=True)
 
 

@@ -2,20 +2,22 @@
 
     python scripts/exports/keras_models.py FOLDER
 
-Runs in an environment of its own (tensorflow-cpu, keras, tf2onnx), apart from this project's.
+Runs in a separate environment with tensorflow-cpu, keras and tf2onnx.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from scripts.exports.export_all import export_all, output_folder
 
 _CLASSES = 10
 
@@ -102,7 +104,7 @@ def _by_tf2onnx(model: Any, path: Path, training: bool) -> None:
     convert.from_function(run, input_signature=signature, opset=15, output_path=str(path))
 
 
-WAYS: Mapping[str, Callable[[Any, Path], None]] = {
+EXPORTERS: Mapping[str, Callable[[Any, Path], None]] = {
     "keras": _by_keras,
     "tf2onnx": partial(_by_tf2onnx, training=False),
     "tf2onnx-train": partial(_by_tf2onnx, training=True),
@@ -110,27 +112,23 @@ WAYS: Mapping[str, Callable[[Any, Path], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args(arguments).folder
-    folder.mkdir(parents=True, exist_ok=True)
+    return export_all(_exports(output_folder(arguments, __doc__)))
+
+
+def _exports(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     keras: Any = import_module("keras")
     keras.utils.set_random_seed(0)
-    failed = 0
     for name, build in MODELS.items():
         model = build(keras)
         model(np.ones((2, *model.inputs[0].shape[1:]), model.inputs[0].dtype))
-        for way, export in WAYS.items():
-            path = folder / f"{name}-{way}.onnx"
-            try:
-                export(model, path)
-                print(path, flush=True)
-            except Exception as error:
-                # Exporters fail in many ways of their own; the others are still wanted.
-                reason = next(iter(str(error).splitlines()), "")
-                print(f"{path.stem}: {type(error).__name__}: {reason}", flush=True)
-                failed += 1
-    return 1 if failed else 0
+        for exporter, export in EXPORTERS.items():
+            path = folder / f"{name}-{exporter}.onnx"
+            yield path.stem, partial(_export, export, model, path)
+
+
+def _export(export: Callable[[Any, Path], None], model: Any, path: Path) -> Path:
+    export(model, path)
+    return path
 
 
 if __name__ == "__main__":

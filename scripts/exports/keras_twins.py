@@ -1,4 +1,4 @@
-"""The twin networks in Keras, by its own export and by tf2onnx.
+"""Twin networks by the exporters of Keras and tf2onnx.
 
     python scripts/exports/keras_twins.py FOLDER
 
@@ -16,23 +16,29 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.keras_models import WAYS
+from scripts.exports.keras_models import EXPORTERS
 from scripts.exports.twins import BATCH, BOTTLENECKS, CLASSES, ENCODER, EPSILON, INVERTED, PIXELS, value_of
 
 
 class _Convolutions:
-    """Convolutions with a normalisation, padded as PyTorch pads them."""
+    """Convolutions with a normalisation, and with PyTorch's padding."""
 
     def __init__(self, layers: Any) -> None:
         self._layers = layers
 
     def __call__(
-        self, x: Any, names: tuple[str, str], channels: int, kernel: int, stride: int = 1, each: bool = False
+        self,
+        x: Any,
+        names: tuple[str, str],
+        channels: int,
+        kernel: int,
+        stride: int = 1,
+        is_depthwise: bool = False,
     ) -> Any:
         layers = self._layers
         if kernel > 1:
             x = layers.ZeroPadding2D(kernel // 2)(x)
-        if each:
+        if is_depthwise:
             x = layers.DepthwiseConv2D(kernel, stride, use_bias=False, name=names[0])(x)
         else:
             x = layers.Conv2D(channels, kernel, stride, use_bias=False, name=names[0])(x)
@@ -67,13 +73,13 @@ def _mobilenet_v2(keras: Any) -> Any:
     for expansion, channels, blocks, first in INVERTED:
         for block in range(blocks):
             index += 1
-            name, stride, y, place = f"features.{index}.conv", first if block == 0 else 1, x, 0
+            name, stride, y, layer = f"features.{index}.conv", first if block == 0 else 1, x, 0
             if expansion > 1:
                 y = convolution(y, (f"{name}.0.0", f"{name}.0.1"), before * expansion, 1)
-                y, place = layers.ReLU(6.0)(y), 1
-            y = convolution(y, (f"{name}.{place}.0", f"{name}.{place}.1"), 0, 3, stride, each=True)
+                y, layer = layers.ReLU(6.0)(y), 1
+            y = convolution(y, (f"{name}.{layer}.0", f"{name}.{layer}.1"), 0, 3, stride, is_depthwise=True)
             y = layers.ReLU(6.0)(y)
-            y = convolution(y, (f"{name}.{place + 1}", f"{name}.{place + 2}"), channels, 1)
+            y = convolution(y, (f"{name}.{layer + 1}", f"{name}.{layer + 2}"), channels, 1)
             x = layers.Add()([x, y]) if stride == 1 and channels == before else y
             before = channels
     x = layers.ReLU(6.0)(convolution(x, ("features.18.0", "features.18.1"), 1280, 1))
@@ -104,7 +110,7 @@ def _encoder(keras: Any) -> Any:
         )
         x = layers.LayerNormalization(epsilon=EPSILON, name=f"{name}.first")(x + attention(x, x))
         y = layers.Dense(ENCODER.inner, name=f"{name}.inner")(x)
-        # Its own gelu uses Erfc, which tf2onnx does not know.
+        # tf2onnx does not support Erfc, which the gelu of Keras uses.
         y = 0.5 * y * (1.0 + keras.ops.erf(y * float(np.sqrt(0.5))))
         y = layers.Dense(ENCODER.width, name=f"{name}.outer")(y)
         x = layers.LayerNormalization(epsilon=EPSILON, name=f"{name}.second")(x + y)
@@ -117,7 +123,7 @@ NETWORKS: Mapping[str, Callable[[Any], Any]] = {
     "mobilenet_v2": _mobilenet_v2,
     "encoder": _encoder,
 }
-_LAST = {
+_TORCH_NAMES = {
     "kernel": "weight",
     "gamma": "weight",
     "embeddings": "weight",
@@ -129,10 +135,10 @@ _LAST = {
 _PROJECTIONS = {"query": "query", "key": "key", "value": "value", "attention_output": "out"}
 
 
-def _draw(layer: Any) -> None:
+def _assign_weights(layer: Any) -> None:
     for weight in layer.weights:
         shape = tuple(weight.shape)
-        name, last = layer.name, _LAST[weight.name]
+        name, last = layer.name, _TORCH_NAMES[weight.name]
         if type(layer).__name__ == "MultiHeadAttention":
             part = weight.path.split("/")[-2]
             name = f"{name.rpartition('.')[0]}.{_PROJECTIONS[part]}"
@@ -142,9 +148,9 @@ def _draw(layer: Any) -> None:
                 value = value_of(f"{name}.weight", (ENCODER.width, ENCODER.width)).T
             weight.assign(value.reshape(shape))
         elif len(shape) == 4:
-            turn = (2, 3, 0, 1) if "Depthwise" in type(layer).__name__ else (2, 3, 1, 0)
-            back = tuple(int(axis) for axis in np.argsort(turn))
-            weight.assign(value_of(f"{name}.{last}", tuple(shape[axis] for axis in back)).transpose(turn))
+            order = (2, 3, 0, 1) if "Depthwise" in type(layer).__name__ else (2, 3, 1, 0)
+            inverse = tuple(int(axis) for axis in np.argsort(order))
+            weight.assign(value_of(f"{name}.{last}", tuple(shape[axis] for axis in inverse)).transpose(order))
         elif name == "position":
             weight.assign(value_of(name, shape))
         elif len(shape) == 2 and weight.name == "kernel":
@@ -159,11 +165,11 @@ def main(folder: Path) -> None:
     for name, build in NETWORKS.items():
         model = build(keras)
         for layer in model.layers:
-            _draw(layer)
-        # Keras exports what was called once.
+            _assign_weights(layer)
+        # Keras exports a model after a call only.
         model(np.ones((BATCH, *model.inputs[0].shape[1:]), model.inputs[0].dtype))
-        for way, export in WAYS.items():
-            path = folder / f"{name}-keras-{way}.onnx"
+        for exporter, export in EXPORTERS.items():
+            path = folder / f"{name}-keras-{exporter}.onnx"
             export(model, path)
             print(path, flush=True)
 

@@ -2,17 +2,20 @@
 
     python scripts/exports/paddle_models.py FOLDER
 
-Runs in an environment of its own (paddlepaddle, paddle2onnx), apart from this project's.
+Runs in a separate environment with paddlepaddle and paddle2onnx.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from scripts.exports.export_all import export_all, output_folder
 
 _CLASSES = 10
 
@@ -27,7 +30,7 @@ def _cnn(nn: Any) -> Any:
         nn.BatchNorm2D(8),
         nn.Conv2DTranspose(8, 8, 2, stride=2),
         nn.LeakyReLU(),
-        # With a scale instead of a size paddle2onnx 2.1 ends the process.
+        # With a scale instead of a size, paddle2onnx 2.1 terminates the process.
         nn.Upsample(size=[32, 32], mode="nearest"),
         nn.AdaptiveAvgPool2D(1),
         nn.Flatten(),
@@ -85,28 +88,25 @@ MODELS: Mapping[str, tuple[Callable[[Any], Any], tuple[list[int], str]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args(arguments).folder
-    folder.mkdir(parents=True, exist_ok=True)
+    return export_all(_exports(output_folder(arguments, __doc__)))
+
+
+def _exports(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     paddle: Any = import_module("paddle")
     paddle.seed(0)
-    failed = 0
-    for name, (build, (shape, kind)) in MODELS.items():
+    for name in MODELS:
         for mode in ("eval", "train"):
             path = folder / f"{name}-{mode}.onnx"
-            try:
-                network = build(paddle.nn)
-                getattr(network, mode)()
-                spec = [paddle.static.InputSpec(shape, kind, "x")]
-                paddle.onnx.export(network, str(path.with_suffix("")), input_spec=spec, opset_version=13)
-                print(path, flush=True)
-            except Exception as error:
-                # Exporters fail in many ways of their own; the others are still wanted.
-                reason = next(iter(str(error).splitlines()), "")
-                print(f"{path.stem}: {type(error).__name__}: {reason}", flush=True)
-                failed += 1
-    return 1 if failed else 0
+            yield path.stem, partial(_export, paddle, name, mode, path)
+
+
+def _export(paddle: Any, name: str, mode: str, path: Path) -> Path:
+    build, (shape, dtype) = MODELS[name]
+    network = build(paddle.nn)
+    getattr(network, mode)()
+    spec = [paddle.static.InputSpec(shape, dtype, "x")]
+    paddle.onnx.export(network, str(path.with_suffix("")), input_spec=spec, opset_version=13)
+    return path
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The twin networks by paddle2onnx.
+"""Twin networks by paddle2onnx.
 
     python scripts/exports/paddle_twins.py FOLDER
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from scripts.exports.twins import BATCH, CLASSES, ENCODER, EPSILON, PIXELS, value_of
 
 _RENAMED = {"_mean": "running_mean", "_variance": "running_var"}
-# How Paddle's encoder layer calls its parts.
+# Names in Paddle's encoder layer.
 _PARTS = {
     "self_attn.q_proj": "query",
     "self_attn.k_proj": "key",
@@ -70,7 +70,7 @@ NETWORKS: Mapping[str, tuple[Callable[[Any], Any], tuple[list[int], str]]] = {
 }
 
 
-def _name_of(key: str) -> str:
+def _torch_name(key: str) -> str:
     start, _, last = key.rpartition(".")
     for part, name in _PARTS.items():
         start = start.replace(part, name)
@@ -83,11 +83,11 @@ def main(folder: Path) -> None:
     for name, (build, (shape, kind)) in NETWORKS.items():
         network = build(paddle)
         for key, tensor in network.state_dict().items():
-            found = _name_of(key)
+            torch_name = _torch_name(key)
             sizes = tuple(tensor.shape)
-            is_linear = len(sizes) == 2 and not found.startswith(("word", "position"))
-            value = value_of(found, sizes[::-1]).T if is_linear else value_of(found, sizes)
-            tensor.set_value(paddle.to_tensor(value.copy()))
+            is_linear = len(sizes) == 2 and not torch_name.startswith(("word", "position"))
+            value = value_of(torch_name, sizes[::-1] if is_linear else sizes)
+            tensor.set_value(paddle.to_tensor((value.T if is_linear else value).copy()))
         for mode in ("eval", "train"):
             getattr(network, mode)()
             path = folder / f"{name}-paddle-{mode}.onnx"

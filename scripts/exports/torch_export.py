@@ -1,4 +1,4 @@
-"""Both of PyTorch's exporters, and what is needed to compare a training step with the module's own."""
+"""Exports of modules by both exporters of PyTorch, with data for a comparison of training steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCRIPT_OPSET = 17
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One export of a model: by which recipe, with its batch static or symbolic."""
+    """An export of a model by a recipe, with a static or a symbolic batch."""
 
     recipe: Recipe
     dynamic: bool
@@ -39,7 +39,7 @@ def exports_of(model: TorchModel) -> tuple[Export, ...]:
 
 
 def export_module(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, export: Export) -> None:
-    """Write one export of a module; its mode is as it was afterwards."""
+    """Writes one export of a module, and restores the mode of the module."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     path.parent.mkdir(parents=True, exist_ok=True)
     training = module.training
@@ -52,7 +52,7 @@ def export_module(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, e
 def _by_dynamo(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, dynamic: bool) -> None:
     batch = torch.export.Dim("batch", min=1, max=1024)
     each = tuple({0: batch} for _ in inputs)
-    shapes = (each,) if _takes_any_number(module) else each
+    shapes = (each,) if _has_variadic_forward(module) else each
     torch.onnx.export(
         module.eval(),
         tuple(inputs.values()),
@@ -68,7 +68,7 @@ def _by_dynamo(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, dyna
 
 
 def _by_script(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, dynamic: bool) -> None:
-    # Exporting runs the module, which would move its running statistics.
+    # The exporter runs the module, which updates its running statistics.
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     torch.onnx.export(
         module.train(),
@@ -86,8 +86,8 @@ def _by_script(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, dyna
         buffer.copy_(buffers[name])
 
 
-def _takes_any_number(module: nn.Module) -> bool:
-    """Whether `forward` takes `*inputs`, which counts as one argument."""
+def _has_variadic_forward(module: nn.Module) -> bool:
+    """Whether `forward` has `*inputs`, which count as one argument."""
     parameters = inspect.signature(module.forward).parameters.values()
     found: bool = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
     return found
@@ -105,7 +105,7 @@ _EXPORTERS: Mapping[Recipe, Callable[[nn.Module, Mapping[str, Tensor], Path, boo
 
 
 def write_torch_model(name: str, model: TorchModel, folder: Path, export: Export, small: bool) -> Path:
-    """Export a model, and beside it its batch (`.npz`) and which initializer is which parameter (`.json`)."""
+    """Exports a model with its batch (`.npz`) and the initializers of each parameter (`.json`)."""
     module, batch = model.module(small), model.batch(small)
     path = folder / f"{name}-{'small' if small else 'full'}-{export.suffix}.onnx"
     export_module(module, batch, path, export)
@@ -124,10 +124,10 @@ def write_torch_model(name: str, model: TorchModel, folder: Path, export: Export
 
 
 def match_parameters(module: nn.Module, proto: onnx.ModelProto) -> dict[str, list[tuple[str, bool]]]:
-    """Each parameter's initializers, with whether they hold it transposed.
+    """The initializers of each parameter, and whether they are transposed.
 
-    By name where the exporter kept it, else by value: exporters rename parameters, transpose them,
-    and store a tied one more than once. One without any is computed with or was changed.
+    Initializers are compared by value: exporters rename and transpose parameters, and duplicate tied ones. A
+    parameter without an initializer was changed, for example by constant folding.
     """
     by_value: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
     for tensor in proto.graph.initializer:
@@ -139,10 +139,10 @@ def match_parameters(module: nn.Module, proto: onnx.ModelProto) -> dict[str, lis
         value = parameter.detach().numpy()
         matches = [(other, False) for other in by_value.get((value.shape, value.tobytes()), [])]
         if value.ndim == 2:
-            flipped = np.ascontiguousarray(value.T)
+            transposed = np.ascontiguousarray(value.T)
             matches += [
                 (other, True)
-                for other in by_value.get((flipped.shape, flipped.tobytes()), [])
+                for other in by_value.get((transposed.shape, transposed.tobytes()), [])
                 if (other, False) not in matches
             ]
         found[name] = matches

@@ -1,8 +1,8 @@
-"""The PyTorch models that are exported and compared: how each is built, what it is fed, its loss.
+"""PyTorch models for exports and comparisons: modules, inputs and losses.
 
-All have random weights in their own initialisation and no random operators (Dropout and stochastic
-depth of rate 0), so that one step has one right answer. Each comes in the size that is trained and
-in a small one: smaller images, fewer layers or shorter sequences, the same operators.
+Weights are random, by the initialisation of each module. Dropout and stochastic depth have rate 0, so a
+step is deterministic. Each model has a full size and a small one with the same operators: smaller images,
+fewer layers or shorter sequences.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 _CLASSES = 10
 _RATES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_p", "drop_rate")
-# How far parameters that a module initialises to one value are moved, so that no two are equal.
-_SPREAD = 0.1
+# The range of noise on parameters that are initialised to one number, which makes all parameters different.
+_NOISE = 0.1
 
 
 class Recipe(StrEnum):
-    """How a module is exported so that its parameters are kept.
+    """An exporter with options that preserve the parameters of a module.
 
-    `dynamo` is what `torch.onnx.export` does by itself, without its optimisation, on a module in
-    evaluation mode; `script` is the older exporter in training mode.
+    `dynamo` is the default of `torch.onnx.export`, without optimisation, on a module in evaluation mode;
+    `script` is the older exporter in training mode.
     """
 
     DYNAMO = "dynamo"
@@ -37,10 +37,10 @@ class Recipe(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TorchModel:
-    """A model by name: `build(small)` makes the module, `inputs(small)` one batch for its `forward`.
+    """A model: `build(small)` returns the module, `inputs(small)` a batch for its `forward`.
 
-    `loss` is `cross-entropy` with the classes on `class_axis` of the output, or `mse`. `recipes` are
-    the exporters that take it.
+    `loss` is `cross-entropy` with the classes on `class_axis` of the output, or `mse`. `recipes` are the
+    exporters that support the model.
     """
 
     build: Callable[[bool], nn.Module]
@@ -50,13 +50,13 @@ class TorchModel:
     recipes: tuple[Recipe, ...] = tuple(Recipe)
 
     def module(self, small: bool, seed: int = 0) -> nn.Module:
-        """The module in training mode, without random operators and with no two parameters equal."""
+        """The module in training mode, without random operators and without equal parameters."""
         torch.manual_seed(seed)
         module = self.build(small)
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
-                    parameter.add_(_SPREAD * (torch.rand_like(parameter) - 0.5))
+                    parameter.add_(_NOISE * (torch.rand_like(parameter) - 0.5))
         for part in module.modules():
             for rate in _RATES:
                 if isinstance(getattr(part, rate, None), float):
@@ -68,7 +68,7 @@ class TorchModel:
         return self.inputs(small)
 
     def target(self, output: Tensor, seed: int = 2) -> Tensor:
-        """Labels, or values like the output's, for one output of the module."""
+        """Labels, or random numbers of the output's shape, for an output of the module."""
         generator = torch.Generator().manual_seed(seed)
         if self.loss == "mse":
             return torch.randn(output.shape, generator=generator)
@@ -82,7 +82,7 @@ class TorchModel:
 
 
 class _Output(nn.Module):
-    """One tensor of what a module returns."""
+    """A module with one of the results of another module."""
 
     def __init__(self, module: nn.Module, key: str, names: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _Output(nn.Module):
 
 
 class _Pyramid(nn.Module):
-    """A feature pyramid's levels, each averaged, side by side: [N, levels x channels]."""
+    """The maxima of each level of a feature pyramid, concatenated: [N, levels x channels]."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The twin networks by PyTorch's exporters, with and without their optimisation.
+"""Twin networks by PyTorch's exporters, with and without optimisation.
 
 python -m scripts.exports.torch_twins FOLDER
 """
@@ -72,7 +72,7 @@ NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mobilenet_v2": (_vision("mobilenet_v2"), _image),
     "encoder": (_Encoder, _tokens),
 }
-WAYS: Mapping[str, dict[str, Any]] = {
+EXPORTERS: Mapping[str, dict[str, Any]] = {
     "dynamo": {"dynamo": True, "optimize": False},
     "dynamo-optimized": {"dynamo": True, "optimize": True},
     "script": {"dynamo": False, "opset_version": 17, "do_constant_folding": True},
@@ -93,8 +93,8 @@ def main(folder: Path) -> None:
         for key, tensor in state.items():
             if tensor.is_floating_point():
                 tensor.copy_(torch.from_numpy(value_of(key, tuple(tensor.shape))))
-        for way, options in WAYS.items():
-            path = folder / f"{name}-torch-{way}.onnx"
+        for exporter, options in EXPORTERS.items():
+            path = folder / f"{name}-torch-{exporter}.onnx"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.onnx.export(

@@ -1,4 +1,4 @@
-"""Exports with other names, another order of nodes, and a block twice: what is matched then is known."""
+"""Variants of exports with known matches: other names, another order of nodes, and a doubled block."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import onnx
 
 from onnxgc.matching.match import Reason, match
-from onnxgc.matching.normal_form.structure import Structure
-from onnxgc.matching.operators.rules import structure_of
+from onnxgc.matching.normal_form.value_graph import Structure
+from onnxgc.matching.operators.registry import structure_of
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.read import read_model
-from scripts.exports.compare_twins import hold_the_same, input_shapes, values_of
+from scripts.exports.compare_twins import have_equal_elements, input_shapes, tensor_values
 from scripts.exports.twins import BATCH
 from tests.matching.networks import renamed, with_block_twice
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """How many of a file's tensors are matched with a variant's, rightly or wrongly, or are ambiguous."""
+class MatchCounts:
+    """Numbers of a file's tensors by the result of matching with a variant."""
 
     tensors: int
     matched: int
@@ -29,37 +29,37 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
-class Variants:
-    """A file beside itself, renamed and reordered, as it is and with a block twice."""
+class VariantCounts:
+    """Counts for a file against its renamed and reordered variant, and against that with a doubled block."""
 
-    renamed: Matched
-    doubled: Matched
+    renamed: MatchCounts
+    doubled: MatchCounts
 
 
-def variants_matched(path: Path, freeze_bn: bool, seed: int = 0) -> Variants:
-    """A file is matched with its variants."""
+def match_variants(path: Path, freeze_bn: bool, seed: int = 0) -> VariantCounts:
+    """Matches a file with its variants."""
     model, draw = onnx.load(path), random.Random(seed)
     known = _read(model, freeze_bn)
-    start, end = _block(known, structure_of(known), model)
+    start, end = _block_ends(known, structure_of(known), model)
     found = []
     for variant in (model, with_block_twice(model, start, end)):
-        strange, names = renamed(variant, draw)
-        found.append(_judged(known, _read(strange, freeze_bn), names))
-    return Variants(*found)
+        shuffled, names = renamed(variant, draw)
+        found.append(_counted(known, _read(shuffled, freeze_bn), names))
+    return VariantCounts(*found)
 
 
 def _read(model: onnx.ModelProto, freeze_bn: bool) -> TrainableModel:
     return read_model(model, freeze_bn=freeze_bn, input_shapes=input_shapes(model, BATCH))
 
 
-def _block(known: TrainableModel, structure: Structure, model: onnx.ModelProto) -> tuple[str, str]:
-    """Two sums of two branches each, one after the other, of one shape: in the middle of the network."""
-    made = {name for node in model.graph.node for name in node.output}
+def _block_ends(known: TrainableModel, structure: Structure, model: onnx.ModelProto) -> tuple[str, str]:
+    """Two consecutive sums of equal shape in the middle of the network, each of two branches."""
+    outputs = {name for node in model.graph.node for name in node.output}
     sums = [
         node.outputs[0]
         for node in known.nodes
         if node.op == "Add"
-        and node.outputs[0] in made
+        and node.outputs[0] in outputs
         and all(name in structure.views for name in node.inputs)
     ]
     shapes = [known.types[name].shape for name in sums]
@@ -67,10 +67,10 @@ def _block(known: TrainableModel, structure: Structure, model: onnx.ModelProto) 
     return blocks[len(blocks) // 2]
 
 
-def _judged(known: TrainableModel, other: TrainableModel, names: dict[str, str]) -> Matched:
-    """A match is right with the tensor itself, by its new name, or with one that holds the same.
+def _counted(known: TrainableModel, other: TrainableModel, names: dict[str, str]) -> MatchCounts:
+    """Counts matches; a match is correct with the renamed tensor, or with one of equal elements.
 
-    The mean of what a doubled block begins with is there twice: in the block's copy, and behind it.
+    A reduction of a doubled block's input exists twice: in the copy, and after the block.
     """
     found, structure = match(known, other), structure_of(other)
     doubtful = [
@@ -78,10 +78,11 @@ def _judged(known: TrainableModel, other: TrainableModel, names: dict[str, str])
         for pair in found.pairs
         if (own := structure.views.get(names.get(pair.a, ""))) and own.value != structure.views[pair.b].value
     ]
-    values = [values_of(model) for model in (known, other)] if doubtful else []
+    values = [tensor_values(model) for model in (known, other)] if doubtful else []
     wrong = sum(
-        not pair.is_same_function or not hold_the_same(values[0][pair.a], values[1][pair.b], pair.factor)
+        not pair.is_same_function
+        or not have_equal_elements(values[0][pair.a], values[1][pair.b], pair.factor)
         for pair in doubtful
     )
     ambiguous = sum(item.reason is Reason.AMBIGUOUS for item in found.unmatched_a)
-    return Matched(len(found.of_a) + len(found.unmatched_a), len(found.of_a), wrong, ambiguous)
+    return MatchCounts(len(found.of_a) + len(found.unmatched_a), len(found.of_a), wrong, ambiguous)

@@ -1,7 +1,7 @@
-"""The same networks in several frameworks: their sizes, and weights that are drawn by name.
+"""Twins: one network in several frameworks. Sizes of the networks, and weights that follow from their names.
 
-A weight's name says its value, so that all exports of a network compute the same numbers, and equal
-tensors of two files are known by their contents. Names and layouts are PyTorch's.
+A weight's name determines its elements. All exports of a network compute the same numbers, and equal tensors
+of two files have equal contents. Names and layouts are those of PyTorch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BOTTLENECKS = ((3, 64), (4, 128), (6, 256), (3, 512))
 
 @dataclass(frozen=True, slots=True)
 class EncoderSizes:
-    """An encoder of transformer blocks with the normalisation behind each residual, as BERT has it."""
+    """An encoder of transformer blocks with a normalisation after each residual, as in BERT."""
 
     words: int = 100
     length: int = 16
@@ -45,12 +45,12 @@ class EncoderSizes:
 
 
 ENCODER = EncoderSizes()
-# What flax, torch and Keras differ in by default.
+# The defaults of flax, torch and Keras differ.
 EPSILON = 1e-5
 
 
 def value_of(name: str, shape: tuple[int, ...]) -> Array:
-    """The weight of that name in PyTorch's layout, scaled so that activations stay within bounds."""
+    """The weight of a name in PyTorch's layout, scaled so that activations remain bounded."""
     draw = np.random.default_rng(zlib.crc32(name.encode()))
     if name.endswith("running_var"):
         values = draw.uniform(0.5, 1.5, shape)

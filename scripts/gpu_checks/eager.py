@@ -1,8 +1,7 @@
-"""Models exported from PyTorch, and PyTorch's own step on the same card: eager, and checkpointed by hand."""
+"""Models exported from PyTorch, and PyTorch's own step on the card: eager, and with manual checkpointing."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from onnxgc.api import emit, optimize, store_all_schedule
+from scripts.gpu_checks.graph_runs import simulated_peak_of
+from scripts.gpu_checks.settings import GRAPHS, Json
+from scripts.gpu_checks.worker_process import save_arrays
 
-Json = dict[str, Any]
-# What people put `torch.utils.checkpoint` around.
+# Classes of blocks that users checkpoint.
 BLOCKS = ("Bottleneck", "BertLayer", "GPT2Block", "EncoderBlock")
 ROUNDS = 5
 
 
-def work_export(name: str, small: bool, folder: Path) -> Json:
-    """Export a model, plan it, and write both graphs and what is fed to them."""
+def export_and_plan(name: str, small: bool, folder: Path) -> Json:
+    """Exports and plans a model, and writes both graphs and their feeds."""
     from scripts.exports.torch_export import Export, write_torch_model
     from scripts.exports.torch_models import TORCH_MODELS, Recipe
 
@@ -27,20 +28,18 @@ def work_export(name: str, small: bool, folder: Path) -> Json:
     recipe = Recipe.SCRIPT if small else Recipe.DYNAMO
     source = write_torch_model(name, TORCH_MODELS[name], folder, Export(recipe, False), small)
     exported = time.perf_counter()
-    result = optimize(source, loss=TORCH_MODELS[name].loss, check=False)
-    planned = result.planned
+    planned = optimize(source, loss=TORCH_MODELS[name].loss, check=False).planned
     with np.load(source.with_suffix(".npz")) as stored:
         feeds = {key: stored[key] for key in stored.files}
     (target,) = planned.model.targets
     feeds[target] = feeds.pop("target")
     feeds = {key: value for key, value in feeds.items() if key in (*planned.model.inputs, target)}
-    np.savez(folder / "feeds.npz", *feeds.values())
+    save_arrays(folder / "feeds.npz", feeds.values())
     peaks = {}
-    for graph, schedule in (("regular", store_all_schedule(planned)), ("planned", planned.schedule)):
+    for graph, schedule in zip(GRAPHS, (store_all_schedule(planned), planned.schedule), strict=True):
         emitted = emit(planned, schedule=schedule).model
         (folder / f"{graph}.onnx").write_bytes(emitted.SerializeToString())
-        properties = {entry.key: entry.value for entry in emitted.metadata_props}
-        peaks[graph] = int(properties["onnxgc.simulated_peak_bytes"])
+        peaks[graph] = simulated_peak_of(emitted)
     return {
         "names": list(feeds),
         "inputs": {key: list(value.shape) for key, value in feeds.items()},
@@ -50,13 +49,14 @@ def work_export(name: str, small: bool, folder: Path) -> Json:
     }
 
 
-def work_eager(name: str, small: bool, device: str) -> Json:
-    """Step times and peaks of PyTorch; `kept_bytes`, parameters and inputs, are part of the peak."""
+def measure_eager(name: str, small: bool, device: str) -> Json:
+    """Step times and peaks of PyTorch; the peak includes `kept_bytes`, parameters and inputs."""
     import torch
 
+    from scripts.benchmarking.manual_checkpoints import checkpoint_blocks
     from scripts.exports.torch_models import TORCH_MODELS
 
-    # As ONNX Runtime has it by default.
+    # ONNX Runtime's default.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model = TORCH_MODELS[name]
     answer: Json = {"torch": torch.__version__}
@@ -68,7 +68,7 @@ def work_eager(name: str, small: bool, device: str) -> Json:
         module = module.to(device)
         inputs = [value.to(device) for value in batch.values()]
         if kind == "checkpointed":
-            _checkpoint_blocks(module)
+            checkpoint_blocks(module, BLOCKS)
 
         def step(module: Any = module, inputs: Any = inputs, target: Any = target) -> None:
             module.zero_grad(set_to_none=True)
@@ -80,23 +80,14 @@ def work_eager(name: str, small: bool, device: str) -> Json:
     return answer
 
 
-def _checkpoint_blocks(module: Any) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    for part in module.modules():
-        if type(part).__name__ in BLOCKS:
-            part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
-
-
 def _timed(step: Callable[[], None], device: str) -> Json:
     import torch
 
+    step()
     if device != "cuda":
-        step()
         started = time.perf_counter()
         step()
         return {"step_seconds": [time.perf_counter() - started]}
-    step()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     seconds = []

@@ -1,4 +1,4 @@
-"""Other forms of the weight gradient of convolution than those that are fastest on a CPU."""
+"""Forms of the weight gradient of convolutions other than those for CPUs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from onnxgc.gradients.convolution import WeightForm
 Forms = tuple[WeightForm, ...]
 
 
-def _whole(forms: Forms) -> Forms:
-    """Each over the whole batch at once: a part costs the start of its kernels again."""
-    return tuple(replace(form, most_parts=lambda c: 1) for form in forms)
+@contextmanager
+def forms_of(variant: str) -> Iterator[None]:
+    """A context in which models are differentiated with the forms of `VARIANTS[variant]`."""
+    chosen = {"cpu": VARIANTS[variant](convolution.WEIGHT_FORMS["cpu"])}
+    with mock.patch.object(convolution, "WEIGHT_FORMS", chosen):
+        yield
+
+
+def _whole_batch(forms: Forms) -> Forms:
+    """Forms without division of the batch, since each part launches kernels."""
+    return tuple(replace(form, max_parts=lambda c: 1) for form in forms)
 
 
 def _exchanged(forms: Forms) -> Forms:
-    """Convolution of x by dy wherever a kernel has more than one element and there are no groups."""
+    """Convolution of x by dy for all ungrouped kernels of more than one element."""
     exchanged = next(form for form in forms if form.name == "exchanged")
     everywhere = replace(exchanged, applies=lambda c: c.groups == 1 and not c.is_pointwise)
     return (everywhere, *(form for form in forms if form is not exchanged))
@@ -27,14 +35,6 @@ def _exchanged(forms: Forms) -> Forms:
 
 VARIANTS: dict[str, Callable[[Forms], Forms]] = {
     "cpu": lambda forms: forms,
-    "whole batch": _whole,
-    "exchanged, whole batch": lambda forms: _whole(_exchanged(forms)),
+    "whole batch": _whole_batch,
+    "exchanged, whole batch": lambda forms: _whole_batch(_exchanged(forms)),
 }
-
-
-@contextmanager
-def forms_of(variant: str) -> Iterator[None]:
-    """Within it, models are differentiated with these forms."""
-    chosen = {"cpu": VARIANTS[variant](convolution.WEIGHT_FORMS["cpu"])}
-    with mock.patch.object(convolution, "WEIGHT_FORMS", chosen):
-        yield

@@ -1,4 +1,4 @@
-"""The builder that every network's definition writes its graph with."""
+"""Builder of the light graphs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ DEFAULT_EPSILON = 1e-5
 
 Pair = tuple[int, int]
 Padding = int | Pair | Literal["same"]
-"""On both sides of each axis; "same" is TensorFlow's: ceil(size / stride) outputs, odd padding at the end."""
+"""Padding of both sides of each axis. "same", as in TensorFlow: ceil(size / stride) outputs, odd padding
+last."""
 
 
 class Builder:
-    """Collects nodes. A tensor is named after the module that made it: `layer1.0.conv1`.
+    """Collects nodes; each output has the name of its module, such as `layer1.0.conv1`.
 
-    Attributes that have ONNX's default are left out: names and attributes are all that a light
-    graph's bytes are spent on.
+    Attributes with ONNX's default are omitted, since names and attributes determine the size of a light
+    graph.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Builder:
         return name
 
     def parameter(self, name: str, shape: Sequence[int], value: float = 0.0) -> str:
-        """A parameter filled with one value; equal shapes share one shape tensor."""
+        """A parameter filled with `value`; parameters of equal shape share a shape tensor."""
         shape_name = "x".join(map(str, shape))
         self.constant(shape_name, np.array(shape, dtype=np.int64))
         fill = {"value": numpy_helper.from_array(np.array([value], dtype=np.float32))} if value else {}
@@ -61,10 +62,10 @@ class Builder:
         groups: int = 1,
         bias: bool = False,
     ) -> str:
-        """Conv with `shape` = (channels in, channels out); its kernel's size is read off the weight."""
+        """Conv with `shape` = (channels in, channels out)."""
         channels_in, channels_out = shape
         weight_shape = (channels_out, channels_in // groups, *as_pair(kernel))
-        # 1 / fan-in: a layer of equal weights averages, so the light graph's values stay finite.
+        # 1 / fan-in: each layer averages, so that values of the light graph stay finite.
         inputs = [x, self.parameter(f"{name}.weight", weight_shape, 1 / math.prod(weight_shape[1:]))]
         if bias:
             inputs.append(self.parameter(f"{name}.bias", (channels_out,)))
@@ -76,7 +77,7 @@ class Builder:
         return self.add("Conv", inputs, name, **attributes)
 
     def batch_norm(self, x: str, name: str, channels: int, epsilon: float = DEFAULT_EPSILON) -> str:
-        """BatchNormalization with ONNX's default momentum of 0.9, the share of the old value: torch's 0.1."""
+        """BatchNormalization with ONNX's default momentum 0.9, which is 0.1 in PyTorch's definition."""
         inputs = [
             x,
             self.parameter(f"{name}.weight", (channels,), 1.0),
@@ -110,7 +111,7 @@ class Builder:
     def average_pool(
         self, x: str, name: str, kernel: int, stride: int, padding: Padding = 0, *, count_padding: bool = True
     ) -> str:
-        """Average over each window; `count_padding`: padded zeros are among what is averaged over."""
+        """Average over each window; with `count_padding`, padded zeros count as elements."""
         attributes = _window(stride, padding)
         if padding != 0 and count_padding:
             attributes["count_include_pad"] = 1

@@ -1,6 +1,6 @@
-"""Cells that architecture search found, as data.
+"""Cells from architecture searches, as data.
 
-Every such network is a chain of cells, each of which reads the results of the two cells before it.
+A network is a chain of cells. Each cell reads the results of the two preceding cells.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Literal
 from scripts.networks.builder import Builder
 
 Operation = Literal["skip", "avg 3x3", "max 3x3", "sep 3x3", "sep 5x5", "sep 7x7", "dil 3x3", "1x7 then 7x1"]
-"""A skip connection, pooling, a separable convolution, a dilated one, or two that make up a 7x7."""
+"""A skip connection, a pooling, or a convolution: separable, dilated, or a factorised 7x7."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell computes of its two inputs.
+    """The computation of a cell.
 
-    States 0 and 1 are the results of the cell before the last and of the last cell. Step k gives
-    state k + 2, the sum of two operations, each written with the state that it reads. The cell's
-    result is the concatenation of the states in `outputs`. In a reduction cell an operation that
-    reads state 0 or 1 has stride 2.
+    States 0 and 1 are the results of the two preceding cells, the older one first. Step k computes state k +
+    2, the sum of two operations, each given with the state that it reads. The result is the concatenation of
+    the states in `outputs`. In a reduction cell, operations on states 0 and 1 have stride 2.
     """
 
     steps: tuple[tuple[tuple[Operation, int], tuple[Operation, int]], ...]
@@ -31,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What a search found: the cell that keeps the size and the cell that halves it."""
+    """Result of a search: a cell that keeps the image size and a cell that halves it."""
 
     normal: Cell
     reduction: Cell
@@ -124,16 +123,17 @@ def add_cell(
     apply: Callable[[Operation, Features, int, int], str],
     width: int,
 ) -> Features:
-    """The cell's result.
+    """Adds a cell and returns its result.
 
     Args:
-        net: takes the nodes.
-        cell: what to compute.
-        name: begins the names of sums and names the result.
+        net: receives the nodes.
+        cell: the computation.
+        name: name of the result and prefix of the names of sums.
         inputs: states 0 and 1.
-        apply: adds an operation to a state, given that state's number and the operation's place
-            among all of the cell's; its result has `width` channels.
-        width: the channels of every further state.
+        apply: adds an operation on a state, given the state's number and the operation's position in the
+        cell;
+            its result has `width` channels.
+        width: number of channels of all further states.
     """
     states = list(inputs)
     for step, pair in enumerate(cell.steps):

@@ -8,9 +8,9 @@ from scripts.networks.builder import CLASSES, Builder
 
 
 def vgg(net: Builder, x: str, depths: Sequence[int]) -> str:
-    """`depths`: the convolutions of each of five stages, configuration D being 2, 2, 3, 3, 3.
+    """VGG with `depths` convolutions in its five stages; configuration D is 2, 2, 3, 3, 3.
 
-    Takes 224 to 255 pixels: torchvision's adaptive pooling is left out.
+    Takes 224 to 255 pixels, since torchvision's adaptive pooling is omitted.
 
     Source: Simonyan and Zisserman, Very Deep Convolutional Networks, 2014, Table 1.
     """
@@ -30,7 +30,7 @@ def vgg(net: Builder, x: str, depths: Sequence[int]) -> str:
 
 
 def alexnet(net: Builder, x: str) -> str:
-    """The one-tower AlexNet. Takes 224 pixels: torchvision's adaptive pooling is left out.
+    """The one-tower AlexNet. Takes 224 pixels, since torchvision's adaptive pooling is omitted.
 
     Source: Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014.
     """

@@ -9,14 +9,13 @@ from scripts.networks.cells import Cells, Features, Operation, add_cell
 
 CIFAR_CLASSES = 10
 END = np.iinfo(np.int64).max
-"""A Slice up to here goes to the end."""
+"""End of a Slice that covers the rest of an axis."""
 
 
 def cifar_network(net: Builder, x: str, cells: Cells, *, depth: int = 20, width: int = 36) -> str:
     """The CIFAR-10 network of the DARTS paper, without its auxiliary classifier and drop path.
 
-    Parameters have the names of that paper's published code. A skip adds no node: what it passes
-    on is read directly.
+    Parameters have the names of that paper's published code. A skip connection adds no node.
 
     Source: Liu et al., DARTS: Differentiable Architecture Search, 2019, Section 3.2 and Appendix A.
     """
@@ -46,13 +45,13 @@ def cifar_network(net: Builder, x: str, cells: Cells, *, depth: int = 20, width:
 
 
 def _project(net: Builder, x: Features, name: str, width: int) -> Features:
-    """To `width` channels."""
+    """Projects to `width` channels."""
     y = net.conv(net.relu(x.name, f"{name}.op.0"), f"{name}.op.1", (x.channels, width))
     return Features(net.batch_norm(y, f"{name}.op.2", width), width)
 
 
 def _halve(net: Builder, x: Features, name: str, width: int) -> Features:
-    """To `width` channels and half the size; half of the channels are of an image shifted by one pixel."""
+    """Projects to `width` channels in half the size; half of them see the image shifted by one pixel."""
     y = net.relu(x.name, f"{name}.relu")
     shift = [
         net.constant(f"shift_{part}", np.array(value, dtype=np.int64))
@@ -71,7 +70,7 @@ def _halve(net: Builder, x: Features, name: str, width: int) -> Features:
 def _apply(net: Builder, operation: Operation, x: Features, name: str, stride: int) -> str:
     match operation:
         case "skip":
-            assert stride == 1, "none of these cells passes on a state of another size"
+            assert stride == 1, "no cell has a skip connection with stride 2"
             return x.name
         case "max 3x3":
             return net.max_pool(x.name, name, 3, stride, 1)
@@ -86,7 +85,7 @@ def _apply(net: Builder, operation: Operation, x: Features, name: str, stride: i
 
 
 def _separable(net: Builder, x: Features, name: str, kernel: int, stride: int) -> str:
-    """A depthwise and a pointwise convolution, and both again."""
+    """A depthwise and a pointwise convolution, twice."""
     y, shape = x.name, (x.channels, x.channels)
     for first, first_stride in ((0, stride), (4, 1)):
         part = [f"{name}.op.{first + i}" for i in range(4)]
@@ -97,7 +96,7 @@ def _separable(net: Builder, x: Features, name: str, kernel: int, stride: int) -
 
 
 def _dilated_3x3(net: Builder, x: Features, name: str, stride: int) -> str:
-    """A depthwise convolution of dilation 2 and a pointwise one."""
+    """A depthwise convolution with dilation 2 and a pointwise convolution."""
     y, shape = net.relu(x.name, f"{name}.op.0"), (x.channels, x.channels)
     y = net.conv(y, f"{name}.op.1", shape, 3, stride=stride, padding=2, dilation=2, groups=x.channels)
     return net.batch_norm(net.conv(y, f"{name}.op.2", shape), f"{name}.op.3", x.channels)

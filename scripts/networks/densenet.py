@@ -8,11 +8,11 @@ from scripts.networks.builder import CLASSES, Builder
 
 
 def densenet(net: Builder, x: str, depths: Sequence[int], *, growth: int = 32, nested: bool = False) -> str:
-    """Each layer reads the concatenation of all earlier outputs of its block.
+    """Densely connected blocks: each layer reads the concatenation of all earlier outputs of its block.
 
-    `nested`: a concatenation reads the one before it and the newest output, not every output from
-    the block's first on. The values are the same; but a concatenation is then all that later layers
-    read, and can be a checkpoint within the block. Feng and Huang's graphs are of this form.
+    With `nested`, a concatenation reads the preceding concatenation and the newest output in place of all
+    outputs. The values are equal, but later layers then read a single tensor, which can be a checkpoint
+    within the block. Feng and Huang's graphs have this form.
 
     Source: Huang et al., Densely Connected Convolutional Networks, 2016, Table 1; Feng and Huang,
     Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, 2021, Table 1.

@@ -1,6 +1,6 @@
-"""NASNet-A for ImageNet, in its large variant of 331 pixels.
+"""NASNet-A Large for ImageNet (331 pixels).
 
-Parameters have timm's names. Windows of stride 2 pad as TensorFlow's SAME does, on any input.
+Parameters have timm's names. Windows with stride 2 have TensorFlow's padding SAME for any input size.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EPSILON = 1e-3
 def nasnet_a_large(net: Builder, x: str) -> str:
     """NASNet-A (6 @ 4032): three stages of six normal cells, a reduction cell between stages.
 
-    The first cell of a stage reads the reduction cell's result and, halved, what the reduction
-    cell read. A normal cell's result contains its state 0.
+    The first cell of a stage reads the reduction cell's result, and the reduction cell's input in half size.
+    A normal cell's result contains its state 0.
 
     Source: Zoph et al., Learning Transferable Architectures for Scalable Image Recognition, 2018,
     Figures 2 and 4, Appendix A.
@@ -69,7 +69,7 @@ def _head(net: Builder, x: Features) -> str:
 def _cell(
     net: Builder, cell: Cell, name: str, inputs: tuple[Features, Features], width: int, stride: int
 ) -> Features:
-    """`stride`: that of operations on states 0 and 1."""
+    """`stride`: stride of operations on states 0 and 1."""
 
     def apply(operation: Operation, x: Features, state: int, place: int) -> str:
         part = f"{name}.comb_iter_{place // 2}_{('left', 'right')[place % 2]}"
@@ -90,22 +90,22 @@ def _apply(net: Builder, operation: Operation, x: Features, name: str, width: in
             y = net.conv(y, f"{name}.conv", (x.channels, width))
             return net.batch_norm(y, f"{name}.bn", width, EPSILON)
         case "avg 3x3":
-            # As timm has it: padding counts where the stride is 2, and only there.
+            # timm counts padding only with stride 2.
             return net.average_pool(x.name, name, 3, stride, padding, count_padding=stride == 2)
         case "sep 3x3" | "sep 5x5" | "sep 7x7":
             return _separable(net, x, name, int(operation[-1]), width, stride)
         case _:
-            raise AssertionError(f"neither network has {operation}")
+            raise AssertionError(f"NASNet-A has no operation {operation}")
 
 
 def _project(net: Builder, x: Features, name: str, width: int, stride: int = 1) -> Features:
-    """To `width` channels."""
+    """Projects to `width` channels."""
     y = net.conv(net.relu(x.name, f"{name}.act"), f"{name}.conv", (x.channels, width), stride=stride)
     return Features(net.batch_norm(y, f"{name}.bn", width, EPSILON), width)
 
 
 def _halve(net: Builder, x: Features, name: str, width: int) -> Features:
-    """To `width` channels and half the size; half of the channels are of an image shifted by one pixel."""
+    """Projects to `width` channels in half the size; half of them see the image shifted by one pixel."""
     y = net.relu(x.name, f"{name}.act")
     pads = net.constant("shift_pads", np.array([0, 0, -1, -1, 0, 0, 1, 1], dtype=np.int64))
     halves = []
@@ -118,7 +118,7 @@ def _halve(net: Builder, x: Features, name: str, width: int) -> Features:
 
 
 def _separable(net: Builder, x: Features, name: str, kernel: int, width: int, stride: int) -> str:
-    """A depthwise and a pointwise convolution, and both again."""
+    """A depthwise and a pointwise convolution, twice."""
     y, channels = x.name, x.channels
     for part, part_stride in ((1, stride), (2, 1)):
         padding: Padding = kernel // 2 if part_stride == 1 else "same"

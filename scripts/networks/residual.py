@@ -8,7 +8,7 @@ from scripts.networks.builder import CLASSES, Builder, Pair
 
 
 def resnet(net: Builder, x: str, depths: Sequence[int], *, bottleneck: bool) -> str:
-    """Residual network; a bottleneck strides in its 3x3 convolution, as torchvision does.
+    """ResNet; the stride of a bottleneck is in its 3x3 convolution, as in torchvision.
 
     Source: He et al., Deep Residual Learning for Image Recognition, 2015, Table 1.
     """
@@ -50,7 +50,7 @@ def resnet(net: Builder, x: str, depths: Sequence[int], *, bottleneck: bool) -> 
 
 
 def mobilenet_v2(net: Builder, x: str) -> str:
-    """Inverted residuals of width 1.
+    """MobileNet V2 with width multiplier 1.
 
     Source: Sandler et al., MobileNetV2, 2018, Table 2.
     """

@@ -1,4 +1,4 @@
-"""A chain of layers: its activations are many and equal, its weights next to nothing."""
+"""A chain of layers with many equal activations and small weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx import numpy_helper, parser
 
 
 def chain(layers: int = 10, batch: int = 2048, width: int = 16) -> onnx.ModelProto:
-    """`layers` times a product and a Tanh over a batch, then four logits."""
+    """`layers` of a product and a Tanh over a batch, then four logits."""
     lines = []
     shapes = {}
     tensor = "x"

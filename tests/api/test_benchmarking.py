@@ -1,4 +1,4 @@
-"""`bench`: what is measured is what was simulated, and what cannot be measured is told."""
+"""`bench`: measured peaks equal simulated ones, and missing figures are reported."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from onnxgc.api import benchmarking
 from onnxgc.api.benchmarking import Benchmark, bench
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
-from onnxgc.report.benchmark import paper_row, run_lines
+from onnxgc.report.text.benchmark_tables import paper_row, run_lines
 from onnxgc.runtime import interleaved_timing
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
 from tests.api.chains import chain
 
-# Wide, so that the parameters' gradients are a good part of the peak.
+# Wide, so that parameter gradients are a large part of the peak.
 MODEL = chain(layers=6, batch=256, width=128)
 
 
@@ -43,15 +43,15 @@ def test_measured_peaks_are_the_simulated_ones(found: Benchmark) -> None:
         assert len(side.step_seconds) == 2
         assert min(side.step_seconds) > 0
     assert found.planned.simulated_peak_bytes < found.regular.simulated_peak_bytes
-    # Otherwise leaving the gradients out would not show.
+    # Otherwise the exclusion of gradients would have no effect.
     assert found.planned.simulated_activation_peak_bytes < 0.95 * found.planned.simulated_peak_bytes
 
 
 def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
-    report = found.as_json()
+    report: Any = found.as_json()
     regular, planned = report["regular"], report["planned"]
-    turns_taken = zip(planned["step_seconds"], regular["step_seconds"], strict=True)
-    assert report["time_ratio"] == pytest.approx(np.median([one / other for one, other in turns_taken]))
+    pairs = zip(planned["step_seconds"], regular["step_seconds"], strict=True)
+    assert report["time_ratio"] == pytest.approx(np.median([one / other for one, other in pairs]))
     assert report["extra_time_ratio"] == report["time_ratio"] - 1
     assert planned["samples_per_second"] == 256 / min(planned["step_seconds"])
     assert planned["median_seconds"] == pytest.approx(sum(planned["step_seconds"]) / 2)
@@ -61,7 +61,7 @@ def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
     assert report["versions"].keys() == {"onnxgc", "onnxruntime", "onnx", "python"}
 
 
-def test_a_step_with_an_optimizer_updates_the_parameters_and_holds_its_state(
+def test_peaks_of_a_step_with_an_optimizer_include_its_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
@@ -76,12 +76,12 @@ def test_a_step_with_an_optimizer_updates_the_parameters_and_holds_its_state(
         assert len(side.step_seconds) == 1
     report = found.as_json()
     assert report["optimizer"] == {"name": "adamw", "state_bytes": state_bytes}
-    assert "of adamw's state; each step updates the parameters" in " ".join(run_lines(report))
+    assert "of adamw state; each step updates the parameters" in " ".join(run_lines(report))
     assert "-" not in paper_row(report).rows[0]
 
 
 class Runtime:
-    """In place of the runtime: keeps the graphs it is given, and fails where it is told to."""
+    """Replaces the runtime: records the graphs, and fails at a given call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails_at: int = -1, peak: int = 100) -> None:
         self.graphs: list[onnx.GraphProto] = []
@@ -107,17 +107,15 @@ class Runtime:
         return dict.fromkeys(files, (0.5,))
 
 
-def tried(model: onnx.ModelProto = MODEL, **options: Any) -> Benchmark:
+def benchmarked(model: onnx.ModelProto = MODEL, **options: Any) -> Benchmark:
     return bench(model, provider="cpu", check=False, **options)
 
 
-def test_what_stores_everything_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planned file runs first; then the other one has no memory."""
+def test_the_baseline_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planned file runs first; then the baseline fails for lack of memory."""
     runtime = Runtime(monkeypatch, fails_at=1)
-    found = tried()
-    assert found.regular.failure == (
-        "the graph that stores everything does not run on ONNX Runtime: no memory"
-    )
+    found = benchmarked()
+    assert found.regular.failure == "the baseline does not run on ONNX Runtime: no memory"
     assert found.regular.requested_peak_bytes is None
     assert found.planned.step_seconds == (0.5,)
     assert found.time_ratio is None
@@ -131,21 +129,21 @@ def test_what_stores_everything_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_planned_file_that_does_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     Runtime(monkeypatch, fails_at=0)
     with pytest.raises(RuntimeFailedError, match=r"^the planned graph does not run on ONNX Runtime: no mem"):
-        tried()
+        benchmarked()
 
 
-def test_files_too_large_side_by_side_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_too_large_together_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime(monkeypatch)
     runtime.most_at_once = 1
-    found = tried()
+    found = benchmarked()
     assert [len(files) for files in runtime.timed] == [2, 1, 1]
     assert found.time_ratio == 1
     assert any("one was timed after the other" in note for note in found.notes)
 
 
-def test_an_arena_that_a_profile_does_not_know_is_no_peak_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_arena_gives_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     Runtime(monkeypatch, peak=0)
-    found = tried()
+    found = benchmarked()
     assert (found.planned.requested_peak_bytes, found.planned.activation_peak_bytes) == (None, None)
     assert found.planned.simulated_peak_bytes > 0
 
@@ -159,7 +157,7 @@ def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.Monk
     fill = onnx.helper.make_node("ConstantOfShape", ["shape"], [weight.name], value=value)
     model.graph.node.insert(0, fill)
     runtime = Runtime(monkeypatch)
-    tried(model)
+    benchmarked(model)
     drawn = []
     for graph in runtime.graphs:
         (stored,) = (tensor for tensor in graph.initializer if tensor.name == weight.name)
@@ -179,23 +177,23 @@ def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyP
     assert found.plan.order[:3] == ("x", "b", "d")
     plan = replace(found.plan, order=("x", "d", "b", *found.plan.order[3:]))
     runtime = Runtime(monkeypatch)
-    benchmark = tried(model, plan=plan, loss="mse")
+    benchmark = benchmarked(model, plan=plan, loss="mse")
     for graph in runtime.graphs:
-        made = [output for node in graph.node for output in node.output]
-        assert made.index("d") < made.index("b")
+        outputs = [output for node in graph.node for output in node.output]
+        assert outputs.index("d") < outputs.index("b")
     assert benchmark.solver == "plan"
 
 
-def test_a_budget_has_its_bytes_and_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_has_its_bytes_and_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     Runtime(monkeypatch)
-    found = tried(chain(batch=256), budget="60%", step_limit=2, device="h100")
+    found = benchmarked(chain(batch=256), budget="60%", step_limit=2, device="h100")
     assert found.budget_bytes is not None
     assert found.planned.simulated_peak_bytes <= found.budget_bytes
     assert found.predicted_extra_ratio > 0
     assert found.timing == "data sheet of NVIDIA H100 SXM"
 
 
-def test_mistakes_are_told_before_anything_is_read() -> None:
+def test_invalid_options_are_rejected_before_any_file_is_read() -> None:
     with pytest.raises(RuntimeUnavailableError, match=r"unknown provider 'tpu' \(known: cpu, cuda\)"):
         bench("none.onnx", provider="tpu")
     with pytest.raises(RuntimeFailedError, match="give at least one run"):

@@ -1,4 +1,4 @@
-"""Plans side by side: every figure is what `optimize` says, and nothing is read twice."""
+"""Compared plans: figures equal those of `optimize`, and a model is read once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from onnxgc.api import comparison
+from onnxgc.api import plan_table
 from onnxgc.api.comparison import compare
 from onnxgc.api.pipeline import optimize
 from onnxgc.emission.plan_files import write_plan
@@ -39,7 +39,7 @@ def test_figures_are_those_of_optimize(compared: Any) -> None:
     assert set(found) == {*(name for name in SOLVERS if name != "manual")} - {"bptt", "revolve"}
     for name, row in found.items():
         how: dict[str, Any] = {"budget": 0.7} if name == "budget" else {"solver": name}
-        report = optimize(chain(5), check=False, time_limit=5.0, **how).report
+        report: Any = optimize(chain(5), check=False, time_limit=5.0, **how).report
         planned = report["planned"]
         assert row["simulated_peak_bytes"] == planned["simulated_peak_bytes"], name
         for key in ("checkpoint_bytes", "heaviest_segment_bytes", "extra_flops_ratio", "peak_step"):
@@ -56,7 +56,7 @@ def test_figures_are_those_of_optimize(compared: Any) -> None:
         }
 
 
-def test_rows_are_sorted_and_no_peak_is_below_the_bound(compared: Any) -> None:
+def test_rows_are_sorted_and_no_peak_is_below_the_lower_bound(compared: Any) -> None:
     peaks = [row["simulated_peak_bytes"] for row in compared["rows"]]
     assert peaks == sorted(peaks)
     assert [row["best"] for row in compared["rows"]] == [True] + [False] * (len(peaks) - 1)
@@ -67,7 +67,7 @@ def test_rows_are_sorted_and_no_peak_is_below_the_bound(compared: Any) -> None:
     assert (stored["extra_time_ratio"], stored["share_of_regular"]) == (0.0, 1.0)
 
 
-def test_what_does_not_apply_has_a_reason_and_no_row(compared: Any) -> None:
+def test_a_missing_row_has_a_reason(compared: Any) -> None:
     reasons = {item["name"]: item["reason"] for item in compared["left_out"]}
     assert set(reasons) == {"revolve", "bptt", "per-block", "layer-wise"}
     assert "chains of equal states only" in reasons["revolve"]
@@ -87,13 +87,13 @@ def test_a_model_is_read_and_traced_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
         return call
 
-    for name in ("read_again", "trace_problem"):
-        monkeypatch.setattr(comparison, name, counted(name, getattr(comparison, name)))
+    for name in ("read_with_options", "trace_problem"):
+        monkeypatch.setattr(plan_table, name, counted(name, getattr(plan_table, name)))
     compare(chain(4), plans=[["h1"], ["h2"]], solvers=("acg", "chen-greedy", "per-block"), budget=0.9)
-    assert calls == ["read_again", "trace_problem"]
+    assert calls == ["read_with_options", "trace_problem"]
 
 
-def test_blocks_and_transformer_layers_are_rows_where_there_are_some() -> None:
+def test_blocks_and_transformer_layers_have_rows() -> None:
     report = compare(encoder(4), solvers=("per-block", "layer-wise")).report
     found = rows(report)
     assert set(found) == {"per-block", "layer-wise", "store-all"}
@@ -104,12 +104,12 @@ def test_blocks_and_transformer_layers_are_rows_where_there_are_some() -> None:
         assert found[name]["solve_seconds"] is None
 
 
-def test_of_the_levels_of_blocks_the_lowest_peak_counts() -> None:
+def test_the_level_of_blocks_with_the_lowest_peak_is_chosen() -> None:
     report = compare(MODELS / "resnet18.onnx", input_shapes=SMALL, solvers=["per-block"]).report
     assert rows(report)["per-block"]["detail"].startswith("8 blocks like layer#.#")
 
 
-def test_plans_from_files_are_judged_like_any_other(tmp_path: Path) -> None:
+def test_plans_from_files_are_simulated_like_any_other(tmp_path: Path) -> None:
     found = optimize(chain(6), tmp_path / "training.onnx", solver="chen-sqrt", check=False)
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
@@ -123,7 +123,7 @@ def test_plans_from_files_are_judged_like_any_other(tmp_path: Path) -> None:
     assert done.plans["a.json"] == found.plan
 
 
-def test_what_changed_between_two_plans() -> None:
+def test_the_difference_between_two_plans() -> None:
     plans = {"before": ["h1", "h4"], "after": ["h1", "h2", "h6"]}
     report = compare(chain(8), plans=plans, solvers=["acg"]).report
     difference, found = report["difference"], rows(report)
@@ -133,7 +133,7 @@ def test_what_changed_between_two_plans() -> None:
         return {item["tensor"] for item in items}
 
     assert (before["name"], after["name"]) == ("before", "after")
-    # Neither plan computes its last segment again: h6 is held by both, and h5 by the first alone.
+    # Neither plan recomputes its last segment: both keep h6, and only the first keeps h5.
     fates = {item["tensor"]: item["fates"] for item in difference["tensors"]}
     assert fates == {
         "h2": ["again", "checkpoint"],
@@ -151,12 +151,12 @@ def test_what_changed_between_two_plans() -> None:
         for key in ("peak_step", "peak_step_number", "steps"):
             assert side[key] == found[side["name"]][key]
         assert 1 <= side["peak_step_number"] <= side["steps"]
-        held = [item["bytes"] for item in side["largest_at_peak"]]
-        assert held == sorted(held, reverse=True)
+        live = [item["bytes"] for item in side["largest_at_peak"]]
+        assert live == sorted(live, reverse=True)
 
 
 def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same with other names for all that nodes make and read."""
+    """The same model with other names of tensors."""
     for node in model.graph.node:
         node.input[:] = [f"other_{name}" for name in node.input]
         node.output[:] = [f"other_{name}" for name in node.output]
@@ -165,7 +165,7 @@ def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_one_network_under_other_names_takes_the_first_ones_plan() -> None:
+def test_a_plan_is_transferred_to_a_renamed_network() -> None:
     done = compare(encoder(4), renamed(encoder(4)))
     (pair,) = done.report["pairs"]
     assert pair["is_same_network"]
@@ -182,7 +182,7 @@ def test_one_network_under_other_names_takes_the_first_ones_plan() -> None:
     assert carried["simulated_peak_bytes"] == own["planned"]["simulated_peak_bytes"]
 
 
-def test_plans_of_files_are_named_by_them(tmp_path: Path) -> None:
+def test_plans_are_keyed_by_file(tmp_path: Path) -> None:
     onnx.save(chain(5), tmp_path / "one.onnx")
     onnx.save(renamed(chain(5)), tmp_path / "other.onnx")
     done = compare(tmp_path / "one.onnx", tmp_path / "other.onnx")
@@ -195,14 +195,14 @@ def test_plans_of_files_are_named_by_them(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_another_batch_is_read_for_the_first_ones() -> None:
+def test_a_file_with_another_batch_size_is_read_with_the_first_ones() -> None:
     report = compare(chain(5, batch=512), renamed(chain(5, batch=2048))).report
     assert report["files"][1]["is_rebatched"]
-    assert "read for batch 512" in report["files"][1]["notes"][0]
+    assert "read with batch size 512" in report["files"][1]["notes"][0]
     assert report["files"][1]["inputs"] == {"other_x": [512, 16]}
     peaks = [file["regular"]["simulated_peak_bytes"] for file in report["files"]]
     assert peaks[0] == peaks[1]
-    # As it is where somebody says so.
+    # Unless its shape is given.
     with pytest.raises(ShapeError, match="batches of 512 and 1024"):
         compare(
             chain(5, batch=512),
@@ -211,7 +211,7 @@ def test_a_file_of_another_batch_is_read_for_the_first_ones() -> None:
         )
 
 
-def test_where_two_networks_part_is_told() -> None:
+def test_a_divergence_is_reported() -> None:
     report = compare(chain(6), chain(8)).report
     (pair,) = report["pairs"]
     assert not pair["is_same_network"]
@@ -244,20 +244,20 @@ def test_one_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "others, arguments, words",
     [
-        ((), {"solvers": ["chen"]}, "there is no solver 'chen'; did you mean 'chen-sqrt'"),
+        ((), {"solvers": ["chen"]}, "unknown solver 'chen'; did you mean 'chen-sqrt'"),
         ((), {"solvers": ["zzz"]}, "known: peak, acg"),
         ((), {"solvers": ["manual"]}, r"give its plan as a file \(--plan\)"),
         ((), {"solvers": ["budget"]}, "needs --budget"),
-        ((), {"plans": {"acg": ["h1"]}}, "a plan is called 'acg'"),
-        ((), {"plans": [["nowhere"]]}, "plan 'plan 1' is not one for this model: checkpoint 'nowhere'"),
-        ((), {"plans": [CheckpointPlan((), (), False, ("zzz",))]}, "which is no operator of the step"),
+        ((), {"plans": {"acg": ["h1"]}}, "the name 'acg' of a plan"),
+        ((), {"plans": [["nowhere"]]}, "plan 'plan 1' does not fit this model: checkpoint 'nowhere'"),
+        ((), {"plans": [CheckpointPlan((), (), False, ("zzz",))]}, "which is not an operator of the step"),
         ((chain(2),), {"plans": [["h1"], ["h0"]]}, "a plan is for one model"),
         ((chain(2),), {"plans": [["h1"]], "each": True}, "a plan is for one model"),
-        ((chain(2),), {"solvers": ["acg"]}, r"say so \(--each\)"),
+        ((chain(2),), {"solvers": ["acg"]}, "add --each"),
         ((chain(2),), {"each": True, "input_shapes": {"y": (1,)}}, ""),
     ],
 )
-def test_what_does_not_go_together_is_one_line(others: Any, arguments: Any, words: str) -> None:
+def test_contradicting_options_are_rejected(others: Any, arguments: Any, words: str) -> None:
     if not words:
         (found, _) = compare(chain(2), *others, **arguments).report["comparisons"]
         assert "--input-shapes names 'y', but the inputs of 'g' are 'x'" in found["error"]
@@ -268,23 +268,23 @@ def test_what_does_not_go_together_is_one_line(others: Any, arguments: Any, word
     assert "\n" not in str(caught.value)
 
 
-def test_of_several_networks_the_memory_budget_of_pytorch_is_shown_where_it_is_named() -> None:
+def test_several_networks_have_the_row_of_pytorch_only_if_named() -> None:
     named = compare(chain(2), chain(3), each=True, solvers=["torch-budget"]).report["comparisons"]
-    told = [
+    names_of = [
         {*(row["name"] for row in one["rows"]), *(item["name"] for item in one["left_out"])} for one in named
     ]
-    assert all("torch-budget" in names for names in told)
+    assert all("torch-budget" in names for names in names_of)
     others = compare(chain(2), chain(3), each=True).report["comparisons"]
     assert not any(row["name"] == "torch-budget" for one in others for row in one["rows"])
 
 
-def test_a_training_file_is_no_forward_model(tmp_path: Path) -> None:
+def test_a_training_file_is_not_a_forward_model(tmp_path: Path) -> None:
     optimize(chain(2), tmp_path / "training.onnx", check=False)
-    with pytest.raises(ModelFileError, match="is a training file already; give the forward model"):
+    with pytest.raises(ModelFileError, match="is already a training file; give the forward model"):
         compare(tmp_path / "training.onnx")
 
 
-def test_a_plan_of_another_model_says_what_it_is_for() -> None:
+def test_a_plan_of_another_model_is_rejected() -> None:
     plan = optimize(chain(6), check=False, solver="acg").plan
-    with pytest.raises(PlanError, match=r"for the model and the shapes that it was made with"):
+    with pytest.raises(PlanError, match="for the model and the shapes it was made for"):
         optimize(chain(2), plan=plan, check=False)

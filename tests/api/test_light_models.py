@@ -1,4 +1,4 @@
-"""Real networks through the whole way: planned, verified, and held against torch."""
+"""Real networks: planned, verified, and compared with torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from onnxgc.api import optimize, verify
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.ir import Array
-from onnxgc.model.weight_roles.initialization import draw_weights
+from onnxgc.model.draw_weights import draw_weights
 from onnxgc.runtime.ort import make_session
 from tests.torch_reference import reference_step
 
@@ -24,8 +24,14 @@ def test_there_are_nine_light_models() -> None:
     assert len(LIGHT) == 9
 
 
-@pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
-def test_light_models_go_through_optimize_and_verify(path: Path, tmp_path: Path) -> None:
+FAST = ("light_shufflenet", "light_squeezenet")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[] if path.stem in FAST else pytest.mark.slow) for path in LIGHT],
+)
+def test_light_models_are_optimized_and_verified(path: Path, tmp_path: Path) -> None:
     training = tmp_path / "training.onnx"
     result = optimize(path, training)
     assert result.report["objective"] == "peak"
@@ -38,17 +44,19 @@ def test_light_models_go_through_optimize_and_verify(path: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "name, shape",
     [
-        ("resnet50", (4, 3, 64, 64)),
         ("resnet18", (4, 3, 64, 64)),
-        ("densenet121", (4, 3, 64, 64)),
-        ("inception_v3", (4, 3, 139, 139)),
+        pytest.param("resnet50", (4, 3, 64, 64), marks=pytest.mark.slow),
+        pytest.param("densenet121", (4, 3, 64, 64), marks=pytest.mark.slow),
+        pytest.param("inception_v3", (4, 3, 139, 139), marks=pytest.mark.slow),
         ("mobilenet_v2", (4, 3, 64, 64)),
     ],
 )
-def test_gradients_are_as_near_to_float64_as_torchs_own(name: str, shape: tuple[int, ...]) -> None:
-    """Norm-wise per parameter. At this size one ReLU whose sign float32 gets wrong moves every gradient
-    behind it, so the typical distance is held against torch's largest; a rule that is off by 1 % is not
-    lost in that. The full size, with its sharper criterion, is in scripts/benchmark.py.
+def test_gradients_are_as_close_to_float64_as_torchs_own(name: str, shape: tuple[int, ...]) -> None:
+    """Relative distance of norms per parameter.
+
+    At this size one ReLU whose sign is wrong in float32 changes all earlier gradients, so the median distance
+    is compared with torch's largest; an error of 1 % in a rule still shows. scripts/benchmark.py has the full
+    size and a stricter criterion.
     """
     source = onnx.load(MODELS / f"{name}.onnx")
     result = optimize(MODELS / f"{name}.onnx", input_shapes={"x": shape})
@@ -74,7 +82,7 @@ def test_gradients_are_as_near_to_float64_as_torchs_own(name: str, shape: tuple[
 
     assert float(found["loss"]) == pytest.approx(truth.loss, rel=1e-4)
     assert set(result.training_graph.gradient_of) == set(truth.gradients)
-    # A bias that a batch normalisation removes has no gradient but rounding: it is measured by the rest.
+    # The gradient of a bias that a batch normalisation removes is rounding only: it is measured by others.
     floor = 1e-6 * max(float(np.linalg.norm(exact)) for exact in truth.gradients.values())
     distances = [
         distance(found[gradient], truth.gradients[parameter], floor)
@@ -90,7 +98,7 @@ def test_gradients_are_as_near_to_float64_as_torchs_own(name: str, shape: tuple[
 
 
 def with_masks(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the masks that its Dropouts draw as further outputs."""
+    """The model with the masks of its Dropouts as further outputs."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     for node in shown.graph.node:
@@ -108,7 +116,7 @@ def distance(value: Array, exact: Array, floor: float) -> float:
 
 
 def test_planning_reads_no_weights(tmp_path: Path) -> None:
-    """A dry run needs neither the weights' files nor their memory."""
+    """A dry run needs neither the files of weights nor memory for them."""
     source = onnx.load(MODELS / "resnet18.onnx")
     constants = {node.output[0]: node for node in source.graph.node if node.op_type == "ConstantOfShape"}
     shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in source.graph.initializer}

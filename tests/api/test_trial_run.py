@@ -1,4 +1,4 @@
-"""One run of the forward model before it is planned."""
+"""The trial run of the forward model before planning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxgc.runtime.ort import SessionSettings, make_session
 from tests.model.model_helpers import normal, text_model, with_weights
 
 GOOD = "(float[2,3] x) => (float[2,4] y) { y = MatMul(x, w) }"
-# ONNX's checker sees nothing wrong: the index is out of range only when it runs.
+# ONNX's checker accepts it: the index is out of range only at run time.
 BROKEN = """(float[2,3] x) => (float[2,1] y) <int64[2,1] far = {7, 7}> {
     h = MatMul(x, w) y = GatherElements<axis=1>(h, far) }"""
 
@@ -41,12 +41,12 @@ def test_a_model_that_runs_leaves_no_note() -> None:
     )
 
 
-def test_a_model_that_does_not_run_is_refused_with_the_runtime_s_reason() -> None:
+def test_a_model_that_does_not_run_is_rejected_with_the_runtimes_reason() -> None:
     with pytest.raises(ModelFileError, match=r"does not run on ONNX Runtime.*Out of range.*--no-check"):
         optimize(model(BROKEN), loss="mse")
 
 
-def test_a_model_that_does_not_load_is_refused() -> None:
+def test_a_model_that_does_not_load_is_rejected() -> None:
     source = text_model(
         "(float[2,3] x) => (float[2,4] y) { h = MatMul(x, w) y = acme.Layer(h) }", domains=', "acme": 1'
     )
@@ -59,7 +59,7 @@ def test_a_model_that_does_not_load_is_refused() -> None:
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Lets another program take the place of the one that runs the model."""
+    """Replaces the program that runs the model."""
 
     def take(program: str) -> None:
         path = tmp_path / "child.py"
@@ -85,16 +85,16 @@ def test_a_crash_of_the_runtime_is_one_line(child: Callable[[str], None], name: 
         "import os, sys; print('terminate called: std::bad_alloc', file=sys.stderr, flush=True); os.abort()",
     ],
 )
-def test_where_memory_runs_out_there_is_no_verdict(child: Callable[[str], None], program: str) -> None:
+def test_lack_of_memory_gives_a_note(child: Callable[[str], None], program: str) -> None:
     child(program)
     notes = optimize(model(GOOD), loss="mse").report["notes"]
-    assert any("memory ran out" in note for note in notes)
+    assert any("ran out of memory" in note for note in notes)
 
 
-def test_a_model_that_needs_more_memory_than_there_is_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_needs_more_memory_than_available_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_run, "available_bytes", lambda: 10)
     notes = optimize(model(BROKEN), loss="mse").report["notes"]
-    assert any("not tried: that takes at least" in note for note in notes)
+    assert any("skipped: it needs at least" in note for note in notes)
 
 
 def test_a_runtime_that_hangs_is_stopped(
@@ -103,13 +103,12 @@ def test_a_runtime_that_hangs_is_stopped(
     child("import time; time.sleep(60)")
     monkeypatch.setattr(trial_run, "MAX_SECONDS", 0.2)
     notes = optimize(model(GOOD), loss="mse").report["notes"]
-    assert any("still starting on it after" in note for note in notes)
+    assert any("still starting on the model after" in note for note in notes)
 
 
-def test_the_process_ends_when_the_wait_does(
+def test_an_interruption_ends_the_process(
     child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-C."""
     started = []
 
     class Interrupted(subprocess.Popen[bytes]):
@@ -138,7 +137,7 @@ def test_the_process_ends_with_its_caller() -> None:
         assert process.wait(20) == 1
 
 
-def test_shapes_that_differ_from_inferred_ones_are_refused() -> None:
+def test_shapes_that_differ_from_inferred_ones_are_rejected() -> None:
     source = model(GOOD)
     read = read_model(source, loss="mse")
     wrong = replace(read, types={**read.types, "y": TensorType(onnx.TensorProto.FLOAT, (2, 5))})
@@ -151,7 +150,7 @@ def test_shapes_that_differ_from_inferred_ones_are_refused() -> None:
         trial_run.trial_run(source, other)
 
 
-def test_half_precision_that_the_runtime_widens_is_no_dispute() -> None:
+def test_half_precision_may_be_widened_by_the_runtime() -> None:
     source = text_model("(float16[2,3] x) => (float16[2,3] y) { h = Mul(x, w) y = Softmax(h) }")
     source.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float16), "w"))
     assert trial_run.trial_run(source, read_model(source, loss="mse")) == ""
@@ -162,7 +161,7 @@ def test_half_precision_that_the_runtime_widens_is_no_dispute() -> None:
 def test_transposed_convolution_by_auto_pad_and_output_padding(
     auto_pad: str, stride: int, kernel: int, dilation: int
 ) -> None:
-    """ONNX's inference adds the padding to an extent that does not change by it."""
+    """ONNX's inference adds the padding to a size that it does not change."""
     attributes = f'auto_pad="{auto_pad}", strides=[{stride}], dilations=[{dilation}], output_padding=[1]'
     source = text_model(
         f"(float[1,2,4] x) => (float[] loss) {{ y = ConvTranspose<{attributes}>(x, w) l = Mul(y, y) "
@@ -177,49 +176,49 @@ def test_transposed_convolution_by_auto_pad_and_output_padding(
 
 
 def test_a_model_of_many_operations_is_loaded_but_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_run, "MOST_FLOPS", 1)
+    monkeypatch.setattr(trial_run, "MAX_FLOPS", 1)
     notes = optimize(model(BROKEN), loss="mse").report["notes"]
     assert any("not run before planning" in note for note in notes)
 
 
-def test_weights_in_other_files_are_found_beside_the_model(tmp_path: Path) -> None:
+def test_weights_in_other_files_are_found_next_to_the_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(GOOD), path, save_as_external_data=True, size_threshold=0)
     notes = optimize(path, loss="mse").report["notes"]
-    assert not any("not tried" in note for note in notes)
+    assert not any("trial run" in note for note in notes)
     inner = onnx.load(path, load_external_data=False)
     note = trial_run.trial_run(inner, read_model(inner, loss="mse"))
-    assert "keeps its weights in other files" in note
+    assert "its weights are in other files" in note
 
 
-def test_text_files_are_tried_too(tmp_path: Path) -> None:
+def test_text_files_are_run_too(tmp_path: Path) -> None:
     path = tmp_path / "model.textproto"
     onnx.save(model(GOOD), path)
     assert optimize(path, loss="mse").report["status"]
 
 
-def test_without_onnx_runtime_the_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_runtime_the_model_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     notes = optimize(model(BROKEN), loss="mse").report["notes"]
     assert any("ONNX Runtime is not installed" in note for note in notes)
 
 
-def test_inputs_take_the_given_shape_where_the_file_leaves_it_open() -> None:
+def test_inputs_have_the_given_shape_where_the_files_is_symbolic() -> None:
     source = model("(float[N,3] x) => (float[N,4] y) { y = MatMul(x, w) }")
     result = optimize(source, loss="mse", input_shapes={"x": (5, 3)})
     assert result.planned.model.types["x"].shape == (5, 3)
 
 
-def test_a_type_without_a_kernel_on_the_cpu_is_told_and_not_refused() -> None:
+def test_a_type_without_a_kernel_on_the_cpu_gives_a_note() -> None:
     source = text_model("(bfloat16[2,3] x) => (bfloat16[2,3] y) { y = Mul(x, w) }")
     value = onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, (2, 3), np.ones(6))
     source.graph.initializer.append(value)
     notes = optimize(source, loss="mse").report["notes"]
-    (note,) = [note for note in notes if "could not be tried on the CPU" in note]
+    (note,) = [note for note in notes if "the trial run on the CPU is not possible" in note]
     assert all(part in note for part in ("CPUExecutionProvider", "Mul for bfloat16", "'y'", "float32"))
 
 
-def test_an_operator_that_does_not_take_a_type_is_no_matter_of_shapes() -> None:
+def test_an_operator_with_an_unsupported_type_is_not_an_error_of_shapes() -> None:
     source = text_model("(bfloat16[1,3,4] x) => (bfloat16[1,3,4] y) { y = Conv(x, w) }")
     source.graph.initializer.append(
         onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, (3, 3, 1), np.ones(9))
@@ -229,12 +228,12 @@ def test_an_operator_that_does_not_take_a_type_is_no_matter_of_shapes() -> None:
     assert "check the input shapes" not in str(caught.value)
 
 
-def test_an_input_that_is_declared_empty_is_fed_empty() -> None:
+def test_an_empty_input_is_fed_empty() -> None:
     source = model("(float[0,3] x) => (float[0,4] y) { y = MatMul(x, w) }")
     assert trial_run.trial_run(source, read_model(source, loss="mse")) == ""
 
 
-def test_the_runtime_itself_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_runtime_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ModelFileError):
         optimize(model(BROKEN), loss="mse")
     assert capfd.readouterr() == ("", "")

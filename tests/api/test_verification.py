@@ -1,4 +1,4 @@
-"""`verify` holds on files that are right, and says so of one that is not, without an exception."""
+"""`verify` passes correct files and reports failed checks without an exception."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ SLICED = """g (float[2,3,16,16] x) => (float[2,5] y) {
 }"""
 
 
-def test_a_slice_behind_a_pool_keeps_its_gradient_in_a_default_session(tmp_path: Path) -> None:
-    """The runtime takes a Pad by constants into the pool that reads it, and refuses pads that wide."""
+def test_a_slice_after_a_pool_has_its_gradient_in_a_default_session(tmp_path: Path) -> None:
+    """The runtime fuses a constant Pad into the pool that reads it, and rejects pads that wide."""
     path = saved(tmp_path, SLICED, k=draw(4, 3, 3, 3), w=draw(4, 5))
     optimize(path, tmp_path / "training.onnx", loss="mse")
     found = verify(path, tmp_path / "training.onnx")
     assert found.holds, [check for check in found.checks if not check.holds]
 
 
-def test_a_scale_in_front_of_a_normalisation_has_no_effect(tmp_path: Path) -> None:
-    """Its gradient vanishes, and moving it must not turn its sign, or it would have an effect."""
+def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path) -> None:
+    """Its gradient vanishes; a move that changed its sign would have an effect."""
     text = """g (float[4,3,24,24] x) => (float[4,5] y) {
         a = Conv <pads = [1,1,1,1]> (x, k)
         b = BatchNormalization (a, s, t, m, v)
@@ -77,26 +77,26 @@ def test_a_scale_in_front_of_a_normalisation_has_no_effect(tmp_path: Path) -> No
     assert "without effect" in sizes.detail
 
 
-def test_a_file_that_a_default_session_refuses_fails_that_check(
+def test_a_file_that_a_default_session_rejects_fails_that_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(tmp_path, "g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=draw(3, 3))
     optimize(path, tmp_path / "training.onnx", loss="mse")
 
-    def refusing(*arguments: object, settings: SessionSettings, **options: object) -> Measurement:
+    def rejecting(*arguments: object, settings: SessionSettings, **options: object) -> Measurement:
         if not settings.file_order:
             raise RuntimeFailedError("the runtime does not load it")
         return measure(*arguments, settings=settings, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("onnxgc.api.verification.measure", refusing)
+    monkeypatch.setattr("onnxgc.api.verification.measure", rejecting)
     found = verify(path, tmp_path / "training.onnx")
     assert [check.name for check in found.checks if not check.holds] == ["default session"]
     assert found.planned_by_default is None
     assert found.as_json()["planned_by_default"] is None
 
 
-def test_gradients_that_are_no_numbers_in_both_files_do_not_differ(tmp_path: Path) -> None:
-    """They fail the check of sizes, which says what is wrong with them."""
+def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path) -> None:
+    """They fail the check of sizes instead."""
     text = (
         "g (float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
     )
@@ -107,10 +107,10 @@ def test_gradients_that_are_no_numbers_in_both_files_do_not_differ(tmp_path: Pat
     assert "gradients" not in failed
     assert "gradient sizes" in failed
     loss = next(check for check in found.checks if check.name == "loss")
-    assert (loss.holds, loss.detail.split(",")[0]) == (False, "nan: nan already where everything is stored")
+    assert (loss.holds, loss.detail.split(",")[0]) == (False, "nan: the baseline has nan already")
 
 
-def test_a_type_without_kernels_is_told_without_names_of_passing_files(tmp_path: Path) -> None:
+def test_an_error_does_not_name_temporary_files(tmp_path: Path) -> None:
     model = parser.parse_model(
         """<ir_version: 9, opset_import: ["" : 18]>
         g (bfloat16[2,3] x) => (bfloat16[2,4] y) { z = MatMul(x, w)  y = Tanh(z) }"""
@@ -119,14 +119,14 @@ def test_a_type_without_kernels_is_told_without_names_of_passing_files(tmp_path:
     model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     training = tmp_path / "training.onnx"
     optimize(model, training, loss="mse")
-    with pytest.raises(RuntimeFailedError, match=r"^the graph that stores everything does not run") as caught:
+    with pytest.raises(RuntimeFailedError, match=r"^the baseline does not run") as caught:
         verify(model, training)
     assert "regular.onnx" not in str(caught.value)
     assert "MatMul" in str(caught.value)
 
 
 def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path) -> None:
-    """With Dropout, whose masks both files draw by the number of the step."""
+    """With Dropout, whose masks both files draw by the step's number."""
     onnx.save(digits_network(batch=8), tmp_path / "model.onnx")
     optimize(tmp_path / "model.onnx", tmp_path / "training.onnx", optimizer="adamw")
     found = verify(tmp_path / "model.onnx", tmp_path / "training.onnx", runs=2)
@@ -136,7 +136,7 @@ def test_a_file_with_an_optimizer_is_run_in_place(tmp_path: Path) -> None:
     assert "head.bias" in details["gradient sizes"]
 
 
-def test_a_plan_file_is_verified_by_what_is_written_by_it(tmp_path: Path) -> None:
+def test_a_plan_file_is_verified_by_its_training_file(tmp_path: Path) -> None:
     onnx.save(digits_network(), tmp_path / "model.onnx")
     shapes = {"image": (4, 1, 8, 8)}
     made = optimize(tmp_path / "model.onnx", input_shapes=shapes, check=False)
@@ -147,5 +147,5 @@ def test_a_plan_file_is_verified_by_what_is_written_by_it(tmp_path: Path) -> Non
     with pytest.raises(PlanError, match="has schema 9"):
         verify(tmp_path / "model.onnx", tmp_path / "other.json")
     optimize(tmp_path / "model.onnx", tmp_path / "training.onnx", input_shapes=shapes, check=False)
-    with pytest.raises(PlanError, match="with a plan file alone"):
+    with pytest.raises(PlanError, match="with a plan file only"):
         verify(tmp_path / "model.onnx", tmp_path / "training.onnx", input_shapes=shapes)

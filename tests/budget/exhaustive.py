@@ -1,6 +1,6 @@
-"""Least extra time under a budget, by looking at every state that sequences pass through.
+"""Least extra time under a budget, by a shortest path through all states of memory.
 
-It knows nothing of bounds, gaps or searches, and is for small problems alone.
+Independent of bounds, gaps and searches; for small problems only.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from onnxgc.budget.operator_problem import OperatorProblem
-from onnxgc.planning.order import Order
+from onnxgc.planning.order_choice import Order
 
 
 class State(NamedTuple):
-    """Between two runs: the operators that have run, and the storages that are in memory, as bits."""
+    """Between two runs: the operators that have run, and the live storages, as bits."""
 
     ran: int
-    held: int
+    live: int
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """A sequence within the budget that no other is shorter than."""
+    """A shortest sequence within the budget."""
 
     extra: int
     sequence: tuple[int, ...]
 
 
 def least_extra(problem: OperatorProblem, budget: int, order: Order) -> Optimum | None:
-    """A best sequence, found as a shortest path between states; None if no sequence keeps to the budget.
+    """A shortest sequence as a shortest path between states; None if no sequence is within the budget.
 
-    A step either runs an operator or forgets a storage, which takes no time. An operator may run again
+    A step either runs an operator or releases a storage, which takes no time. An operator may be rerun
     without limit.
     """
     everything = (1 << len(problem)) - 1
@@ -48,10 +48,10 @@ def least_extra(problem: OperatorProblem, budget: int, order: Order) -> Optimum 
         if state in done:
             continue
         done.add(state)
-        if state.ran == everything and kept & ~state.held == 0:
+        if state.ran == everything and kept & ~state.live == 0:
             return Optimum(time - problem.duration, _path(came_from, state))
         for operator, following in _steps(problem, budget, order, state):
-            later = time + (0 if operator is None else problem.operations[operator].duration)
+            later = time + (0 if operator is None else problem.operators[operator].duration)
             if later < times.get(following, later + 1):
                 times[following] = later
                 came_from[following] = state, operator
@@ -71,33 +71,33 @@ def _path(came_from: dict[State, tuple[State, int | None]], state: State) -> tup
 def _steps(
     problem: OperatorProblem, budget: int, order: Order, state: State
 ) -> Iterator[tuple[int | None, State]]:
-    """What can come next: an operator that runs, or None for a storage that is forgotten, and the state."""
+    """The next steps: an operator that runs, or None for a released storage, and the state after."""
     sizes = problem.sizes
-    ran, held = state
-    in_memory = [storage for storage in range(len(sizes)) if held >> storage & 1]
-    memory = sum(sizes[storage] for storage in in_memory)
-    for storage in in_memory:
-        yield None, State(ran, held & ~(1 << storage))
-    for index, operation in enumerate(problem.operations):
+    ran, live = state
+    live_storages = [storage for storage in range(len(sizes)) if live >> storage & 1]
+    memory = sum(sizes[storage] for storage in live_storages)
+    for storage in live_storages:
+        yield None, State(ran, live & ~(1 << storage))
+    for index, operator in enumerate(problem.operators):
         if ran >> index & 1:
-            if not operation.may_repeat:
+            if not operator.may_repeat:
                 continue
         elif order is Order.FIXED and ran != (1 << index) - 1:
             continue
-        if _bits(operation.reads) & ~held:
+        if _bits(operator.reads) & ~live:
             continue
-        if _bits(operation.writes) & held:
-            # An older copy that is in memory now is never read again: it was forgotten before.
+        if _bits(operator.writes) & live:
+            # An older copy would never be read again: another path has released it before.
             continue
-        for count in range(operation.fewest, len(operation.writes) + 1):
-            written = operation.writes[:count]
-            peak = memory + sum(sizes[storage] for storage in written) + operation.workspace
-            after = State(ran | 1 << index, held | _bits(written))
+        for count in range(operator.min_writes, len(operator.writes) + 1):
+            written = operator.writes[:count]
+            peak = memory + sum(sizes[storage] for storage in written) + operator.workspace
+            after = State(ran | 1 << index, live | _bits(written))
             if peak <= budget:
                 yield index, after
-            taken = operation.in_place
-            if taken is not None and peak - sizes[operation.writes[0]] <= budget:
-                yield index, State(after.ran, after.held & ~(1 << taken))
+            source = operator.in_place
+            if source is not None and peak - sizes[operator.writes[0]] <= budget:
+                yield index, State(after.ran, after.live & ~(1 << source))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Small random problems of many shapes, and budgets at which something must run again."""
+"""Small random problems of many shapes, and budgets that need recomputation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from random import Random
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 
-MOST_STORAGES = 10
+MAX_STORAGES = 10
 
 
 @dataclass(frozen=True)
-class _Habits:
-    """What the operators of one problem have in common: shares, and lists to draw from."""
+class _Distribution:
+    """The distribution of the operators of one problem: shares, and lists to draw from."""
 
     sizes: tuple[int, ...]
     durations: tuple[int, ...]
@@ -27,11 +27,11 @@ class _Habits:
     kept: float
 
 
-def _habits(random: Random) -> _Habits:
-    return _Habits(
+def _distribution(random: Random) -> _Distribution:
+    return _Distribution(
         sizes=random.choice([(1,), (0, 1, 2, 3), (1, 1, 1, 8), tuple(range(1, 10)), (0, 1, 2, 4, 8)]),
         durations=random.choice([(1,), (0, 1), (1, 10, 100), tuple(range(6)), tuple(range(1, 21))]),
-        reading=random.choice(["chain", "shared", "unread", "there and back", "any"]),
+        reading=random.choice(["chain", "shared", "unread", "forward and backward", "any"]),
         several_outputs=random.choice([0, 0.2, 0.5]),
         optional_outputs=random.choice([0, 0.3, 0.8]),
         in_place=random.choice([0, 0.3, 0.9]),
@@ -42,67 +42,67 @@ def _habits(random: Random) -> _Habits:
     )
 
 
-def random_problem(random: Random, most_operators: int) -> OperatorProblem:
+def random_problem(random: Random, max_operators: int) -> OperatorProblem:
     """A problem with several outputs, operators in place, workspaces, optional outputs and kept storages."""
-    habits = _habits(random)
-    count = random.randint(3, most_operators)
+    drawn = _distribution(random)
+    count = random.randint(3, max_operators)
     sizes: list[int] = []
     read: set[int] = set()
-    operations: list[ProblemOperator] = []
+    operators: list[ProblemOperator] = []
     for index in range(count):
-        reads = _reads(random, habits.reading, len(sizes), read, index / count)
+        reads = _reads(random, drawn.reading, len(sizes), read, index / count)
         read.update(reads)
-        room = MOST_STORAGES - len(sizes) - (count - index)
-        outputs = 1 + sum(random.random() < habits.several_outputs for _ in range(max(0, min(2, room))))
+        room = MAX_STORAGES - len(sizes) - (count - index)
+        outputs = 1 + sum(random.random() < drawn.several_outputs for _ in range(max(0, min(2, room))))
         writes = tuple(range(len(sizes), len(sizes) + outputs))
-        sizes.extend(random.choice(habits.sizes) for _ in writes)
-        in_place = random.choice(reads) if reads and random.random() < habits.in_place else None
+        sizes.extend(random.choice(drawn.sizes) for _ in writes)
+        in_place = random.choice(reads) if reads and random.random() < drawn.in_place else None
         if in_place is not None:
             sizes[writes[0]] = sizes[in_place]
-        operations.append(
+        operators.append(
             ProblemOperator(
                 f"o{index}",
                 reads,
                 writes,
-                random.choice(habits.durations),
-                random.randint(1, 9) if random.random() < habits.workspace else 0,
+                random.choice(drawn.durations),
+                random.randint(1, 9) if random.random() < drawn.workspace else 0,
                 in_place,
-                may_repeat=random.random() >= habits.once,
-                fewest=random.randint(1, outputs) if random.random() < habits.optional_outputs else outputs,
+                may_repeat=random.random() >= drawn.once,
+                min_writes=random.randint(1, outputs)
+                if random.random() < drawn.optional_outputs
+                else outputs,
             )
         )
-    kept = [
-        s for s in range(len(sizes)) if random.random() < (habits.kept if s in read else habits.kept_ends)
-    ]
-    return OperatorProblem(tuple(operations), tuple(sizes), frozenset(kept))
+    kept = [s for s in range(len(sizes)) if random.random() < (drawn.kept if s in read else drawn.kept_ends)]
+    return OperatorProblem(tuple(operators), tuple(sizes), frozenset(kept))
 
 
-def _reads(random: Random, reading: str, there: int, read: set[int], passed: float) -> tuple[int, ...]:
-    """What an operator reads of so many storages; `passed` is the share of the operators before it."""
-    if not there:
+def _reads(random: Random, reading: str, count: int, read: set[int], passed: float) -> tuple[int, ...]:
+    """The reads of an operator among `count` storages; `passed` is the share of the operators before it."""
+    if not count:
         return ()
-    found = [there - 1]
+    found = [count - 1]
     if reading == "chain" and random.random() < 0.4:
-        found.append(random.randrange(there))
+        found.append(random.randrange(count))
     if reading == "shared":
-        found = [random.randrange(min(3, there))]
-        found += [random.randrange(there)] if random.random() < 0.5 else []
-    if reading == "there and back" and passed >= 0.5:
-        found.append(max(0, round(2 * (1 - passed) * there) - random.randint(0, 1)))
+        found = [random.randrange(min(3, count))]
+        found += [random.randrange(count)] if random.random() < 0.5 else []
+    if reading == "forward and backward" and passed >= 0.5:
+        found.append(max(0, round(2 * (1 - passed) * count) - random.randint(0, 1)))
     if reading == "unread":
-        unread = [storage for storage in range(there) if storage not in read]
+        unread = [storage for storage in range(count) if storage not in read]
         found = random.sample(unread, min(len(unread), random.randint(1, 2)))
-        found += [random.randrange(there)] if random.random() < 0.5 else []
+        found += [random.randrange(count)] if random.random() < 0.5 else []
     if reading == "any":
-        found = random.sample(range(there), min(there, random.randint(0, 3)))
-    return tuple(dict.fromkeys(min(storage, there - 1) for storage in found))
+        found = random.sample(range(count), min(count, random.randint(0, 3)))
+    return tuple(dict.fromkeys(min(storage, count - 1) for storage in found))
 
 
-def tight_problems(seed: int, count: int, most_operators: int) -> Iterator[tuple[OperatorProblem, int]]:
-    """So many problems, each with a budget below the peak of its own order and not below any operator."""
+def tight_problems(seed: int, count: int, max_operators: int) -> Iterator[tuple[OperatorProblem, int]]:
+    """`count` problems, each with a budget below the peak of its order and above every working set."""
     random = Random(seed)
     while count:
-        problem = random_problem(random, most_operators)
+        problem = random_problem(random, max_operators)
         least = max(problem.working_set(index) for index in range(len(problem)))
         peak = simulate_sequence(problem, range(len(problem))).peak
         if least < peak:
@@ -110,19 +110,19 @@ def tight_problems(seed: int, count: int, most_operators: int) -> Iterator[tuple
             yield problem, random.randrange(least, peak)
 
 
-def random_sequence(random: Random, problem: OperatorProblem, most_runs: int) -> list[int]:
-    """Operators in a random order that the data allows, and some again."""
+def random_sequence(random: Random, problem: OperatorProblem, max_runs: int) -> list[int]:
+    """Operators in a random topological order, with random repeats."""
     waiting = list(range(len(problem)))
     made: set[int] = set()
     sequence: list[int] = []
     while waiting:
-        ready = [index for index in waiting if made.issuperset(problem.operations[index].reads)]
-        again = [index for index in set(sequence) if problem.operations[index].may_repeat]
-        if again and len(sequence) + len(waiting) < most_runs and random.random() < 0.4:
-            sequence.append(random.choice(sorted(again)))
+        ready = [index for index in waiting if made.issuperset(problem.operators[index].reads)]
+        repeatable = [index for index in set(sequence) if problem.operators[index].may_repeat]
+        if repeatable and len(sequence) + len(waiting) < max_runs and random.random() < 0.4:
+            sequence.append(random.choice(sorted(repeatable)))
             continue
         index = random.choice(ready[:2])
         waiting.remove(index)
         sequence.append(index)
-        made.update(problem.operations[index].writes)
+        made.update(problem.operators[index].writes)
     return sequence

@@ -1,4 +1,4 @@
-"""The exhaustive search against the judge, and against all sequences written out."""
+"""The exhaustive search against the simulator, and against an enumeration of all sequences."""
 
 from itertools import product
 from random import Random
@@ -6,14 +6,14 @@ from random import Random
 import pytest
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
-from onnxgc.planning.order import Order
+from onnxgc.planning.order_choice import Order
 from tests.budget.exhaustive import least_extra
 from tests.budget.random_problems import random_problem, tight_problems
 
-MOST_RUNS = 7
+MAX_RUNS = 7
 
 
-def test_its_sequences_are_as_short_and_as_small_as_it_says() -> None:
+def test_its_sequences_have_the_time_and_the_peak_that_it_reports() -> None:
     for problem, budget in tight_problems(1, 150, 7):
         extras = []
         for order in Order:
@@ -26,15 +26,15 @@ def test_its_sequences_are_as_short_and_as_small_as_it_says() -> None:
             first_runs = list(dict.fromkeys(found.sequence))
             assert order is Order.FREE or first_runs == sorted(first_runs)
             extras.append(found.extra)
-        assert extras == sorted(extras), "what a fixed order can do, a free one can"
+        assert extras == sorted(extras), "a free order includes the fixed one"
 
 
-def test_no_sequence_written_out_is_better() -> None:
+def test_no_enumerated_sequence_is_better() -> None:
     random = Random(2)
     for _ in range(40):
         problem = random_problem(random, 4)
         best: dict[tuple[Order, int], int] = {}
-        for length in range(len(problem), MOST_RUNS + 1):
+        for length in range(len(problem), MAX_RUNS + 1):
             for sequence in product(range(len(problem)), repeat=length):
                 try:
                     profile = simulate_sequence(problem, sequence)
@@ -47,12 +47,12 @@ def test_no_sequence_written_out_is_better() -> None:
                     known = best.get((order, profile.peak), extra)
                     best[order, profile.peak] = min(known, extra)
         for order, budget in best:
-            written_out = min(extra for (o, peak), extra in best.items() if o is order and peak <= budget)
+            enumerated = min(extra for (o, peak), extra in best.items() if o is order and peak <= budget)
             found = least_extra(problem, budget, order)
             assert found is not None
-            assert found.extra <= written_out
-            if len(found.sequence) <= MOST_RUNS:
-                assert found.extra == written_out
+            assert found.extra <= enumerated
+            if len(found.sequence) <= MAX_RUNS:
+                assert found.extra == enumerated
 
 
 def test_time_never_rises_with_the_budget() -> None:
@@ -74,10 +74,10 @@ def test_time_never_rises_with_the_budget() -> None:
     ],
 )
 def test_optima_found_by_hand(budget: int, order: Order, extra: int | None) -> None:
-    """A heavy operator that need not wait for a large storage; in the given order it comes behind it."""
+    """A heavy operator that is independent of a large storage; in the given order it runs after it."""
     problem = OperatorProblem(
         (
-            ProblemOperator("dear", (), (0,), 3),
+            ProblemOperator("slow", (), (0,), 3),
             ProblemOperator("cheap", (), (1,), 1),
             ProblemOperator("heavy", (1,), (2,), 1, workspace=6),
             ProblemOperator("end", (0, 1, 2), (3,), 1),

@@ -1,4 +1,4 @@
-"""A training step as a problem: both judges say the same of every sequence."""
+"""A training step as a problem: a sequence and its schedule have the same memory."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ from onnxgc.budget.from_step import StepProblem, problem_of
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.model.read import read_model
 from onnxgc.planning.schedule import Operator, Recompute, Release, StepGraph
-from onnxgc.planning.sequences import schedule_of_sequence
+from onnxgc.planning.schedule_from_sequence import schedule_of_sequence
 from onnxgc.planning.simulate import simulate
 from onnxgc.tracing.step_graph import trace
 from tests.budget.random_problems import random_sequence
@@ -21,7 +21,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 
 def with_views(random: Random, step: StepGraph) -> StepGraph:
-    """The step with views, and views of views, of what operators read; some readers read those instead."""
+    """The step with views, and views of views, of operators' inputs; some readers read these instead."""
     sizes = dict(step.sizes)
     views_of: dict[str, list[str]] = {}
     number = 0
@@ -48,32 +48,32 @@ def with_views(random: Random, step: StepGraph) -> StepGraph:
     return replace(step, forward=forward, chunks=tuple(map(rewired, step.chunks)), sizes=sizes)
 
 
-def both_judges(step: StepGraph, posed: StepProblem, sequence: list[int]) -> tuple[list[int], list[int]]:
-    """Memory at each run of an operator: of the sequence, and of its schedule."""
-    taken: dict[str, int] = {}
+def both_timelines(step: StepGraph, posed: StepProblem, sequence: list[int]) -> tuple[list[int], list[int]]:
+    """Live bytes at each run of an operator: of the sequence, and of its schedule."""
+    copies: dict[str, int] = {}
 
     def copy_name(name: str) -> str:
-        taken[name] = taken.get(name, 1) + 1
-        return f"{name}__copy{taken[name]}"
+        copies[name] = copies.get(name, 1) + 1
+        return f"{name}__copy{copies[name]}"
 
     schedule = schedule_of_sequence(step, posed.names_of(sequence), copy_name)
     assert posed.sequence_of(schedule) == sequence
     profile = simulate(schedule, step)
     ran = [entry for entry in schedule.steps if not isinstance(entry, Release)]
     named = set(posed.names)
-    held = [
-        held
-        for entry, held in zip(ran, profile.timeline, strict=True)
+    live = [
+        live
+        for entry, live in zip(ran, profile.timeline, strict=True)
         if (entry.source if isinstance(entry, Recompute) else entry.operator.name) in named
     ]
-    judged = simulate_sequence(posed.problem, sequence)
-    assert judged.peak == profile.peak_bytes
-    return list(judged.timeline), held
+    of_sequence = simulate_sequence(posed.problem, sequence)
+    assert of_sequence.peak == profile.peak_bytes
+    return list(of_sequence.timeline), live
 
 
-def test_both_judges_agree_on_random_steps() -> None:
+def test_sequence_and_schedule_have_equal_memory_on_random_steps() -> None:
     random = Random(41)
-    views = again = 0
+    views = repeats = 0
     for _ in range(250):
         step = with_views(random, random_step_problem(random, 7).joint().step)
         posed = problem_of(step, {})
@@ -82,11 +82,11 @@ def test_both_judges_agree_on_random_steps() -> None:
             list(range(len(posed.problem))),
             random_sequence(random, posed.problem, 2 * len(posed.problem)),
         ):
-            again += len(sequence) - len(posed.problem)
-            judged, simulated = both_judges(step, posed, sequence)
-            assert judged == simulated
+            repeats += len(sequence) - len(posed.problem)
+            of_sequence, of_schedule = both_timelines(step, posed, sequence)
+            assert of_sequence == of_schedule
     assert views > 300
-    assert again > 1000
+    assert repeats > 1000
 
 
 @cache
@@ -95,43 +95,43 @@ def step_of(model: str) -> StepGraph:
 
 
 @pytest.mark.parametrize("model", ["alexnet", "vgg11", "resnet18", "mobilenet_v2"])
-def test_both_judges_agree_on_networks(model: str) -> None:
+def test_sequence_and_schedule_have_equal_memory_on_networks(model: str) -> None:
     step = step_of(model)
     posed = problem_of(step, {})
-    judged, simulated = both_judges(step, posed, list(range(len(posed.problem))))
-    assert judged == simulated
+    of_sequence, of_schedule = both_timelines(step, posed, list(range(len(posed.problem))))
+    assert of_sequence == of_schedule
     sequence = random_sequence(Random(42), posed.problem, 2 * len(posed.problem))
     assert len(sequence) > 1.2 * len(posed.problem)
-    judged, simulated = both_judges(step, posed, sequence)
-    assert judged == simulated
+    of_sequence, of_schedule = both_timelines(step, posed, sequence)
+    assert of_sequence == of_schedule
 
 
-def test_what_a_step_returns_is_made_once_and_kept() -> None:
+def test_outputs_of_a_step_are_computed_once_and_kept() -> None:
     random = Random(43)
     for _ in range(100):
         step = random_step_problem(random, 7).joint().step
         posed = problem_of(step, {name.name: 3 for name in step.forward})
-        operators = {operator.name: operator for operator in step.forward}
-        operators.update((operator.name, operator) for chunk in step.chunks for operator in chunk)
-        for operation in posed.problem.operations:
-            operator = operators[operation.name]
-            kept = [posed.problem.is_sink(storage) for storage in operation.writes]
+        by_name = {operator.name: operator for operator in step.forward}
+        by_name.update((operator.name, operator) for chunk in step.chunks for operator in chunk)
+        for posed_operator in posed.problem.operators:
+            operator = by_name[posed_operator.name]
+            kept = [storage in posed.problem.kept for storage in posed_operator.writes]
             assert kept == [name in step.outputs for name in operator.outputs]
-            assert operation.may_repeat == (not operator.once and not any(kept))
-            assert operation.duration == (3 if operator in step.forward else 0)
+            assert posed_operator.may_repeat == (not operator.once and not any(kept))
+            assert posed_operator.duration == (3 if operator in step.forward else 0)
 
 
-def test_what_replaces_a_tensor_runs_behind_all_that_read_it_in_any_order() -> None:
-    """Some read a view of it, and one is a forward operator that nothing else waits for."""
+def test_a_replacement_runs_after_all_readers_of_the_tensor_in_any_order() -> None:
+    """Some read a view of it, and one is a forward operator without other dependents."""
     forward = (
-        Operator("view", ("w",), ("shown",), is_view=True),
-        Operator("again", ("shown",), ("shown twice",), is_view=True),
-        Operator("layer", ("x", "shown"), ("h",)),
+        Operator("view", ("w",), ("viewed",), is_view=True),
+        Operator("second view", ("viewed",), ("viewed twice",), is_view=True),
+        Operator("layer", ("x", "viewed"), ("h",)),
         Operator("aside", ("x", "w"), ("a",)),
     )
     backward = (
         Operator("weight", ("x", "h"), ("gradient",)),
-        Operator("input", ("h", "shown twice"), ("passed",)),
+        Operator("input", ("h", "viewed twice"), ("passed",)),
         Operator("update", ("gradient", "w"), ("new w",)),
     )
     names = [name for operator in (*forward, *backward) for name in operator.outputs]

@@ -1,4 +1,4 @@
-"""The least peak and the trade-off, on problems whose best sequences are known."""
+"""The least peak and the trade-off, on problems with known optima."""
 
 from random import Random
 
@@ -9,34 +9,34 @@ from onnxgc.budget.least_peak import least_peak
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 from onnxgc.budget.search import SearchOptions
 from onnxgc.budget.trade_off import trade_off
-from onnxgc.planning.order import Order
+from onnxgc.planning.order_choice import Order
 from tests.budget.exhaustive import least_extra
 from tests.budget.random_problems import random_sequence, tight_problems
 
 
-def true_least_peak(problem: OperatorProblem, order: Order, most_extra: int | None) -> int:
+def true_least_peak(problem: OperatorProblem, order: Order, max_extra: int | None) -> int:
     budget = 0
     while True:
         best = least_extra(problem, budget, order)
-        if best is not None and (most_extra is None or best.extra <= most_extra):
+        if best is not None and (max_extra is None or best.extra <= max_extra):
             return budget
         budget += 1
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Order) -> None:
+def test_the_true_least_peak_is_between_the_floor_and_the_peak_found(order: Order) -> None:
     random = Random(51)
     met = tried = 0
     for problem, _ in tight_problems(52, 8, 6):
-        for most_extra in (None, random.randint(0, problem.duration)):
+        for max_extra in (None, random.randint(0, problem.duration)):
             options = SearchOptions(order, None, 1)
             start = random_sequence(random, problem, 2 * len(problem))
             floor = floor_of_problem(problem).size
-            answer = least_peak(problem, floor, options, [start], most_extra)
+            answer = least_peak(problem, floor, options, [start], max_extra)
             assert simulate_sequence(problem, answer.found.sequence).peak == answer.found.peak
-            assert most_extra is None or answer.found.extra <= most_extra
+            assert max_extra is None or answer.found.extra <= max_extra
             assert order.allows(answer.found.sequence)
-            least = true_least_peak(problem, order, most_extra)
+            least = true_least_peak(problem, order, max_extra)
             assert answer.floor <= least <= answer.found.peak
             tried += 1
             met += least == answer.found.peak
@@ -44,7 +44,7 @@ def test_the_true_least_peak_lies_between_the_floor_and_what_is_found(order: Ord
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_each_point_of_the_trade_off_has_the_best_between_its_bound_and_its_time(order: Order) -> None:
+def test_each_optimum_of_the_trade_off_is_between_bound_and_extra_time(order: Order) -> None:
     for problem, budget in tight_problems(53, 8, 6):
         budgets = [budget + more for more in range(4)]
         points = trade_off(problem, budgets, SearchOptions(order, None, 2))
@@ -55,8 +55,8 @@ def test_each_point_of_the_trade_off_has_the_best_between_its_bound_and_its_time
             assert point.found.peak <= point.budget
 
 
-def test_without_time_one_sequence_of_a_low_peak_gives_one_for_each_budget() -> None:
-    """Of what makes room for `heavy` no more runs again than a budget needs."""
+def test_without_time_a_sequence_of_a_low_peak_gives_one_for_each_budget() -> None:
+    """Each budget recomputes only as much as it needs to make room for `heavy`."""
     problem = OperatorProblem(
         (
             *(ProblemOperator(f"stored {number}", (), (number,), 1) for number in range(4)),

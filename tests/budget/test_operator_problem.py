@@ -1,4 +1,4 @@
-"""The judge by hand, and problems and sequences that it refuses."""
+"""Simulated sequences by hand, and problems and sequences that raise."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from onnxgc.errors import GraphFileError
 MAKE = ProblemOperator("make", (), (0,), 1)
 
 
-def test_a_copy_lives_from_its_run_to_its_last_reader() -> None:
+def test_a_copy_is_live_from_its_run_to_its_last_reader() -> None:
     problem = OperatorProblem(
         (MAKE, ProblemOperator("use", (0,), (1,), 2, workspace=3), ProblemOperator("end", (0, 1), (2,), 4)),
         (10, 5, 1),
@@ -16,11 +16,11 @@ def test_a_copy_lives_from_its_run_to_its_last_reader() -> None:
     )
     assert simulate_sequence(problem, [0, 1, 2]).timeline == (10, 18, 16)
     profile = simulate_sequence(problem, [0, 1, 0, 2, 1])
-    assert profile.timeline == (10, 18, 15, 16, 19), "the second copy is read by the last run too"
+    assert profile.timeline == (10, 18, 15, 16, 19), "the last run reads the second copy too"
     assert (profile.duration, profile.peak) == (10, 19)
 
 
-def test_memory_is_taken_over_where_the_input_ends() -> None:
+def test_an_operator_in_place_reuses_memory_where_the_inputs_lifetime_ends() -> None:
     problem = OperatorProblem(
         (
             MAKE,
@@ -33,9 +33,9 @@ def test_memory_is_taken_over_where_the_input_ends() -> None:
     assert simulate_sequence(problem, [0, 1, 0, 2]).timeline == (10, 10, 10, 10)
 
 
-def test_the_last_outputs_are_left_out_where_nobody_reads_them() -> None:
+def test_trailing_outputs_are_omitted_where_nothing_reads_them() -> None:
     problem = OperatorProblem(
-        (ProblemOperator("three", (), (0, 1, 2), 1, fewest=1), ProblemOperator("use", (2,), (3,), 1)),
+        (ProblemOperator("three", (), (0, 1, 2), 1, min_writes=1), ProblemOperator("use", (2,), (3,), 1)),
         (1, 10, 100, 0),
         frozenset({0}),
     )
@@ -43,33 +43,41 @@ def test_the_last_outputs_are_left_out_where_nobody_reads_them() -> None:
     assert simulate_sequence(problem, [0, 0, 1, 0]).timeline == (1, 111, 100, 1)
 
 
-def test_what_is_kept_lives_to_the_end_in_its_latest_copy() -> None:
+def test_the_latest_copy_of_a_kept_storage_is_live_to_the_end() -> None:
     problem = OperatorProblem((MAKE, ProblemOperator("other", (), (1,), 1)), (10, 1), frozenset({0}))
     assert simulate_sequence(problem, [0, 1]).timeline == (10, 11)
     assert simulate_sequence(problem, [0, 1, 0]).timeline == (10, 1, 10)
 
 
 @pytest.mark.parametrize(
-    "operations, sizes, message",
+    "operators, sizes, message",
     [
-        ((ProblemOperator("a", (0,), (1,), 1),), (1, 1), "'a' reads what no operator before it writes"),
-        ((MAKE, ProblemOperator("a", (), (0,), 1)), (1,), "'a' writes what another one writes"),
+        (
+            (ProblemOperator("a", (0,), (1,), 1),),
+            (1, 1),
+            "'a' reads a storage that no earlier operator writes",
+        ),
+        (
+            (MAKE, ProblemOperator("a", (), (0,), 1)),
+            (1,),
+            "'a' writes a storage that another operator writes",
+        ),
         ((MAKE,), (1, 1), "no operator writes storage 1"),
         ((ProblemOperator("a", (), (0,), -1),), (1,), "'a' has a negative duration"),
         ((MAKE,), (-1,), "a size is negative"),
         (
             (MAKE, ProblemOperator("a", (), (1,), 1, in_place=0)),
             (1, 1),
-            "'a' works in place on what it does not",
+            "'a' works in place on a storage that it does not",
         ),
         ((MAKE, ProblemOperator("a", (0,), (1,), 1, in_place=0)), (1, 2), "another size"),
     ],
 )
-def test_problems_that_make_no_sense(
-    operations: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str
+def test_malformed_problems_raise(
+    operators: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(GraphFileError, match=message):
-        OperatorProblem(operations, sizes)
+        OperatorProblem(operators, sizes)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,7 @@ def test_problems_that_make_no_sense(
         ([0], "'once' never runs"),
     ],
 )
-def test_sequences_that_cannot_run(sequence: list[int], message: str) -> None:
+def test_invalid_sequences_raise(sequence: list[int], message: str) -> None:
     problem = OperatorProblem((MAKE, ProblemOperator("once", (0,), (1,), 1, may_repeat=False)), (1, 1))
     with pytest.raises(ValueError, match=message):
         simulate_sequence(problem, sequence)

@@ -1,4 +1,4 @@
-"""Sequences that follow from gaps, and memory that is followed while runs are taken out."""
+"""Sequences that follow from gaps, and the memory of a sequence while runs are removed."""
 
 from itertools import pairwise
 from random import Random
@@ -6,37 +6,35 @@ from random import Random
 import numpy as np
 
 from onnxgc.budget.bounds.covering import Gap
-from onnxgc.budget.improve.gap_sequence import sequence_of_gaps
+from onnxgc.budget.bounds.sequence_from_gaps import sequence_of_gaps
 from onnxgc.budget.improve.removable_runs import RemovableRuns, without_needless_repeats
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from tests.budget.random_problems import random_problem, random_sequence, tight_problems
 
 
-def test_memory_is_what_the_judge_says_after_every_removal() -> None:
+def test_memory_equals_the_simulators_after_every_removal() -> None:
     random = Random(11)
     refused = removed = 0
     for _ in range(300):
         problem = random_problem(random, 9)
-        timeline = RemovableRuns(problem, random_sequence(random, problem, 25))
-        limit = random.randint(0, simulate_sequence(problem, timeline.sequence()).peak)
-        places = list(range(len(timeline.memory) - 1))
-        repeats = timeline.repeats()
+        runs = RemovableRuns(problem, random_sequence(random, problem, 25))
+        limit = random.randint(0, simulate_sequence(problem, runs.sequence()).peak)
+        places = list(range(len(runs.memory) - 1))
+        repeats = runs.repeats()
         random.shuffle(repeats)
         for place in repeats:
-            before = timeline.memory.copy()
-            if timeline.remove(place, limit):
+            before = runs.memory.copy()
+            if runs.remove(place, limit):
                 places.remove(place)
                 removed += 1
-                assert np.all((timeline.memory <= before) | (timeline.memory <= limit))
+                assert np.all((runs.memory <= before) | (runs.memory <= limit))
             else:
                 refused += 1
-            assert timeline.memory[places].tolist() == list(
-                simulate_sequence(problem, timeline.sequence()).timeline
-            )
+            assert runs.memory[places].tolist() == list(simulate_sequence(problem, runs.sequence()).timeline)
     assert min(refused, removed) > 100
 
 
-def test_only_runs_that_the_budget_needs_are_left() -> None:
+def test_only_necessary_runs_remain() -> None:
     random = Random(12)
     needed = 0
     for problem, budget in tight_problems(13, 300, 9):
@@ -56,16 +54,16 @@ def test_only_runs_that_the_budget_needs_are_left() -> None:
 
 
 def gaps_of(problem: OperatorProblem) -> list[Gap]:
-    """Every pair of consecutive uses of every storage that may be computed again."""
+    """Every pair of consecutive uses of every storage that may be recomputed."""
     gaps = []
     for storage, producer in enumerate(problem.producer):
         uses = [producer, *problem.readers[storage], *([len(problem)] if storage in problem.kept else [])]
-        if problem.operations[producer].may_repeat:
+        if problem.operators[producer].may_repeat:
             gaps += [Gap(storage, after, before) for after, before in pairwise(uses)]
     return gaps
 
 
-def test_any_choice_of_gaps_gives_a_sequence_in_which_they_are_bridged() -> None:
+def test_any_choice_of_gaps_gives_a_sequence_that_bridges_them() -> None:
     random = Random(14)
     bridged = 0
     for _ in range(300):

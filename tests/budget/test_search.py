@@ -14,7 +14,7 @@ from onnxgc.budget.search import (
     compile_loops,
     within_budget,
 )
-from onnxgc.planning.order import Order
+from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Status
 from tests.budget.exhaustive import least_extra
 from tests.budget.random_problems import tight_problems
@@ -23,7 +23,7 @@ ROUNDS = 4
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_it_keeps_to_the_budget_and_the_best_lies_between_its_bound_and_its_time(order: Order) -> None:
+def test_peak_is_within_the_budget_and_the_optimum_between_bound_and_extra_time(order: Order) -> None:
     found_best = found_any = 0
     for problem, budget in tight_problems(31, 80, 7):
         best = least_extra(problem, budget, order)
@@ -44,14 +44,14 @@ def test_it_keeps_to_the_budget_and_the_best_lies_between_its_bound_and_its_time
 
 def test_the_same_seed_gives_the_same_sequence() -> None:
     for problem, budget in tight_problems(32, 10, 9):
-        options = SearchOptions(time_limit_seconds=None, most_rounds=2, seed=7)
+        options = SearchOptions(time_limit_seconds=None, max_rounds=2, seed=7)
         first, second = (within_budget(problem, budget, options) for _ in range(2))
         assert isinstance(first, NoSequence) == isinstance(second, NoSequence)
         if isinstance(first, BudgetedSequence) and isinstance(second, BudgetedSequence):
             assert first.sequence == second.sequence
 
 
-def test_what_fits_as_given_runs_as_given() -> None:
+def test_a_problem_within_the_budget_keeps_its_order() -> None:
     for problem, _ in tight_problems(33, 20, 7):
         found = within_budget(problem, simulate_sequence(problem, range(len(problem))).peak)
         assert isinstance(found, BudgetedSequence)
@@ -60,7 +60,7 @@ def test_what_fits_as_given_runs_as_given() -> None:
 
 
 def late_heavy() -> OperatorProblem:
-    """An operator that needs much memory, behind one whose large output is read at the end."""
+    """An operator that needs much memory, after one whose large output is read at the end."""
     return OperatorProblem(
         (
             ProblemOperator("large", (), (0,), 3),
@@ -72,7 +72,7 @@ def late_heavy() -> OperatorProblem:
     )
 
 
-def test_a_fixed_order_takes_no_start_in_another_order() -> None:
+def test_a_fixed_order_ignores_starts_in_another_order() -> None:
     free_start = (1, 2, 0, 3)
     found = {
         order: within_budget(late_heavy(), 9, SearchOptions(order, None, ROUNDS), [free_start])
@@ -85,24 +85,24 @@ def test_a_fixed_order_takes_no_start_in_another_order() -> None:
     assert (fixed.sequence, fixed.extra, fixed.lower_bound) == ((0, 1, 2, 0, 3), 3, 3)
 
 
-def test_a_gap_is_what_could_still_be_saved() -> None:
-    """Of 10 units of time 2 are extra, and 1 of them may be needless."""
+def test_a_gap_is_the_distance_to_the_lower_bound() -> None:
+    """Of 10 units of time 2 are extra, and the bound is 1."""
     found = BudgetedSequence((0, 1, 0), 5, 10, 2, 1, 0.0)
     assert (found.gap, found.gap_of_extra, found.status) == (0.1, 0.5, Status.FEASIBLE)
 
 
-def test_without_time_a_known_sequence_is_taken_at_once() -> None:
-    told: list[str] = []
-    options = SearchOptions(time_limit_seconds=0.0, tell=told.append)
+def test_without_time_the_search_returns_a_known_sequence() -> None:
+    stages: list[str] = []
+    options = SearchOptions(time_limit_seconds=0.0, progress=stages.append)
     found = within_budget(late_heavy(), 9, options, [(0, 1, 2, 0, 3)])
     assert isinstance(found, BudgetedSequence)
     assert (found.sequence, found.extra, found.lower_bound) == ((0, 1, 2, 0, 3), 3, 0)
-    assert told == ["planning: 50.000 % extra time, at least 0.000 %"]
+    assert stages == ["planning: 50.000 % extra time, lower bound 0.000 %"]
 
 
-def test_who_watches_hears_that_loops_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_moves, "run_all_loops", functools.cache(lambda: None))
-    told: list[str] = []
+    stages: list[str] = []
     for _ in range(2):
-        assert compile_loops(told.append) < 1
-    assert told == [COMPILING]
+        assert compile_loops(stages.append) < 1
+    assert stages == [COMPILING]

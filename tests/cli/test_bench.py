@@ -1,4 +1,4 @@
-"""`onnxgc bench`: tables that fit, figures that go where they are asked for, and errors of one line."""
+"""`onnxgc bench`: tables that fit, figures in the requested place, and errors of one line."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return onnxgc
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, found: Benchmark) -> dict[str, Any]:
-    """Answers without a run; what it was asked is in the result."""
-    asked: dict[str, Any] = {}
+def recorded(monkeypatch: pytest.MonkeyPatch, found: Benchmark) -> dict[str, Any]:
+    """Replaces `bench` by a function that returns `found`; the result records its arguments."""
+    given: dict[str, Any] = {}
 
-    def instead(*arguments: Any, **options: Any) -> Benchmark:
-        asked.update(inspect.signature(bench).bind(*arguments, **options).arguments)
+    def replacement(*arguments: Any, **options: Any) -> Benchmark:
+        given.update(inspect.signature(bench).bind(*arguments, **options).arguments)
         return found
 
-    monkeypatch.setattr(command, "bench", instead)
-    return asked
+    monkeypatch.setattr(command, "bench", replacement)
+    return given
 
 
 def cells(shown: str) -> list[list[str]]:
@@ -75,7 +75,7 @@ def cells(shown: str) -> list[list[str]]:
 
 
 def test_tables(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    answered(monkeypatch, FOUND)
+    recorded(monkeypatch, FOUND)
     assert call("bench", "chain.onnx") == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -85,33 +85,33 @@ def test_tables(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert ["resnet50,", "64", "5,417", "1,490", "72.5%", "202", "ms", "207", "ms", "4.00%"] in rows
     assert ["peak,", "simulated", "5,519", "MB", "1,592", "MB", "28.8%"] in rows
     assert ["step,", "best", "202", "ms", "207", "ms", "102%"] in rows
-    assert ["samples", "a", "second", "317", "309"] in rows
+    assert ["samples", "per", "second", "317", "309"] in rows
     assert ["predicted", "3.10%"] in rows
     assert "threads: 2" in shown.out
     assert "note: loss: [4, 1000]" in shown.out
 
 
-def test_what_was_not_measured_is_a_dash(
+def test_a_missing_figure_is_a_dash(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = Contender(5519, 5417, failure="the graph that stores everything does not run: no memory")
+    failed = Contender(5519, 5417, failure="the baseline does not run: no memory")
     unknown = Contender(1592, 1490, step_seconds=(0.2,))
-    answered(
+    recorded(
         monkeypatch, replace(FOUND, regular=failed, planned=unknown, threads=None, budget_bytes=2 * 10**6)
     )
     assert call("bench", "chain.onnx") == 0
     shown = capsys.readouterr().out
     assert ["resnet50,", "64", "-", "-", "-", "-", "200", "ms", "-"] in cells(shown)
     text = " ".join(shown.split())
-    assert "storing everything was not measured: the graph that stores everything does not run" in text
-    assert "no peak was measured: the profile has none of the arena of CPUExecutionProvider" in text
-    assert "plan: peak in 2.0 MB, feasible" in text
+    assert "the baseline was not measured: the baseline does not run" in text
+    assert "no peak was measured: the profile does not cover the arena of CPUExecutionProvider" in text
+    assert "plan: peak within 2.0 MB, feasible" in text
 
 
 def test_json_markdown_and_quiet(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered(monkeypatch, FOUND)
+    recorded(monkeypatch, FOUND)
     assert call("bench", "chain.onnx", "--json", "-", "--markdown") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out) == FOUND.as_json()
@@ -122,12 +122,12 @@ def test_json_markdown_and_quiet(
     assert json.loads(Path("figures.json").read_text(encoding="utf-8")) == FOUND.as_json()
 
 
-def test_options_are_handed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answered(monkeypatch, FOUND)
+def test_options_are_passed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = recorded(monkeypatch, FOUND)
     options = "--budget 60% --loss mse --freeze a --freeze b --trainable c --input-shapes x:8,16 --threads 1"
     more = "--provider cpu --runs 9 --warm-up 0 --plan p.json --solver acg --device h100 --no-check --untie"
     assert call("bench", "chain.onnx", *options.split(), *more.split()) == 0
-    assert {key: asked[key] for key in ("model", "budget", "loss", "freeze", "trainable", "threads")} == {
+    assert {key: given[key] for key in ("model", "budget", "loss", "freeze", "trainable", "threads")} == {
         "model": "chain.onnx",
         "budget": "60%",
         "loss": "mse",
@@ -135,14 +135,14 @@ def test_options_are_handed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
         "trainable": ("c",),
         "threads": 1,
     }
-    assert asked["input_shapes"] == {"x": (8, 16)}
-    assert (asked["provider"], asked["runs"], asked["warm_up"]) == ("cpu", 9, 0)
-    assert (asked["plan"], asked["solver"], asked["device"]) == ("p.json", "acg", "h100")
-    assert (asked["check"], asked["untie"], asked["freeze_bn"]) == (False, True, False)
+    assert given["input_shapes"] == {"x": (8, 16)}
+    assert (given["provider"], given["runs"], given["warm_up"]) == ("cpu", 9, 0)
+    assert (given["plan"], given["solver"], given["device"]) == ("p.json", "acg", "h100")
+    assert (given["check"], given["untie"], given["freeze_bn"]) == (False, True, False)
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, expected",
     [
         (["none.onnx"], "there is no file 'none.onnx'"),
         (["bad.onnx"], "'bad.onnx' is not an ONNX file"),
@@ -153,9 +153,9 @@ def test_options_are_handed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_mistakes_are_one_line(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    call: Call, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
-    Path("bad.onnx").write_text("nothing of the kind")
+    Path("bad.onnx").write_text("not a model")
     assert call("bench", *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert expected in line

@@ -1,11 +1,15 @@
-"""The command line: exit codes, one line for each error, JSON keys, nothing half written."""
+"""The command line: exit codes, errors of one line, JSON keys, and complete files."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +27,26 @@ RESNET18 = ROOT / "models" / "resnet18.onnx"
 SMALL = ("--input-shapes", "x:2,3,64,64")
 
 
-def onnxgc(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
-    return subprocess.run(
-        [sys.executable, "-m", "onnxgc", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-    )
+@dataclass(frozen=True)
+class Done:
+    """Exit code and output of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def onnxgc(*arguments: str | Path, cwd: Path | None = None, width: int = 160) -> Done:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["onnxgc", *map(str, arguments)])
+        patch.setenv("COLUMNS", str(width))
+        if cwd is not None:
+            patch.chdir(cwd)
+        with pytest.raises(SystemExit) as caught:
+            main_module.main()
+    return Done(int(caught.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
@@ -44,7 +59,7 @@ def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
     return path
 
 
-def test_optimize_writes_a_file_and_says_what_it_found(tmp_path: Path) -> None:
+def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
     done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--json", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -62,7 +77,7 @@ def test_optimize_writes_a_file_and_says_what_it_found(tmp_path: Path) -> None:
     planned = report["planned"]
     assert planned["simulated_peak_bytes"] >= report["lower_bound_bytes"] > 0
     assert planned["checkpoint_bytes"] + planned["heaviest_segment_bytes"] == planned["paper_objective_bytes"]
-    assert "stores everything" in done.stderr
+    assert "baseline" in done.stderr
     onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
 
@@ -90,7 +105,7 @@ def test_the_default_output_and_dry_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "figures.json").read_text())["output"] == "resnet18-training.onnx"
 
 
-def test_checkpoints_by_hand(tmp_path: Path) -> None:
+def test_given_checkpoints(tmp_path: Path) -> None:
     names = "layer1.1.relu2,layer3.0.relu2"
     done = onnxgc("optimize", RESNET18, *SMALL, "--checkpoints", names, "--dry-run", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -110,7 +125,7 @@ def test_optimize_and_verify(tmp_path: Path) -> None:
     assert json.loads(verified.stdout)["holds"] is True
 
 
-def test_verify_notices_a_wrong_gradient(tmp_path: Path) -> None:
+def test_verify_detects_a_wrong_gradient(tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
     assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
     model = onnx.load(out)
@@ -124,10 +139,10 @@ def test_verify_notices_a_wrong_gradient(tmp_path: Path) -> None:
     done = onnxgc("verify", RESNET18, out)
     assert done.returncode == 1
     assert "fc.weight_grad" in done.stdout
-    assert "FAILS" in done.stdout
+    assert "FAILED" in done.stdout
 
 
-def test_inspect_tells_parameters_rules_and_peaks() -> None:
+def test_inspect_shows_parameters_rules_and_peaks() -> None:
     done = onnxgc("inspect", RESNET18, *SMALL, "--json", "-")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -139,13 +154,13 @@ def test_inspect_tells_parameters_rules_and_peaks() -> None:
     assert {use["gradient"] for use in found["operators"]} == {"rule", "none needed"}
 
 
-def test_inspect_names_what_is_in_the_way(tmp_path: Path) -> None:
+def test_inspect_shows_obstacles(tmp_path: Path) -> None:
     model = save(tmp_path / "m.onnx", "g (float[4,4] x) => (float y) {a = MatMul(x, w) y = Det(a)}", w=(4, 4))
     done = onnxgc("inspect", model)
     assert done.returncode == 0, done.stderr
     assert "Det" in done.stdout
     assert "missing" in done.stdout
-    assert "in the way" in done.stdout
+    assert "obstacle" in done.stdout
 
 
 MATMUL = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
@@ -220,14 +235,14 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, output: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-def test_a_failed_run_leaves_an_earlier_file(tmp_path: Path) -> None:
+def test_a_failed_run_keeps_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "out.onnx").write_text("precious")
     done = onnxgc("optimize", RESNET18, "out.onnx", "--loss", "nonsense", cwd=tmp_path)
     assert done.returncode == 2
     assert (tmp_path / "out.onnx").read_text() == "precious"
 
 
-def test_verify_refuses_other_files(tmp_path: Path) -> None:
+def test_verify_rejects_other_files(tmp_path: Path) -> None:
     done = onnxgc("verify", RESNET18, RESNET18)
     assert done.returncode == 2
     assert "not written by onnxgc" in done.stderr
@@ -247,8 +262,12 @@ def test_external_data(tmp_path: Path) -> None:
     assert (tmp_path / "out.onnx.data").stat().st_size > 40_000_000
 
 
-def test_version() -> None:
-    assert onnxgc("--version").stdout.startswith("onnxgc ")
+def test_the_module_runs_as_a_program() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "onnxgc", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("onnxgc ")
 
 
 def test_shapes_in_both_forms() -> None:
@@ -311,7 +330,7 @@ def test_devices_and_links_are_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "real.onnx").read_bytes() != b"old"
 
 
-def test_names_are_no_markup(tmp_path: Path) -> None:
+def test_names_are_not_markup(tmp_path: Path) -> None:
     model = onnx.load(save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS))
     text = model.SerializeToString().replace(b"w3", b"[/")
     folder = tmp_path / "[red]"
@@ -324,8 +343,9 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
     assert "[/" in onnxgc("inspect", folder / "m.onnx").stdout
 
 
+@pytest.mark.slow
 def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
-    """The runtime fuses a Gemm with its activation and hands the activation's attributes on."""
+    """The runtime fuses a Gemm with its activation and copies the activation's attributes."""
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     for checkpoints in ("c", "a", "d", "e", "f"):
         done = onnxgc(
@@ -337,7 +357,7 @@ def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
         assert "default session" in [check["name"] for check in checks]
 
 
-def test_verify_needs_no_shapes_of_its_own(tmp_path: Path) -> None:
+def test_verify_reads_shapes_from_the_training_file(tmp_path: Path) -> None:
     text = """g (float[N,3,H,W] x) => (float[N,a] y) {
         b = Conv <strides = [2, 2]> (x, w)  c = Conv <strides = [2, 2]> (b, w)  y = Flatten(c)
     }"""
@@ -362,7 +382,7 @@ def test_verify_needs_no_shapes_of_its_own(tmp_path: Path) -> None:
         ("verify", "m.onnx", "damaged.onnx"),
     ],
 )
-def test_wrong_use_is_one_line_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     damaged = onnx.load(tmp_path / "m.onnx")
     for key, value in (("plan", "[]"), ("options", '{"x": 1}'), ("simulated_peak_bytes", "1")):
@@ -377,8 +397,9 @@ def test_wrong_use_is_one_line_too(tmp_path: Path, arguments: tuple[str, ...]) -
     assert not (tmp_path / "o.onnx").exists()
 
 
-def test_external_data_is_written_again_and_again(tmp_path: Path) -> None:
-    """Neither an earlier file of the name nor one of another folder is in the way."""
+@pytest.mark.slow
+def test_external_data_replaces_earlier_files(tmp_path: Path) -> None:
+    """A file of the same name is replaced; one in another folder stays."""
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     (tmp_path / "sub").mkdir()
     (tmp_path / "o.onnx.data").write_bytes(b"something else")
@@ -392,7 +413,7 @@ def test_external_data_is_written_again_and_again(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_returned_graph_stays_whole_when_weights_go_elsewhere(tmp_path: Path) -> None:
+def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     result = optimize(path, tmp_path / "o.onnx", external_data=True)
     outside = [t for t in result.training_graph.model.graph.initializer if t.external_data]
@@ -404,7 +425,7 @@ def test_a_returned_graph_stays_whole_when_weights_go_elsewhere(tmp_path: Path) 
         np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(two))
 
 
-def test_a_loop_of_links_is_told(tmp_path: Path) -> None:
+def test_a_loop_of_links_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
@@ -417,6 +438,26 @@ def test_no_arguments_show_the_help() -> None:
     done = onnxgc()
     assert len((done.stdout + done.stderr).splitlines()) > 5
     assert "optimize" in done.stdout + done.stderr
+
+
+def test_help_shows_complete_summaries_and_groups_of_options() -> None:
+    summaries = onnxgc("-h", width=80).stdout.partition("Commands:")[2].splitlines()
+    assert len(summaries) == 8
+    assert all(line.endswith(".") and "..." not in line for line in summaries[1:])
+    text = onnxgc("optimize", "-h").stdout
+    assert text == onnxgc("optimize", "--help").stdout
+    groups = re.findall(r"^([A-Z][^:\n]*):$", text, re.MULTILINE)
+    assert groups == [
+        "Arguments",
+        "Plan",
+        "Durations (with a budget)",
+        "Search",
+        "Model",
+        "Files",
+        "Report",
+        "Options",
+    ]
+    assert "Example: onnxgc optimize " in text
 
 
 def test_an_interruption_is_one_line(

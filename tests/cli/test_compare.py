@@ -1,4 +1,4 @@
-"""`onnxgc compare`: tables that fit, figures that go where they are asked for, and errors of one line."""
+"""`onnxgc compare`: tables that fit, figures in the requested place, and errors of one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgc.api.comparison import Comparison
+from onnxgc.api.plan_table import Comparison
 from onnxgc.cli import compare as command
 from onnxgc.cli import main as main_module
 from onnxgc.emission.plan_files import plan_of
@@ -61,7 +61,7 @@ def test_json_and_markdown(call: Call, capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     assert [row["name"] for row in report["rows"]] == ["acg", "store-all"]
-    assert "| plan | peak MB | of all |" in shown.err
+    assert "| plan | peak MB | share |" in shown.err
     assert "| * acg |" in shown.err
     assert call("compare", "chain.onnx", "--solvers", "acg", "--json", "figures.json", "-q") == 0
     assert capsys.readouterr().out == ""
@@ -110,10 +110,12 @@ def test_one_network_in_two_files(call: Call, capsys: pytest.CaptureFixture[str]
     assert call("compare", "renamed.onnx", "--solvers", "acg", "--plan", "plans/renamed-plan.json", "-q") == 0
 
 
-def test_a_plan_for_another_batch_says_what_it_needs(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_another_batch_size_comes_with_its_options(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
     onnx.save(renamed(chain(5, batch=64)), "small.onnx")
     assert call("compare", "chain.onnx", "small.onnx", "--carry-over", "plans") == 0
-    assert "with it optimize needs --input-shapes other_x:2048,16" in capsys.readouterr().out
+    assert "use it with optimize --input-shapes other_x:2048,16" in capsys.readouterr().out
     given = ("--plan", "plans/small-plan.json", "--input-shapes", "other_x:2048,16")
     assert call("optimize", "small.onnx", "training.onnx", *given) == 0
     assert call("verify", "small.onnx", "training.onnx") == 0
@@ -140,9 +142,7 @@ def test_each_of_several_by_two_processes(call: Call, capsys: pytest.CaptureFixt
     assert ["error" in one for one in found] == [False, False, True]
 
 
-def test_a_budget_that_nothing_fits_is_told_in_its_row(
-    call: Call, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_that_no_plan_fits_has_a_row(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--solvers", "acg", "--budget", "10%", "--json", "a.json")
     assert call("compare", "chain.onnx", *asked) == 3
     shown = capsys.readouterr()
@@ -155,7 +155,7 @@ def test_a_budget_that_nothing_fits_is_told_in_its_row(
 def test_a_budget_may_fit_some_of_several(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "MOST_WORKERS", 1)
+    monkeypatch.setattr(command, "MAX_WORKERS", 1)
     onnx.save(chain(5, batch=64), "small.onnx")
     two = ("chain.onnx", "small.onnx", "--solvers", "store-all")
     assert call("compare", *two, "--budget", "100KB") == 0
@@ -163,7 +163,7 @@ def test_a_budget_may_fit_some_of_several(
     assert [row[2:] for row in rows if row[:1] in (["chain"], ["small"])] == [["no", "fit"], ["*100.0"]]
     assert call("compare", *two, "--budget", "1KB") == 3
     shown = capsys.readouterr()
-    assert "for none of 2 networks a plan fits, the first since no plan fits 1,000 bytes" in shown.err
+    assert "no plan fits for any of 2 networks, the first because no plan fits 1,000 bytes" in shown.err
     assert shown.err.count("\n") == 1
 
 
@@ -194,9 +194,9 @@ def test_several_models_with_solvers_are_several_networks(
         (("chain.onnx", "--json", "chain.onnx"), "is one of the files"),
         (("chain.onnx", "--report", "chain.onnx"), "is one of the files"),
         (("chain.onnx", "--carry-over", "plans"), "give several files of one network"),
-        (("chain.onnx", "renamed.onnx", "--budget", "50%"), "say so (--each)"),
+        (("chain.onnx", "renamed.onnx", "--budget", "50%"), "add --each"),
         (("chain.onnx", "--device", "abacus"), "unknown device 'abacus'"),
-        (("chain.onnx", "renamed.onnx", "--carry-over", "chain.onnx"), "'chain.onnx' is no folder"),
+        (("chain.onnx", "renamed.onnx", "--carry-over", "chain.onnx"), "'chain.onnx' is not a folder"),
         (("chain.onnx", "a/renamed.onnx", "--plan", "a/renamed-plan.json", "--carry-over", "a"), "is one of"),
         (
             ("chain.onnx", "a/renamed.onnx", "--report", "a/renamed-plan.json", "--carry-over", "a"),
@@ -204,7 +204,7 @@ def test_several_models_with_solvers_are_several_networks(
         ),
         (
             ("chain.onnx", "a/renamed.onnx", "b/renamed.onnx", "--carry-over", "p"),
-            "of which two have one name",
+            "two models have the same name",
         ),
     ],
 )

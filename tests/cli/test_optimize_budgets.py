@@ -1,4 +1,4 @@
-"""`optimize` under a budget: what people see, exit codes, JSON keys, and Ctrl-C."""
+"""`optimize` with a budget: output, exit codes, JSON keys, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def onnxgc(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_memory_and_time_are_told_with_their_bounds(
+def test_memory_and_time_are_shown_with_lower_bounds(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--budget", "60%", "--order", "fixed") == 0
@@ -51,13 +51,14 @@ def test_memory_and_time_are_told_with_their_bounds(
     }
     assert rows["memory budget"][1:3] == ["0.944 MB", "60%"]
     assert rows["simulated peak"][0] == "1.6 MB"
-    assert rows["extra"][1] == rows["no plan adds less than"][1] == "10.6%"
+    assert rows["extra time"][1] == rows["lower bound on extra time"][1] == "10.6%"
     assert "gap" not in rows
     assert "optimal: no plan within the budget takes less time" in shown.out
-    assert "times: data sheet of NVIDIA A100 SXM 80GB; first runs: in the model's order" in shown.out
+    last = "durations: data sheet of NVIDIA A100 SXM 80GB; operator order: fixed (the model's)"
+    assert last in " ".join(shown.out.split())
     assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--budget", "32%", "--device", "cpu") == 0
     feasible = capsys.readouterr().out
-    assert "of the extra" in feasible
+    assert "of the extra time" in feasible
     assert "of the time could still be saved" in " ".join(feasible.split())
     assert "one core of a CPU" in feasible
 
@@ -75,7 +76,7 @@ def test_figures_as_json(
     assert report["frontier"] == []
     assert (report["solver"], report["objective"]) == ("budget", "time")
     assert report["planned"]["simulated_peak_bytes"] < report["regular"]["simulated_peak_bytes"]
-    assert "no plan is below" in shown.err
+    assert "lower bound" in shown.err
     assert "\x1b" not in shown.err
     assert "planning" not in shown.err
 
@@ -102,7 +103,7 @@ def test_the_trade_off_is_a_table_and_a_picture(
     assert "\x1b" not in shown
 
 
-def test_the_least_peak_at_some_extra_time(
+def test_the_lowest_peak_within_an_extra_time(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--extra-time", "10%") == 0
@@ -112,31 +113,31 @@ def test_the_least_peak_at_some_extra_time(
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("--budget", "8Q"), "the budget '8Q' is no size; write 8GiB, 500MB, 60%"),
-        (("--budget", "0"), "nothing"),
-        (("--budget", ""), "it is empty"),
+        (("--budget", "8Q"), "'8Q' is not a valid memory size; write 8GiB, 500MB, 60%"),
+        (("--budget", "0"), "less than one byte"),
+        (("--budget", ""), "the value is empty"),
         (("--budget", "60%", "--order", "any"), "--order"),
         (("--budget", "60%", "--step-limit", "-1"), "--step-limit"),
         (("--budget", "60%", "--time-limit", "-1"), "--time-limit"),
         (("--budget", "60%", "--device", "a1000"), "did you mean 'a100'"),
         (("--budget", "60%", "--device", "cpu", "--calibrate", "t.json"), "give one of them"),
         (("--budget", "60%", "--calibrate", "chain.onnx"), "--calibrate 'chain.onnx'"),
-        (("--budget", "60%", "--calibrate", "notes.txt"), "'notes.txt' is no calibration"),
+        (("--budget", "60%", "--calibrate", "notes.txt"), "'notes.txt' is not a calibration"),
         (("--budget", "60%", "--calibrate", "out.onnx"), "--calibrate 'out.onnx'"),
         (("--budget", "60%", "--calibrate", "no/t.json"), "no/t.json"),
         (("--budget", "60%", "--calibrate", "t.json", "--json", "t.json"), "--json 't.json'"),
-        (("--budget", "60%", "--checkpoints", "h3"), "--checkpoints says what to keep"),
-        (("--budget", "60%", "--checkpoints", ""), "--checkpoints says what to keep"),
+        (("--budget", "60%", "--checkpoints", "h3"), "--checkpoints chooses the plan by hand"),
+        (("--budget", "60%", "--checkpoints", ""), "--checkpoints chooses the plan by hand"),
         (("--pareto", "--solver", "acg"), "leave --solver out"),
         (("--pareto", "--solver", "store-all"), "leave --solver out"),
-        (("--budget", "60%", "--objective", "paper"), "--objective paper does not go with a budget"),
+        (("--budget", "60%", "--objective", "paper"), "--objective paper does not apply to a budget"),
         (("--budget", "60%", "--extra-time", "10%"), "give one"),
-        (("--extra-time", "often"), "'often' is no share"),
+        (("--extra-time", "often"), "'often' is not a valid share"),
         (("--solver", "budget"), "needs --budget"),
-        (("--order", "fixed"), "--order goes with --budget"),
-        (("--device", "a100"), "--device goes with --budget"),
-        (("--calibrate", "t.json"), "--calibrate goes with --budget"),
-        (("--step-limit", "3"), "--step-limit goes with --budget"),
+        (("--order", "fixed"), "--order applies to a budget only"),
+        (("--device", "a100"), "--device applies to a budget only"),
+        (("--calibrate", "t.json"), "--calibrate applies to a budget only"),
+        (("--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -157,7 +158,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert sorted(os.listdir()) == before
 
 
-def test_a_budget_that_nothing_fits_is_exit_code_3(
+def test_a_budget_that_no_plan_fits_has_exit_code_3(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert onnxgc(monkeypatch, "optimize", model, "out.onnx", "--no-check", "--budget", "10%") == 3

@@ -1,4 +1,4 @@
-"""`optimize --report`: the page is written whole, and a place where it cannot go is refused first."""
+"""`optimize --report`: the page is complete, and an unusable path is rejected before any work."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_page_is_written_with_the_settings_of_the_call(
         ("--report", "."),
     ],
 )
-def test_a_place_where_it_cannot_go_is_refused_before_any_work(
+def test_an_unusable_path_is_rejected_before_any_work(
     model: str,
     arguments: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,

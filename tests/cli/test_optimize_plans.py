@@ -46,16 +46,16 @@ def test_a_plan_from_a_file_gives_the_same_training_file(
     assert graphs[0] == graphs[1] == graphs[2]
 
 
-def test_a_plan_says_all_there_is_to_say(
+def test_a_plan_excludes_the_options_of_a_search(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, model, "training.onnx") == 0
     for option in (["--budget", "60%"], ["--solver", "acg"], ["--checkpoints", "h1"], ["--pareto"]):
         assert run(monkeypatch, model, "--plan", "training.onnx", *option, "--dry-run") == 2
-        assert "a plan says what to do" in capsys.readouterr().err
+        assert "a plan replaces a search" in capsys.readouterr().err
     onnx.save(chain(2), "other.onnx")
     assert run(monkeypatch, "other.onnx", "--plan", "training.onnx", "--dry-run") == 2
-    assert "is none of the graph's" in capsys.readouterr().err
+    assert "is not one of the graph's" in capsys.readouterr().err
     assert run(monkeypatch, model, "training.onnx", "--save-plan", "training.onnx") == 2
     assert "--save-plan" in capsys.readouterr().err
 
@@ -66,11 +66,11 @@ def test_the_result_of_a_search_is_a_plan() -> None:
     for key in ("planned", "checkpoints"):
         assert again.report[key] == found.report[key]
     assert again.report["solver"] == "plan"
-    with pytest.raises(PlanError, match="a plan says what to do"):
+    with pytest.raises(PlanError, match="a plan replaces a search"):
         onnxgc.optimize(chain(), plan=found, solver="acg")
 
 
-def test_as_much_is_printed_as_is_wanted(
+def test_verbose_and_quiet(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, model, "--dry-run") == 0
@@ -88,7 +88,7 @@ def test_as_much_is_printed_as_is_wanted(
     assert not shown.err
 
 
-def test_a_plan_that_was_made_for_another_file_is_noted(tmp_path: Path) -> None:
+def test_a_plan_for_another_file_gives_a_note(tmp_path: Path) -> None:
     for name in ("one", "other"):
         onnx.save(chain(4), tmp_path / f"{name}.onnx")
     found = optimize(tmp_path / "one.onnx", check=False)

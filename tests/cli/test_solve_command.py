@@ -39,7 +39,7 @@ class Command:
         self._capsys = capsys
 
     def __call__(self, document: Any, *options: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr for a graph, given as text or as what JSON stands for."""
+        """Exit code, stdout and stderr for a graph, given as text or as a JSON value."""
         self.graph.write_text(document if isinstance(document, str) else json.dumps(document))
         self._monkeypatch.setattr(sys, "argv", ["onnxgc", "solve", str(self.graph), *options])
         with pytest.raises(SystemExit) as stopped:
@@ -56,7 +56,7 @@ class Command:
         return result
 
     def refusal(self, document: Any, *options: str) -> str:
-        """The one line that a bad call ends with."""
+        """The error of an invalid call."""
         code, out, err = self(document, *options)
         assert (code, out) == (2, "")
         assert len(err.splitlines()) == 1
@@ -176,12 +176,12 @@ def test_fractions_keep_their_unit(solve: Command) -> None:
     assert solve.found(document)["objective"] == 13 / 8
 
 
-def test_checkpoints_by_hand(solve: Command) -> None:
+def test_given_checkpoints(solve: Command) -> None:
     found = solve.found(CHAIN, "--checkpoints", "3,1")
     assert (found["solver"], found["status"]) == ("manual", "feasible")
     assert (found["objective"], found["checkpoints"]) == (17, [0, 1, 3, 4])
     assert solve.found(CHAIN, "--checkpoints", "")["checkpoints"] == [0, 4]
-    assert "checkpoint '7' is none of the graph's 5 tensors" in solve.refusal(CHAIN, "--checkpoints", "7")
+    assert "checkpoint '7' is not one of the graph's 5 tensors" in solve.refusal(CHAIN, "--checkpoints", "7")
     assert "needs --checkpoints" in solve.refusal(CHAIN, "--solver", "manual")
 
 
@@ -208,7 +208,7 @@ def test_time_limit_and_seed(solve: Command) -> None:
     assert drawn[0]["checkpoints"] == drawn[1]["checkpoints"] != drawn[2]["checkpoints"]
 
 
-def test_graphs_that_a_solver_does_not_take(solve: Command) -> None:
+def test_a_solver_rejects_unsuitable_graphs(solve: Command) -> None:
     ring = {
         "vertices": [{"id": name, "size": 1} for name in "0123"],
         "edges": [["0", "1"], ["0", "2"], ["1", "3"], ["2", "3"]],
@@ -218,7 +218,7 @@ def test_graphs_that_a_solver_does_not_take(solve: Command) -> None:
     for solver in ("lcg", "revolve", "bptt"):
         assert "vertex '0' branches into '1' and '2'" in solve.refusal(ring, "--solver", solver)
     assert "vertices 1 and 2 differ in size" in solve.refusal(CHAIN, "--solver", "revolve")
-    assert "solver 'best' is none of peak, acg, general" in solve.refusal(CHAIN, "--solver", "best")
+    assert "solver 'best' is not one of peak, acg, general" in solve.refusal(CHAIN, "--solver", "best")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_a_missing_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     )
 
 
-def test_a_budget_below_what_is_kept_is_told_so(solve: Command) -> None:
+def test_a_budget_below_the_kept_outputs_is_rejected(solve: Command) -> None:
     nodes = [{"id": number, "size": 5, "duration": 1} for number in range(3)]
     code, out, err = solve({"nodes": nodes, "edges": []}, "--budget", "10")
     assert (code, out) == (3, "")
-    assert err == "onnxgc: no sequence fits 10: what nobody reads is kept, in all 15; give at least that\n"
+    assert err == "onnxgc: no sequence fits 10: unread outputs are kept, 15 in total; give at least that\n"

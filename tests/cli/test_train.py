@@ -95,7 +95,7 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, expected",
     [
         (("nothing.onnx", "--data", "digits.npz"), "there is no file 'nothing.onnx'"),
         (("model.onnx", "--data", "nothing.npz"), "'nothing.npz' cannot be read"),
@@ -103,16 +103,19 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
         (("model.onnx", "--data", "digits.npz", "--out", "model.onnx"), "is one of the files"),
         (("model.onnx", "--data", "digits.npz", "--state", "digits.npz"), "is one of the files"),
         (("model.onnx", "--data", "digits.npz", "--out", "folder/a.onnx"), "folder"),
-        (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "settings of sgd"),
+        (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "apply to sgd only"),
         (("model.onnx", "--data", "digits.npz", "--budget", "1%"), "no plan fits"),
-        (("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"), "is no state"),
-        (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "'inf' is no finite number"),
+        (
+            ("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"),
+            "is not the state of a run",
+        ),
+        (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "'inf' is not a finite number"),
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),
         (("model.onnx", "--data", "wide.npz"), "'image' has the shape [4, 1, 9, 8]"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(
-    call: Call, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+    call: Call, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
     Path("bad.safetensors").write_bytes(b"no state")
     np.savez(
@@ -122,18 +125,18 @@ def test_mistakes_are_one_line_and_write_nothing(
     before = {path: path.read_bytes() for path in Path().iterdir()}
     assert call("train", *words) in (2, 3)
     error = capsys.readouterr().err
-    assert told in error
+    assert expected in error
     assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_a_file_without_an_optimizer_is_told(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_an_optimizer_is_rejected(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("optimize", "model.onnx", "t.onnx", "--no-check", "-q") == 0
     assert call("train", "t.onnx", "--data", "digits.npz") == 2
     assert "has no optimizer" in capsys.readouterr().err
 
 
-def test_a_run_that_cannot_be_saved_goes_on(
+def test_a_run_that_cannot_be_saved_continues(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: Any) -> dict[str, float]:
@@ -147,5 +150,5 @@ def test_a_run_that_cannot_be_saved_goes_on(
     )
     shown = capsys.readouterr().out
     assert code == 0
-    assert "the run goes on, but is not saved: cannot write" in shown.replace("\n", " ")
+    assert "the run continues, but it was not saved: cannot write" in shown.replace("\n", " ")
     assert Path("a.onnx").exists()

@@ -1,4 +1,4 @@
-"""Values and files that no command takes: one line says so in words of its own, and nothing is written."""
+"""Invalid values and files: one line of error, and no file is written."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return onnxgc
 
 
-def refused(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line with which a command ends that writes nothing."""
+def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The error of a command that writes no file."""
     before = sorted(os.listdir())
     assert call(*arguments) == 2
     shown = capsys.readouterr()
@@ -53,30 +53,30 @@ def refused(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, expected",
     [
         (("optimize", "m.onnx", *BUDGET, "--order", "foo"), "'--order': 'foo' is not one of 'free', 'fixed'"),
         (("train", "m.onnx", "--data", "d", "--schedule", "x"), "'x' is not one of 'constant', 'step'"),
         (("bench", "m.onnx", "--optimizer", "x"), "'x' is not one of 'none', 'sgd', 'adamw'"),
-        (("compare", "m.onnx", "--seed", "1.5"), "'--seed': '1.5' is no whole number"),
+        (("compare", "m.onnx", "--seed", "1.5"), "'--seed': '1.5' is not an integer"),
         (("compare", "m.onnx", "--seed", "-1"), "'--seed': '-1' is not at least 0"),
         (("optimize", "m.onnx", "--seed", str(2**64)), f"'{2**64}' is not at most {2**32 - 1}"),
         (("verify", "m.onnx", "m.onnx", "--threads", "9999"), "'9999' is not at most 1024"),
-        (("solve", "g.json", "--time-limit", "soon"), "'--time-limit': 'soon' is no number"),
+        (("solve", "g.json", "--time-limit", "soon"), "'--time-limit': 'soon' is not a number"),
         (("bench", "m.onnx", "--time-limit", "nan"), "'nan' is not at least 0"),
-        (("optimize", "m.onnx", *BUDGET, "--time-limit", "inf"), "'--time-limit': 'inf' is no finite number"),
-        (("train", "m.onnx", "--data", "d", "--lr", "inf"), "'--lr': 'inf' is no finite number"),
-        (("train", "m.onnx", "--data", "d", "--clip-norm", "nan"), "'nan' is no finite number"),
-        (("train", "m.onnx", "--data", "d", "--budget", ""), "'--budget': it is empty"),
-        (("compare", "m.onnx", "m.onnx", "--carry-over", " "), "'--carry-over': it is empty"),
-        (("inspect", "m.onnx", "--freeze", "a", "--freeze", ""), "'--freeze': it is empty"),
+        (("optimize", "m.onnx", *BUDGET, "--time-limit", "inf"), "'inf' is not a finite number"),
+        (("train", "m.onnx", "--data", "d", "--lr", "inf"), "'--lr': 'inf' is not a finite number"),
+        (("train", "m.onnx", "--data", "d", "--clip-norm", "nan"), "'nan' is not a finite number"),
+        (("train", "m.onnx", "--data", "d", "--budget", ""), "'--budget': the value is empty"),
+        (("compare", "m.onnx", "m.onnx", "--carry-over", " "), "'--carry-over': the value is empty"),
+        (("inspect", "m.onnx", "--freeze", "a", "--freeze", ""), "'--freeze': the value is empty"),
     ],
 )  # fmt: skip
-def test_a_value_is_refused_in_words_of_its_own(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+def test_an_invalid_value_is_rejected(
+    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
-    line = refused(call, capsys, *arguments)
-    assert told in line
+    line = rejected(call, capsys, *arguments)
+    assert expected in line
     assert line.endswith(f"; see `onnxgc {arguments[0]} --help`")
     assert "error" not in line
     assert "Input" not in line
@@ -84,25 +84,25 @@ def test_a_value_is_refused_in_words_of_its_own(
 
 @pytest.mark.parametrize("command", ["optimize", "inspect", "bench", "compare", "train", "verify"])
 @pytest.mark.parametrize(
-    "model, told",
+    "model, expected",
     [
         ("folder", "'folder' is a directory, not an ONNX file"),
         ("none.onnx", "there is no file 'none.onnx'"),
         ("empty.onnx", "'empty.onnx' is empty (0 bytes)"),
         ("text.onnx", "'text.onnx' is not an ONNX file"),
-        ("pipe", "'pipe' is no regular file"),
+        ("pipe", "'pipe' is not a regular file"),
         ("m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
     ],
 )
-def test_what_is_no_model_is_told_alike(
-    call: Call, capsys: pytest.CaptureFixture[str], command: str, model: str, told: str
+def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(
+    call: Call, capsys: pytest.CaptureFixture[str], command: str, model: str, expected: str
 ) -> None:
     more = {"verify": (model,), "train": ("--data", "d.npz")}.get(command, ())
-    assert told in refused(call, capsys, command, model, *more)
+    assert expected in rejected(call, capsys, command, model, *more)
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, expected",
     [
         (("optimize", "m.onnx", "-"), "OUTPUT '-': only --json writes to standard output"),
         (("optimize", "m.onnx", "--dry-run", "--report", "-"), "--report '-'"),
@@ -111,17 +111,17 @@ def test_what_is_no_model_is_told_alike(
         (("solve", "empty.json"), "the graph 'empty.json' is empty"),
         (("solve", "empty.json", "--budget", ".8"), "the graph 'empty.json' is empty"),
         (("train", "m.onnx", "--data", "folder"), "'folder' cannot be read: Is a directory"),
-        (("compare", "m.onnx", "--order", "fixed"), "--order goes with --budget"),
-        (("bench", "m.onnx", "--step-limit", "3"), "--step-limit goes with --budget"),
+        (("compare", "m.onnx", "--order", "fixed"), "--order applies to a budget only"),
+        (("bench", "m.onnx", "--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
-def test_files_and_options_that_do_not_fit(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+def test_unsuitable_files_and_options_are_rejected(
+    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
-    assert told in refused(call, capsys, *arguments)
+    assert expected in rejected(call, capsys, *arguments)
 
 
-def test_no_time_is_a_time_limit_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_of_0_is_passed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def trainer(*_: object, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Plans as JSON: what is written is read again, and what is no plan is refused in one line."""
+"""Plans as JSON: they survive writing and reading, and errors are one line."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def training_file(text: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_plans_are_the_same_in_every_form(plan: CheckpointPlan, tmp_path: Path) -> None:
-    described = plan_as_json(plan, "peak")
+def test_every_form_of_a_plan_reads_as_the_same_plan(plan: CheckpointPlan, tmp_path: Path) -> None:
+    as_json = plan_as_json(plan, "peak")
     write_plan(plan, tmp_path / "plan.json", solver="peak", model="model.onnx")
-    proto = training_file(json.dumps(described))
+    proto = training_file(json.dumps(as_json))
     onnx.save(proto, tmp_path / "training.onnx")
     forms: list[Any] = [
         plan,
         SimpleNamespace(plan=plan),
-        described,
+        as_json,
         tmp_path / "plan.json",
         str(tmp_path / "training.onnx"),
         proto,
@@ -47,7 +47,7 @@ def test_plans_are_the_same_in_every_form(plan: CheckpointPlan, tmp_path: Path) 
     assert [plan_of(form) for form in forms] == [plan] * len(forms)
 
 
-def test_names_alone_are_a_plan() -> None:
+def test_names_of_checkpoints_are_a_plan() -> None:
     assert plan_of(["a", "b"]) == CheckpointPlan(("a", "b"))
 
 
@@ -56,30 +56,30 @@ def test_names_alone_are_a_plan() -> None:
     [
         ("", "is empty"),
         ("plan", "neither a plan file nor a training file"),
-        ("{}", "lacks or garbles 'schema'"),
-        ("[]", "is no plan"),
-        ("null", "is no plan"),
-        ('{"schema": 99}', "has schema 99, this onnxgc reads 1"),
-        ('{"schema": 1, "checkpoints": ["a"]}', "keeps_last_segment"),
-        ('{"schema": 1, "checkpoints": "abc", "keeps_last_segment": true}', "a list of names"),
-        ('{"schema": 1, "checkpoints": [1], "keeps_last_segment": true}', "a list of names"),
+        ("{}", "missing or invalid 'schema'"),
+        ("[]", "is not a valid plan"),
+        ("null", "is not a valid plan"),
+        ('{"schema": 99}', "has schema 99, but this onnxgc reads 1"),
+        ('{"schema": 1, "checkpoints": ["a"]}', "invalid 'keeps_last_segment'"),
+        ('{"schema": 1, "checkpoints": "abc", "keeps_last_segment": true}', "invalid list of names"),
+        ('{"schema": 1, "checkpoints": [1], "keeps_last_segment": true}', "invalid list of names"),
     ],
 )
-def test_what_is_no_plan_is_refused_in_one_line(content: str, reason: str, tmp_path: Path) -> None:
+def test_an_invalid_plan_file_raises_one_line(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(content, encoding="utf-8")
-    with pytest.raises(PlanError, match=reason) as told:
+    with pytest.raises(PlanError, match=reason) as caught:
         plan_of(tmp_path / "plan.json")
-    assert "plan.json" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "plan.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_files_raise(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.json", tmp_path):
         with pytest.raises(PlanError, match="cannot read the plan"):
             plan_of(path)
-    with pytest.raises(PlanError, match="its metadata is garbled"):
+    with pytest.raises(PlanError, match="its metadata is corrupt"):
         plan_of(training_file("{"))
-    with pytest.raises(PlanError, match="not a int"):
+    with pytest.raises(PlanError, match="a int is not a plan"):
         plan_of(3)
     with pytest.raises(OutputFileError):
         write_plan(PLANS[0], tmp_path / "none" / "plan.json", solver="peak")

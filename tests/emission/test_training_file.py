@@ -1,4 +1,4 @@
-"""The training file's contract: names, inputs, outputs, annotations, and that stock tools take it."""
+"""The training file's contract: names, inputs, outputs and annotations, and stock tools that run it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper, parser
 from onnxgc.api import OptimizeResult, optimize
 from onnxgc.errors import OutputFileError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
+from onnxgc.model.operators.registry import VIEW_OPERATORS
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
-from onnxgc.tracing.runtime_costs import VIEW_OPERATORS
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
@@ -40,11 +40,11 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def notes(node: onnx.NodeProto) -> dict[str, str]:
+def annotations_of(node: onnx.NodeProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in node.metadata_props}
 
 
-def test_the_file_is_valid_and_of_the_promised_version(resnet: OptimizeResult) -> None:
+def test_the_file_is_valid_and_has_the_documented_versions(resnet: OptimizeResult) -> None:
     model = resnet.training_graph.model
     onnx.checker.check_model(model, full_check=True)
     assert model.ir_version == 9
@@ -57,7 +57,7 @@ def test_inputs_and_outputs(resnet: OptimizeResult) -> None:
     inputs = [value.name for value in graph.input]
     assert inputs[:2] == ["x", "labels"]
     initial = {tensor.name for tensor in graph.initializer}
-    assert set(inputs[2:]) <= initial, "whatever else is fed has a value in the file"
+    assert set(inputs[2:]) <= initial, "all other inputs have default values"
     statistics = [statistic.name for statistic in model.statistics]
     assert set(inputs[2:]) == {*model.parameters, *statistics, "loss_scale", "barrier_zero"}
     outputs = [value.name for value in graph.output]
@@ -76,12 +76,12 @@ def test_every_inner_tensor_has_a_type(resnet: OptimizeResult) -> None:
     assert all(name in typed for node in graph.node for name in node.output)
     empty = [dimensions for name, dimensions in typed.items() if name.endswith("/empty")]
     assert empty
-    # A 0 in its place would let the runtime fold the barrier away.
+    # With a 0 instead, the runtime would fold the barrier away.
     assert all(dimensions[0].dim_param for dimensions in empty)
 
 
 def test_first_dimensions_have_few_names(resnet: OptimizeResult) -> None:
-    """The runtime compares each new tensor with all buffers that wait, at least one a name, when it loads."""
+    """On loading, the runtime compares each new tensor with all dead buffers, at least one per name."""
     graph = resnet.training_graph.model.graph
     types = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
     kernels = [node for node in graph.node if node.op_type not in VIEW_OPERATORS]
@@ -99,12 +99,12 @@ def test_node_annotations(resnet: OptimizeResult) -> None:
     sources = {node.name for node in onnx.load(MODELS / "resnet18.onnx").graph.node}
     roles = []
     for node in graph.node:
-        note = notes(node)
-        roles.append(note["onnxgc.role"])
+        found = annotations_of(node)
+        roles.append(found["onnxgc.role"])
         assert ("__recompute" in [a.name for a in node.attribute]) <= node.name.endswith("__recompute")
-        if note["onnxgc.role"] == "recompute" and node.name.endswith("__recompute"):
-            assert note["onnxgc.node"] in sources | {"loss"}
-            assert note["onnxgc.segment"].isdigit()
+        if found["onnxgc.role"] == "recompute" and node.name.endswith("__recompute"):
+            assert found["onnxgc.node"] in sources | {"loss"}
+            assert found["onnxgc.segment"].isdigit()
             assert all(name.endswith("__recompute") for name in node.output)
     assert set(roles) == {"forward", "recompute", "backward"}
     assert "backward" not in roles[: roles.index("recompute")] or roles.index("backward") > roles.index(
@@ -127,7 +127,7 @@ def test_metadata(resnet: OptimizeResult) -> None:
     assert names["statistics"]["bn1.running_mean"] == "bn1.running_mean_new"
 
 
-def test_source_metadata_stays() -> None:
+def test_source_metadata_is_kept() -> None:
     model = build("g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
     model.metadata_props.add(key="author", value="someone")
     assert metadata(optimize(model, loss="mse").training_graph.model)["author"] == "someone"
@@ -146,7 +146,7 @@ def test_the_file_runs_alone_and_a_binding_overrides_a_parameter() -> None:
     np.testing.assert_allclose(gradient, 8 * own_gradient, rtol=1e-6)
 
 
-def test_taken_names_get_a_suffix_that_the_metadata_tells() -> None:
+def test_taken_names_get_a_suffix_and_the_metadata_lists_them() -> None:
     text = """g (float[2,3] loss, float[2,3] labels, float[2,3] w_grad) => (float[2,3] target) {
         loss_scale = MatMul(loss, w)
         barrier_zero = Add(loss_scale, labels)
@@ -177,16 +177,16 @@ def test_keep_outputs_returns_the_models_own() -> None:
     assert [value.name for value in plain.graph.output] == ["loss", "w_grad"]
 
 
-def test_outputs_that_are_fed_are_left_out_with_a_note() -> None:
+def test_keep_outputs_omits_inputs_with_a_note() -> None:
     body = "g (float[2,3] x) => (float[2,3] y, float[2,3] x, float[3,3] w) {a = MatMul(x, w) y = Relu(a)}"
     found = optimize(build(body, w=normal(3, 3)), loss="mse", keep_outputs=True)
     assert [value.name for value in found.training_graph.model.graph.output] == ["loss", "w_grad", "y"]
     (note,) = (note for note in found.planned.model.notes if "--keep-outputs" in note)
-    assert note == "--keep-outputs leaves out 'x', 'w': the step is fed what it would return"
+    assert note == "--keep-outputs excludes 'x', 'w', which are inputs of the step"
 
 
 def test_a_branch_that_captures_tensors_runs_once() -> None:
-    """Nothing trains behind it, and what its subgraphs read must still be there when it runs."""
+    """Only frozen weights precede it, and its subgraphs' inputs are live when it runs."""
     branches = {
         key: helper.make_graph(
             [helper.make_node("Mul", ["x", weight], [f"out_{key}"], name=key)],
@@ -237,7 +237,7 @@ def test_a_tied_parameter_has_one_gradient() -> None:
     assert [value.name for value in model.graph.output] == ["loss", "w_grad"]
 
 
-def test_frozen_weights_are_no_inputs() -> None:
+def test_frozen_weights_are_not_inputs() -> None:
     text = "g (float[2,3] x) => (float[2,3] y) {a = MatMul(x, w) y = MatMul(a, v)}"
     model = build(text, w=normal(3, 3), v=2 * normal(3, 3))
     graph = optimize(model, loss="mse", freeze=["w"]).training_graph.model.graph
@@ -246,7 +246,7 @@ def test_frozen_weights_are_no_inputs() -> None:
     assert [value.name for value in graph.output] == ["loss", "v_grad"]
 
 
-def test_running_statistics_are_updated_once_a_step_as_torch_does() -> None:
+def test_running_statistics_are_updated_once_per_step_as_in_torch() -> None:
     torch = pytest.importorskip("torch")
     text = """g (float[4,3,5,5] x) => (float[4,3,5,5] y) {
         a = Conv(x, w)  b = BatchNormalization <momentum = 0.8> (a, s, t, m, v)  c = Relu(b)
@@ -271,8 +271,8 @@ def test_running_statistics_are_updated_once_a_step_as_torch_does() -> None:
         np.testing.assert_allclose(value, tensors[name.removesuffix("_new")], rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_draws_one_mask_a_step_under_every_setting() -> None:
-    """Forward and recomputation must drop the same elements, and other ones in the next step."""
+def test_dropout_draws_one_mask_per_step_under_every_setting() -> None:
+    """Forward and recomputation drop the same elements, and the next step drops others."""
     text = """g (float[64,64] x) => (float[64,64] y) {
         a = MatMul(x, w)  b = Dropout(a)  c = Relu(b)  d = MatMul(c, u)  e = Relu(d)  y = MatMul(e, v)
     }"""
@@ -291,8 +291,8 @@ def test_dropout_draws_one_mask_a_step_under_every_setting() -> None:
     feeds = {"x": normal(64, 64), "target": normal(64, 64)}
     for settings in (SessionSettings(), SessionSettings(file_order=False)):
         session = make_session(probe, settings=settings)
-        forward, again = session.run([node.output[0] for node in dropouts], feeds)
-        np.testing.assert_array_equal(forward, again)
+        forward, recomputed = session.run([node.output[0] for node in dropouts], feeds)
+        np.testing.assert_array_equal(forward, recomputed)
         assert 0.3 < np.mean(forward == 0) < 0.7
         (later,) = session.run([dropouts[0].output[0]], feeds)
         assert (later == 0).tolist() != (forward == 0).tolist()
@@ -331,7 +331,7 @@ def test_losses_of_small_models(loss: str, target: str, batch: int) -> None:
     ],
 )
 def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[int, int]) -> None:
-    """The checker, every session and the source model must agree on the extent."""
+    """The checker, every session and the source model agree on the extent."""
     height, width = size
     text = f"""g (float[2,3,{height},{width}] x) => (float[2,3,a,b] y) {{
         h = Conv(x, w)  p = {pool} (h)  s = Sigmoid(p)  y = Mul(s, p)
@@ -348,7 +348,7 @@ def test_pooling_with_ceil_mode_has_one_shape_everywhere(pool: str, size: tuple[
 
 
 @pytest.mark.parametrize("name", ["out.textproto", "out.onnxtxt", "out.json"])
-def test_a_name_of_a_text_form_is_refused(name: str, tmp_path: Path) -> None:
+def test_the_suffix_of_a_text_format_raises(name: str, tmp_path: Path) -> None:
     source = build("g (float[2,3] x) => (float[2,3] y) { y = MatMul(x, w) }", w=normal(3, 3))
     with pytest.raises(OutputFileError, match=r"the file is binary, and \.\w+ is for text") as caught:
         optimize(source, tmp_path / name, loss="mse")

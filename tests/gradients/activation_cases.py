@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.gradients.gradient_case import Case, Draw, case, normal, positive
 
-# Both signs, and values beyond every threshold.
+# Both signs, and values beyond all thresholds.
 _WIDE = (5, 8)
 
 
@@ -23,7 +23,7 @@ def _of(rule: str, name: str, attributes: str = "", x: Draw | None = None, **set
 
 
 def _wide(rule: str, name: str, attributes: str = "", **settings: Any) -> Case:
-    """On values of a spread of four."""
+    """On values with a standard deviation of four."""
     operator = f"{rule}<{attributes}>" if attributes else rule
     body = f"z = Mul(x, four) y = {operator}(z)"
     return case(rule, name, body, x=normal(*_WIDE), four=np.float32(4), **settings)
@@ -43,10 +43,10 @@ def _prelu(name: str, x: tuple[int, ...], slope: tuple[int, ...], **settings: An
     return case("PRelu", name, "y = PRelu(x, s)", x=normal(*x), s=normal(*slope), **settings)
 
 
-def _staying(
+def _at_own_opset(
     rule: str, name: str, opset: int, formula: Callable[[Tensor], Tensor], attributes: str = ""
 ) -> Case:
-    """In a model that stays at its own opset, for want of dilations in an older AveragePool."""
+    """In a model that reading cannot lower to another opset: its AveragePool has dilations."""
     operator = f"{rule}<{attributes}>" if attributes else rule
     return case(
         rule,
@@ -175,11 +175,11 @@ ACTIVATION_CASES = (
     case("Softplus", "Mish", "y = Mish(x)", x=normal(3, 4)),
     _of("Tanh", "values of both signs"),
     _in_float64("Tanh"),
-    _staying("Gelu", "exact", 20, F.gelu),
-    _staying("Gelu", "stated exact", 20, F.gelu, 'approximate="none"'),
-    _staying("Gelu", "by tanh", 20, lambda x: F.gelu(x, approximate="tanh"), 'approximate="tanh"'),
-    _staying("Swish", "by default", 24, F.silu),
-    _staying("Swish", "alpha 1.7", 24, lambda x: x * torch.sigmoid(1.7 * x), "alpha=1.7"),
+    _at_own_opset("Gelu", "exact", 20, F.gelu),
+    _at_own_opset("Gelu", "stated exact", 20, F.gelu, 'approximate="none"'),
+    _at_own_opset("Gelu", "by tanh", 20, lambda x: F.gelu(x, approximate="tanh"), 'approximate="tanh"'),
+    _at_own_opset("Swish", "by default", 24, F.silu),
+    _at_own_opset("Swish", "alpha 1.7", 24, lambda x: x * torch.sigmoid(1.7 * x), "alpha=1.7"),
     case("Erf", "Gelu brought down", "y = Gelu(x)", x=normal(3, 4), opset=20),
     case("Tanh", "Gelu by tanh brought down", 'y = Gelu<approximate="tanh">(x)', x=normal(3, 4), opset=20),
     case("Sigmoid", "Swish brought down", "y = Swish<alpha=1.7>(x)", x=normal(3, 4), opset=24),

@@ -1,4 +1,4 @@
-"""Cases of Attention, which is read as the operators that define it."""
+"""Cases of Attention, which reading decomposes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ ATTENTION_CASES = (
         v=normal(2, 5, 6),
     ),
     _case("softcap", "softcap=1.5", _attention(softcap=1.5)),
-    # Differences are taken in float64, and this softmax is not.
+    # Finite differences need float64, which this softmax does not use.
     _case("softmax in float32", "softmax_precision=1", _attention(), smooth=False),
     case(
         "Attention",

@@ -124,7 +124,7 @@ CONVOLUTION_CASES = (
 def _transposed_formula(
     begin: Sequence[int], end: Sequence[int], *, strides: int, dilations: int = 1, bias: bool = True
 ) -> Formula:
-    """ConvTranspose with the pads that auto_pad or output_shape stand for; negative ones add zeros."""
+    """ConvTranspose with the pads that follow from auto_pad or output_shape; negative ones add zeros."""
 
     def formula(o: Mapping[str, Tensor]) -> Tensor:
         y = F.conv_transpose2d(o["x"], o["w"], stride=strides, dilation=dilations)
@@ -258,7 +258,7 @@ def _matmul(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> Case:
 
 
 def _einsum(name: str, equation: str, *shapes: tuple[int, ...], as_torch: str = "", **settings: Any) -> Case:
-    """The equation, weighed by a constant where its result is a scalar, which is no output."""
+    """The equation; a scalar result is multiplied by a constant, since an output needs at least one axis."""
     operands = {f"a{index}": normal(*shape) for index, shape in enumerate(shapes)}
     names = tuple(operands)
     body = f'y = Einsum<equation="{equation}">({", ".join(operands)})'

@@ -1,4 +1,4 @@
-"""Cases of elementwise operators, of sums and products with broadcasting, and of loss heads."""
+"""Cases of elementwise operators, and of sums and products with broadcasting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BROADCASTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 def _binary(rule: str) -> tuple[Case, ...]:
     body = f"y = {rule}(a, b)"
-    # A scalar is spread over two elements: the reference compares with a target of at least one axis.
+    # A scalar is multiplied by two elements: the reference needs a target with at least one axis.
     scalars = {"a": normal(), "b": positive(), "spread": normal(2)}
 
     def operand(shape: tuple[int, ...]) -> Draw:
@@ -54,7 +54,7 @@ def _pow(name: str, exponent: Any, x: Draw | None = None, **settings: Any) -> Ca
 
 
 def _moved(rule: str, name: str, shift: float, scale: float = 1.0) -> Case:
-    """A function of shift + scale x, so that x stays inside its domain."""
+    """A function of shift + scale x, which is inside the function's domain."""
     numbers = {"shift": np.float32(shift), "scale": np.float32(scale)}
     body = f"s = Mul(x, scale) z = Add(s, shift) y = {rule}(z)"
     return case(rule, name, body, x=normal(3, 4), **numbers)
@@ -66,7 +66,7 @@ def _extremes(rule: str) -> tuple[Case, ...]:
     low = np.float32(-6e4)
     return (
         *(
-            # With the sum, since one operand may be greater everywhere.
+            # Plus the sum, since one operand may be greater everywhere.
             case(rule, name, f"m = {rule}(a, b) s = Add(a, b) y = Add(m, s)", a=normal(*a), b=normal(*b))
             for name, (a, b) in _BROADCASTS.items()
         ),
@@ -354,7 +354,7 @@ ELEMENTWISE_CASES = (
         for k in (-2, 1)
     ),
     case("Trilu", "opset 14", "y = Trilu(x, k)", x=normal(4, 5), k=np.asarray(1), opset=14),
-    # A copy of one output under the name of another is all that reading leaves of Identity.
+    # Reading removes every other Identity; this one copies an output under another name.
     case("Identity", "between two outputs", "z = Exp(x) y = Identity(z)", x=normal(2, 3), outputs=("y", "z")),
     case("Cast", "to float64 and back", "d = Cast<to=11>(x) e = Exp(d) y = Cast<to=1>(e)", x=normal(2, 3)),
     case(
@@ -379,97 +379,4 @@ ELEMENTWISE_CASES = (
         x=normal(6, 7),
         ratio=np.float32(0),
     ),
-)
-
-
-def _labels(*shape: int, classes: int, ignored: int = 0) -> np.ndarray:
-    generator = np.random.default_rng([classes, *shape])
-    labels = generator.integers(0, classes, shape)
-    labels.reshape(-1)[:ignored] = -100
-    return labels
-
-
-def _head(name: str, body: str, **settings: Any) -> Case:
-    """A loss head; the rule named is the one that only heads bring in, or the commonest."""
-    return case(settings.pop("rule", "LogSoftmax"), f"loss {name}", body, **settings)
-
-
-LOSS_CASES = (
-    _head(
-        "cross-entropy",
-        "y = Mul(x, w)",
-        x=normal(4, 5),
-        w=normal(5),
-        loss="cross-entropy",
-        target=_labels(4, classes=5),
-    ),
-    _head(
-        "cross-entropy, ignored labels",
-        "y = Mul(x, w)",
-        x=normal(4, 5),
-        w=normal(5),
-        loss="cross-entropy",
-        target=_labels(4, classes=5, ignored=2),
-    ),
-    _head(
-        "cross-entropy behind Softmax",
-        "z = Mul(x, w) y = Softmax(z)",
-        x=normal(4, 5),
-        w=normal(5),
-        loss="cross-entropy",
-        target=_labels(4, classes=5),
-    ),
-    _head(
-        "cross-entropy [N, C, d]",
-        "y = Mul(x, w)",
-        x=normal(3, 5, 4),
-        w=normal(5, 1),
-        loss="cross-entropy",
-        target=_labels(3, 4, classes=5, ignored=3),
-        rule="GatherElements",
-    ),
-    _head(
-        "cross-entropy [N, C, d, e]",
-        "y = Mul(x, w)",
-        x=normal(2, 4, 3, 2),
-        w=normal(4, 1, 1),
-        loss="cross-entropy",
-        target=_labels(2, 3, 2, classes=4),
-        rule="GatherElements",
-    ),
-    _head(
-        "cross-entropy [N, C, 1, 1]",
-        "y = Mul(x, w)",
-        x=normal(3, 5, 1, 1),
-        w=normal(5, 1, 1),
-        loss="cross-entropy",
-        target=_labels(3, classes=5),
-        rule="GatherElements",
-    ),
-    _head("mse", "y = Exp(x)", x=normal(3, 4), rule="ReduceMean"),
-    _head(
-        "mse of a scalar",
-        "y = ReduceSum<keepdims=0>(x)",
-        x=normal(3, 4),
-        rule="ReduceSum",
-        formula=lambda operands: operands["x"].sum(),
-    ),
-    _head("l1", "y = Exp(x)", x=normal(3, 4), loss="l1", rule="Abs"),
-    _head("bce", "y = Mul(x, w)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"),
-    _head(
-        "bce behind Sigmoid",
-        "z = Mul(x, w) y = Sigmoid(z)",
-        x=normal(3, 4),
-        w=normal(4),
-        loss="bce",
-        rule="Softplus",
-    ),
-    _head(
-        "own output",
-        "z = Mul(x, x) y = ReduceMean<keepdims=0>(z)",
-        x=normal(3, 4),
-        loss="y",
-        rule="ReduceMean",
-    ),
-    _head("own output [1]", "z = Mul(x, x) y = ReduceMean(z)", x=normal(3, 4), loss="y", rule="ReduceMean"),
 )

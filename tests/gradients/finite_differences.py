@@ -1,6 +1,6 @@
-"""A truth for gradients that shares nothing with autograd: differences of the loss in float64.
+"""Reference gradients independent of autograd: finite differences of the loss in float64.
 
-The source graph is run by ONNX's reference evaluator with every floating tensor in float64.
+ONNX's reference evaluator runs the source graph with every floating tensor in float64.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxgc.model.core.ir import Array
-from tests.gradients.gradient_case import FED, SMALLEST_NORM, Case, Outcome
+from tests.gradients.gradient_case import FED, MIN_NORM, Case, Outcome
 
 STEP = 1e-5
 TOLERANCE = 1e-4
 _FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-# Rules of operators that the evaluator of onnx 1.23 computes otherwise than every runtime, or not at all.
+# Rules of operators that the evaluator of onnx 1.23 computes differently from all runtimes, or not at all.
 BEYOND_THE_EVALUATOR: Mapping[str, str] = {
     "LRN": "its window goes over the wrong axis",
     "Dropout": "it draws other masks",
     "Erf": "it rounds to float32",
     "Gelu": "it rounds Erf to float32",
     "GroupNormalization": "its statistics are float32",
-    "GlobalLpPool": "it does not have it",
-    "RMSNormalization": "its cases change the model after it was read",
-    "BatchNormalization": "its cases change the model after it was read",
-    "GridSample": "it knows the modes by their later names alone",
+    "GlobalLpPool": "it lacks the operator",
+    "RMSNormalization": "the cases change the model after reading",
+    "BatchNormalization": "the cases change the model after reading",
+    "GridSample": "it supports only the later names of the modes",
     "OneHot": "it fails on float64 values",
 }
 
 
 def has_differences(case: Case) -> bool:
-    """Whether the source graph alone says what the loss is."""
+    """Whether the evaluator can compute the loss from the source graph."""
     return case.smooth and case.rule not in BEYOND_THE_EVALUATOR and case.loss in (*_LOSSES, *case.outputs)
 
 
@@ -66,11 +66,11 @@ def _widen(tensor: onnx.TensorProto) -> None:
 
 
 def difference_error(case: Case, found: Outcome) -> float | None:
-    """How far the gradients are from the change of the loss along one direction of all parameters.
+    """The error of the directional derivative along one random direction, relative to the gradients' norm.
 
-    Every entry moves by a step up or down, so that each parameter's part is about the norm of its
-    gradient. The error is a share of that norm. None where the evaluator finds another loss to begin
-    with, or fails: some operators it computes otherwise than the runtimes.
+    Every entry moves by a step up or down, so that each parameter contributes about the norm of its gradient.
+    None if the evaluator fails or computes another loss: it computes some operators differently from the
+    runtimes.
     """
     model = _in_training(in_float64(case.model()))
     weights = {name: value.astype(np.float64) for name, value in case.weights().items()}
@@ -82,8 +82,8 @@ def difference_error(case: Case, found: Outcome) -> float | None:
         return _loss(case, _outputs(case, model, {**weights, **moved}), found.target)
 
     try:
-        agrees = abs(loss(0.0) - found.loss) <= TOLERANCE * max(abs(found.loss), SMALLEST_NORM)
-    except Exception:  # The evaluator fails in as many ways as there are operators.
+        agrees = abs(loss(0.0) - found.loss) <= TOLERANCE * max(abs(found.loss), MIN_NORM)
+    except Exception:  # The evaluator's operators raise all kinds of errors.
         return None
     if not agrees:
         return None
@@ -91,11 +91,11 @@ def difference_error(case: Case, found: Outcome) -> float | None:
     gradients = {name: found.gradients[name].astype(np.float64) for name in case.parameters}
     expected = sum(float(np.sum(gradients[name] * direction[name])) for name in case.parameters)
     norm = float(np.sqrt(sum(float(np.sum(np.square(value))) for value in gradients.values())))
-    return abs(change - expected) / max(norm, SMALLEST_NORM)
+    return abs(change - expected) / max(norm, MIN_NORM)
 
 
 def _in_training(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with BatchNormalization on the statistics of the batch, as the pipeline makes it."""
+    """The model with BatchNormalization in training mode, as in the pipeline."""
     for node in model.graph.node:
         if node.op_type == "BatchNormalization" and model.opset_import[0].version >= 14:
             node.attribute.append(helper.make_attribute("training_mode", 1))

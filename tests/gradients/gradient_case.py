@@ -1,7 +1,7 @@
-"""One gradient case: a few ONNX nodes, run through the whole pipeline and held against torch float64.
+"""A gradient case: a few ONNX nodes, run through the whole pipeline and compared with torch float64.
 
-The first operand of a case is the sum of a fed tensor and a parameter, every other one is a parameter
-itself, so the gradient of each input of the operator comes out as a parameter's.
+The first operand of a case is the sum of a fed tensor and a parameter, every other one is a parameter itself,
+so the gradient of each of the operator's inputs is that of a parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from torch import Tensor
 
 from onnxgc.api import emit, optimize, plan_step
-from onnxgc.emission.training import TrainingGraph
+from onnxgc.emission.training_graph import TrainingGraph
 from onnxgc.model.core.ir import Array, TensorType, TrainableModel
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
@@ -28,8 +28,8 @@ from tests.torch_reference import reference_step
 TOLERANCE = 1e-5
 FED = "data"
 CPU_ALONE = ("CPUExecutionProvider",)
-# A gradient below this norm would agree with anything: cases must stay above it.
-SMALLEST_NORM = 1e-4
+# A gradient below this norm shows nothing.
+MIN_NORM = 1e-4
 
 Formula = Callable[[Mapping[str, Tensor]], Tensor]
 Change = Callable[[TrainableModel], TrainableModel]
@@ -37,7 +37,7 @@ Change = Callable[[TrainableModel], TrainableModel]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How an operand's value is drawn: normal around `mean`, or uniform in [0.5, 1.5)."""
+    """The distribution of an operand: normal around `mean`, or uniform in [0.5, 1.5)."""
 
     shape: tuple[int, ...]
     mean: float = 0.0
@@ -63,11 +63,11 @@ def positive(*shape: int) -> Draw:
 class Case:
     """A gradient rule in one setting.
 
-    `body` are nodes in ONNX text that compute `outputs` from `operands` (drawn; trained unless in
-    `frozen`) and `constants`. `formula` is the output in torch where `tests.torch_reference` has no
-    such operator. `change` edits the model between reading and planning. A case that is not `smooth` sits
-    on a kink, such as a tie of maxima, where differences of the loss say nothing. With a `compute_type`
-    float32 operands and constants are cast to it in front of `body`, and its outputs back behind it.
+    `body` are nodes in ONNX text that compute `outputs` from `operands` (drawn; trained unless in `frozen`)
+    and `constants`. `formula` computes the output in torch if `tests.torch_reference` lacks the operator.
+    `change` edits the model between reading and planning. A case that is not `smooth` is at a kink, such as a
+    tie of maxima, where finite differences are invalid. With a `compute_type`, float32 operands and constants
+    are cast to it before `body`, and its outputs are cast back.
     """
 
     rule: str
@@ -100,7 +100,7 @@ class Case:
         return {_weight(self, name): draw.value(str(self), name) for name, draw in self.operands.items()}
 
     def fed(self) -> dict[str, Array]:
-        """The input: small and positive, so that it changes no operand's sign by much."""
+        """The input, small and positive, so that few operands change their sign."""
         draw = next(iter(self.operands.values()))
         value = Draw(draw.shape, is_positive=True).value(str(self), FED)
         return {FED: np.asarray((value - 0.5) / 10, draw.dtype)}
@@ -138,7 +138,7 @@ class Case:
 
 
 def case(rule: str, name: str, body: str, **settings: Any) -> Case:
-    """A case whose drawn settings are operands and whose arrays and lists are constants."""
+    """A case; settings of type `Draw` are operands, arrays and lists are constants."""
     operands = {key: value for key, value in settings.items() if isinstance(value, Draw)}
     target = settings.pop("target", None)
     constants = {key: _constant(value) for key, value in settings.items() if _is_constant(value)}
@@ -164,7 +164,7 @@ def _parsed(body: str) -> list[onnx.NodeProto]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and gradients of one step, with what was fed to get them."""
+    """Loss and gradients of one step, with its target and Dropout masks."""
 
     loss: float
     gradients: Mapping[str, Array]
@@ -173,7 +173,7 @@ class Outcome:
 
 
 def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
-    """The case's training step and graph, as the pipeline makes them."""
+    """The case's training step and graph from the pipeline."""
     trainable, frozen = list(case.parameters), [_weight(case, name) for name in case.frozen]
     if case.change is None:
         result = optimize(
@@ -191,7 +191,7 @@ def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
 
 
 def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) -> Outcome:
-    """What ONNX Runtime makes of the emitted training graph."""
+    """The result of the emitted training graph in ONNX Runtime."""
     step, graph = emitted(case)
     written = {info.name for info in graph.model.graph.value_info}
     mask_of = {
@@ -211,7 +211,7 @@ def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) 
 
 
 def feeds_of(case: Case, step: TrainingStep) -> tuple[dict[str, Array], Array]:
-    """What a step of the case is fed, and the target alone (empty where there is none)."""
+    """The inputs of a step of the case, and its target (empty if there is none)."""
     feeds, target = case.fed(), np.zeros(0)
     if step.model.targets:
         (name,) = step.model.targets
@@ -265,16 +265,20 @@ def _by_formula(case: Case, target: Array) -> tuple[float, dict[str, Array]]:
 
 
 def errors(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) -> dict[str, float]:
-    """Relative error of the loss and, norm-wise, of each gradient; infinite where one is missing.
+    """Relative error of the loss and, norm-wise, of each gradient; infinite for a missing one.
 
     Raises:
-        ValueError: the true gradient of a parameter is so small that it shows nothing.
+        ValueError: the true gradient of a parameter is too small to show anything.
     """
-    found = outcome(case, threads, providers)
+    return errors_of(case, outcome(case, threads, providers))
+
+
+def errors_of(case: Case, found: Outcome) -> dict[str, float]:
+    """`errors` of a known outcome."""
     loss, gradients = truth(case, found.target, found.masks)
-    compared = {"loss": abs(found.loss - loss) / max(abs(loss), SMALLEST_NORM)}
+    compared = {"loss": abs(found.loss - loss) / max(abs(loss), MIN_NORM)}
     for name, expected in gradients.items():
-        if expected.size and np.linalg.norm(expected) < SMALLEST_NORM:
+        if expected.size and np.linalg.norm(expected) < MIN_NORM:
             raise ValueError(f"{case}: the gradient of '{name}' is too small to show anything")
         compared[name] = _relative_error(found.gradients.get(name), expected)
     compared |= {name: np.inf for name in found.gradients if name not in gradients}

@@ -10,14 +10,17 @@ from tests.gradients.convolution_cases import (
     PRODUCT_CASES,
     TRANSPOSED_CASES,
 )
-from tests.gradients.elementwise_cases import ELEMENTWISE_CASES, LOSS_CASES
+from tests.gradients.elementwise_cases import ELEMENTWISE_CASES
 from tests.gradients.gathering_cases import GATHERING_CASES
 from tests.gradients.gradient_case import Case
+from tests.gradients.loss_cases import LOSS_CASES
 from tests.gradients.normalization_cases import NORMALIZATION_CASES
 from tests.gradients.pooling_cases import POOLING_CASES
 from tests.gradients.reduction_cases import REDUCTION_CASES
 from tests.gradients.resampling_cases import RESAMPLING_CASES
+from tests.gradients.scattering_cases import SCATTERING_CASES
 from tests.gradients.shape_cases import SHAPE_CASES
+from tests.gradients.slicing_cases import SLICING_CASES
 
 CASES: tuple[Case, ...] = (
     *ATTENTION_CASES,
@@ -32,7 +35,9 @@ CASES: tuple[Case, ...] = (
     *ACTIVATION_CASES,
     *LOSS_CASES,
     *SHAPE_CASES,
+    *SLICING_CASES,
     *GATHERING_CASES,
+    *SCATTERING_CASES,
     *RESAMPLING_CASES,
 )
 

@@ -1,4 +1,4 @@
-"""The cases of float32 turned into cases of float16 and bfloat16."""
+"""Cases of float16 and bfloat16, derived from those of float32."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from onnx import TensorProto
 from onnxgc.model.core.ir import Array
 from tests.gradients.gradient_case import Case
 
-# float16 has eleven bits and bfloat16 eight; sums of rounded terms and slopes at rounded values lose some.
+# float16 has eleven significant bits and bfloat16 eight; sums and slopes at rounded values lose some of them.
 FLOAT16_TOLERANCE = 2e-2
 BFLOAT16_TOLERANCE = 1e-1
-# Their bodies are of another type by design.
-_OTHER_TYPES = ("Cast<", "CastLike", "RandomUniformLike")
+# Operators in the bodies of cases that choose a type themselves.
+_TYPED_OPERATORS = ("Cast<", "CastLike", "RandomUniformLike")
 
 
 def is_in_one_type(case: Case) -> bool:
-    """Whether every floating tensor of a case is float32, and its body does not say so."""
+    """Whether every floating tensor of a case is float32 without the body naming the type."""
     drawn = all(draw.dtype is np.float32 for draw in case.operands.values())
     return (
         drawn
         and case.change is None
         and case.loss == "mse"
-        and not any(name in case.body for name in _OTHER_TYPES)
+        and not any(name in case.body for name in _TYPED_OPERATORS)
     )
 
 

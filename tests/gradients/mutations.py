@@ -1,4 +1,4 @@
-"""Gradient rules made slightly wrong on purpose, to see whether the gradient cases notice."""
+"""Mutation of gradient rules, to test that the gradient cases detect wrong rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from onnxgc.errors import OnnxgcError
 from onnxgc.gradients import registry
-from onnxgc.gradients.engine import GradientContext, Rule
+from onnxgc.gradients.differentiate import GradientContext, Rule
 from tests.gradients.gradient_case import Case, emitted, errors
 
 EXCESS = 0.01
@@ -26,11 +26,11 @@ RUNTIME_ERRORS = (RuntimeError, Fail, InvalidArgument)
 
 @contextmanager
 def mutated(rule: str, index: int | None = None) -> Iterator[None]:
-    """Within it, `rule` gives 1.01 times its gradients, or its gradient of input `index` only."""
+    """A context in which `rule` gives 1.01 times its gradients, or only that of input `index`."""
 
     def wrong(g: GradientContext) -> None:
         original(g)
-        # Gradients of one tensor are added, so a hundredth given again makes 1.01 of it.
+        # Gradients of one tensor are added, so giving another hundredth results in a factor of 1.01.
         for given, gradient, _ in tuple(g.chunks):
             if index is None or given == index:
                 g.give(given, g.emit("Mul", gradient, g.scalar(EXCESS, like=given)))
@@ -44,8 +44,8 @@ def mutated(rule: str, index: int | None = None) -> Iterator[None]:
 class Term:
     """An addition or subtraction that a rule emits.
 
-    Told apart by the lines of code that lead to it, innermost first, by how many a node gets from them in
-    all, which is the form that the rule takes there, and by its place among these.
+    It is identified by the lines of code that lead to it, innermost first, by the number of additions that a
+    node gets from these lines (which depends on the form that the rule uses), and by its place among them.
     """
 
     lines: tuple[tuple[str, int], ...]
@@ -59,10 +59,10 @@ class Term:
 
 @contextmanager
 def without_term(rule: str, term: Term, operand: int) -> Iterator[None]:
-    """Within it, `rule` takes that operand of a term in place of the term."""
+    """A context in which `rule` uses one operand of a term in place of the term."""
 
     def wrong(g: GradientContext) -> None:
-        with patch.object(GradientContext, "emit", _Terms(term, operand).emit):
+        with patch.object(GradientContext, "emit", _TermCounter(term, operand).emit):
             original(g)
 
     original = registry.RULES[rule]
@@ -70,8 +70,8 @@ def without_term(rule: str, term: Term, operand: int) -> Iterator[None]:
         yield
 
 
-class _Terms:
-    """Counts additions and subtractions as a rule emits them, and leaves one of them out."""
+class _TermCounter:
+    """Counts the additions and subtractions that a rule emits, and drops one of them."""
 
     def __init__(self, dropped: Term | None = None, operand: int = 0) -> None:
         self.counts: Counter[tuple[tuple[str, int], ...]] = Counter()
@@ -94,7 +94,7 @@ class _Terms:
 
 
 def _lines_of_rules() -> tuple[tuple[str, int], ...]:
-    """The calls under way in the modules of the rules, innermost first."""
+    """The stack frames in the modules of the rules, innermost first."""
     lines = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -108,31 +108,31 @@ def terms_in(rule: str, case: Case) -> list[Term]:
     """The additions and subtractions that a rule emits for the nodes of a case."""
     found: dict[Term, None] = {}
 
-    def watched(g: GradientContext) -> None:
-        terms = _Terms()
+    def observed(g: GradientContext) -> None:
+        terms = _TermCounter()
         with patch.object(GradientContext, "emit", terms.emit):
             original(g)
         for lines, count in terms.counts.items():
             found.update((Term(lines, count, place), None) for place in range(count))
 
     original = registry.RULES[rule]
-    with _replaced(rule, watched):
+    with _replaced(rule, observed):
         emitted(case)
     return list(found)
 
 
 def unnoticed_terms(rule: str, cases: Sequence[Case]) -> list[str]:
-    """The terms of a rule that can be missing unseen: no case that has them fails without them."""
+    """The terms of a rule whose absence no case detects."""
     cases_with: dict[Term, list[Case]] = {}
-    for case in map(_unplanned, cases):
+    for case in map(_without_search, cases):
         for term in terms_in(rule, case):
             cases_with.setdefault(term, []).append(case)
     found = []
     for term, group in cases_with.items():
         for operand in (0, 1):
             with without_term(rule, term, operand):
-                if not any(notices(case) for case in group):
-                    found.append(f"no case notices that {rule} keeps only operand {operand} of its {term}")
+                if not any(fails(case) for case in group):
+                    found.append(f"no case detects that {rule} keeps only operand {operand} of its {term}")
     return found
 
 
@@ -143,45 +143,45 @@ def _replaced(rule: str, function: Rule) -> Iterator[None]:
 
 
 def given_inputs(rule: str, cases: Sequence[Case]) -> tuple[int, ...]:
-    """The inputs that a rule gives gradients with elements of in any of the cases."""
+    """The inputs to which a rule gives nonempty gradients in any of the cases."""
     seen: set[int] = set()
 
-    def watched(g: GradientContext) -> None:
+    def observed(g: GradientContext) -> None:
         original(g)
         seen.update(index for index, _, _ in g.chunks if g.input_type(index).element_count)
 
     original = registry.RULES[rule]
-    with _replaced(rule, watched):
+    with _replaced(rule, observed):
         for case in cases:
             emitted(case)
     return tuple(sorted(seen))
 
 
-def notices(case: Case) -> bool:
-    """Whether a case fails; to be asked while a rule is mutated."""
+def fails(case: Case) -> bool:
+    """Whether a case fails, for use while a rule is mutated."""
     try:
         return not all(error <= case.tolerance for error in errors(case).values())
     except (OnnxgcError, *RUNTIME_ERRORS):
-        # A gradient of the wrong shape does not get as far as a figure.
+        # A gradient of the wrong shape raises before errors are computed.
         return True
 
 
-def _unplanned(case: Case) -> Case:
-    """The case without a search for a plan: gradients do not depend on it, and there are many mutations."""
+def _without_search(case: Case) -> Case:
+    """The case without a search for a plan, on which gradients do not depend."""
     return replace(case, solver="store-all")
 
 
 def unnoticed(rule: str, cases: Sequence[Case]) -> list[str]:
-    """What of a rule can be wrong unseen: cases blind to it, and inputs that no case looks at."""
-    cases = [_unplanned(case) for case in cases]
-    # A gradient without elements cannot be wrong, only of the wrong shape.
-    telling = [case for case in cases if given_inputs(rule, [case])]
+    """The cases that do not detect a wrong rule, and the inputs whose wrong gradient no case detects."""
+    cases = [_without_search(case) for case in cases]
+    # An empty gradient can be wrong only in its shape.
+    nonempty = [case for case in cases if given_inputs(rule, [case])]
     with mutated(rule):
         found = [
-            f"case '{case}' does not notice that {rule} is wrong" for case in telling if not notices(case)
+            f"case '{case}' does not detect that {rule} is wrong" for case in nonempty if not fails(case)
         ]
     for index in given_inputs(rule, cases):
         with mutated(rule, index):
-            if not any(notices(case) for case in cases):
-                found.append(f"no case notices that {rule} gives input {index} a wrong gradient")
+            if not any(fails(case) for case in cases):
+                found.append(f"no case detects that {rule} gives input {index} a wrong gradient")
     return found if cases else [f"{rule} has no case"]

@@ -21,7 +21,7 @@ def _lrn(name: str, shape: tuple[int, ...], attributes: str) -> Case:
 
 
 def _given_statistics(model: TrainableModel) -> TrainableModel:
-    """BatchNormalization as in inference, with running statistics and no batch ones."""
+    """BatchNormalization in inference mode, with running statistics."""
     running = {"scale": ("mean", "variance")}
     nodes = tuple(
         replace(node, inputs=(*node.inputs[:3], *running[node.inputs[1]]), rule="BatchNormalization")
@@ -76,7 +76,7 @@ def _given(name: str, shape: tuple[int, ...]) -> Case:
 def _layer(
     name: str, shape: tuple[int, ...], scale: tuple[int, ...], attributes: str = "", **settings: Any
 ) -> Case:
-    """y = LayerNormalization(x, scale, bias), weighed so that the rows' gradients do not cancel."""
+    """y = LayerNormalization(x, scale, bias), weighted so that the gradients of rows do not cancel."""
     operator = f"LayerNormalization<{attributes}>" if attributes else "LayerNormalization"
     settings.setdefault("x", normal(*shape))
     bias = settings.pop("bias", scale)
@@ -88,7 +88,7 @@ def _layer(
 
 
 def _layer_formula(axis: int) -> Any:
-    """A scale that broadcasts over a row, which torch's own function does not take."""
+    """A scale that broadcasts over a row, which torch's own function does not accept."""
 
     def formula(o: Mapping[str, Tensor]) -> Tensor:
         x = o["x"]
@@ -182,7 +182,7 @@ def _group_formula(groups: int, epsilon: float) -> Any:
 def _group(
     name: str, shape: tuple[int, ...], groups: int, epsilon: float = 1e-5, per_group: bool = False
 ) -> Case:
-    """GroupNormalization is read as other operators; before opset 21 it has a scale for each group."""
+    """GroupNormalization, which reading decomposes; before opset 21 it has one scale per group."""
     count = groups if per_group else shape[1]
     attributes = f"num_groups={groups}" + (f", epsilon={epsilon}" if epsilon != 1e-5 else "")
     return case(
@@ -213,7 +213,7 @@ def _at_opset_23(model: TrainableModel) -> TrainableModel:
 
 
 def _with_rms_normalization(axis: int, epsilon: float) -> Any:
-    """The model with RMSNormalization, which reading takes apart, in the place of LayerNormalization."""
+    """The model with RMSNormalization, which reading would decompose, in place of LayerNormalization."""
 
     def change(model: TrainableModel) -> TrainableModel:
         nodes = tuple(

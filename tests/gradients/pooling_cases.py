@@ -32,7 +32,7 @@ def _global(name: str, shape: tuple[int, ...]) -> Case:
 
 
 def _times_places(x: Tensor) -> Tensor:
-    """MaxPool of 2x2 by a hundredth of the index, which in ONNX counts through all images and channels."""
+    """MaxPool 2x2 times a hundredth of the indices, which in ONNX count all elements of the batch."""
     pooled, places = F.max_pool2d(x, 2, return_indices=True)
     images = torch.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], 1, 1)
     return pooled * (places + images * math.prod(x.shape[2:])) * 0.01
@@ -56,7 +56,7 @@ def _dilated_mean(
 
 
 def _at_opset_19(model: TrainableModel) -> TrainableModel:
-    """AveragePool has dilations from opset 19 on; reading brings such a model to 18."""
+    """AveragePool with dilations, which it has from opset 19 on; reading lowers such a model to 18."""
     return replace(model, opset=19)
 
 

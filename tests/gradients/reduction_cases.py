@@ -16,7 +16,7 @@ from tests.gradients.gradient_case import Case, Draw, case, normal, positive
 
 @dataclass(frozen=True, slots=True)
 class Given(Draw):
-    """An operand of chosen values: ties and zeros are not drawn."""
+    """An operand of given values, such as ties and zeros."""
 
     values: tuple[float, ...] = ()
 
@@ -46,7 +46,7 @@ def _reduced(rule: str, name: str, shape: tuple[int, ...], call: str, **settings
 
 
 def _settings(rule: str) -> tuple[Case, ...]:
-    """Every form of axes and keepdims; a scalar result is spread again, to be an output."""
+    """All forms of axes and keepdims; a scalar result is multiplied by a vector to be an output."""
     spread = f"s = {rule}<keepdims=0>(x) y = Mul(s, w)"
     return (
         _reduced(rule, "one axis", (2, 3, 4), "(x, axes)", axes=[1]),
@@ -81,8 +81,8 @@ _ELEMENTWISE = {
 }
 
 
-def _beside(rule: str, name: str, values: Given, axes: list[int], *, smooth: bool = False) -> Case:
-    """The reduction of given values, added to what is drawn."""
+def _with_given(rule: str, name: str, values: Given, axes: list[int], *, smooth: bool = False) -> Case:
+    """The reduction of given values, plus drawn ones."""
     return case(
         rule,
         name,
@@ -156,13 +156,63 @@ def _softmax(rule: str) -> tuple[Case, ...]:
     )
 
 
-# The last row of logits is masked whole.
+# The last row of logits is masked entirely.
 _MASKED = np.where(np.arange(12).reshape(3, 4) < 8, 0, -np.inf).astype(np.float32)
 
 
 def _zeros_for_nan(operands: Mapping[str, Tensor]) -> Tensor:
     rows = torch.softmax(operands["x"][:2], -1)
     return torch.cat([rows, torch.zeros_like(operands["x"][2:])]) * operands["w"]
+
+
+_CUBE = (2, 3, 4)
+
+
+def _on_cube(rule: str, name: str, attributes: str = "", inputs: str = "x", **settings: Any) -> Case:
+    """One operator on x [2, 3, 4]."""
+    operator = f"{rule}<{attributes}>" if attributes else rule
+    return case(rule, name, f"y = {operator}({inputs})", **{"x": normal(*_CUBE), **settings})
+
+
+def _reductions(rule: str) -> tuple[Case, ...]:
+    def to_scalar(name: str, inputs: str, attributes: str = "keepdims=0", **settings: Any) -> Case:
+        """A scalar result times two elements: the reference needs a target with at least one axis."""
+        body = f"s = {rule}<{attributes}>({inputs}) y = Mul(s, spread)"
+        return case(rule, name, body, **{"x": normal(*_CUBE), "spread": normal(2), **settings})
+
+    return (
+        _on_cube(rule, "no axes"),
+        to_scalar("no axes, keepdims 0", "x"),
+        _on_cube(rule, "one axis", "", "x, axes", axes=[1]),
+        _on_cube(rule, "one axis, keepdims 0", "keepdims=0", "x, axes", axes=[1]),
+        _on_cube(rule, "negative axis", "keepdims=0", "x, axes", axes=[-1]),
+        _on_cube(rule, "several axes out of order", "keepdims=0", "x, axes", axes=[-1, 0]),
+        _on_cube(rule, "several axes kept", "keepdims=1", "x, axes", axes=[2, 1]),
+        to_scalar("all axes", "x, axes", axes=[0, 1, 2]),
+        to_scalar("empty axes reduce all", "x, axes", axes=[]),
+        _on_cube(rule, "empty axes reduce nothing", "noop_with_empty_axes=1", "x, axes", axes=[]),
+        _on_cube(rule, "absent axes reduce nothing", "noop_with_empty_axes=1, keepdims=0"),
+        _on_cube(rule, "an axis of one", "keepdims=0", "x, axes", x=normal(2, 1, 4), axes=[1]),
+        to_scalar("vector", "x", x=normal(5)),
+        _on_cube(rule, "axes as attribute, opset 11", "axes=[-2], keepdims=0", opset=11),
+        to_scalar("no axes, opset 11", "x", opset=11),
+    )
+
+
+def _softmaxes(rule: str) -> tuple[Case, ...]:
+    return (
+        _on_cube(rule, "axis by default"),
+        *(_on_cube(rule, f"axis {axis}", f"axis={axis}") for axis in (0, 1, 2, -2, -3)),
+        _on_cube(rule, "vector", x=normal(5)),
+        _on_cube(rule, "four axes", "axis=1", x=normal(2, 5, 2, 3)),
+        # Up to opset 12, all axes from `axis` on count as one.
+        _on_cube(rule, "axis by default, opset 11", opset=11),
+        _on_cube(rule, "axis 0, opset 11", "axis=0", opset=11),
+        _on_cube(rule, "axis 2, opset 11", "axis=2", opset=11),
+        _on_cube(rule, "axis -1, opset 12", "axis=-1", opset=12),
+        _on_cube(rule, "axis 1, opset 9", "axis=1", opset=9),
+        _on_cube(rule, "matrix, opset 9", x=normal(3, 4), opset=9),
+    )
 
 
 REDUCTION_CASES = (
@@ -199,18 +249,18 @@ REDUCTION_CASES = (
     ),
     *(entry for rule in _KINDS for entry in _settings(rule)),
     *(
-        _beside(rule, name, values, [1])
+        _with_given(rule, name, values, [1])
         for rule in ("ReduceMax", "ReduceMin")
         for name, values in (("ties", _TIED), ("all equal", _ALL_EQUAL))
     ),
-    _beside("ReduceMax", "ties over all axes", _TIED, [0, 1]),
-    _beside("ReduceL1", "zeros", _ZEROS, [1]),
-    _beside("ReduceL2", "a zero vector", _ZEROS, [1]),
-    _beside("ReduceSumSquare", "zeros", _ZEROS, [1], smooth=True),
-    _beside("ReduceProd", "none, one, two and only zeros", _ZEROS, [1], smooth=True),
-    _beside("ReduceProd", "one zero along the first axis", _ONE_ZERO, [0], smooth=True),
-    _beside("ReduceProd", "one zero in all", given((2, 2), 2.0, -3.0, 0.0, 5.0), [0, 1], smooth=True),
-    _beside("ReduceProd", "negative numbers", _NEGATIVE, [1], smooth=True),
+    _with_given("ReduceMax", "ties over all axes", _TIED, [0, 1]),
+    _with_given("ReduceL1", "zeros", _ZEROS, [1]),
+    _with_given("ReduceL2", "a zero vector", _ZEROS, [1]),
+    _with_given("ReduceSumSquare", "zeros", _ZEROS, [1], smooth=True),
+    _with_given("ReduceProd", "none, one, two and only zeros", _ZEROS, [1], smooth=True),
+    _with_given("ReduceProd", "one zero along the first axis", _ONE_ZERO, [0], smooth=True),
+    _with_given("ReduceProd", "one zero in all", given((2, 2), 2.0, -3.0, 0.0, 5.0), [0, 1], smooth=True),
+    _with_given("ReduceProd", "negative numbers", _NEGATIVE, [1], smooth=True),
     _reduced("ReduceLogSumExp", "large numbers", (3, 4), "(x, axes)", axes=[1]),
     case(
         "ReduceLogSumExp",
@@ -223,4 +273,16 @@ REDUCTION_CASES = (
     ),
     *_softmax("Softmax"),
     *_softmax("LogSoftmax"),
+    *_reductions("ReduceSum"),
+    *_reductions("ReduceMean"),
+    *_softmaxes("Softmax"),
+    *_softmaxes("LogSoftmax"),
+    case(
+        "ReduceSum",
+        "over an empty axis",
+        "s = ReduceSum<keepdims=0>(a, axes) y = Add(x, s)",
+        x=normal(2, 3),
+        a=normal(2, 0, 3),
+        axes=[1],
+    ),
 )

@@ -1,4 +1,4 @@
-"""Cases of resampling: other sizes, and reading at given points."""
+"""Cases of Resize and GridSample."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.gradients.gradient_case import Case, Formula, case, normal
 
 
 def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...], opset: int = 18) -> Formula:
-    """A linear operator on x as ONNX Runtime computes it, whose matrix is read off from its results.
+    """A linear operator on x, by its matrix in ONNX Runtime.
 
-    So the forward pass is the truth: where runtimes differ from the specification, gradients follow them.
+    Where runtimes deviate from the specification, gradients follow the runtime's forward pass.
     """
     graph = helper.make_graph(
         list(parser.parse_graph(f"g () => () {{ y = {call} }}").node),
@@ -42,7 +42,7 @@ def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...]
 
 
 def _resize(name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    """y = Resize(x) by scales or sizes, tested against what ONNX Runtime makes of x."""
+    """y = Resize(x) by scales or sizes, tested against ONNX Runtime's result."""
     constants: dict[str, Array] = {}
     for key, kind in (("roi", np.float32), ("scales", np.float32), ("sizes", np.int64)):
         if key in settings:
@@ -84,7 +84,7 @@ def _of_all_modes() -> tuple[Case, ...]:
 
 
 def _older(name: str, call: str, shape: tuple[int, ...], scales: list[float], opset: int) -> Case:
-    """Upsample, and Resize when it had no modes of coordinates."""
+    """Upsample, and Resize before it had coordinate modes."""
     constants = {"scales": np.asarray(scales, np.float32)} if "scales)" in call else {}
     formula = as_runtime(call, constants, shape, opset)
     return case(
@@ -107,7 +107,7 @@ def _grid_sample(
     align_corners: bool,
     **settings: Any,
 ) -> Case:
-    """Points in and around the image: none where the derivative jumps."""
+    """Points inside and around the image, none at a discontinuity of the derivative."""
     torch_mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
@@ -119,7 +119,7 @@ def _grid_sample(
     body = f"y = GridSample<{attributes}>(x, grid)"
     grid = normal(shape[0], *points, len(shape) - 2)
     if mode == "nearest":
-        # Its derivative along the grid is zero, which would show nothing.
+        # The derivative with respect to the grid is zero.
         settings.setdefault("frozen", ("grid",))
     return case(
         "GridSample", name, body, x=normal(*shape), grid=grid, formula=formula, smooth=False, **settings

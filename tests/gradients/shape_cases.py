@@ -1,11 +1,10 @@
-"""Cases of reductions, of softmax and of operators that move elements."""
+"""Cases of operators that view, join, rearrange or repeat elements."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,108 +13,9 @@ from tests.gradients.gradient_case import Case, Formula, case, normal
 _CUBE = (2, 3, 4)
 
 
-def _on_cube(rule: str, name: str, attributes: str = "", inputs: str = "x", **settings: Any) -> Case:
-    """One operator on x [2, 3, 4]."""
-    operator = f"{rule}<{attributes}>" if attributes else rule
-    return case(rule, name, f"y = {operator}({inputs})", **{"x": normal(*_CUBE), **settings})
-
-
-def _reductions(rule: str) -> tuple[Case, ...]:
-    def to_scalar(name: str, inputs: str, attributes: str = "keepdims=0", **settings: Any) -> Case:
-        """The result, spread over two elements: the reference compares with a target of at least one axis."""
-        body = f"s = {rule}<{attributes}>({inputs}) y = Mul(s, spread)"
-        return case(rule, name, body, **{"x": normal(*_CUBE), "spread": normal(2), **settings})
-
-    return (
-        _on_cube(rule, "no axes"),
-        to_scalar("no axes, keepdims 0", "x"),
-        _on_cube(rule, "one axis", "", "x, axes", axes=[1]),
-        _on_cube(rule, "one axis, keepdims 0", "keepdims=0", "x, axes", axes=[1]),
-        _on_cube(rule, "negative axis", "keepdims=0", "x, axes", axes=[-1]),
-        _on_cube(rule, "several axes out of order", "keepdims=0", "x, axes", axes=[-1, 0]),
-        _on_cube(rule, "several axes kept", "keepdims=1", "x, axes", axes=[2, 1]),
-        to_scalar("all axes", "x, axes", axes=[0, 1, 2]),
-        to_scalar("empty axes reduce all", "x, axes", axes=[]),
-        _on_cube(rule, "empty axes reduce nothing", "noop_with_empty_axes=1", "x, axes", axes=[]),
-        _on_cube(rule, "absent axes reduce nothing", "noop_with_empty_axes=1, keepdims=0"),
-        _on_cube(rule, "an axis of one", "keepdims=0", "x, axes", x=normal(2, 1, 4), axes=[1]),
-        to_scalar("vector", "x", x=normal(5)),
-        _on_cube(rule, "axes as attribute, opset 11", "axes=[-2], keepdims=0", opset=11),
-        to_scalar("no axes, opset 11", "x", opset=11),
-    )
-
-
-def _softmaxes(rule: str) -> tuple[Case, ...]:
-    return (
-        _on_cube(rule, "axis by default"),
-        *(_on_cube(rule, f"axis {axis}", f"axis={axis}") for axis in (0, 1, 2, -2, -3)),
-        _on_cube(rule, "vector", x=normal(5)),
-        _on_cube(rule, "four axes", "axis=1", x=normal(2, 5, 2, 3)),
-        # Up to opset 12 all axes from `axis` on count as one.
-        _on_cube(rule, "axis by default, opset 11", opset=11),
-        _on_cube(rule, "axis 0, opset 11", "axis=0", opset=11),
-        _on_cube(rule, "axis 2, opset 11", "axis=2", opset=11),
-        _on_cube(rule, "axis -1, opset 12", "axis=-1", opset=12),
-        _on_cube(rule, "axis 1, opset 9", "axis=1", opset=9),
-        _on_cube(rule, "matrix, opset 9", x=normal(3, 4), opset=9),
-    )
-
-
 def _scaled(rule: str, name: str, operator: str, shape: tuple[int, ...], **settings: Any) -> Case:
-    """A view, read by an Exp: mse of a bare view would not notice where elements go."""
+    """A view read by an Exp: with the mse of a bare view, the order of elements would not matter."""
     return case(rule, name, f"v = {operator} y = Exp(v)", x=normal(*shape), **settings)
-
-
-_LAST = np.iinfo(np.int64).max
-_FIRST = np.iinfo(np.int64).min
-
-
-def _slice(name: str, starts: list[int], ends: list[int], *further: list[int], **settings: Any) -> Case:
-    """y = x[starts:ends], with axes and steps where given, on x [4, 5, 6]."""
-    inputs = dict(zip(("starts", "ends", "axes", "steps"), (starts, ends, *further), strict=False))
-    body = f"y = Slice(x, {', '.join(inputs)})"
-    return case("Slice", name, body, **{"x": normal(4, 5, 6), **inputs, **settings})
-
-
-def _pad(name: str, pads: list[int], inputs: str = "x, pads", **settings: Any) -> Case:
-    return case("Pad", name, f"y = Pad({inputs})", **{"x": normal(*_CUBE), "pads": pads, **settings})
-
-
-def _pad_by_axes(operands: Mapping[str, Tensor]) -> Tensor:
-    """Axis 0 between one and two rows, axis 2 without its first two columns."""
-    return torch.nn.functional.pad(operands["x"], (-2, 0, 0, 0, 1, 2), value=0.5)
-
-
-def _padded_as(mode: str, pads: list[int]) -> Formula:
-    """By numpy's padding of the elements' numbers, once what is cut is gone."""
-    rank = len(pads) // 2
-
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        numbers = np.arange(x.numel()).reshape(x.shape)
-        for axis, (before, after) in enumerate(zip(pads[:rank], pads[rank:], strict=True)):
-            extent = x.shape[axis]
-            numbers = numbers.take(range(max(0, -before), extent - max(0, -after)), axis)
-            width = [(0, 0)] * rank
-            width[axis] = max(0, before), max(0, after)
-            numbers = np.pad(numbers, width, mode=mode)  # type: ignore[call-overload]
-        return torch.exp(x.reshape(-1)[torch.from_numpy(numbers)])
-
-    return formula
-
-
-def _pad_mode(
-    mode: str, name: str, pads: list[int], shape: tuple[int, ...] = (4, 3, 4), **settings: Any
-) -> Case:
-    body = f'v = Pad<mode="{mode}">(x, pads) y = Exp(v)'
-    formula = _padded_as(mode, pads)
-    return case("Pad", f"{mode}, {name}", body, x=normal(*shape), pads=pads, formula=formula, **settings)
-
-
-def _constant_pad(x: Tensor, value: Tensor) -> Tensor:
-    """x [2, 3, 4] with pads [0, 1, -1, 2, 0, 3]."""
-    inside = torch.nn.functional.pad(torch.ones_like(x[:, :, 1:]), (0, 3, 1, 0, 0, 2))
-    return torch.nn.functional.pad(x[:, :, 1:], (0, 3, 1, 0, 0, 2)) + (1 - inside) * value
 
 
 def _split(name: str, body: str, *shape: int, **settings: Any) -> Case:
@@ -139,7 +39,7 @@ def _depth_to_space(block: int, mode: str) -> Formula:
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
         x = operands["x"]
         if mode == "DCR":
-            # Torch's order is CRD.
+            # PyTorch's order is CRD.
             batch, channels, *image = x.shape
             x = x.reshape(batch, block * block, channels // block**2, *image).transpose(1, 2).flatten(1, 2)
         return torch.nn.functional.pixel_shuffle(x, block)
@@ -156,21 +56,6 @@ def _space_to_depth(block: int) -> Formula:
     return formula
 
 
-def _crop(
-    name: str, shape: tuple[int, ...], to: list[int], parts: list[tuple[int, int]], **settings: Any
-) -> Case:
-    """`parts` are the elements of each axis that y shows, some of them outside of x."""
-
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        pads = [(-start, stop - extent) for (start, stop), extent in zip(parts, x.shape, strict=True)]
-        return torch.exp(torch.nn.functional.pad(x, [side for pair in reversed(pads) for side in pair]))
-
-    attributes = f"<axes=[{', '.join(map(str, settings.pop('axes')))}]>" if "axes" in settings else ""
-    body = f"v = CenterCropPad{attributes}(x, to) y = Exp(v)"
-    return case("CenterCropPad", name, body, x=normal(*shape), to=to, formula=formula)
-
-
 def _col2im(
     name: str,
     lead: tuple[int, int],
@@ -179,7 +64,7 @@ def _col2im(
     attributes: str = "",
     **settings: Any,
 ) -> Case:
-    """`lead` are the batch and the channels; the number of windows follows from the image."""
+    """`lead` are batch and channels; the number of windows follows from the image."""
     batch, channels = lead
     probe = torch.nn.functional.unfold(torch.zeros(1, channels, *image), tuple(block), **settings)
     operator = f"Col2Im<{attributes}>" if attributes else "Col2Im"
@@ -196,11 +81,44 @@ def _col2im(
     )
 
 
+def _reverse(
+    name: str, shape: tuple[int, ...], lengths: list[int], time: int, batch: int, attributes: str
+) -> Case:
+    def formula(operands: Mapping[str, Tensor]) -> Tensor:
+        x = operands["x"].movedim((batch, time), (0, 1))
+        rows = [torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(x, lengths, strict=True)]
+        return torch.exp(torch.stack(rows).movedim((0, 1), (batch, time)))
+
+    operator = f"ReverseSequence<{attributes}>" if attributes else "ReverseSequence"
+    return case(
+        "ReverseSequence",
+        name,
+        f"v = {operator}(x, lengths) y = Exp(v)",
+        x=normal(*shape),
+        lengths=lengths,
+        formula=formula,
+    )
+
+
+def _expand(name: str, shape: tuple[int, ...], to: list[int], **settings: Any) -> Case:
+    return case("Expand", name, "v = Expand(x, to) y = Mul(v, w)", x=normal(*shape), to=to, **settings)
+
+
+def _tile(name: str, shape: tuple[int, ...], repeats: list[int], **settings: Any) -> Case:
+    tiled = [size * count for size, count in zip(shape, repeats, strict=True)]
+    return case(
+        "Tile",
+        name,
+        "v = Tile(x, repeats) y = Mul(v, w)",
+        x=normal(*shape),
+        w=normal(*tiled),
+        repeats=repeats,
+        formula=lambda operands: operands["x"].repeat(*repeats) * operands["w"],
+        **settings,
+    )
+
+
 SHAPE_CASES = (
-    *_reductions("ReduceSum"),
-    *_reductions("ReduceMean"),
-    *_softmaxes("Softmax"),
-    *_softmaxes("LogSoftmax"),
     _scaled("Reshape", "plain", "Reshape(x, to)", _CUBE, to=[4, 6]),
     _scaled("Reshape", "0 and -1", "Reshape(x, to)", _CUBE, to=[0, -1]),
     _scaled("Reshape", "-1 first", "Reshape(x, to)", _CUBE, to=[-1, 2]),
@@ -277,170 +195,6 @@ SHAPE_CASES = (
         frozen=("a",),
     ),
     case("Concat", "an empty input", "y = Concat<axis=0>(a, x)", x=normal(2, 3), a=normal(0, 3)),
-    _slice("one axis in the middle", [1], [4], [1]),
-    _slice("from the start", [0], [3], [2]),
-    _slice("to the end", [2], [_LAST], [1]),
-    _slice("everything", [0, 0], [_LAST, 6], [0, 2]),
-    _slice("no axes", [1, 2, 0], [3, 4, 5]),
-    _slice("no axes, fewer than the rank", [1, 2], [3, 4]),
-    _slice("negative start and end", [-4], [-1], [2]),
-    _slice("start in front of the axis, end behind it", [-99, 2], [3, 99], [1, 0]),
-    _slice("negative axes out of order", [1, 2], [4, 4], [-1, -3]),
-    _slice("step 2, even length", [0], [_LAST], [2], [2]),
-    _slice("step 2, odd length", [0], [_LAST], [1], [2]),
-    _slice("step 2 from the second", [1], [_LAST], [1], [2]),
-    _slice("step 3, cut on both sides", [2], [_LAST], [0], [3], x=normal(13, 2)),
-    _slice("step 3, several blocks free on both sides", [7], [12], [1], [3], x=normal(2, 20)),
-    _slice("step longer than the axis", [3], [_LAST], [1], [7]),
-    _slice("step -1, whole axis", [-1], [_FIRST], [2], [-1]),
-    _slice("step -1, from behind the axis", [99], [-99], [1], [-1]),
-    _slice("step -1, part", [4], [1], [2], [-1]),
-    _slice("step -2", [-1], [_FIRST], [2], [-2]),
-    _slice("step -2, part", [4], [0], [2], [-2]),
-    _slice("step -3, part", [-3], [1], [0], [-3], x=normal(14, 2)),
-    # ONNX begins at the first element, where Python takes none.
-    _slice(
-        "step -1, start in front of the axis",
-        [-99],
-        [_FIRST],
-        [0],
-        [-1],
-        formula=lambda operands: operands["x"][:1],
-    ),
-    _slice("several axes and steps", [0, 3, -1], [_LAST, 1, _FIRST], [0, 1, 2], [2, -1, -2]),
-    _slice("four axes, two of them strided", [1, 0], [_LAST, _LAST], [2, 3], [2, 3], x=normal(2, 3, 5, 7)),
-    case(
-        "Slice",
-        "steps without axes",
-        "y = Slice(x, starts, ends, , steps)",
-        x=normal(4, 5),
-        starts=[0, 1],
-        ends=[_LAST, _LAST],
-        steps=[2, 3],
-    ),
-    case(
-        "Slice",
-        "in int32",
-        "y = Slice(x, starts, ends, axes, steps)",
-        x=normal(4, 5),
-        starts=np.asarray([-1], np.int32),
-        ends=np.asarray([1], np.int32),
-        axes=np.asarray([1], np.int32),
-        steps=np.asarray([-2], np.int32),
-    ),
-    case(
-        "Slice",
-        "an empty result",
-        "v = Slice(x, all, none, axes) u = Slice(x, all, two, axes) y = Concat<axis=1>(u, v)",
-        x=normal(3, 4),
-        all=[0],
-        none=[0],
-        two=[2],
-        axes=[1],
-    ),
-    case(
-        "Slice",
-        "overlapping parts of one tensor",
-        "u = Slice(x, zero, three, axes) v = Slice(x, one, four, axes) y = Mul(u, v)",
-        x=normal(3, 4),
-        zero=[0],
-        one=[1],
-        three=[3],
-        four=[4],
-        axes=[1],
-    ),
-    case(
-        "Slice",
-        "attributes, opset 9",
-        "y = Slice<starts=[1,-3], ends=[3,99], axes=[0,2]>(x)",
-        x=normal(4, 5, 6),
-        opset=9,
-    ),
-    _slice("opset 11", [-1], [_FIRST], [1], [-2], opset=11),
-    _pad("zeros around", [0, 1, 2, 0, 3, 1]),
-    _pad("zeros in front only", [1, 0, 0, 0, 0, 0]),
-    _pad("another constant", [0, 1, 2, 0, 3, 1], "x, pads, value", value=np.float32(1.5)),
-    _pad("negative", [0, -1, -1, 0, 0, -2]),
-    _pad("negative and positive", [1, -1, 2, 0, 2, -3]),
-    case(
-        "Pad",
-        "all of one axis cut",
-        "u = Pad(x, over) v = Pad(x, one) y = Add(u, v)",
-        x=normal(3, 4),
-        over=[0, 3, 0, -5],
-        one=[0, 0, 0, -2],
-        formula=lambda operands: operands["x"][:, :2],
-    ),
-    _pad(
-        "axes",
-        [1, -2, 2, 0],
-        "x, pads, value, axes",
-        value=np.float32(0.5),
-        axes=[0, -1],
-        formula=_pad_by_axes,
-    ),
-    _pad_mode("reflect", "around", [0, 1, 2, 0, 2, 1]),
-    _pad_mode("reflect", "as far as it goes", [1, 0, 3, 1, 2, 0]),
-    _pad_mode("reflect", "in front only", [0, 2, 0, 0, 0, 0]),
-    _pad_mode("reflect", "image", [0, 0, 2, 1, 0, 0, 1, 3], (1, 2, 4, 5)),
-    _pad_mode("reflect", "and cut", [0, -1, 2, 0, 1, -1]),
-    _pad_mode("edge", "around", [0, 1, 2, 3, 4, 1]),
-    _pad_mode("edge", "and cut", [2, -1, -1, 0, 4, 2]),
-    _pad_mode("edge", "to nothing elsewhere", [0, 0, 0, 0, 0, 3]),
-    _pad_mode("wrap", "around", [0, 1, 2, 0, 2, 1], opset=19),
-    _pad_mode("wrap", "more than once", [3, 1, 9, 0, 5, 1], opset=19),
-    _pad_mode("wrap", "and cut", [2, -1, 3, 0, 5, -1], opset=19),
-    _pad_mode("edge", "opset 11", [0, 1, 2, 1, 0, 0], opset=11),
-    case(
-        "Pad",
-        "reflect, opset 9",
-        'v = Pad<mode="reflect", pads=[0,1,2,0,0,1]>(x) y = Exp(v)',
-        x=normal(*_CUBE),
-        opset=9,
-        formula=_padded_as("reflect", [0, 1, 2, 0, 0, 1]),
-    ),
-    case(
-        "Pad",
-        "reflect along axes",
-        'v = Pad<mode="reflect">(x, pads, , axes) y = Exp(v)',
-        x=normal(*_CUBE),
-        pads=[2, 1, -1, 0],
-        axes=[-1, 0],
-        formula=_padded_as("reflect", [1, 0, 2, 0, 0, -1]),
-    ),
-    case(
-        "Pad",
-        "by a trained constant",
-        "s = ReduceSum<keepdims=0>(a) v = Pad(x, pads, s) y = Exp(v)",
-        x=normal(*_CUBE),
-        a=normal(2),
-        pads=[0, 1, -1, 2, 0, 3],
-        formula=lambda operands: torch.exp(_constant_pad(operands["x"], operands["a"].sum())),
-    ),
-    case(
-        "Pad",
-        "by a trained constant along an axis",
-        "v = Pad(x, pads, a, axes) y = Exp(v)",
-        x=normal(*_CUBE),
-        a=normal(),
-        pads=[1, 2],
-        axes=[1],
-        formula=lambda operands: torch.exp(
-            torch.cat(
-                [
-                    operands["a"].expand(2, 1, 4),
-                    operands["x"],
-                    operands["a"].expand(2, 2, 4),
-                ],
-                1,
-            )
-        ),
-    ),
-    _pad("vector", [2, 1], x=normal(5)),
-    case(
-        "Pad", "attributes, opset 9", "y = Pad<pads=[0,1,2,0,0,1], value=0.5>(x)", x=normal(*_CUBE), opset=9
-    ),
-    _pad("opset 11", [0, 1, 2, 0, 3, 1], opset=11),
     _split(
         "unequal pieces",
         "a, b = Split<axis=1>(x, sizes) u = Exp(a) v = Tanh(b) y = Concat<axis=1>(v, u)",
@@ -472,14 +226,6 @@ SHAPE_CASES = (
         "a, b = Split<axis=1, split=[3,4]>(x) u = Exp(a) y = Concat<axis=1>(b, u)",
         opset=9,
     ),
-    case(
-        "ReduceSum",
-        "over an empty axis",
-        "s = ReduceSum<keepdims=0>(a, axes) y = Add(x, s)",
-        x=normal(2, 3),
-        a=normal(2, 0, 3),
-        axes=[1],
-    ),
     _moved("DepthToSpace", "by default", "blocksize=2", (2, 8, 3, 2), _depth_to_space(2, "DCR")),
     _moved("DepthToSpace", "DCR", 'blocksize=3, mode="DCR"', (1, 18, 2, 1), _depth_to_space(3, "DCR")),
     _moved("DepthToSpace", "CRD", 'blocksize=2, mode="CRD"', (2, 12, 3, 2), _depth_to_space(2, "CRD")),
@@ -487,10 +233,6 @@ SHAPE_CASES = (
     _moved("SpaceToDepth", "blocks of two", "blocksize=2", (2, 3, 4, 6), _space_to_depth(2)),
     _moved("SpaceToDepth", "blocks of three", "blocksize=3", (1, 2, 3, 6), _space_to_depth(3)),
     _moved("SpaceToDepth", "opset 9", "blocksize=2", (2, 3, 4, 2), _space_to_depth(2), opset=9),
-    _crop("crop", (5, 7), [2, 4], [(1, 3), (1, 5)]),
-    _crop("pad", (4, 3), [7, 4], [(-1, 6), (0, 4)]),
-    _crop("crop and pad", (5, 3), [2, 6], [(1, 3), (-1, 5)]),
-    _crop("axes", (2, 5, 3), [8, 4], [(0, 2), (0, 4), (-2, 6)], axes=[-1, 1]),
     _col2im("plain", (2, 3), (5, 5), [2, 2]),
     _col2im(
         "pads and strides",
@@ -502,4 +244,20 @@ SHAPE_CASES = (
         stride=(2, 1),
     ),
     _col2im("dilated", (1, 2), (6, 7), [2, 3], "dilations=[2,2]", dilation=(2, 2)),
+    _reverse("time first", (4, 3, 2), [4, 1, 3], 0, 1, ""),
+    _reverse("batch first", (3, 4), [2, 4, 1], 1, 0, "batch_axis=0, time_axis=1"),
+    _expand("an axis", (3, 1, 4), [3, 2, 4], w=normal(3, 2, 4)),
+    _expand("new axes", (3, 1), [2, 1, 1, 4], w=normal(2, 1, 3, 4)),
+    _expand("shorter and smaller than x", (2, 3, 1), [1, 4], w=normal(2, 3, 4)),
+    _expand("scalar", (), [2, 3], w=normal(2, 3)),
+    _expand("to its own shape", (2, 3), [2, 3], w=normal(2, 3)),
+    _expand("five axes, opset 9", (1, 2, 1, 1, 3), [2, 1, 2, 1, 3], w=normal(2, 2, 2, 1, 3), opset=9),
+    _tile("both axes", (2, 3), [3, 2]),
+    _tile("once", (2, 3), [1, 1]),
+    _tile("first axis", (2, 3, 2), [4, 1, 1]),
+    _tile("middle axis", (2, 3, 2), [1, 3, 1]),
+    _tile("axes of one", (1, 3, 1), [2, 1, 3]),
+    _tile("vector", (4,), [3]),
+    _tile("five axes", (1, 2, 1, 3, 2), [2, 2, 1, 1, 3]),
+    _tile("opset 9", (2, 3), [1, 2], opset=9),
 )

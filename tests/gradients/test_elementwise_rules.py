@@ -1,4 +1,4 @@
-"""Elementwise rules where values are special: ties, zeros, infinities, other types; and what they read."""
+"""Elementwise rules at special values (ties, zeros, infinities), in other types, and their reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INF, NAN = np.inf, np.nan
 
 
 def _model(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> onnx.ModelProto:
-    """y by `body` from `operands`, and a loss whose gradient in y is the input dy."""
+    """y by `body` from `operands`, and a loss whose gradient with respect to y is the input dy."""
     nodes = parser.parse_graph(
         f"g () => () {{ {body} weighted = Mul(y, dy) total = ReduceSum<keepdims=0>(weighted) }}"
     ).node
@@ -55,7 +55,7 @@ def _floats(*values: float) -> Array:
 
 
 _ENDS = _floats(-INF, -3.4e38, -7.0, -1e-30, 0.0, 1e-30, 7.0, 3.4e38, INF)
-# A positive number that is lost beside 1 is on the other side of a jump at 0.
+# Without tiny positive numbers: added to 1 they round away, to the other side of a discontinuity at 0.
 _JUMPING = _floats(-INF, -7.0, -1e-6, 0.0, 1e-6, 7.0, INF)
 
 
@@ -86,7 +86,9 @@ _JUMPING = _floats(-INF, -7.0, -1e-6, 0.0, 1e-6, 7.0, INF)
         ("y = Reciprocal(x)", torch.reciprocal, _floats(-7, -1e-5, 0, 1e-5, 7)),
     ],
 )
-def test_at_the_ends_and_at_the_kinks(body: str, formula: Callable[[Tensor], Tensor], x: Array) -> None:
+def test_gradients_at_extreme_values_and_kinks(
+    body: str, formula: Callable[[Tensor], Tensor], x: Array
+) -> None:
     leaf = torch.from_numpy(x).requires_grad_()
     dy = np.linspace(0.5, 1.5, x.size).astype(np.float32)
     (expected,) = torch.autograd.grad(formula(leaf), leaf, torch.from_numpy(dy))
@@ -122,15 +124,15 @@ def test_equal_operands_share_the_gradient(operator: str, swapped: bool) -> None
     np.testing.assert_array_equal(found["b"], expected[1].numpy())
 
 
-def test_a_limit_far_below_takes_no_gradient() -> None:
-    """As exporters write masked scores: the least number, added to or not."""
-    least = np.asarray(np.finfo(np.float32).min)
-    x = _floats(-INF, float(least), 0, 3.4e38, INF)
-    found = _gradients("y = Max(x, c)", {"x": x}, _floats(1, 2, 3, 4, 5), c=least)["x"]
+def test_a_maximum_with_the_lowest_number_passes_the_gradient() -> None:
+    """Exporters clamp masked scores in this way."""
+    lowest = np.asarray(np.finfo(np.float32).min)
+    x = _floats(-INF, float(lowest), 0, 3.4e38, INF)
+    found = _gradients("y = Max(x, c)", {"x": x}, _floats(1, 2, 3, 4, 5), c=lowest)["x"]
     np.testing.assert_array_equal(found, _floats(0, 1, 3, 4, 5))
 
 
-def test_where_keeps_what_is_no_number_from_the_other_operand() -> None:
+def test_where_keeps_infinity_and_nan_from_the_other_operand() -> None:
     condition = np.asarray([True, False, True, False, True, False])
     dy = _floats(1, 2, INF, INF, NAN, NAN)
     operands = {"a": np.zeros(6, np.float32), "b": np.zeros(6, np.float32)}
@@ -139,7 +141,7 @@ def test_where_keeps_what_is_no_number_from_the_other_operand() -> None:
     np.testing.assert_array_equal(found["b"], _floats(0, 2, 0, INF, 0, NAN))
 
 
-def test_a_guarded_root_has_a_gradient_of_zero_where_it_is_guarded() -> None:
+def test_a_guarded_root_has_a_gradient_of_zero_at_guarded_elements() -> None:
     x = _floats(-4, 0.25, 4)
     body = "c = Greater(x, zero) s = Where(c, x, zero) y = Sqrt(s)"
     found = _gradients(body, {"x": x}, _floats(1, 1, 1), zero=np.asarray(0, np.float32))["x"]
@@ -168,19 +170,19 @@ def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bo
 
 
 @pytest.mark.parametrize("operator", ["Ceil", "Floor", "Round", "Sign"])
-def test_no_gradient_flows_through_steps(operator: str) -> None:
+def test_piecewise_constant_operators_stop_the_gradient(operator: str) -> None:
     assert operator in STOPS
     found = _gradients(f"s = {operator}(x) y = Add(s, x)", {"x": _floats(-1.7, 0.4, 2.2)}, _floats(1, 2, 3))
     np.testing.assert_array_equal(found["x"], _floats(1, 2, 3))
 
 
-def test_a_remainder_of_floats_by_flooring_is_refused() -> None:
+def test_mod_of_floats_with_fmod_0_raises() -> None:
     model = read_model(
         _model("y = Mod<fmod=1>(x, c)", {"x": _floats(1, 2)}, _floats(1, 1), c=_floats(2)),
         loss="total",
         trainable=["x"],
     )
-    # ONNX's own check comes first in a file.
+    # Changed after reading, since ONNX's checker rejects such a file.
     nodes = tuple(
         node.with_changes(attributes={"fmod": 0}) if node.op == "Mod" else node for node in model.nodes
     )
@@ -220,7 +222,7 @@ def _fields(model: Any) -> dict[str, Any]:
         ("Trilu", "y = Trilu(x)", set()),
     ],
 )
-def test_what_backward_reads(rule: str, body: str, read: set[str]) -> None:
+def test_tensors_that_backward_reads(rule: str, body: str, read: set[str]) -> None:
     step, _ = emitted(case(rule, "reads", body, x=positive(3, 4)))
     (source,) = [node for node in step.model.nodes if node.op == rule]
     chunks = [chunk for chunk in step.differentiated.chunks if chunk.source == source.name]
@@ -249,8 +251,8 @@ def test_what_backward_reads(rule: str, body: str, read: set[str]) -> None:
         "y = Cast<to=1>(x) u = Mul(y, y) z = Cast<to=16>(u)",
     ],
 )
-def test_bfloat16_takes_operators_that_have_it(body: str) -> None:
-    """ONNX Runtime has few of them on CPU, so that types are all that can be checked here."""
+def test_gradients_in_bfloat16_use_operators_that_support_it(body: str) -> None:
+    """ONNX Runtime has few of them on CPU, so the test checks types only."""
     last = "z" if " z = " in body else "y"
     text = f"""<ir_version: 9, opset_import: ["" : 18]> g (bfloat16[3, 4] a) => (bfloat16[3, 4] {last})
         <bfloat16[3, 4] v, bfloat16[4] w, bfloat16 low> {{ x = Mul(a, v) {body} }}"""
@@ -266,13 +268,13 @@ def test_bfloat16_takes_operators_that_have_it(body: str) -> None:
     result = optimize(proto, loss="mse", trainable=sorted({"v", "w"} & used), check=False)
     types = result.planned.model.types
     assert {types[name].dtype for name in ("x", last)} == {TensorProto.BFLOAT16}
-    # The schema of opset 18 does not have these in bfloat16, and CUDA no comparison of it.
+    # Opset 18 lacks these in bfloat16, and CUDA lacks comparisons in bfloat16.
     without = {"HardSigmoid", "ThresholdedRelu", "Greater", "Less", "Equal", "GreaterOrEqual"}
-    made = {node.op_type for node in result.training_graph.model.graph.node if "/grad/" in node.name}
-    assert made & without == ({"Greater"} if "Clip" in body else set())
+    emitted_ops = {node.op_type for node in result.training_graph.model.graph.node if "/grad/" in node.name}
+    assert emitted_ops & without == ({"Greater"} if "Clip" in body else set())
 
 
-def test_types_of_a_cast_to_bfloat16() -> None:
+def test_the_gradient_of_a_cast_to_bfloat16_is_float32() -> None:
     body = "d = Cast<to=16>(x) y = Cast<to=1>(d)"
     x = np.linspace(-2, 2, 6, dtype=np.float32)
     found = _gradients(body, {"x": x}, _floats(1, 0.5, -2, 4, 3, 1))
@@ -292,7 +294,7 @@ def test_types_of_a_cast_to_bfloat16() -> None:
         "y = Mean(x, b)",
     ],
 )
-def test_without_elements(body: str, shape: tuple[int, ...]) -> None:
+def test_gradients_of_empty_tensors(body: str, shape: tuple[int, ...]) -> None:
     operands = {"x": np.zeros(shape, np.float32), "b": _floats(1.5)}
     if "b" not in body:
         del operands["b"]

@@ -1,4 +1,4 @@
-"""Forms that gradients of gathering and resampling take, and what these rules refuse."""
+"""Forms of the gradients of gathering and resampling, and the settings that these rules reject."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import pytest
 import torch
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.gradients import gather_scatter, resampling
+from onnxgc.gradients import resize, rows_by_index
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.read import read_model
 from tests.gradients.gathering_cases import GATHERING_CASES
 from tests.gradients.gradient_case import Case, case, emitted, errors, normal
 from tests.gradients.resampling_cases import RESAMPLING_CASES, as_runtime
 from tests.gradients.shape_cases import SHAPE_CASES
+from tests.gradients.slicing_cases import SLICING_CASES
 
-_CASES = {str(entry): entry for entry in (*GATHERING_CASES, *RESAMPLING_CASES, *SHAPE_CASES)}
+_CASES = {str(entry): entry for entry in (*GATHERING_CASES, *RESAMPLING_CASES, *SHAPE_CASES, *SLICING_CASES)}
 _VIEWS = ("Identity", "Reshape")
 
 
 def _operators(entry: Case) -> list[str]:
-    """What the rule of a case emits, views aside."""
+    """The operators that the rule of a case emits, without views."""
     step, _ = emitted(entry)
     sources = {node.name for node in step.model.nodes if node.op == entry.rule}
     chunks = [chunk for chunk in step.differentiated.chunks if chunk.source in sources]
@@ -77,22 +78,22 @@ def test_form_of_the_gradient(name: str, operators: list[str]) -> None:
         "GatherND: three axes, many elements, constant",
     ],
 )
-def test_rows_are_added_a_few_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_added_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = _CASES[name]
-    together = _operators(entry).count("ScatterElements")
-    monkeypatch.setattr(gather_scatter, "_PIECE_ELEMENTS", 2)
-    assert _operators(entry).count("ScatterElements") > together > 0
+    in_one_piece = _operators(entry).count("ScatterElements")
+    monkeypatch.setattr(rows_by_index, "_PIECE_ELEMENTS", 2)
+    assert _operators(entry).count("ScatterElements") > in_one_piece > 0
     assert max(errors(entry).values()) <= entry.tolerance
 
 
-def test_no_large_one_hot_matrix_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_scatter, "_LARGEST_CONSTANT_ONE_HOT", 4)
+def test_large_one_hot_matrices_are_not_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_by_index, "_MAX_CONSTANT_ONE_HOT", 4)
     assert "OneHot" not in _operators(_CASES["Gather: repeated, constant"])
     assert "OneHot" in _operators(_CASES["Gather: repeated, computed"])
 
 
 def test_there_are_no_more_pieces_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_scatter, "_PIECE_ELEMENTS", 1)
+    monkeypatch.setattr(rows_by_index, "_PIECE_ELEMENTS", 1)
     entry = _CASES["Gather: vector of many"]
     assert _operators(entry).count("ScatterElements") == 1 + 5
     assert max(errors(entry).values()) <= entry.tolerance
@@ -109,8 +110,8 @@ def test_there_are_no_more_pieces_than_rows(monkeypatch: pytest.MonkeyPatch) -> 
         "Resize: linear, five axes",
     ],
 )
-def test_axes_that_are_long_are_resampled_by_taps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resampling, "_LONGEST_BY_BLOCKS", 0)
+def test_long_axes_are_resampled_by_taps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resize, "_MAX_EXTENT_BY_BLOCKS", 0)
     entry = _CASES[name]
     assert "MatMul" not in _operators(entry)
     assert max(errors(entry).values()) <= entry.tolerance
@@ -123,7 +124,7 @@ def test_axes_that_are_long_are_resampled_by_taps(name: str, monkeypatch: pytest
         ("v = Tile(x, to) s = ReduceSum<keepdims=0>(v, axes) u = Add(s, x) y = Exp(u)", {"to": [0, 1, 1]}),
     ],
 )
-def test_what_nothing_was_made_of_has_no_gradient_by_it(body: str, constants: dict[str, Any]) -> None:
+def test_an_empty_expansion_contributes_no_gradient(body: str, constants: dict[str, Any]) -> None:
     entry = case(
         "Expand",
         "to nothing",
@@ -181,12 +182,12 @@ _RACES = (
 
 
 @pytest.mark.parametrize("race", _RACES, ids=str)
-def test_sums_over_duplicates_are_right_on_several_threads(race: Case) -> None:
+def test_sums_over_duplicates_are_correct_on_several_threads(race: Case) -> None:
     for _ in range(3):
         assert max(errors(race, threads=4).values()) <= race.tolerance
 
 
-def test_scales_that_are_computed_are_refused() -> None:
+def test_computed_scales_raise() -> None:
     body = "z = ReduceMin<keepdims=0>(data) o = Mul(z, zero) k = Add(scales, o) y = Resize(x, , k)"
     entry = case(
         "Resize",
@@ -200,7 +201,7 @@ def test_scales_that_are_computed_are_refused() -> None:
         read_model(entry.model(), loss="mse", trainable=["x_weight"])
 
 
-def test_a_region_that_is_computed_is_refused() -> None:
+def test_a_computed_region_raises() -> None:
     body = (
         "z = ReduceMin<keepdims=0>(data) o = Mul(z, zero) k = Add(roi, o) "
         'y = Resize<mode="linear", coordinate_transformation_mode="tf_crop_and_resize">(x, k, , sizes)'
@@ -219,7 +220,7 @@ def test_a_region_that_is_computed_is_refused() -> None:
         differentiate(model)
 
 
-def test_the_truth_of_resizing_is_that_of_the_runtime() -> None:
+def test_the_reference_of_resize_follows_the_runtime() -> None:
     scales = np.asarray([1, 1, 2, 2], np.float32)
     formula = as_runtime("Resize(x, , scales)", {"scales": scales}, (1, 1, 1, 2))
     found = formula({"x": torch.tensor([[[[3.0, 4.0]]]], dtype=torch.float64)})

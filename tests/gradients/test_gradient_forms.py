@@ -1,4 +1,4 @@
-"""Which form of a gradient is taken where, and a form that ONNX Runtime has no forward operator for."""
+"""The forms of gradients in each setting, and LRN in a setting that ONNX Runtime cannot run forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
 from tests.gradients.gradient_case import case, emitted, errors, normal
 from tests.gradients.gradient_cases import CASES
-from tests.torch_reference import OPERATORS
+from tests.torch_operators import OPERATORS
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_form_of_the_input_gradient(name: str, operators: list[str]) -> None:
         ("Pad: negative and positive", ["Slice", "Pad"]),
     ],
 )
-def test_form_of_what_moves_elements_back(name: str, operators: list[str]) -> None:
+def test_form_of_the_gradient_of_slice_and_pad(name: str, operators: list[str]) -> None:
     (chosen,) = [entry for entry in CASES if str(entry) == name]
     step, _ = emitted(chosen)
     (source,) = [node for node in step.model.nodes if node.op == chosen.rule]
@@ -95,7 +95,7 @@ def test_form_of_what_moves_elements_back(name: str, operators: list[str]) -> No
 
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_lrn_over_an_even_number_of_channels(size: int) -> None:
-    # ONNX Runtime refuses the forward operator, so its gradient runs alone.
+    # ONNX Runtime rejects the forward operator, so the test runs only the gradient.
     settings = {"size": size, "alpha": 0.9, "beta": 0.6, "bias": 1.5}
     attributes = ", ".join(f"{name}={value}" for name, value in settings.items())
     model = read_model(
@@ -136,8 +136,8 @@ def _run(
     return np.asarray(found)
 
 
-def test_the_gradient_of_a_bias_behind_many_rows_is_as_exact_as_of_few() -> None:
-    """Added one after the other, the errors of 65,536 rows add up to ten times as much."""
+def test_the_gradient_of_a_bias_over_many_rows_is_accurate() -> None:
+    """A sequential sum over 65,536 rows has ten times the error."""
     rows = case(
         "Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=normal(65536, 4), b=normal(4), w=normal(4)
     )

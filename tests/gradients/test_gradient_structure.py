@@ -1,4 +1,4 @@
-"""What the engine does around the rules: sums of gradients, frozen weights, errors."""
+"""The engine: sums of gradients, frozen weights, names, errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NETWORKS = (
     _network(
         "one bias added twice", "u = Add(x, b) v = Exp(u) y = Add(v, b)", x=normal(3, 4), b=normal(3, 4)
     ),
-    # The gradient of the sum is that of all three, and each is an output of its own.
+    # All three parameters have the gradient of the sum, and each needs a separate output.
     _network(
         "two biases with one gradient",
         "u = Add(x, b) y = Add(u, c)",
@@ -103,7 +103,7 @@ def test_gradients_are_named_after_their_tensor() -> None:
         assert graph.gradient_of == {name: f"{name}_grad" for name in network.parameters}
 
 
-def test_nodes_have_names_of_their_own() -> None:
+def test_names_of_nodes_are_unique() -> None:
     for network in NETWORKS:
         names = [node.name for node in emitted(network)[1].model.graph.node]
         assert len(set(names)) == len(names)
@@ -131,7 +131,7 @@ _NORM: dict[str, Any] = {"s": _weight(3), "b": _weight(3), "m": _weight(3), "q":
 _DEEP = "u = MatMul(x, v) h = Relu(u) k = MatMul(h, w) y = Tanh(k)"
 
 
-def test_nothing_before_a_frozen_parameter_is_differentiated() -> None:
+def test_operators_before_a_frozen_parameter_are_not_differentiated() -> None:
     model = read_model(_model(_DEEP, v=_weight(3, 5), w=_weight(5, 2)), loss="mse", freeze=["v"])
     step = differentiate(model)
     assert set(step.gradient_of) & {"v", "u", "h", "x"} == set()
@@ -140,7 +140,7 @@ def test_nothing_before_a_frozen_parameter_is_differentiated() -> None:
     assert not any(node.name in sources for node in model.nodes if set(node.outputs) & {"u", "h"})
 
 
-def test_a_frozen_parameter_has_no_gradient_but_lets_it_pass() -> None:
+def test_gradients_pass_a_frozen_parameter() -> None:
     model = read_model(_model(_DEEP, v=_weight(3, 5), w=_weight(5, 2)), loss="mse", freeze=["w"])
     step = differentiate(model)
     assert "w" not in step.gradient_of
@@ -155,13 +155,13 @@ def test_inputs_and_statistics_have_no_gradient() -> None:
 
 @pytest.fixture
 def fewer_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were no rules for two operators."""
+    """Removes the rules of two operators."""
     kept = {name: rule for name, rule in RULES.items() if name not in ("Acosh", "Asinh")}
     monkeypatch.setattr(registry, "RULES", kept)
 
 
 @pytest.mark.usefixtures("fewer_rules")
-def test_all_operators_without_a_rule_are_named_at_once() -> None:
+def test_one_error_names_all_operators_without_a_rule() -> None:
     body = "a = Mul(x, w) b = Asinh(a) c = Acosh(b) d = Asinh(c) y = Add(d, x)"
     with pytest.raises(UnsupportedOperatorError) as raised:
         optimize(_model(body, w=_weight(3)), loss="mse")
@@ -170,14 +170,14 @@ def test_all_operators_without_a_rule_are_named_at_once() -> None:
 
 
 @pytest.mark.usefixtures("fewer_rules")
-def test_an_operator_without_a_rule_is_no_error_off_the_path() -> None:
+def test_an_operator_off_the_path_needs_no_rule() -> None:
     body = "a = Asinh(x) b = MatMul(a, w) z = Acosh(b) y = Tanh(b)"
     result = optimize(_model(body, outputs=("y", "z"), w=_weight(3, 2)), loss="mse")
     assert set(result.training_graph.gradient_of) == {"w"}
 
 
 @pytest.mark.usefixtures("fewer_rules")
-def test_freezing_mends_a_missing_rule() -> None:
+def test_freezing_the_parameters_before_it_avoids_a_missing_rule() -> None:
     body = "a = MatMul(x, v) b = Asinh(a) y = MatMul(b, w)"
     model = _model(body, v=_weight(3, 3), w=_weight(3, 2))
     with pytest.raises(UnsupportedOperatorError, match="/net/b"):
@@ -194,12 +194,12 @@ def test_freezing_mends_a_missing_rule() -> None:
     ],
     ids=["at a dead end", "behind Floor", "behind integers"],
 )
-def test_a_parameter_that_does_not_reach_the_loss(body: str, weights: dict[str, Array]) -> None:
+def test_a_parameter_that_does_not_reach_the_loss_raises(body: str, weights: dict[str, Array]) -> None:
     with pytest.raises(NoParametersError):
         optimize(_model(body, ("y",), **dict[str, Any](weights)), loss="mse")
 
 
-def test_the_loss_is_of_an_output_that_training_changes() -> None:
+def test_the_default_loss_is_of_an_output_that_depends_on_parameters() -> None:
     model = _model("y = Mul(x, x) z = Mul(x, w)", ("y", "z"), w=_weight(3))
     assert "loss: mse of output 'z'" in " ".join(optimize(model, loss="mse").planned.model.notes)
 
@@ -228,22 +228,20 @@ def test_rules_and_stops_are_disjoint() -> None:
     ],
     ids=["statistics read", "computed ratio"],
 )
-def test_no_gradient_is_left_out_silently(
-    model: Callable[[], onnx.ModelProto], named: tuple[str, ...]
-) -> None:
+def test_a_missing_gradient_raises(model: Callable[[], onnx.ModelProto], named: tuple[str, ...]) -> None:
     with pytest.raises(UnsupportedOperatorError) as raised:
         optimize(model(), loss="mse")
     assert [part for part in named if part not in str(raised.value)] == []
 
 
-def test_a_rule_that_gives_no_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_gives_no_gradient_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "RULES", {**RULES, "Tanh": lambda g: None})
     with pytest.raises(UnsupportedOperatorError, match="Tanh '/net/y' has no gradient rule for its input 0"):
         optimize(_model("u = Mul(x, w) y = Tanh(u)", w=_weight(3)), loss="mse")
 
 
 @pytest.mark.parametrize(
-    "body, taken_away, computed",
+    "body, removed, computed",
     [
         ("y = Slice(u, one, three)", "one", "starts"),
         ("y = Slice(u, zero, three, one)", "one", "axes"),
@@ -252,11 +250,11 @@ def test_a_rule_that_gives_no_gradient_is_noticed(monkeypatch: pytest.MonkeyPatc
         ("y = Pad(u, two, , one)", "one", "axes"),
     ],
 )
-def test_elements_moved_by_computed_numbers_are_refused(body: str, taken_away: str, computed: str) -> None:
+def test_slices_and_pads_by_computed_numbers_raise(body: str, removed: str, computed: str) -> None:
     numbers: dict[str, Any] = {"zero": [0], "one": [1], "three": [3], "pads": [1, 0, 1, 0], "two": [1, 1]}
     used = {name: value for name, value in numbers.items() if name in re.findall(r"\w+", body)}
     model = read_model(_model(f"u = Mul(x, w) {body}", w=_weight(3), **used), loss="mse")
-    # Reading gives a static shape to constant numbers only, so the constant is taken away after it.
-    weights = {name: weight for name, weight in model.weights.items() if name != taken_away}
+    # Reading needs the constant for a static shape, so the test removes it afterwards.
+    weights = {name: weight for name, weight in model.weights.items() if name != removed}
     with pytest.raises(UnsupportedOperatorError, match=f"'/net/y' computes its {computed} in the graph"):
         differentiate(replace(model, weights=weights))

@@ -1,4 +1,4 @@
-"""Recomputation changes no bit: a planned training graph against the same step with everything stored."""
+"""Recomputation changes no bit: planned training graphs against the baseline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CHANNELS = 6
 
 
 class _Network:
-    """Nodes in ONNX text on images [4, 6, 10, 9], and the weights they name."""
+    """Nodes in ONNX text on images [4, 6, 10, 9], and their weights."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.weights: dict[str, tuple[int, ...]] = {}
 
     def convolution(self, name: str, source: str, channels: tuple[int, int], size: int = 3) -> str:
-        """Conv, BatchNormalization on batch statistics, ReLU; the spatial size stays."""
+        """Conv, BatchNormalization on batch statistics, ReLU; keeps the spatial size."""
         pads = ",".join(["1" if size == 3 else "0"] * 4)
         norm = [f"{name}_{part}" for part in ("scale", "bias", "mean", "var")]
         self.lines += [
@@ -110,7 +110,7 @@ def _dropout() -> onnx.ModelProto:
 
 
 def _shifted() -> onnx.ModelProto:
-    """Blocks on the image moved by one, as in a factorised reduction, and on every second column at last."""
+    """Blocks on the image shifted by one, as in a factorised reduction, then on every second column."""
     net, source = _Network(), "x"
     net.lines += [
         "pads = Constant<value = int64[8] {0, 0, 0, 0, 0, 0, 1, 1}>()",
@@ -133,7 +133,7 @@ def _shifted() -> onnx.ModelProto:
 
 
 def _normalised() -> onnx.ModelProto:
-    """Blocks of every normalisation, of products by Einsum, and of a transposed convolution."""
+    """Blocks of all normalisations, products by Einsum, and a transposed convolution."""
     net, source = _Network(), "x"
     for block in range(3):
         b = f"n{block}"
@@ -174,7 +174,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 Choice = Callable[[Sequence[str]], Sequence[str]]
 
-# Which vertices to keep. None leaves the choice to the solver acg.
+# The vertices to keep; None leaves the choice to the solver acg.
 CHOICES: dict[str, Choice | None] = {
     "acg": None,
     "every second": lambda vertices: vertices[::2],
@@ -186,11 +186,11 @@ CHOICES: dict[str, Choice | None] = {
 @cache
 def _planned(network: str, choice: str) -> PlannedStep:
     model = read_model(NETWORKS[network](), loss="cross-entropy")
-    chosen = CHOICES[choice]
-    if chosen is None:
+    select = CHOICES[choice]
+    if select is None:
         return plan_step(model, "acg")
     vertices = [str(vertex) for vertex in plan_step(model, "store-all").traced.problem.graph.vertices]
-    return plan_step(model, "manual", SolverOptions(tuple(chosen(vertices))))
+    return plan_step(model, "manual", SolverOptions(tuple(select(vertices))))
 
 
 def _feeds(planned: PlannedStep) -> dict[str, Array]:
@@ -201,32 +201,32 @@ def _feeds(planned: PlannedStep) -> dict[str, Array]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_planned_and_stored_are_bit_identical(network: str, choice: str) -> None:
+def test_planned_steps_are_bit_identical_to_the_baseline(network: str, choice: str) -> None:
     planned = _planned(network, choice)
     assert planned.schedule.recomputed
     feeds = _feeds(planned)
-    graphs = {"planned": emit(planned), "stored": emit(planned, schedule=store_all_schedule(planned))}
+    graphs = {"planned": emit(planned), "baseline": emit(planned, schedule=store_all_schedule(planned))}
     for threads in (1, 2):
         results = {}
         for name, graph in graphs.items():
             session = make_session(graph.model, threads=threads)
             names = [output.name for output in session.get_outputs()]
-            # Two steps: Dropout draws anew in each.
+            # Two steps, with other Dropout masks in each.
             for step in (1, 2):
                 values = session.run(names, feeds)
                 results[name, step] = dict(zip(names, values, strict=True))
         for step in (1, 2):
-            stored, found = results["stored", step], results["planned", step]
-            assert list(found) == list(stored)
-            assert [name for name, value in found.items() if value.tobytes() != stored[name].tobytes()] == []
-            assert all(np.linalg.norm(stored[name]) > 0 for name in graphs["stored"].gradient_of.values())
+            expected, found = results["baseline", step], results["planned", step]
+            assert list(found) == list(expected)
+            assert [name for name in found if found[name].tobytes() != expected[name].tobytes()] == []
+            assert all(np.linalg.norm(expected[name]) > 0 for name in graphs["baseline"].gradient_of.values())
         losses = [results["planned", step][planned.model.loss] for step in (1, 2)]
         assert bool(losses[0] != losses[1]) == (network == "dropout")
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_runtime_runs_in_file_order(network: str, choice: str) -> None:
+def test_the_runtime_executes_nodes_in_file_order(network: str, choice: str) -> None:
     planned = _planned(network, choice)
     proto = emit(planned).model
     profile = executed_order(proto, _feeds(planned), SessionSettings(threads=1))
@@ -239,8 +239,8 @@ NOISY = """(float[64,32] x) => (float[64,32] y) <float keep={0.8}> {
 }"""
 
 
-def test_random_numbers_are_drawn_once_a_step() -> None:
-    """Stochastic depth and added noise are no Dropout, and drawn again they would be others."""
+def test_random_numbers_are_drawn_once_per_step() -> None:
+    """Recomputed random numbers of stochastic depth and added noise would differ."""
     weights = {name: normal(32, 32, seed=number) for number, name in enumerate("vwu")}
     result = optimize(with_weights(text_model(NOISY), **weights), loss="mse", solver="chen-sqrt")
     roles = {

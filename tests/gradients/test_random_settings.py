@@ -1,4 +1,4 @@
-"""Convolutions, pooling and Einsum in settings that nobody chose, against torch float64."""
+"""Convolutions, pooling and Einsum in random settings, against torch float64."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _RUNS = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
-# Axes of an image get shorter as they get more.
-_LONGEST = {1: 18, 2: 12, 3: 7}
+# The longest axis, by the number of spatial axes.
+_MAX_EXTENT = {1: 18, 2: 12, 3: 7}
 
 
 @st.composite
@@ -30,7 +30,7 @@ def windows(draw: st.DrawFn) -> dict[str, list[int]]:
         return draw(st.lists(st.sampled_from(choices), min_size=count, max_size=count))
 
     return {
-        "extent": draw(st.lists(st.integers(1, _LONGEST[rank]), min_size=rank, max_size=rank)),
+        "extent": draw(st.lists(st.integers(1, _MAX_EXTENT[rank]), min_size=rank, max_size=rank)),
         "kernel": each(1, 2, 3, 4, 5),
         "strides": each(1, 1, 2, 3, 4),
         "dilations": each(1, 1, 2, 3),
@@ -55,7 +55,7 @@ def _is_right(entry: Case) -> bool:
     try:
         found = errors(entry)
     except ValueError as error:
-        # A gradient that vanishes by chance shows nothing.
+        # The gradient vanishes by chance.
         assume("too small" not in str(error))
         raise
     return max(found.values()) <= entry.tolerance
@@ -117,7 +117,7 @@ def test_pooling(drawn: dict[str, list[int]], operator: str, counts_pads: bool) 
     if operator == "AveragePool":
         drawn = drawn | {"dilations": [1] * len(drawn["extent"])}
     assume(all(size >= reach for size, reach in zip(_padded(drawn), _reach(drawn), strict=True)))
-    # A window of padding alone has no maximum and no mean.
+    # A window with padding only has no maximum and no mean.
     assume(all(pad < size for pad, size in zip(drawn["pads"], _reach(drawn) * 2, strict=True)))
     assume(all(pad < size for pad, size in zip(drawn["pads"], drawn["kernel"] * 2, strict=True)))
     names = {"kernel_shape": "kernel", "strides": "strides", "pads": "pads"}
@@ -164,7 +164,7 @@ def test_einsum(drawn: tuple[str, list[tuple[int, ...]]]) -> None:
     equation, shapes = drawn
     names = [f"a{index}" for index in range(len(shapes))]
     rank = torch.einsum(equation, *(torch.zeros(shape) for shape in shapes)).ndim
-    # A scalar is no output, so the result always gets one more axis.
+    # An output needs at least one axis, so the result gets one more.
     weigh: dict[str, Any] = {"w": normal(2, *(1,) * rank), "frozen": ("w",)}
     entry = case(
         "Einsum",

@@ -1,4 +1,4 @@
-"""Forms of reductions, products and pooling that no rule differentiates: said in one line, not got wrong."""
+"""Forms of operators that no rule differentiates: an error of one line, not a wrong gradient."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.gradients.gradient_case import Case, case, emitted, normal
 
 
 def _with_computed_axes(model: TrainableModel) -> TrainableModel:
-    """As if the axes came out of the graph: reading finds no static shape for such a result."""
+    """Makes the axes computed; reading would find no static shape for such a result."""
     return replace(model, weights={name: value for name, value in model.weights.items() if name != "axes"})
 
 
 def _with_larger_result(model: TrainableModel) -> TrainableModel:
-    """MaxUnpool with an `output_shape` that is not the extent of its windows."""
+    """MaxUnpool with an `output_shape` that differs from the extent of its windows."""
     nodes = tuple(
         node.with_changes(attributes={**node.attributes, "kernel_shape": [3, 3]})
         if node.op == "MaxUnpool"
@@ -29,7 +29,7 @@ def _with_larger_result(model: TrainableModel) -> TrainableModel:
     return replace(model, nodes=nodes)
 
 
-_CROPPED = "so much larger than its kernel that runtimes crop"
+_CROPPED = "that leaves 3 elements uncovered, which runtimes crop in different places"
 REFUSED: tuple[tuple[Case, str], ...] = (
     (
         case(
@@ -102,7 +102,7 @@ REFUSED: tuple[tuple[Case, str], ...] = (
 
 
 @pytest.mark.parametrize("refused, message", REFUSED, ids=[str(entry) for entry, _ in REFUSED])
-def test_a_form_without_a_rule_is_refused(refused: Case, message: str) -> None:
+def test_a_form_without_a_rule_raises(refused: Case, message: str) -> None:
     with pytest.raises(UnsupportedOperatorError, match=re.escape(message)) as caught:
         emitted(refused)
     assert "\n" not in str(caught.value)
@@ -112,7 +112,7 @@ def test_hardmax_stops_the_gradient() -> None:
     _, graph = emitted(
         case(
             "Hardmax",
-            "beside",
+            "added",
             "h = Hardmax(v) m = Mul(h, w) y = Add(x, m)",
             x=normal(2, 3),
             v=normal(2, 3),

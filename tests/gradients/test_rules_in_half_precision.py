@@ -1,4 +1,4 @@
-"""Every gradient rule on float16 tensors: whole models of that type, and mixed ones that cast to it."""
+"""Every gradient rule on float16 tensors: in models of that type, and in models that cast to it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tests.gradients.gradient_case import Case, errors
 from tests.gradients.gradient_cases import cases_of
 from tests.gradients.half_precision import computed_in_float16, is_in_one_type, stored_in_float16
 
-CASES_OF_A_RULE = 2
+MAX_CASES_PER_RULE = 2
 
 
-def _chosen(rule: str) -> list[Case]:
-    cases = [case for case in cases_of(rule) if is_in_one_type(case)][:CASES_OF_A_RULE]
+def _selected(rule: str) -> list[Case]:
+    cases = [case for case in cases_of(rule) if is_in_one_type(case)][:MAX_CASES_PER_RULE]
     return [*map(stored_in_float16, cases), *map(computed_in_float16, cases[-1:])]
 
 
-@pytest.mark.parametrize("entry", [case for rule in RULES for case in _chosen(rule)], ids=str)
-def test_gradients_in_float16_are_those_of_torch(entry: Case) -> None:
+@pytest.mark.parametrize("entry", [case for rule in RULES for case in _selected(rule)], ids=str)
+def test_gradients_in_float16_equal_those_of_torch(entry: Case) -> None:
     wrong = {name: error for name, error in errors(entry).items() if not error <= entry.tolerance}
     assert wrong == {}

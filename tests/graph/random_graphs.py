@@ -60,7 +60,7 @@ def _one_source_and_sink(random: Random, count: int) -> list[tuple[int, int]]:
 
 
 def _nested(random: Random, count: int) -> list[tuple[int, int]]:
-    """Grown from one edge by putting vertices on edges, beside edges, and bridges in place of edges."""
+    """Grown from one edge by series vertices, parallel vertices, and bridges in place of edges."""
     edges = [(0, 1)]
     fresh = 2
     while fresh < count:

@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph
-from onnxgc.graph.terminals import VirtualTerminal, forced_checkpoints, with_single_terminals
+from onnxgc.graph.virtual_terminals import VirtualTerminal, forced_checkpoints, with_single_terminals
 from tests.graph.random_graphs import random_graph
 
 
@@ -34,20 +34,21 @@ def test_sorting_keeps_every_edge_once_and_pointing_forward() -> None:
         random.shuffle(edges)
         vertices = list(graph.vertices)
         random.shuffle(vertices)
-        again = ComputationGraph.from_unsorted(vertices, edges)
-        assert set(again.edges) == set(graph.edges)
-        assert len(again.edges) == len(graph.edges)
+        resorted = ComputationGraph.from_unsorted(vertices, edges)
+        assert set(resorted.edges) == set(graph.edges)
+        assert len(resorted.edges) == len(graph.edges)
         assert all(
-            again.topological_index(tail) < again.topological_index(head) for tail, head in again.edges
+            resorted.topological_index(tail) < resorted.topological_index(head)
+            for tail, head in resorted.edges
         )
 
 
-def test_order_that_is_topological_already_is_kept() -> None:
+def test_topological_order_is_preserved() -> None:
     graph = ComputationGraph.from_unsorted([3, 1, 2, 0], [(3, 0), (1, 0)])
     assert graph.vertices == (3, 1, 2, 0)
 
 
-def test_equal_graphs_are_equal_and_hash_alike() -> None:
+def test_equal_graphs_have_equal_hashes() -> None:
     one = ComputationGraph.from_unsorted("ab", [("a", "b"), ("a", "b")])
     other = ComputationGraph(("a", "b"), (("a", "b"),))
     assert one == other
@@ -65,14 +66,14 @@ def test_equal_graphs_are_equal_and_hash_alike() -> None:
         ("abcd", [("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")], "cycle: "),
     ],
 )
-def test_malformed_graphs_are_refused_by_name(
+def test_malformed_graphs_raise_with_the_vertex(
     vertices: str, edges: list[tuple[str, str]], message: str
 ) -> None:
     with pytest.raises(GraphFileError, match=message):
         ComputationGraph.from_unsorted(vertices, edges)
 
 
-def test_named_cycle_is_one() -> None:
+def test_named_cycle_exists() -> None:
     random = Random(2)
     for _ in range(100):
         count = random.randint(2, 8)
@@ -90,14 +91,14 @@ def test_named_cycle_is_one() -> None:
 
 @pytest.mark.parametrize(
     "edges, message",
-    [((("b", "a"),), "runs against the order"), ((("a", "b"), ("a", "b")), "edge is given twice")],
+    [((("b", "a"),), "contradicts the order"), ((("a", "b"), ("a", "b")), "edge is given twice")],
 )
-def test_constructor_wants_sorted_distinct_input(edges: tuple[tuple[str, str], ...], message: str) -> None:
+def test_constructor_requires_sorted_distinct_input(edges: tuple[tuple[str, str], ...], message: str) -> None:
     with pytest.raises(GraphFileError, match=message):
         ComputationGraph(("a", "b"), edges)
 
 
-def test_virtual_terminals_only_where_there_are_several() -> None:
+def test_virtual_terminals_replace_several_ends_only() -> None:
     two_inputs = ComputationGraph(("a", "b", "c"), (("a", "c"), ("b", "c")))
     closed = with_single_terminals(two_inputs)
     assert closed.sources == (VirtualTerminal.SOURCE,)
@@ -111,7 +112,7 @@ def test_virtual_terminals_only_where_there_are_several() -> None:
     assert forced_checkpoints(ComputationGraph(("a",), ())) == ("a",)
 
 
-def test_closed_graph_has_every_vertex_on_a_way_through() -> None:
+def test_every_vertex_of_a_closed_graph_is_on_a_path_from_source_to_target() -> None:
     random = Random(3)
     for _ in range(200):
         graph = random_graph(random, 10)

@@ -5,8 +5,8 @@ import networkx as nx
 import pytest
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.division import DivisionKind, DivisionTree, build_division_tree
-from onnxgc.graph.terminals import with_single_terminals
+from onnxgc.graph.division_tree import DivisionKind, DivisionTree, build_division_tree
+from onnxgc.graph.virtual_terminals import with_single_terminals
 from tests.graph.random_graphs import random_graph
 
 
@@ -31,15 +31,15 @@ def outline(tree: DivisionTree) -> str:
         ([(0, 1), (1, 2), (2, 3), (1, 3), (3, 4)], "L(0-1 B(1-3 L(1-2 2-3)) 3-4)"),
         # The smallest Complicate segment.
         ([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)], "C(0-1 0-2 1-2 1-3 2-3)"),
-        # The same with a longer member, and one in place of an edge of another.
+        # The same with a longer member, and nested in another one.
         ([(0, 1), (0, 3), (1, 2), (2, 3), (1, 4), (3, 4)], "C(0-1 0-3 L(1-2 2-3) 1-4 3-4)"),
         (
             [(0, 1), (0, 4), (1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (1, 5), (4, 5)],
             "C(0-1 0-4 C(1-2 1-3 2-3 2-4 3-4) 1-5 4-5)",
         ),
-        # A branch of it that an edge passes by.
+        # The same segment as a branch next to an edge.
         ([(0, 3), (0, 1), (0, 2), (1, 2), (1, 3), (2, 3)], "B(0-3 C(0-1 0-2 1-2 1-3 2-3))"),
-        # Of what lies between 0 and 3, vertex 2 touches nothing else and 1 does.
+        # Between 0 and 3, vertex 2 has no other neighbour, and vertex 1 has one.
         ([(0, 1), (0, 2), (1, 3), (1, 5), (2, 3), (3, 4), (4, 5)], "C(0-1 L(0-2 2-3) 1-3 1-5 L(3-4 4-5))"),
     ],
 )
@@ -111,7 +111,7 @@ def test_kinds_follow_their_definitions() -> None:
 
 
 def enclosed_by_definition(tree: DivisionTree) -> set[Vertex]:
-    """Vertices that some pair of vertices cuts off from both ends, by trying all pairs."""
+    """Vertices that some pair of vertices separates from both ends, by trying all pairs."""
     ends = [tree.segment.source, tree.segment.target]
     whole = nx.Graph([*edges_of(tree), (ends[0], ends[1])])
     enclosed: set[Vertex] = set()
@@ -125,7 +125,7 @@ def enclosed_by_definition(tree: DivisionTree) -> set[Vertex]:
     return enclosed
 
 
-def test_complicate_connectors_are_inside_no_smaller_segment() -> None:
+def test_no_smaller_segment_encloses_complicate_connectors() -> None:
     nested = 0
     for _, root in random_trees(10, 300, 13):
         for tree in root.walk():
@@ -148,14 +148,14 @@ def test_members_come_before_their_parents() -> None:
         assert id(root) in seen
 
 
-def test_depth_and_length_are_no_limit() -> None:
+def test_deep_and_long_graphs() -> None:
     length = 5000
     chain = [(vertex, vertex + 1) for vertex in range(length)]
     root = divided(chain)
     assert root.kind is DivisionKind.LINEAR
     assert len(root.members) == length
 
-    # Every vertex also feeds the last one: each level holds the next.
+    # Every vertex also feeds the last one: each level contains the next.
     depth = 1200
     fan = [(v, v + 1) for v in range(depth)] + [(v, depth) for v in range(depth - 1)]
     assert sum(tree.kind is DivisionKind.BRANCH for tree in divided(fan).walk()) == depth - 1
@@ -163,6 +163,6 @@ def test_depth_and_length_are_no_limit() -> None:
 
 
 @pytest.mark.parametrize("graph", [ComputationGraph(("a",), ()), ComputationGraph(("a", "b"), ())])
-def test_needs_one_source_and_another_sink(graph: ComputationGraph) -> None:
+def test_requires_one_source_and_another_sink(graph: ComputationGraph) -> None:
     with pytest.raises(ValueError, match="one source"):
         build_division_tree(graph)

@@ -35,7 +35,7 @@ def test_reads_vertices_edges_and_ends() -> None:
     assert file.sizes == {0: 5, 1: 2, "out": 0}
 
 
-def test_any_order_and_edges_given_twice() -> None:
+def test_any_order_and_repeated_edges() -> None:
     file = parse_graph(
         {"vertices": vertices(1, 1, 1), "edges": [[1, 2], [2, 0], [1, 2]], "source": 1, "target": 0}
     )
@@ -93,20 +93,20 @@ def test_fractions_are_exact(tmp_path: Path) -> None:
         ({"edges": [[0, 1]], "target": 1}, "vertex 'out' is not reached from the source 0"),
     ],
 )
-def test_each_breach_is_one_line(change: dict[str, Any], message: str) -> None:
+def test_each_violation_is_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphFileError, match=message) as caught:
         parse_graph({**ROW, **change})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ROW)
-def test_a_missing_part_is_named(key: str) -> None:
+def test_missing_keys_are_named(key: str) -> None:
     with pytest.raises(GraphFileError, match=f"no '{key}'"):
         parse_graph({name: part for name, part in ROW.items() if name != key})
 
 
 @pytest.mark.parametrize("document", [[], 3, None, "graph"])
-def test_other_json_is_refused(document: Any) -> None:
+def test_other_json_raises(document: Any) -> None:
     with pytest.raises(GraphFileError, match="holds one JSON object"):
         parse_graph(document)
 
@@ -114,18 +114,18 @@ def test_other_json_is_refused(document: Any) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "not json", "{'vertices': []}", "[" * 100_000, '{"size": ' + "9" * 5000 + "}"]
 )
-def test_what_is_not_json(tmp_path: Path, text: str) -> None:
+def test_invalid_json_raises(tmp_path: Path, text: str) -> None:
     with pytest.raises(GraphFileError, match="is not JSON"):
         read_graph_file(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("size", ["NaN", "Infinity", "-Infinity", "1e999999999", "1e-999999999"])
-def test_numbers_beyond_measure(tmp_path: Path, size: str) -> None:
+def test_extreme_numbers_raise(tmp_path: Path, size: str) -> None:
     with pytest.raises(GraphFileError, match="vertex 0 has the size"):
         read_graph_file(write(tmp_path, json.dumps(ROW).replace('"size": 5', f'"size": {size}')))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_raise(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere.json"):
         with pytest.raises(GraphFileError, match="cannot read the graph"):
             read_graph_file(path)

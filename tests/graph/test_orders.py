@@ -5,8 +5,8 @@ from onnxgc.graph.orders import topological_orders
 from tests.graph.random_graphs import problem_of, random_problem
 
 
-def most_alive_bytes(graph: ComputationGraph, order: tuple[Vertex, ...], sizes: dict[Vertex, int]) -> int:
-    """The most bytes of computed tensors that are still to be read, over all steps."""
+def max_live_bytes(graph: ComputationGraph, order: tuple[Vertex, ...], sizes: dict[Vertex, int]) -> int:
+    """The most live bytes between two vertices of an order."""
     place = {vertex: step for step, vertex in enumerate(order)}
     last = {v: max((place[head] for head in graph.successors(v)), default=place[v]) for v in order}
     return max(sum(sizes[v] for v in order if place[v] <= step < last[v]) for step in range(len(order)))
@@ -34,19 +34,19 @@ def test_a_branch_is_finished_before_the_next_one() -> None:
     assert (0, 1, 3, 5, 2, 4, 6, 7) in topological_orders(problem.graph, problem.size_bytes)
 
 
-def test_some_order_keeps_few_bytes_alive() -> None:
+def test_some_order_keeps_few_bytes_live() -> None:
     # Ten branches, each large at first and small in the end: only depth keeps one of them large.
     edges, sizes = [], [1]
     for branch in range(10):
         edges += [(0, 1 + branch), (1 + branch, 11 + branch), (11 + branch, 21)]
     sizes += [100] * 10 + [1] * 10 + [1]
     problem = problem_of(edges, sizes)
-    alive = [
-        most_alive_bytes(problem.graph, order, dict(enumerate(sizes)))
+    live = [
+        max_live_bytes(problem.graph, order, dict(enumerate(sizes)))
         for order in topological_orders(problem.graph, problem.size_bytes)
     ]
-    assert alive[0] == 1000
-    assert min(alive) < 120
+    assert live[0] == 1000
+    assert min(live) < 120
 
 
 def test_orders_do_not_depend_on_names() -> None:
@@ -65,7 +65,7 @@ def test_orders_do_not_depend_on_names() -> None:
         )
 
 
-def test_long_graphs_are_ordered_at_once() -> None:
+def test_long_graphs() -> None:
     count = 20_000
     problem = problem_of([(v, v + 1) for v in range(count - 1)], [1] * count)
     assert topological_orders(problem.graph, problem.size_bytes) == (problem.graph.vertices,)

@@ -61,8 +61,8 @@ def test_segments_come_after_those_they_depend_on() -> None:
     assert 5 < interleaved < 200
 
 
-def test_late_start_may_still_come_first() -> None:
-    # {1, 4} begins before {2} and yet waits for it, through 3.
+def test_a_segment_with_a_later_start_may_come_first() -> None:
+    # {1, 4} begins before {2} but depends on it through 3.
     graph = ComputationGraph(tuple(range(6)), ((0, 1), (1, 4), (0, 2), (2, 3), (3, 4), (4, 5)))
     assert [segment.interior for segment in segments_between(graph, [0, 3, 5])] == [(2,), (1, 4)]
 
@@ -95,7 +95,7 @@ def test_interleaved_segments_do_not_stall() -> None:
         ([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)], [1], False),
         ([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)], [1, 2], True),
         ([(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)], [3], True),
-        # The source and the target count as kept though they are not named.
+        # The source and the target always count as kept.
         ([(0, 1), (1, 2), (2, 3)], [0, 1, 2, 3], True),
         # Two sources: 0 comes from the virtual source, so {0, 2} and {1} are fed by it alone ...
         ([(0, 2), (1, 2), (2, 3)], [2], True),

@@ -1,4 +1,4 @@
-"""Networks of random blocks, and changes to a model after which it is known which tensors are the same."""
+"""Networks of random blocks, and changes to a model with known correspondences of tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH, CHANNELS, EXTENT, TOKENS = 2, 4, 6, 5
 
 @dataclass
 class Network:
-    """A graph while it is built; weights are parameters of no particular value."""
+    """Builds a graph; weights are parameters with random elements."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
@@ -74,19 +74,19 @@ def _residual(net: Network, x: str) -> str:
 
 
 def _composed(net: Network, x: str) -> str:
-    """With an activation of two operators, the first of which only exists in this spelling."""
+    """An activation of two operators, the first of which exists in this spelling only."""
     y = net.node("Relu", net.node("Conv", x, net.weight(CHANNELS, CHANNELS, 1, 1)))
     limited = net.node("Min", y, net.constant(6))
     return net.node("Add", x, net.node("Conv", limited, net.weight(CHANNELS, CHANNELS, 3, 3), pads=[1] * 4))
 
 
 def _twins(net: Network, x: str) -> str:
-    """Two branches that nothing tells apart."""
+    """Two equal branches."""
     return net.node("Add", _convolution(net, x), _convolution(net, x))
 
 
 def _ordered_twins(net: Network, x: str) -> str:
-    """Two branches that only their order in a subtraction tells apart."""
+    """Two branches that only the order of a subtraction distinguishes."""
     return net.node("Sub", _convolution(net, x), _convolution(net, x))
 
 
@@ -97,8 +97,8 @@ def _concatenated(net: Network, x: str) -> str:
 
 def _shuffled_channels(net: Network, x: str) -> str:
     parts = net.node("Reshape", x, net.ints(BATCH, 2, CHANNELS // 2, EXTENT, EXTENT))
-    turned = net.node("Transpose", parts, perm=[0, 2, 1, 3, 4])
-    return _convolution(net, net.node("Reshape", turned, net.ints(BATCH, CHANNELS, EXTENT, EXTENT)))
+    transposed = net.node("Transpose", parts, perm=[0, 2, 1, 3, 4])
+    return _convolution(net, net.node("Reshape", transposed, net.ints(BATCH, CHANNELS, EXTENT, EXTENT)))
 
 
 def _linear(net: Network, x: str) -> str:
@@ -117,8 +117,8 @@ def _packed_attention(net: Network, x: str) -> str:
     packed = net.node("Add", packed, net.weight(3 * CHANNELS))
     parts = net.node("Reshape", packed, net.ints(BATCH, TOKENS, 3, CHANNELS))
     query, key, value = (
-        net.node("Squeeze", net.node("Gather", parts, net.ints(place), axis=2), net.ints(2))
-        for place in range(3)
+        net.node("Squeeze", net.node("Gather", parts, net.ints(index), axis=2), net.ints(2))
+        for index in range(3)
     )
     scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
     return net.node("Add", x, net.node("MatMul", net.node("Softmax", scores), value))
@@ -149,7 +149,7 @@ TOKEN_BLOCKS: Mapping[str, Block] = {
 
 
 def network(blocks: Sequence[str]) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
-    """A network of these blocks, all of images or all of tokens, and the first and last tensor of each."""
+    """A network of blocks, all of images or all of tokens, and the first and last tensor of each block."""
     net, x, ends = Network(), "x", []
     is_image = blocks[0] in IMAGE_BLOCKS
     known = IMAGE_BLOCKS if is_image else TOKEN_BLOCKS
@@ -165,7 +165,7 @@ def network(blocks: Sequence[str]) -> tuple[onnx.ModelProto, list[tuple[str, str
 
 
 def renamed(model: onnx.ModelProto, draw: random.Random) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """The model with other names for all, its nodes in another order, and how each tensor is called then."""
+    """The model with new names and its nodes in another order, and the new name of each tensor."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
@@ -191,28 +191,28 @@ def renamed(model: onnx.ModelProto, draw: random.Random) -> tuple[onnx.ModelProt
 
 def _reordered(nodes: Iterable[onnx.NodeProto], draw: random.Random) -> list[onnx.NodeProto]:
     waiting = list(nodes)
-    unmade = {output for node in waiting for output in node.output}
+    missing = {output for node in waiting for output in node.output}
     ordered = []
     while waiting:
-        node = draw.choice([node for node in waiting if unmade.isdisjoint(node.input)])
+        node = draw.choice([node for node in waiting if missing.isdisjoint(node.input)])
         waiting.remove(node)
-        unmade -= set(node.output)
+        missing -= set(node.output)
         ordered.append(node)
     return ordered
 
 
 def with_block_twice(model: onnx.ModelProto, start: str, end: str) -> onnx.ModelProto:
-    """The model with a second copy, with weights of its own, of all between two tensors, behind the first."""
+    """The model with a copy of the block between two tensors after it, with separate weights."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    behind, inside = {start}, []
+    dependent, inside = {start}, []
     for node in graph.node:
-        if not behind.isdisjoint(node.input):
-            behind.update(node.output)
+        if not dependent.isdisjoint(node.input):
+            dependent.update(node.output)
     needed = {end}
     for node in reversed(graph.node):
-        if not needed.isdisjoint(node.output) and not behind.isdisjoint(node.output):
+        if not needed.isdisjoint(node.output) and not dependent.isdisjoint(node.output):
             inside.append(node)
             needed.update(name for name in node.input if name != start)
     copied = {output for node in inside for output in node.output}
@@ -250,7 +250,7 @@ def with_block_twice(model: onnx.ModelProto, start: str, end: str) -> onnx.Model
 
 
 def with_activation(model: onnx.ModelProto, tensor: str, op: str) -> onnx.ModelProto:
-    """The model with another operator where a tensor is made."""
+    """The model with another operator as producer of a tensor."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     (node,) = [node for node in result.graph.node if tensor in node.output]
@@ -259,5 +259,5 @@ def with_activation(model: onnx.ModelProto, tensor: str, op: str) -> onnx.ModelP
 
 
 def activations(model: onnx.ModelProto) -> list[str]:
-    """What the operators of a single operand make that can be exchanged for each other."""
+    """The results of activations, which `with_activation` may replace."""
     return [node.output[0] for node in model.graph.node if node.op_type in ("Relu", "Tanh", "Sigmoid")]

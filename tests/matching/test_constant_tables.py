@@ -1,4 +1,4 @@
-"""Constants count by their contents, weights do not."""
+"""Constants are identified by their contents, weights are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRAWN = np.random.default_rng(0).standard_normal((TOKENS, TOKENS)).astype(np.fl
 
 
 def _table(values: np.ndarray, is_trained: bool = False) -> Table | None:
-    """That of what is added to a product."""
+    """The table of a constant that is added to a product."""
     net = Network()
     product = net.node("MatMul", "x", net.weight(TOKENS, TOKENS))
     net.weights.append(onnx.numpy_helper.from_array(values, "table"))
@@ -26,10 +26,10 @@ def _table(values: np.ndarray, is_trained: bool = False) -> Table | None:
     return table_of(read_model(proto, trainable=trained, freeze=frozen), "table")
 
 
-def _seen(values: np.ndarray) -> list[tuple[int, str]]:
+def _contents(values: np.ndarray) -> list[tuple[int, str]]:
     table = _table(values)
     assert table is not None
-    return list(table.seen_from_axes())
+    return list(table.contents_by_axis())
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ def _seen(values: np.ndarray) -> list[tuple[int, str]]:
     ],
     ids=["1e9", "lowest", "of each sample", "of one sample", "of two numbers"],
 )
-def test_one_mask_is_written_in_several_ways(values: np.ndarray) -> None:
-    assert _seen(values) == _seen(_MASK)
+def test_spellings_of_one_mask_have_equal_contents(values: np.ndarray) -> None:
+    assert _contents(values) == _contents(_MASK)
 
 
-def test_an_axis_sees_its_own_contents() -> None:
-    turned = dict(_seen(np.ascontiguousarray(_MASK.T)))
-    assert turned == {1: dict(_seen(_MASK))[2], 2: dict(_seen(_MASK))[1]}
-    assert turned[1] != turned[2]
+def test_each_axis_has_its_own_contents() -> None:
+    transposed = dict(_contents(np.ascontiguousarray(_MASK.T)))
+    assert transposed == {1: dict(_contents(_MASK))[2], 2: dict(_contents(_MASK))[1]}
+    assert transposed[1] != transposed[2]
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_an_axis_sees_its_own_contents() -> None:
     ],
     ids=["many numbers", "each once", "one number", "none"],
 )
-def test_frozen_weights_are_no_tables(values: np.ndarray) -> None:
+def test_frozen_weights_are_not_tables(values: np.ndarray) -> None:
     assert _table(values) is None
 
 
-def test_a_parameter_is_no_table() -> None:
+def test_a_parameter_is_not_a_table() -> None:
     assert _table(np.sign(_DRAWN)) is not None
     assert _table(np.sign(_DRAWN), is_trained=True) is None
 
 
-def test_numbers_stay_in_order_and_those_that_become_one_are_one() -> None:
+def test_mapped_numbers_are_sorted_and_distinct() -> None:
     table = _table(np.sign(_DRAWN))
     assert table is not None
     assert table.mapped(abs).numbers == (1.0,)
-    turned = table.mapped(lambda number: -number)
-    assert turned.numbers == (-1.0, 1.0)
-    assert (turned.codes == 1 - table.codes).all()
+    negated = table.mapped(lambda number: -number)
+    assert negated.numbers == (-1.0, 1.0)
+    assert (negated.codes == 1 - table.codes).all()

@@ -1,4 +1,4 @@
-"""Dimensions are rearranged as arrays are."""
+"""Dimensions are reshaped and transposed as arrays are."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnxgc.matching.normal_form.dimensions import Atom, Dims, extent, merged, p
 
 
 def _elements(dims: Dims, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Which place of each axis every element of a tensor is, in the order of its memory."""
+    """The position of each element along every axis, in memory order."""
     atoms = [atom for dim in dims for atom in dim]
-    places = np.indices([atom.size for atom in atoms] or [1]).reshape(max(len(atoms), 1), -1)
-    found = np.zeros((len(sizes), places.shape[1]), int)
-    for atom, place in zip(atoms, places, strict=False):
-        found[atom.axis] += place * atom.stride
+    positions = np.indices([atom.size for atom in atoms] or [1]).reshape(max(len(atoms), 1), -1)
+    found = np.zeros((len(sizes), positions.shape[1]), int)
+    for atom, position in zip(atoms, positions, strict=False):
+        found[atom.axis] += position * atom.stride
     return [tuple(map(int, column)) for column in found.T]
 
 
@@ -49,20 +49,20 @@ def _factors(size: int) -> list[int]:
     return {1: [], 2: [2], 3: [3], 4: [2, 2], 6: [2, 3]}.get(size) or [size] * (size > 1)
 
 
-def test_a_reshape_back_gives_the_axis_back() -> None:
+def test_a_reverse_reshape_restores_the_axis() -> None:
     split = reshaped((whole(0, 12), whole(1, 5)), (3, 4, 5))
     assert split == ((Atom(0, 3, 4),), (Atom(0, 4, 1),), (Atom(1, 5),))
     assert reshaped(split, (12, 5)) == (whole(0, 12), whole(1, 5))
     assert reshaped((whole(0, 6), whole(1, 4)), (8, 3)) is None
 
 
-def test_shuffled_channels_are_no_plain_axis() -> None:
+def test_shuffled_channels_are_not_a_whole_axis() -> None:
     first, second = Atom(0, 3, 4), Atom(0, 4, 1)
     assert merged((first, second)) == whole(0, 12)
     assert merged((second, first)) == (second, first)
 
 
-def test_dimensions_are_cut_where_either_is() -> None:
+def test_paired_dimensions_are_split_where_either_is() -> None:
     pairs = paired(whole(0, 12), (Atom(1, 3), Atom(2, 4)))
     assert pairs == [(Atom(0, 3, 4), Atom(1, 3)), (Atom(0, 4, 1), Atom(2, 4))]
     assert paired(whole(0, 6), (Atom(1, 4), Atom(2, 3))) is None

@@ -1,4 +1,4 @@
-"""In what files differ without being other networks, and where other networks part."""
+"""Differences between models of one network, and positions at which networks diverge."""
 
 from __future__ import annotations
 
@@ -33,33 +33,35 @@ def _compared(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
     return match(read_model(first), read_model(second))
 
 
-def _told(found: Matching) -> list[tuple[str, str, str]]:
+def _differences(found: Matching) -> list[tuple[str, str, str]]:
     return [(other.what, other.a, other.b) for other in found.differences]
 
 
-def _two_uses(is_shared: bool, is_turned: bool = False) -> onnx.ModelProto:
-    """A product behind each of two activations, maybe with one weight, read as it is or turned twice."""
+def _two_uses(is_shared: bool, is_transposed: bool = False) -> onnx.ModelProto:
+    """Two products, which may share a weight; the second may read it transposed twice."""
 
     def part(net: Network) -> str:
         first = net.weight(CHANNELS, CHANNELS)
         second = first if is_shared else net.weight(CHANNELS, CHANNELS)
         y = net.node("Relu", net.node("MatMul", "x", first))
-        if is_turned:
+        if is_transposed:
             second = net.node("Transpose", net.node("Transpose", second))
         return net.node("Tanh", net.node("MatMul", y, second))
 
     return _tokens(part)
 
 
-def test_weights_that_layers_share_are_told() -> None:
-    """One layer applied twice is another network for who trains it, and the same function otherwise."""
+def test_shared_weights_are_reported() -> None:
+    """A layer that is applied twice trains differently from two layers; the function is the same."""
     found = _compared(_two_uses(is_shared=True), _two_uses(is_shared=False))
     assert found.is_same_network
-    assert _told(found) == [(SHARED_WEIGHTS, "1", "2")]
-    assert not _told(_compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_turned=True)))
+    assert _differences(found) == [(SHARED_WEIGHTS, "1", "2")]
+    assert not _differences(
+        _compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_transposed=True))
+    )
 
 
-def test_one_layer_for_two_alike_is_told() -> None:
+def test_one_layer_in_place_of_two_is_reported() -> None:
     def part(is_shared: bool) -> Callable[[Network], str]:
         def built(net: Network) -> str:
             ones = net.node("MatMul", "x", net.weight(CHANNELS, CHANNELS))
@@ -71,7 +73,7 @@ def test_one_layer_for_two_alike_is_told() -> None:
 
     found = _compared(_tokens(part(True), 2), _tokens(part(False), 2))
     assert found.is_same_network
-    assert _told(found) == [(SHARED_WEIGHTS, "3", "4")]
+    assert _differences(found) == [(SHARED_WEIGHTS, "3", "4")]
 
 
 def _normalized(epsilon: float | None) -> onnx.ModelProto:
@@ -84,19 +86,19 @@ def _normalized(epsilon: float | None) -> onnx.ModelProto:
     return _image(part)
 
 
-def test_normalisations_by_the_batch_are_told() -> None:
+def test_normalisations_by_batch_statistics_are_reported() -> None:
     first, folded, other = (_normalized(epsilon) for epsilon in (1e-5, None, 1e-3))
     found = _compared(first, folded)
     assert found.is_same_network
     assert not found.has_same_biases
-    assert _told(found) == [(BATCH_NORMALISATIONS, "1", "0")]
-    assert _told(_compared(first, other)) == [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.001")]
+    assert _differences(found) == [(BATCH_NORMALISATIONS, "1", "0")]
+    assert _differences(_compared(first, other)) == [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.001")]
     frozen = match(read_model(first, freeze_bn=True), read_model(folded, freeze_bn=True))
     assert not frozen.differences
     assert frozen.has_same_biases
 
 
-def test_inputs_of_other_sizes_are_told() -> None:
+def test_inputs_of_different_sizes_are_reported() -> None:
     small, large = (
         Network().model("x", (BATCH, CHANNELS, extent, extent), (BATCH, CHANNELS, extent, extent))
         for extent in (4, 6)
@@ -110,11 +112,11 @@ def test_inputs_of_other_sizes_are_told() -> None:
         model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ()))
     found = _compared(small, large)
     assert not found.is_same_network
-    assert _told(found) == [("inputs", "'x' 2x4x4x4", "'x' 2x4x6x6")]
+    assert _differences(found) == [("inputs", "'x' 2x4x4x4", "'x' 2x4x6x6")]
 
 
-def test_what_one_operator_hides_is_not_ambiguous() -> None:
-    def written_out(net: Network) -> str:
+def test_a_tensor_inside_an_operator_of_the_other_model_is_not_ambiguous() -> None:
+    def decomposed(net: Network) -> str:
         y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
         limited = net.node("Clip", net.node("Add", y, net.constant(3)), net.constant(0), net.constant(6))
         return net.node("Mul", y, net.node("Div", limited, net.constant(6)))
@@ -122,13 +124,13 @@ def test_what_one_operator_hides_is_not_ambiguous() -> None:
     def whole(net: Network) -> str:
         return net.node("HardSwish", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
 
-    found = _compared(_image(written_out), _image(whole))
+    found = _compared(_image(decomposed), _image(whole))
     assert found.is_same_network
     assert {unmatched.reason for unmatched in found.unmatched_a} == {Reason.ONE_SIDE}
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_layer_that_differs_is_named_with_its_sizes(stride: int) -> None:
+def test_a_different_layer_is_reported_with_its_sizes(stride: int) -> None:
     def part(strides: list[int], kernel: int) -> Callable[[Network], str]:
         def built(net: Network) -> str:
             y = net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
@@ -145,7 +147,7 @@ def test_a_layer_that_differs_is_named_with_its_sizes(stride: int) -> None:
     )
 
 
-def test_the_added_loss_is_no_place_where_files_part() -> None:
+def test_networks_do_not_diverge_at_an_added_loss() -> None:
     def part(net: Network) -> str:
         return net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
 
@@ -155,7 +157,7 @@ def test_the_added_loss_is_no_place_where_files_part() -> None:
     assert not found.last_from_outputs
 
 
-def test_a_packed_projection_is_read_in_parts() -> None:
+def test_a_packed_projection_without_counterpart_is_read_in_parts() -> None:
     def packed(net: Network) -> str:
         both = net.node("MatMul", "x", net.weight(CHANNELS, 2 * CHANNELS))
         value, gate = (
@@ -164,7 +166,7 @@ def test_a_packed_projection_is_read_in_parts() -> None:
         )
         return net.node("Mul", value, net.node("Sigmoid", gate))
 
-    def cut_before(net: Network) -> str:
+    def sliced_weight(net: Network) -> str:
         weight = net.weight(CHANNELS, 2 * CHANNELS)
         value, gate = (
             net.node("MatMul", "x", net.node("Slice", weight, net.ints(start), net.ints(end), net.ints(1)))
@@ -172,7 +174,7 @@ def test_a_packed_projection_is_read_in_parts() -> None:
         )
         return net.node("Mul", value, net.node("Sigmoid", gate))
 
-    found = _compared(_tokens(packed), _tokens(cut_before))
+    found = _compared(_tokens(packed), _tokens(sliced_weight))
     assert found.is_same_network
     assert not found.differences
     (whole,) = found.unmatched_a
@@ -180,7 +182,7 @@ def test_a_packed_projection_is_read_in_parts() -> None:
 
 
 def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
-    """A convolution and a normalisation over groups of its channels of each sample, of which there is one."""
+    """A convolution and a group normalisation of one sample."""
 
     def part(net: Network) -> str:
         y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
@@ -192,7 +194,7 @@ def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
     return _image(part, batch=1)
 
 
-def test_normalisations_of_one_sample_are_told_from_biases_and_from_each_other() -> None:
+def test_normalisations_of_samples_are_distinguished_from_biases_and_from_each_other() -> None:
     def biased(net: Network) -> str:
         return net.node(
             "Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1), net.weight(CHANNELS))
@@ -209,8 +211,8 @@ def test_normalisations_of_one_sample_are_told_from_biases_and_from_each_other()
     assert _compared(each, _by_groups(CHANNELS, 1e-5)).is_same_network
 
 
-def test_normalisations_by_the_batch_are_told_where_they_are_written_out() -> None:
-    def written(epsilon: float) -> onnx.ModelProto:
+def test_decomposed_normalisations_by_batch_statistics_are_reported() -> None:
+    def decomposed(epsilon: float) -> onnx.ModelProto:
         def part(net: Network) -> str:
             y = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
             centred = net.node("Sub", y, net.node("ReduceMean", y, net.ints(0, 2, 3)))
@@ -221,11 +223,11 @@ def test_normalisations_by_the_batch_are_told_where_they_are_written_out() -> No
 
         return _image(part)
 
-    for other, told in (
+    for other, expected in (
         (_normalized(1e-5), []),
         (_normalized(None), [(BATCH_NORMALISATIONS, "1", "0")]),
-        (written(0.125), [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.125")]),
+        (decomposed(0.125), [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.125")]),
     ):
-        found = _compared(written(1e-5), other)
+        found = _compared(decomposed(1e-5), other)
         assert found.is_same_network
-        assert _told(found) == told
+        assert _differences(found) == expected

@@ -1,4 +1,4 @@
-"""What is said of two models: pairs, what has none and why, where networks part, and what costs more."""
+"""Results of matching: pairs, reasons for unmatched tensors, points of divergence, and extra tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _details(found: Matching) -> dict[str, tuple[Reason, str]]:
     return {item.tensor: (item.reason, item.detail) for item in (*found.unmatched_a, *found.unmatched_b)}
 
 
-def test_twins_are_ambiguous_and_what_reads_both_is_not() -> None:
+def test_equal_branches_are_ambiguous_and_their_sum_is_not() -> None:
     model, ends = network(["twins"])
     found = _compared(model, model)
     assert found.is_same_network
@@ -40,32 +40,32 @@ def test_twins_are_ambiguous_and_what_reads_both_is_not() -> None:
 
 
 @pytest.mark.parametrize("blocks", [["ordered twins"], ["attention"], ["shuffled channels", "concatenated"]])
-def test_order_and_later_use_tell_branches_apart(blocks: list[str]) -> None:
+def test_order_and_later_use_distinguish_branches(blocks: list[str]) -> None:
     model, _ = network(blocks)
     found = _compared(model, model)
     assert found.unmatched_a == ()
     assert all(pair.a == pair.b for pair in found.pairs)
 
 
-def test_a_folded_normalisation_leaves_the_tensor_before_it_without_counterpart() -> None:
-    folded, apart = Network(), Network()
+def test_the_tensor_before_a_normalisation_has_no_counterpart_where_that_is_folded() -> None:
+    folded, separate = Network(), Network()
     y = folded.node("Conv", "x", folded.weight(CHANNELS, CHANNELS, 1, 1), folded.weight(CHANNELS))
-    z = apart.node("Conv", "x", apart.weight(CHANNELS, CHANNELS, 1, 1))
-    statistics = [apart.weight(CHANNELS) for _ in range(4)]
-    normal = apart.node("BatchNormalization", z, *statistics)
+    z = separate.node("Conv", "x", separate.weight(CHANNELS, CHANNELS, 1, 1))
+    statistics = [separate.weight(CHANNELS) for _ in range(4)]
+    normal = separate.node("BatchNormalization", z, *statistics)
     first = _ended(folded, folded.node("Relu", y))
-    second = _ended(apart, apart.node("Relu", normal))
+    second = _ended(separate, separate.node("Relu", normal))
     found = _compared(first, second, freeze_bn=True)
     assert found.is_same_network
     assert found.of_b[normal] == y
     assert _details(found) == {
-        z: (Reason.ONE_SIDE, "inside of a layer: a bias or a normalisation follows"),
+        z: (Reason.ONE_SIDE, "inside a layer: a bias or a normalisation follows"),
     }
     size = 4 * 2 * CHANNELS * EXTENT * EXTENT
-    assert found.extras == (Extra("inside of layers", 0, 1, 0, size),)
+    assert found.extras == (Extra("inside layers", 0, 1, 0, size),)
 
 
-def test_a_bias_in_one_model_only_is_told() -> None:
+def test_a_bias_in_one_model_only_is_reported() -> None:
     without, with_bias = Network(), Network()
     y = without.node("Conv", "x", without.weight(CHANNELS, CHANNELS, 1, 1))
     weights = with_bias.weight(CHANNELS, CHANNELS, 1, 1), with_bias.weight(CHANNELS)
@@ -79,17 +79,17 @@ def test_a_bias_in_one_model_only_is_told() -> None:
     assert y not in elu.of_a
 
 
-def test_networks_part_at_the_operator_that_differs() -> None:
+def test_networks_diverge_at_a_different_operator() -> None:
     first, second = Network(), Network()
     ends = []
     for net, op in ((first, "Relu"), (second, "Elu")):
         before = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
-        behind = net.node("Conv", net.node(op, before), net.weight(CHANNELS, CHANNELS, 3, 3))
-        ends.append((before, behind))
+        after = net.node("Conv", net.node(op, before), net.weight(CHANNELS, CHANNELS, 3, 3))
+        ends.append((before, after))
     found = _compared(
         *(
-            _ended(net, net.node("Sigmoid", behind))
-            for net, (_, behind) in zip((first, second), ends, strict=True)
+            _ended(net, net.node("Sigmoid", after))
+            for net, (_, after) in zip((first, second), ends, strict=True)
         )
     )
     assert not found.is_same_network
@@ -103,7 +103,7 @@ def test_networks_part_at_the_operator_that_differs() -> None:
 
 
 def _blocks(activation: Callable[[Network, str], str], count: int) -> tuple[onnx.ModelProto, list[str]]:
-    """Residual blocks of two convolutions with an activation between, and what all of them end in."""
+    """Residual blocks of two convolutions with an activation between them, and tensors of each block."""
     net, x, ends = Network(), "x", []
     for _ in range(count):
         y = net.node("Conv", x, net.weight(CHANNELS, CHANNELS, 1, 1))
@@ -122,7 +122,7 @@ def _tanh_of_sigmoid(net: Network, x: str) -> str:
     return net.node("Sub", net.node("Mul", gate, net.constant(2)), net.constant(1))
 
 
-def test_another_spelling_in_each_block_is_known_by_its_values() -> None:
+def test_a_spelling_in_each_block_is_identified_by_its_values() -> None:
     first, ends = _blocks(_tanh, 4)
     second, others = _blocks(_tanh_of_sigmoid, 4)
     found = _compared(first, second)
@@ -130,12 +130,12 @@ def test_another_spelling_in_each_block_is_known_by_its_values() -> None:
     assert [found.of_a.get(tensor) for tensor in ends] == others
     assert all(pair.is_same_function for pair in found.pairs)
     longer, _ = _blocks(_tanh_of_sigmoid, 5)
-    doubts = _compared(first, longer)
-    assert not doubts.is_same_network
-    assert doubts.of_a.keys().isdisjoint(ends[2:-1])
+    ambiguous = _compared(first, longer)
+    assert not ambiguous.is_same_network
+    assert ambiguous.of_a.keys().isdisjoint(ends[2:-1])
 
 
-def test_what_is_another_function_in_each_block_is_named_and_not_matched() -> None:
+def test_a_different_function_in_each_block_is_reported_and_not_matched() -> None:
     first, ends = _blocks(_tanh, 4)
     second, _ = _blocks(lambda net, x: net.node("Mul", x, net.node("Sigmoid", x)), 4)
     found = _compared(first, second)
@@ -155,7 +155,7 @@ def _attention(net: Network, parts: Sequence[str], mask: str = "", axis: int = -
     return net.model(head, (BATCH, TOKENS, CHANNELS), (BATCH, 3))
 
 
-def test_queries_and_keys_are_told_apart_behind_a_mask_of_both() -> None:
+def test_a_symmetric_mask_does_not_confuse_queries_and_keys() -> None:
     net = Network()
     flags = net.node("ReduceMean", "x", net.ints(2), keepdims=0)
     mask = net.node(
@@ -169,12 +169,12 @@ def test_queries_and_keys_are_told_apart_behind_a_mask_of_both() -> None:
     assert {found.of_a[part] for part in parts} == set(parts)
 
 
-def test_packed_projections_are_named_where_what_follows_them_differs() -> None:
+def test_packed_projections_are_reported_before_a_difference() -> None:
     sides = []
     for axis in (-1, 1):
         net = Network()
         packed = net.node("MatMul", "x", net.weight(CHANNELS, 3 * CHANNELS))
-        ranges = [net.ints(*range(place * CHANNELS, (place + 1) * CHANNELS)) for place in range(3)]
+        ranges = [net.ints(*range(index * CHANNELS, (index + 1) * CHANNELS)) for index in range(3)]
         parts = [net.node("Gather", packed, chosen, axis=2) for chosen in ranges]
         sides.append(_attention(net, parts, axis=axis))
     found = _compared(*sides)
@@ -183,20 +183,20 @@ def test_packed_projections_are_named_where_what_follows_them_differs() -> None:
     assert first[:2] == second[:2] == (f"MatMul {CHANNELS} to {3 * CHANNELS}", "Gather")
 
 
-def test_a_packed_layer_is_not_a_layer_of_its_size() -> None:
-    packed, apart = Network(), Network()
+def test_a_packed_layer_differs_from_a_layer_of_its_size() -> None:
+    packed, separate = Network(), Network()
     both = packed.node("MatMul", "x", packed.weight(CHANNELS, 3 * CHANNELS))
-    ranges = [packed.ints(*range(place * CHANNELS, (place + 1) * CHANNELS)) for place in range(3)]
+    ranges = [packed.ints(*range(index * CHANNELS, (index + 1) * CHANNELS)) for index in range(3)]
     first = _attention(packed, [packed.node("Gather", both, chosen, axis=2) for chosen in ranges])
-    parts = [apart.node("MatMul", "x", apart.weight(CHANNELS, CHANNELS)) for _ in range(3)]
-    large = apart.node("Relu", apart.node("MatMul", "x", apart.weight(CHANNELS, 3 * CHANNELS)))
-    parts[0] = apart.node("Add", parts[0], apart.node("ReduceMean", large, apart.ints(2)))
-    assert both not in _compared(first, _attention(apart, parts)).of_a
+    parts = [separate.node("MatMul", "x", separate.weight(CHANNELS, CHANNELS)) for _ in range(3)]
+    large = separate.node("Relu", separate.node("MatMul", "x", separate.weight(CHANNELS, 3 * CHANNELS)))
+    parts[0] = separate.node("Add", parts[0], separate.node("ReduceMean", large, separate.ints(2)))
+    assert both not in _compared(first, _attention(separate, parts)).of_a
 
 
-def _with_mean_of(made: Callable[[Network], str]) -> tuple[onnx.ModelProto, str]:
+def _with_mean_of(part: Callable[[Network], str]) -> tuple[onnx.ModelProto, str]:
     net = Network()
-    tensor = made(net)
+    tensor = part(net)
     spread = net.node("Reshape", tensor, net.ints(BATCH, -1))
     mean = net.node("ReduceMean", spread, net.ints(1), keepdims=1)
     head = net.node("MatMul", mean, net.weight(1, 3))
@@ -219,7 +219,7 @@ def _of_all_samples(net: Network) -> str:
     ],
     ids=["products of each sample and of all", "three tokens and two"],
 )
-def test_what_has_other_elements_is_another_value(
+def test_a_tensor_with_different_elements_is_a_different_value(
     one: Callable[[Network], str], other: Callable[[Network], str]
 ) -> None:
     (first, tensor), (second, _) = _with_mean_of(one), _with_mean_of(other)
@@ -241,7 +241,7 @@ def test_multiples_are_matched_with_their_factor() -> None:
     assert found.of_a[y]
 
 
-def test_equal_tensors_are_told_apart_by_what_reads_them() -> None:
+def test_uses_distinguish_equal_tensors() -> None:
     net = Network()
     first, second = net.node("Relu", "x"), net.node("Relu", "x")
     y = net.node("Conv", first, net.weight(CHANNELS, CHANNELS, 1, 1))
@@ -252,23 +252,23 @@ def test_equal_tensors_are_told_apart_by_what_reads_them() -> None:
     assert found.of_a[second] == second
 
 
-def test_equal_tensors_that_are_read_alike_are_ambiguous() -> None:
+def test_equal_tensors_with_equal_uses_are_ambiguous() -> None:
     net = Network()
     relus = [net.node("Relu", "x") for _ in range(2)]
     y, z = (net.node("Conv", relu, net.weight(CHANNELS, CHANNELS, 1, 1)) for relu in relus)
     model = _ended(net, net.node("Add", y, z))
-    doubts = _details(_compared(model, model))
-    assert all(doubts[name][0] is Reason.AMBIGUOUS for name in (*relus, y, z))
+    details = _details(_compared(model, model))
+    assert all(details[name][0] is Reason.AMBIGUOUS for name in (*relus, y, z))
 
 
-def test_another_batch_is_refused_with_what_to_do() -> None:
+def test_another_batch_is_rejected_with_a_remedy() -> None:
     model, _ = network(["convolution"])
     other = read_model(model, input_shapes={"x": (3, *_IMAGE[1:])})
     with pytest.raises(ShapeError, match=r"batches of 2 and 3.*--input-shapes"):
         match(read_model(model), other)
 
 
-def test_an_index_that_may_count_from_the_end_is_the_index() -> None:
+def test_a_wrapped_index_is_the_index() -> None:
     numbers = "<int64 zero = {0}, int64 rows = {9}>"
     inputs = "(int64[2] i, float[9, 3] w) => (float[2, 3] y)"
     plain = text_model(f"{inputs} {{ y = Gather<axis = 0>(w, i) }}")
@@ -282,7 +282,7 @@ def test_an_index_that_may_count_from_the_end_is_the_index() -> None:
     assert found.of_b["j"] == "i"
 
 
-def test_two_random_draws_are_two_values() -> None:
+def test_random_draws_are_separate_values() -> None:
     net = Network()
     noises = [net.node("RandomNormalLike", "x") for _ in range(2)]
     sums = [net.node("Mul", "x", noise) for noise in noises]
@@ -293,7 +293,7 @@ def test_two_random_draws_are_two_values() -> None:
     assert found.of_a[y] == y
 
 
-def test_two_normalisations_in_a_row_are_two() -> None:
+def test_consecutive_normalisations_are_separate_layers() -> None:
     one, two = Network(), Network()
     ends = []
     for net, count in ((one, 1), (two, 2)):
@@ -305,15 +305,15 @@ def test_two_normalisations_in_a_row_are_two() -> None:
 
 
 def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
-    """Two branches alike, each with a gate that is made of itself or of the other; and the gated sum."""
+    """Pairs of equal branches, each with a gate from itself or from the other; and the gated sum."""
     net = Network()
     ends = [
         net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
         for _ in range(2 * tails)
     ]
     gated = []
-    for place, end in enumerate(ends):
-        source = ends[place ^ 1] if is_crossed else end
+    for index, end in enumerate(ends):
+        source = ends[index ^ 1] if is_crossed else end
         gate = net.node("Sigmoid", net.node("Conv", source, net.weight(CHANNELS, CHANNELS, 1, 1)))
         gated.append(net.node("Mul", end, gate))
     whole = net.node("Sum", *gated)
@@ -321,7 +321,7 @@ def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
 
 
 @pytest.mark.parametrize("tails", [1, 20])
-def test_branches_alike_that_cross_are_another_network(tails: int) -> None:
+def test_crossed_equal_branches_are_a_different_network(tails: int) -> None:
     own, crossed = _crossed(False, tails)[0], _crossed(True, tails)[0]
     assert not _compared(own, crossed).is_same_network
     for model in (own, crossed):
@@ -330,12 +330,14 @@ def test_branches_alike_that_cross_are_another_network(tails: int) -> None:
         assert {item.reason for item in found.unmatched_a} == {Reason.AMBIGUOUS}
 
 
-def test_skips_to_the_other_branch_are_another_network() -> None:
-    def skipped(places: Sequence[int]) -> onnx.ModelProto:
+def test_skips_to_other_branches_are_a_different_network() -> None:
+    def skipped(sources: Sequence[int]) -> onnx.ModelProto:
         net = Network()
-        ends = [net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))) for _ in places]
+        ends = [
+            net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))) for _ in sources
+        ]
         twice = [net.node("Conv", end, net.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
-        sums = [net.node("Tanh", net.node("Add", ends[p], y)) for p, y in zip(places, twice, strict=True)]
+        sums = [net.node("Tanh", net.node("Add", ends[s], y)) for s, y in zip(sources, twice, strict=True)]
         return _ended(net, net.node("Sum", *sums))
 
     assert _compared(skipped([0, 1, 2]), skipped([0, 1, 2])).is_same_network
@@ -344,9 +346,9 @@ def test_skips_to_the_other_branch_are_another_network() -> None:
     assert not _compared(skipped([1, 0, 2]), skipped([1, 2, 0])).is_same_network
 
 
-def test_long_rows_of_blocks_are_matched() -> None:
+def test_deep_networks_are_matched_in_bounded_time() -> None:
     net, y = Network(), "x"
-    for _ in range(400):
+    for _ in range(260):
         branch = net.node("Relu", net.node("MatMul", y, net.weight(CHANNELS, CHANNELS)))
         y = net.node("Add", y, net.node("Add", branch, net.weight(CHANNELS)))
     model = net.model(
@@ -354,29 +356,29 @@ def test_long_rows_of_blocks_are_matched() -> None:
     )
     started = time.process_time()
     assert not _compared(model, model).unmatched_a
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 7
 
 
-def test_long_rows_of_transposes_are_matched() -> None:
-    turned = Network()
-    ends = [turned.node("Relu", "x"), turned.node("Relu", "x")]
+def test_many_consecutive_transposes_are_matched() -> None:
+    transposed = Network()
+    ends = [transposed.node("Relu", "x"), transposed.node("Relu", "x")]
     for _ in range(1100):
-        ends[0] = turned.node("Transpose", ends[0], perm=[0, 1, 3, 2])
-    ends = [turned.node("Conv", end, turned.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
-    model = _ended(turned, turned.node("Add", *ends))
+        ends[0] = transposed.node("Transpose", ends[0], perm=[0, 1, 3, 2])
+    ends = [transposed.node("Conv", end, transposed.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
+    model = _ended(transposed, transposed.node("Add", *ends))
     assert _compared(model, model).is_same_network
 
 
-def test_what_is_made_of_crossed_branches_is_no_pair() -> None:
+def test_the_sum_of_crossed_branches_is_not_a_pair() -> None:
     (own, whole), (crossed, _) = _crossed(False), _crossed(True)
     found = _compared(own, crossed)
-    told = {pair.a: pair.is_same_function for pair in found.pairs}
-    assert told["x"]
-    assert not told.get(whole, False)
+    is_same_function = {pair.a: pair.is_same_function for pair in found.pairs}
+    assert is_same_function["x"]
+    assert not is_same_function.get(whole, False)
     assert all(pair.is_same_function for pair in _compared(crossed, crossed).pairs)
 
 
-def test_branches_cross_between_the_inputs_and_the_outputs() -> None:
+def test_crossed_branches_diverge_between_the_inputs_and_the_outputs() -> None:
     found = _compared(_crossed(False)[0], _crossed(True)[0])
     assert found.last_from_inputs
     assert found.last_from_outputs

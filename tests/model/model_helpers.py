@@ -1,4 +1,4 @@
-"""Light models, models in text form, and runs on ONNX Runtime for the tests of reading."""
+"""Light models, models in text form, and runs on ONNX Runtime, for tests of reading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def light_path(name: str) -> Path:
 
 
 def image_input(path: Path) -> str:
-    """The one input of a light model that is no initializer."""
+    """The one input of a light model that is not an initializer."""
     graph = onnx.load(path).graph
     initial = {tensor.name for tensor in graph.initializer}
     (name,) = [value.name for value in graph.input if value.name not in initial]
@@ -35,7 +35,7 @@ def text_model(body: str, *, opset: int = 18, ir_version: int = 8, domains: str 
 
 
 def with_weights(model: onnx.ModelProto, **values: Array) -> onnx.ModelProto:
-    """The model with float32 initializers; integer arrays stay as they are."""
+    """The model with these initializers; float64 arrays become float32."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for name, value in values.items():
@@ -60,7 +60,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], *outputs: str) -> list[
         model.SerializeToString(),
         options,
         ["CPUExecutionProvider"],
-        # It removes a Dropout whose mask nobody reads, even with training_mode on.
+        # It removes a Dropout with an unread mask, even in training mode.
         disabled_optimizers=["EliminateDropout"],
     )
     return list(session.run(list(outputs) or None, feeds))
@@ -76,7 +76,7 @@ def run_read(
 
 
 def with_values(model: onnx.ModelProto, values: dict[str, Array]) -> onnx.ModelProto:
-    """A light model with the given values for its weights, ConstantOfShape nodes or initializers."""
+    """A light model with these values for its weights, which are initializers or ConstantOfShape nodes."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     kept = [node for node in model.graph.node if node.output[0] not in values]
@@ -94,7 +94,7 @@ def with_values(model: onnx.ModelProto, values: dict[str, Array]) -> onnx.ModelP
 
 
 def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A light model for another batch, changed by hand: inputs, outputs and literal shapes."""
+    """A light model for another batch: inputs, outputs and literal shapes are changed here, independently."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for value in (*copy.graph.input, *copy.graph.output):
@@ -110,10 +110,10 @@ def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def with_instance_norm(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The model with each BatchNormalization as an InstanceNormalization over all samples at once.
+    """The model with each BatchNormalization as an InstanceNormalization over all samples.
 
-    A second, independent way to normalise by the batch: [N, C, H, W] becomes [1, C, N H W].
-    `shapes` holds the shape of each BatchNormalization's input.
+    An independent reference for batch statistics: [N, C, H, W] becomes [1, C, N H W].
+    `shapes` contains the shape of each BatchNormalization's input.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's fused operators become standard ones: results as the runtime's, gradients as torch's."""
+"""Lowering of contrib operators: results against ONNX Runtime, gradients against torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Formula = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
-class Fused:
+class ContribCase:
     """Nodes that compute y from the input x and weights; `formula` is y in torch."""
 
     name: str
@@ -72,7 +72,7 @@ def _heads(x: Tensor, heads: int) -> Tensor:
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def _attended(
+def _attention_formula(
     operands: Iterable[Tensor], heads: int, bias: Tensor | float = 0.0, scale: float = 0.0
 ) -> Tensor:
     q, k, v = (_heads(part, heads) for part in operands)
@@ -84,7 +84,7 @@ def _qkv(o: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     return (o["x"] @ o["w"] + o["b"]).chunk(3, -1)
 
 
-_PROJECTED = "u = MatMul(x, w)  "
+_PROJECTION = "u = MatMul(x, w)  "
 _W = {"w": (6, 6)}
 _MASK = np.asarray([[1, 1, 0, 1], [1, 0, 0, 1]], np.int32)
 _CAUSAL = torch.triu(torch.full((4, 4), -10000.0), 1)
@@ -104,75 +104,77 @@ def _conv(o: Mapping[str, Tensor], **settings: int) -> Tensor:
     return F.conv2d(o["x"], o["w"], o.get("b"), **settings)
 
 
-def _turned_matmul(turn_a: int, batch_a: int, turn_b: int, batch_b: int) -> Fused:
-    """x: [2, 4, 6] and w in the shapes that make x' w' fit, with its own transpositions."""
+def _transposed_matmul(trans_a: int, batch_a: int, trans_b: int, batch_b: int) -> ContribCase:
+    """x: [2, 4, 6], and w in the shape for which x' w' is defined; ' transposes as the flags say."""
 
-    def turned(t: Tensor, is_turned: int, is_batch_turned: int) -> Tensor:
-        t = t.movedim(0, -2) if is_batch_turned else t
-        return t.transpose(-1, -2) if is_turned else t
+    def transposed(t: Tensor, is_transposed: int, moves_batch: int) -> Tensor:
+        t = t.movedim(0, -2) if moves_batch else t
+        return t.transpose(-1, -2) if is_transposed else t
 
-    left = turned(torch.zeros(2, 4, 6), turn_a, batch_a).shape
+    left = transposed(torch.zeros(2, 4, 6), trans_a, batch_a).shape
     inner = (left[0], left[-1], 5)
-    shape = turned(torch.zeros(inner), turn_b, 0).shape
+    shape = transposed(torch.zeros(inner), trans_b, 0).shape
     shape = torch.zeros(shape).movedim(-2, 0).shape if batch_b else shape
-    attributes = f"alpha=0.5, transA={turn_a}, transBatchA={batch_a}, transB={turn_b}, transBatchB={batch_b}"
-    return Fused(
-        f"FusedMatMul {turn_a}{batch_a}{turn_b}{batch_b}",
+    attributes = (
+        f"alpha=0.5, transA={trans_a}, transBatchA={batch_a}, transB={trans_b}, transBatchB={batch_b}"
+    )
+    return ContribCase(
+        f"FusedMatMul {trans_a}{batch_a}{trans_b}{batch_b}",
         f"y = ms.FusedMatMul<{attributes}>(x, w)",
         (2, 4, 6),
         {"w": tuple(shape)},
-        lambda o: 0.5 * turned(o["x"], turn_a, batch_a) @ turned(o["w"], turn_b, batch_b),
+        lambda o: 0.5 * transposed(o["x"], trans_a, batch_a) @ transposed(o["w"], trans_b, batch_b),
     )
 
 
 _SEQUENCE = (2, 4, 6)
 CASES = [
-    Fused(
+    ContribCase(
         "NhwcConv",
         "y = ms.NhwcConv<strides=[2,1], pads=[1,0,1,0], kernel_shape=[3,3]>(x, w, b)",
         (2, 5, 6, 4),
         {"w": (3, 4, 3, 3), "b": (3,)},
         lambda o: F.conv2d(o["x"].movedim(-1, 1), o["w"], o["b"], (2, 1), (1, 0)).movedim(1, -1),
     ),
-    Fused("Gelu", _PROJECTED + "y = ms.Gelu(u)", _SEQUENCE, _W, lambda o: F.gelu(o["x"] @ o["w"])),
-    Fused(
+    ContribCase("Gelu", _PROJECTION + "y = ms.Gelu(u)", _SEQUENCE, _W, lambda o: F.gelu(o["x"] @ o["w"])),
+    ContribCase(
         "BiasGelu",
-        _PROJECTED + "y = ms.BiasGelu(u, b)",
+        _PROJECTION + "y = ms.BiasGelu(u, b)",
         _SEQUENCE,
         {**_W, "b": (6,)},
         lambda o: F.gelu(o["x"] @ o["w"] + o["b"]),
     ),
-    Fused(
+    ContribCase(
         "FastGelu",
-        _PROJECTED + "y = ms.FastGelu(u)",
+        _PROJECTION + "y = ms.FastGelu(u)",
         _SEQUENCE,
         _W,
         lambda o: F.gelu(o["x"] @ o["w"], approximate="tanh"),
     ),
-    Fused(
+    ContribCase(
         "FastGelu with bias",
-        _PROJECTED + "y = ms.FastGelu(u, b)",
+        _PROJECTION + "y = ms.FastGelu(u, b)",
         _SEQUENCE,
         {**_W, "b": (6,)},
         lambda o: F.gelu(o["x"] @ o["w"] + o["b"], approximate="tanh"),
     ),
-    Fused(
+    ContribCase(
         "QuickGelu",
-        _PROJECTED + "y = ms.QuickGelu(u)",
+        _PROJECTION + "y = ms.QuickGelu(u)",
         _SEQUENCE,
         _W,
         _quick_gelu,
     ),
-    Fused(
+    ContribCase(
         "QuickGelu as SiLU",
-        _PROJECTED + "y = ms.QuickGelu<alpha=1.0>(u)",
+        _PROJECTION + "y = ms.QuickGelu<alpha=1.0>(u)",
         _SEQUENCE,
         _W,
         lambda o: F.silu(o["x"] @ o["w"]),
     ),
     *(
-        _turned_matmul(*turns)
-        for turns in [
+        _transposed_matmul(*flags)
+        for flags in [
             (0, 0, 0, 0),
             (1, 0, 0, 0),
             (0, 0, 1, 0),
@@ -182,49 +184,49 @@ CASES = [
             (1, 1, 1, 1),
         ]
     ),
-    Fused(
+    ContribCase(
         "TransposeMatMul",
         "y = ms.TransposeMatMul<transB=1>(x, w)",
         _SEQUENCE,
         {"w": (5, 6)},
         lambda o: o["x"] @ o["w"].T,
     ),
-    Fused(
+    ContribCase(
         "FusedGemm",
         'y = ms.FusedGemm<transB=1, alpha=0.5, activation="Tanh">(x, w, b)',
         (4, 6),
         {"w": (5, 6), "b": (5,)},
         lambda o: torch.tanh(0.5 * o["x"] @ o["w"].T + o["b"]),
     ),
-    Fused(
+    ContribCase(
         "FusedGemm leaky",
         'y = ms.FusedGemm<activation="LeakyRelu", activation_alpha=0.2>(x, w)',
         (4, 6),
         {"w": (6, 5)},
         lambda o: F.leaky_relu(o["x"] @ o["w"], 0.2),
     ),
-    Fused(
+    ContribCase(
         "FusedConv",
         'y = ms.FusedConv<activation="Relu", kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x, w, b)',
         (2, 4, 5, 5),
         {"w": (3, 4, 3, 3), "b": (3,)},
         lambda o: torch.relu(_conv(o, stride=2, padding=1)),
     ),
-    Fused(
+    ContribCase(
         "FusedConv with sum",
         'u = Conv(x, v) y = ms.FusedConv<activation="Relu">(x, w, b, u)',
         (2, 4, 5, 5),
         {"w": (3, 4, 1, 1), "b": (3,), "v": (3, 4, 1, 1)},
         lambda o: torch.relu(_conv(o) + F.conv2d(o["x"], o["v"])),
     ),
-    Fused(
+    ContribCase(
         "FusedConv clipped",
         'y = ms.FusedConv<activation="Clip", activation_params=[-0.5, 1.0]>(x, w)',
         (2, 4, 5, 5),
         {"w": (3, 4, 3, 3)},
         lambda o: torch.clamp(_conv(o), -0.5, 1.0),
     ),
-    Fused(
+    ContribCase(
         "FusedConv clipped",
         'y = ms.FusedConv<activation="Clip", activation_params=[-0.5, 1.0]>(x, w)',
         (2, 4, 5, 5),
@@ -232,14 +234,14 @@ CASES = [
         lambda o: torch.clamp(_conv(o), -0.5, 1.0),
         opset=10,
     ),
-    Fused(
+    ContribCase(
         "FusedConv leaky",
         'y = ms.FusedConv<activation="LeakyRelu", activation_params=[0.1]>(x, w)',
         (2, 4, 5, 5),
         {"w": (3, 4, 3, 3)},
         lambda o: F.leaky_relu(_conv(o), 0.1),
     ),
-    Fused(
+    ContribCase(
         "FusedConv hard",
         'y = ms.FusedConv<activation="HardSigmoid", activation_params=[0.3, 0.4], group=2>(x, w)',
         (2, 4, 5, 5),
@@ -250,17 +252,17 @@ CASES = [
         entry
         for opset in (11, 17, 18, 21)
         for entry in (
-            Fused(
+            ContribCase(
                 "SkipLayerNormalization",
-                _PROJECTED + "y = ms.SkipLayerNormalization<epsilon=0.01>(u, x, g, b)",
+                _PROJECTION + "y = ms.SkipLayerNormalization<epsilon=0.01>(u, x, g, b)",
                 _SEQUENCE,
                 {**_W, "g": (6,), "b": (6,)},
                 lambda o: _layer_norm(o["x"] + o["x"] @ o["w"], o["g"], o["b"], 0.01),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "SkipLayerNormalization with bias and sum",
-                _PROJECTED
+                _PROJECTION
                 + "z, m, s, t = ms.SkipLayerNormalization(u, x, g, b, c)  y = Mul(z, t)".replace(
                     "m, s, ", '"", "", '
                 ),
@@ -269,41 +271,41 @@ CASES = [
                 _with_sum,
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "SkipLayerNormalization without beta",
-                _PROJECTED + "y = ms.SkipLayerNormalization(u, x, g)",
+                _PROJECTION + "y = ms.SkipLayerNormalization(u, x, g)",
                 _SEQUENCE,
                 {**_W, "g": (6,)},
                 lambda o: _layer_norm(o["x"] + o["x"] @ o["w"], o["g"]),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "SkipSimplifiedLayerNormalization",
-                _PROJECTED + "y = ms.SkipSimplifiedLayerNormalization<epsilon=0.1>(u, x, g, b)",
+                _PROJECTION + "y = ms.SkipSimplifiedLayerNormalization<epsilon=0.1>(u, x, g, b)",
                 _SEQUENCE,
                 {**_W, "g": (6,), "b": (6,)},
                 lambda o: _rms(o["x"] + o["x"] @ o["w"] + o["b"], o["g"], 0.1),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "SimplifiedLayerNormalization",
-                _PROJECTED + "y = SimplifiedLayerNormalization<axis=-1, epsilon=0.1>(u, g)",
+                _PROJECTION + "y = SimplifiedLayerNormalization<axis=-1, epsilon=0.1>(u, g)",
                 _SEQUENCE,
                 {**_W, "g": (6,)},
                 lambda o: _rms(o["x"] @ o["w"], o["g"], 0.1),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "SimplifiedLayerNormalization of two axes",
-                _PROJECTED + "y = SimplifiedLayerNormalization<axis=1, epsilon=0.1>(u, g)",
+                _PROJECTION + "y = SimplifiedLayerNormalization<axis=1, epsilon=0.1>(u, g)",
                 _SEQUENCE,
                 {**_W, "g": (4, 6)},
                 lambda o: _rms(o["x"] @ o["w"], o["g"], 0.1, (1, 2)),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "LayerNormalization",
-                _PROJECTED + "y = LayerNormalization<axis=-1, epsilon=0.01>(u, g, b)",
+                _PROJECTION + "y = LayerNormalization<axis=-1, epsilon=0.01>(u, g, b)",
                 _SEQUENCE,
                 {**_W, "g": (6,), "b": (6,)},
                 lambda o: _layer_norm(o["x"] @ o["w"], o["g"], o["b"], 0.01),
@@ -315,76 +317,78 @@ CASES = [
         entry
         for opset in (11, 14)
         for entry in (
-            Fused(
+            ContribCase(
                 "Attention",
                 "y = ms.Attention<num_heads=2>(x, w, b)",
                 _SEQUENCE,
                 _ATTENTION,
-                lambda o: _attended(_qkv(o), 2),
+                lambda o: _attention_formula(_qkv(o), 2),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "Attention, causal and scaled",
                 "y = ms.Attention<num_heads=3, unidirectional=1, scale=0.3>(x, w, b)",
                 _SEQUENCE,
                 _ATTENTION,
-                lambda o: _attended(_qkv(o), 3, _CAUSAL, 0.3),
+                lambda o: _attention_formula(_qkv(o), 3, _CAUSAL, 0.3),
                 opset=opset,
             ),
-            Fused(
+            ContribCase(
                 "Attention, mask",
                 "y = ms.Attention<num_heads=2>(x, w, b, mask)",
                 _SEQUENCE,
                 _ATTENTION,
-                lambda o: _attended(_qkv(o), 2, _LOW),
+                lambda o: _attention_formula(_qkv(o), 2, _LOW),
                 {"mask": _MASK},
                 opset,
             ),
-            Fused(
+            ContribCase(
                 "Attention, lengths",
                 "y = ms.Attention<num_heads=2>(x, w, b, mask)",
                 _SEQUENCE,
                 _ATTENTION,
-                lambda o: _attended(_qkv(o), 2, _BY_LENGTH),
+                lambda o: _attention_formula(_qkv(o), 2, _BY_LENGTH),
                 {"mask": _LENGTHS},
                 opset,
             ),
         )
     ),
-    Fused(
+    ContribCase(
         "Attention, sizes",
         "y = ms.Attention<num_heads=2, qkv_hidden_sizes=[6, 6, 4]>(x, w, b)",
         _SEQUENCE,
         {"w": (6, 16), "b": (16,)},
-        lambda o: _attended((o["x"] @ o["w"] + o["b"]).split([6, 6, 4], -1), 2),
+        lambda o: _attention_formula((o["x"] @ o["w"] + o["b"]).split([6, 6, 4], -1), 2),
     ),
-    Fused(
+    ContribCase(
         "MultiHeadAttention",
         _MHA + "<num_heads=2>(q, k, v)",
         _SEQUENCE,
         _MHA_WEIGHTS,
-        lambda o: _attended(_three(o), 2),
+        lambda o: _attention_formula(_three(o), 2),
     ),
-    Fused(
+    ContribCase(
         "MultiHeadAttention, bias and mask",
         _MHA + "<num_heads=2>(q, k, v, b, mask)",
         _SEQUENCE,
         {**_MHA_WEIGHTS, "b": (18,)},
-        lambda o: _attended((part + b for part, b in zip(_three(o), o["b"].chunk(3), strict=True)), 2, _LOW),
+        lambda o: _attention_formula(
+            (part + b for part, b in zip(_three(o), o["b"].chunk(3), strict=True)), 2, _LOW
+        ),
         {"mask": _MASK},
     ),
-    Fused(
+    ContribCase(
         "MultiHeadAttention, attention bias",
         _MHA + '<num_heads=2>(q, k, v, "", "", a)',
         _SEQUENCE,
         {**_MHA_WEIGHTS, "a": (1, 2, 4, 4)},
-        lambda o: _attended(_three(o), 2, o["a"]),
+        lambda o: _attention_formula(_three(o), 2, o["a"]),
     ),
 ]
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_fused_operators_become_standard_ones(entry: Fused) -> None:
+def test_contrib_operators_become_standard_ones(entry: ContribCase) -> None:
     source, x = entry.model(), normal(*entry.shape)
     model = read_model(source, loss="mse")
     assert model.opset == 18
@@ -398,11 +402,11 @@ def test_fused_operators_become_standard_ones(entry: Fused) -> None:
     (found,) = run_read(model, {"x": x, "target": target}, "y")
     np.testing.assert_allclose(found, y.detach(), rtol=1e-4, atol=1e-5)
     if not entry.name.startswith("NhwcConv"):
-        # Which has no CPU kernel.
+        # It has no CPU kernel.
         (expected,) = run(source, {"x": x})
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
-    graph = optimize(source, loss="mse").training_graph
+    graph = optimize(source, loss="mse", check=False).training_graph
     gradients = run(graph.model, {"x": x, "target": target}, *graph.gradient_of.values())
     truth = torch.autograd.grad(y.square().mean(), [values[name] for name in graph.gradient_of])
     for name, gradient, expected_gradient in zip(graph.gradient_of, gradients, truth, strict=True):
@@ -447,7 +451,7 @@ def test_embeddings(inputs: str, has_kinds: bool, opset: int) -> None:
     used = {name: feeds[name] for name in model.inputs}
     (found,) = run_read(model, {**used, "target": np.zeros_like(expected)}, "y")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    graph = optimize(source, loss="mse").training_graph
+    graph = optimize(source, loss="mse", check=False).training_graph
     gradients = run(graph.model, {**used, "target": np.zeros_like(expected)}, *graph.gradient_of.values())
     values = {name: torch.from_numpy(value).double().requires_grad_() for name, value in weights.items()}
     places = at if "at" in stored else np.arange(4)
@@ -465,7 +469,7 @@ def test_embeddings(inputs: str, has_kinds: bool, opset: int) -> None:
         )
 
 
-def test_the_count_of_a_mask_goes_to_attention() -> None:
+def test_attention_reads_the_count_of_a_mask() -> None:
     body = """(int32[2,4] ids, int32[2,4] mask) => (float[2,4,6] y) {
         e, count = com.microsoft.EmbedLayerNormalization(ids, "", words, places, "", g, b, mask)
         y = com.microsoft.Attention<num_heads=2>(e, w, c, count) }"""
@@ -487,7 +491,7 @@ def test_the_count_of_a_mask_goes_to_attention() -> None:
         ('[f] y = ms.FusedConv<activation="Mish">(i, w)', "FusedConv 'f' .*: its activation is 'Mish'"),
         (
             "[f] y, m = ms.SkipLayerNormalization(x, x, g)  z = Exp(m)",
-            "its output 'm' is of use to that operator",
+            "its output 'm' has no meaning outside of that operator",
         ),
         ("[f] y = ms.Attention<num_heads=2, do_rotary=1>(x, v, c)", "it rotates its queries and keys"),
         ('[f] y = ms.Attention<num_heads=2>(x, v, c, "", p)', "it has the optional input 4 \\('p'\\)"),
@@ -495,7 +499,7 @@ def test_the_count_of_a_mask_goes_to_attention() -> None:
         ("[f] y = ms.Attention<num_heads=2>(x, v, c, k)", "its mask 'k' has the shape \\[8\\]"),
     ],
 )
-def test_settings_without_a_standard_form_are_refused(nodes: str, message: str) -> None:
+def test_settings_without_a_standard_form_are_an_error(nodes: str, message: str) -> None:
     outputs = "y, float[a] z" if " z = " in nodes else "y"
     nodes = nodes.replace("ms.", "com.microsoft.")
     body = f"(float[2,4,6] x, float[2,4,5,5] i) => (float[a,b,c] {outputs}) {{ {nodes} }}"
@@ -506,7 +510,7 @@ def test_settings_without_a_standard_form_are_refused(nodes: str, message: str) 
         read_model(source, loss="mse")
 
 
-def test_all_other_operators_outside_of_onnx_are_named() -> None:
+def test_the_error_names_all_other_operators_outside_of_onnx() -> None:
     body = """(float[2,4,6] x) => (float[a,b,c] y) {
         u = com.microsoft.GroupNorm(x, g, g)  v = com.microsoft.Inverse(u)
         y = com.microsoft.Inverse(v) }"""
@@ -517,7 +521,7 @@ def test_all_other_operators_outside_of_onnx_are_named() -> None:
         read_model(source, loss="mse")
 
 
-def test_masks_in_fused_operators_do_not_train() -> None:
+def test_masks_of_contrib_operators_do_not_train() -> None:
     nodes = _MHA + '<num_heads=2>(q, k, v, "", "", a)'
     body = f"(float[2,4,6] x) => (float[2,4,6] y) {{ {nodes.replace('ms.', 'com.microsoft.')} }}"
     weights = {name: normal(*shape) for name, shape in _MHA_WEIGHTS.items()}

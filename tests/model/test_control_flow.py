@@ -1,4 +1,4 @@
-"""If, Loop and Scan become flat graphs: gradients against torch float64, and what is refused."""
+"""Lowering of If, Loop and Scan: gradients against torch in float64, and unsupported cases."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _BY_RANK = (
 
 def looped(body: str, outputs: str, inputs: str, state: str = "float[2,3] h") -> str:
     """A Loop over `body`, which computes the tensors named in `outputs`."""
-    given = ", ".join(f"float[a,b] {name}" for name in outputs.split())
-    return f"""<body = step (int64 i, bool before, {state}) => (bool after, {given}) {{
+    declared = ", ".join(f"float[a,b] {name}" for name in outputs.split())
+    return f"""<body = step (int64 i, bool before, {state}) => (bool after, {declared}) {{
         {body}
     }}>({inputs})"""
 
@@ -47,7 +47,7 @@ def _loop_formula(operands: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([h[None], torch.stack(each)])
 
 
-def _counted(operands: Mapping[str, Tensor]) -> Tensor:
+def _counting(operands: Mapping[str, Tensor]) -> Tensor:
     h = operands["x"]
     for step in range(4):
         h = torch.tanh(h) + step * operands["w"]
@@ -63,18 +63,20 @@ def _nested(operands: Mapping[str, Tensor]) -> Tensor:
     return h
 
 
-def _scanned(reverse_in: bool = False, reverse_out: bool = False, axis: int = 0, out: int = 0) -> Formula:
-    """Running sums times w; each is given with its slice beside it."""
+def _scan_formula(
+    reverse_in: bool = False, reverse_out: bool = False, axis: int = 0, out: int = 0
+) -> Formula:
+    """A recurrence over slices: the squared states of all steps, then the last state."""
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x, s, given = operands["x"], operands["s"], []
+        x, s, outputs = operands["x"], operands["s"], []
         order = range(x.shape[axis])
         for t in reversed(order) if reverse_in else order:
             s = torch.tanh(s * operands["w"] + x.select(axis, t))
-            given.append(s * s)
+            outputs.append(s * s)
         if reverse_out:
-            given.reverse()
-        return torch.cat([torch.stack(given, out).reshape(-1), s.reshape(-1)])
+            outputs.reverse()
+        return torch.cat([torch.stack(outputs, out).reshape(-1), s.reshape(-1)])
 
     return formula
 
@@ -102,7 +104,7 @@ def scan_case(
         w=draw(3),
         flat=[-1],
         opset=opset,
-        formula=_scanned(**how),  # type: ignore[arg-type]
+        formula=_scan_formula(**how),  # type: ignore[arg-type]
     )
 
 
@@ -134,7 +136,7 @@ _GROWING = f"""
 """
 
 
-def _grown(new_axis: bool) -> Formula:
+def _list_formula(new_axis: bool) -> Formula:
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
         h, found = operands["x"], []
         for _ in range(3):
@@ -207,7 +209,7 @@ CASES = [
         c=TRUE,
         one=number(1),
         four=number(4),
-        formula=_counted,
+        formula=_counting,
     ),
     case(
         "Loop",
@@ -219,7 +221,7 @@ CASES = [
         one=number(1),
         four=number(4),
         m=number(2**62),
-        formula=_counted,
+        formula=_counting,
     ),
     case(
         "Loop",
@@ -258,7 +260,7 @@ CASES = [
         w=draw(3, 3),
         m=number(3),
         c=TRUE,
-        formula=_grown(False),
+        formula=_list_formula(False),
     ),
     case(
         "Loop",
@@ -268,7 +270,7 @@ CASES = [
         w=draw(3, 3),
         m=number(3),
         c=TRUE,
-        formula=_grown(True),
+        formula=_list_formula(True),
     ),
     case(
         "SplitToSequence",
@@ -368,7 +370,7 @@ CASES += [
     ),
     case(
         "Loop",
-        "states that change places",
+        "states that swap",
         """a, b, seen = Loop<body = step (int64 i, bool before, float[2,3] p, float[2,3] q)
             => (bool before, float[2,3] q, float[2,3] r, float[2,3] r) { r = Mul(p, w) }>(m, c, x, v)
         d = Unsqueeze(a, front)  e = Unsqueeze(b, front)  y = Concat<axis=0>(seen, d, e)""",
@@ -438,13 +440,13 @@ def _scan_twice(operands: Mapping[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_gradients_are_those_of_the_steps(entry: Case) -> None:
+def test_gradients_match_torch(entry: Case) -> None:
     wrong = {name: error for name, error in errors(entry).items() if not error <= entry.tolerance}
     assert wrong == {}
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)
-def test_forward_is_that_of_the_model(entry: Case) -> None:
+def test_outputs_match_the_source_model(entry: Case) -> None:
     source = entry.model()
     model = read_model(source, loss="mse", trainable=list(entry.parameters))
     assert not any(node.op in CONTROL_FLOW for node in model.nodes)
@@ -465,7 +467,7 @@ _INNER_WEIGHTS = """(float[2,3] x) => (float[2,3] y) <int64 m = {2}, bool c = {1
 }"""
 
 
-def test_weights_inside_of_bodies_are_the_models_own() -> None:
+def test_weights_inside_of_bodies_become_weights_of_the_model() -> None:
     source = text_model(_INNER_WEIGHTS)
     model = read_model(source, loss="mse")
     assert set(model.parameters) == {"w", "again/w", "k"}
@@ -497,7 +499,7 @@ _BY_DATA = """(float[2,3] x) => (float[2,3] y) <float two = {2.}, float half = {
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("opset", [13, 18, 21])
-def test_what_the_data_decide_stays_where_no_gradient_goes_through(opset: int, sign: int) -> None:
+def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int) -> None:
     source = with_weights(text_model(_BY_DATA, opset=opset), w=normal(3, 3))
     entry_x = np.abs(normal(2, 3)) * np.float32(sign)
     model = read_model(source, loss="mse")
@@ -514,7 +516,7 @@ def test_what_the_data_decide_stays_where_no_gradient_goes_through(opset: int, s
     np.testing.assert_allclose(gradient, 2 / 6 * k * k * entry_x.T @ (entry_x @ w), rtol=1e-5)
 
 
-def test_gradients_through_what_the_data_decide_are_refused() -> None:
+def test_a_gradient_through_a_data_dependent_branch_is_an_error() -> None:
     body = _BY_DATA.replace("t = Identity(two)", "a = MatMul(x, w)  t = ReduceSum<keepdims=0>(a)")
     source = with_weights(text_model(body), w=normal(3, 3))
     with pytest.raises(UnsupportedOperatorError, match="no gradient rule for: If at 'choice'"):
@@ -543,7 +545,7 @@ def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -
     assert set(read_model(source, loss="mse").parameters) == ({"w"} if is_zero else {"w", "s"})
 
 
-def test_what_a_scan_goes_through_trains_though_it_is_zero() -> None:
+def test_a_scanned_weight_trains_although_it_is_zero() -> None:
     body = """(float[3] x) => (float[3] y) {
         y = Scan<num_scan_inputs=1, body = step (float[3] h, float[3] part) => (float[3] n) {
             a = Mul(h, w)  n = Add(a, part) }>(x, b) }"""
@@ -554,7 +556,7 @@ def test_what_a_scan_goes_through_trains_though_it_is_zero() -> None:
 _LOOP_OF_STATE = looped("p = Mul(h, w) n = Tanh(p) after = Identity(before)", "n", 'm, "", s')
 
 
-def test_branches_that_inputs_decide_on_are_refused_where_their_shapes_differ() -> None:
+def test_a_data_dependent_branch_with_differing_shapes_is_an_error() -> None:
     body = """(float[2,3] x, int64 rate) => (float[a,b] y) <int64 known = {16}> {
         c = Equal(rate, known)  z = MatMul(x, w)
         [which] y = If<then_branch = yes () => (float[2,3] t) { t = Identity(z) },
@@ -564,7 +566,7 @@ def test_branches_that_inputs_decide_on_are_refused_where_their_shapes_differ() 
         read_model(source, loss="mse")
 
 
-def test_loops_whose_length_depends_on_data_are_refused_where_a_gradient_passes() -> None:
+def test_a_gradient_through_a_data_dependent_loop_is_an_error() -> None:
     source = with_weights(text_model(_ENDLESS), w=normal(3))
     with pytest.raises(UnsupportedOperatorError, match="no gradient rule for: Loop at 'search'"):
         optimize(source, loss="mse")
@@ -580,7 +582,7 @@ _DOUBLING = """(float[2,3] x) => (float[2,3] y)
 
 @pytest.mark.parametrize("opset", [13, 18, 21])
 @pytest.mark.parametrize("size", [1.0, 0.01])
-def test_loops_whose_length_depends_on_data_stay_where_no_gradient_passes(opset: int, size: float) -> None:
+def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float) -> None:
     x, w = np.full((2, 3), size, np.float32), normal(3, 3)
     source = with_weights(text_model(_DOUBLING, opset=opset), w=w)
     model = read_model(source, loss="mse", freeze=["d"])
@@ -597,16 +599,16 @@ def test_loops_whose_length_depends_on_data_stay_where_no_gradient_passes(opset:
     np.testing.assert_allclose(gradient, 2 / 6 * x.T @ (expected * h), rtol=1e-5)
 
 
-def test_loops_of_unknown_length_are_refused_where_their_state_grows() -> None:
+def test_a_data_dependent_loop_with_a_growing_state_is_an_error() -> None:
     body = _DOUBLING.replace("n = Mul(g, d)", "n = Concat<axis=0>(g, g)")
     source = with_weights(text_model(body), w=normal(3, 3))
-    with pytest.raises(ShapeError, match=r"node 'search', Loop.*the data decide how long it runs"):
+    with pytest.raises(ShapeError, match=r"node 'search', Loop.*the data decide the number of iterations"):
         read_model(source, loss="mse")
 
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])
-def test_unrolling_ends_before_graphs_grow_too_long(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unroll_limit, "LARGEST_UNROLLED", 20)
+def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unroll_limit, "MAX_UNROLLED_OPERATORS", 20)
     bodies = {
         "Loop": f"(float[2,3] x) => (float[2,3] y) <int64 m = {{1000}}> {{ [it] y = Loop{_SHORT_LOOP} }}",
         "Scan": """(float[9,3] x) => (float[3] y) <float[3] s = {1.,2.,3.}> {

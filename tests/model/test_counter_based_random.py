@@ -1,4 +1,4 @@
-"""Random numbers that depend on the number of the run alone, and that are as good as random."""
+"""Counter-based random numbers: a function of the step's number, and statistically random."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnxgc.model.read import read_model
 from tests.model.model_helpers import normal, text_model, with_weights
 
 SHAPES = [(64, 128), (2, 4, 64, 64), (7,), (3, 1, 5)]
-MOST = 5.0
-"""Standard deviations: what is random stays below in all but one of two million cases."""
+MAX_DEVIATION = 5.0
+"""In standard deviations: random numbers exceed it in one of two million cases."""
 
 
 def counted(
     nodes: str, shape: tuple[int, ...], outputs: str = "", kind: str = "float", **values: Any
 ) -> TrainableModel:
-    """A model that multiplies by a weight, behind it `nodes` from `z` to `y`."""
+    """A model that computes z = x w and then `nodes`, which compute y from z."""
     size = ",".join(map(str, shape))
     body = f"({kind}[{size}] x) => ({kind}[{size}] y{outputs}) {{ z = Mul(x, w)  {nodes} }}"
     weight = np.ones(shape, np.float16 if kind == "float16" else np.float32)
@@ -32,7 +32,7 @@ def counted(
 
 
 class Draws:
-    """A read model in a session, run by number."""
+    """A session of a model whose draws depend on a number."""
 
     def __init__(self, model: TrainableModel, *tensors: str) -> None:
         proto = to_proto(model)
@@ -58,7 +58,7 @@ class Draws:
 
 
 def deviations(numbers: Array) -> Iterator[tuple[str, float]]:
-    """How far averages of standardised numbers [run, ..., column] are from 0, in standard deviations."""
+    """Distances of averages of standardised numbers [step, ..., column] from 0, in standard deviations."""
 
     def of(products: Array) -> float:
         return float(abs(products.mean()) * math.sqrt(products.size)) if products.size else 0.0
@@ -81,14 +81,14 @@ def deviations(numbers: Array) -> Iterator[tuple[str, float]]:
     ):
         if count == 1:
             continue
-        # Chi-square: averages vary as much as those of independent numbers.
+        # Chi-square: the averages have the variance of averages of independent numbers.
         spread = math.sqrt((2 + (kurtosis - 3) / count) / averages.size)
         yield f"variance of {name}", abs(float((averages**2).mean()) * count - 1) / spread
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
-def test_masks_are_as_good_as_random(shape: tuple[int, ...], ratio: float) -> None:
+def test_masks_are_statistically_random(shape: tuple[int, ...], ratio: float) -> None:
     size = ",".join(map(str, shape))
     model = counted(
         "a, m = Dropout(z, r)  y, n = Dropout(a, r)", shape, f", bool[{size}] m, bool[{size}] n", r=ratio
@@ -99,17 +99,17 @@ def test_masks_are_as_good_as_random(shape: tuple[int, ...], ratio: float) -> No
     assert masks.dtype == np.bool_
     numbers = (masks - (1 - ratio)) / math.sqrt(ratio * (1 - ratio))
     for layer in numbers:
-        assert [(name, far) for name, far in deviations(layer) if far > MOST] == []
-    assert abs((numbers[0] * numbers[1]).mean()) * math.sqrt(numbers[0].size) < MOST
+        assert [(name, far) for name, far in deviations(layer) if far > MAX_DEVIATION] == []
+    assert abs((numbers[0] * numbers[1]).mean()) * math.sqrt(numbers[0].size) < MAX_DEVIATION
     if math.prod(shape) > 1000:
-        # The largest singular value of independent numbers: no pattern of rows and columns is beyond it.
+        # A pattern of rows and columns would exceed the largest singular value of independent numbers.
         matrix = numbers[0][0].reshape(-1, shape[-1])
         limit = sum(map(math.sqrt, matrix.shape))
         assert np.linalg.svd(matrix, compute_uv=False)[0] < 1.1 * limit
 
 
-def test_a_number_says_all() -> None:
-    """Another session draws the same; another number something else, however large."""
+def test_the_number_determines_the_draws() -> None:
+    """Two sessions draw the same with the same number, and differ for all others, also large ones."""
     model = counted("a = Dropout(z)  y = Dropout(a)", (8, 16))
     one, two = Draws(model, "y"), Draws(model, "y")
     numbers = [0, 1, 2, 2**16, 2**31, 2**31 + 1, -1]
@@ -119,15 +119,15 @@ def test_a_number_says_all() -> None:
     assert len({value.tobytes() for value in found}) == len(numbers)
 
 
-def test_what_is_drawn_stays_what_it_is() -> None:
-    """A run is resumed by a later version too."""
+def test_draws_never_change() -> None:
+    """A later version must be able to resume training."""
     (mask,) = Draws(counted("y, m = Dropout(z)", (4, 16), ", bool[4,16] m"), "m")(7)
     assert np.packbits(mask).tobytes().hex() == "b0f97c517dd93d5a"
 
 
 @pytest.mark.parametrize("kind", ["float", "float16"])
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
-def test_what_is_kept_is_scaled(kind: str, ratio: float) -> None:
+def test_kept_elements_are_scaled(kind: str, ratio: float) -> None:
     model = counted("y, m = Dropout(z, r)", (5, 6), ", bool[5,6] m", kind, r=ratio)
     x = normal(5, 6).astype(np.float16 if kind == "float16" else np.float32)
     y, mask = Draws(model, "y", "m")(3, x)
@@ -139,11 +139,11 @@ def test_what_is_kept_is_scaled(kind: str, ratio: float) -> None:
     assert mask.any() == (ratio < 1)
 
 
-def test_once_a_step_are_the_small_vectors() -> None:
+def test_only_small_vectors_are_computed_once() -> None:
     model = counted("a = Dropout(z)  y = Dropout(a)", (2, 4, 64, 64))
     once = [node for node in model.nodes if node.once]
-    made = {name: model.types[name].element_count for node in once for name in node.outputs}
-    assert max(made.values()) == 2 * (2 * 64 + 4 * 64)
+    sizes = {name: model.types[name].element_count for node in once for name in node.outputs}
+    assert max(sizes.values()) == 2 * (2 * 64 + 4 * 64)
     assert all(node.op != "Dropout" and not node.domain for node in model.nodes)
     assert {model.types[name].shape for node in once for name in node.outputs if node.op == "Reshape"} == {
         (2, 1, 64, 1),
@@ -161,47 +161,47 @@ def test_once_a_step_are_the_small_vectors() -> None:
         ("Bernoulli (p)", 0.3, 0.21**0.5, 0, 1),
     ],
 )
-def test_numbers_of_other_operators(
+def test_distributions_of_other_operators(
     node: str, mean: float, deviation: float, least: float, most: float
 ) -> None:
-    chances = np.full((64, 64), 0.3, np.float32)
-    model = counted(f"e = {node}  f = Cast <to = 1> (e)  y = Mul(z, f)", (64, 64), p=chances)
+    probabilities = np.full((64, 64), 0.3, np.float32)
+    model = counted(f"e = {node}  f = Cast <to = 1> (e)  y = Mul(z, f)", (64, 64), p=probabilities)
     draws = Draws(model, "y")
     found = np.stack([draws(number)[0] for number in range(64)]).astype(np.float64)
     assert found.min() >= least
     assert found.max() <= most
     standard = (found - mean) / deviation
-    assert [(name, far) for name, far in deviations(standard) if far > MOST] == []
+    assert [(name, far) for name, far in deviations(standard) if far > MAX_DEVIATION] == []
     if deviation == 1 or "Normal" in node:
         assert abs((standard**4).mean() - 3) < 0.1
     elif "Uniform" in node:
         counts = np.histogram(found, 100, (least, most))[0]
         expected = found.size / 100
-        assert abs(((counts - expected) ** 2 / expected).sum() - 99) < MOST * math.sqrt(2 * 99)
+        assert abs(((counts - expected) ** 2 / expected).sum() - 99) < MAX_DEVIATION * math.sqrt(2 * 99)
 
 
-def test_chances_of_0_and_1_are_certain() -> None:
-    chances = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
+def test_probabilities_0_and_1_are_certain() -> None:
+    probabilities = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
     model = counted(
-        "e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=chances
+        "e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=probabilities
     )
-    np.testing.assert_array_equal(Draws(model, "f")(1)[0], chances)
+    np.testing.assert_array_equal(Draws(model, "f")(1)[0], probabilities)
 
 
-def test_what_is_not_counted_is_told() -> None:
+def test_a_note_names_operators_with_the_runtime_s_generator() -> None:
     nodes = """e = Softmax(z)  k = Multinomial <sample_size = 3> (e)  f = Cast <to = 1> (k)
         s = ReduceMean <keepdims = 0> (f)  c = Sigmoid(s)
         a = Dropout(z, c, on)  b = Mul(a, s)  y = Dropout(b)"""
     model = counted(nodes, (4, 3), on=np.asarray(True))
-    told = [note for note in model.notes if "another session draws other numbers" in note]
-    assert [note.split()[0] for note in told] == ["Multinomial", "Dropout"]
+    notes = [note for note in model.notes if "another session draws other numbers" in note]
+    assert [note.split()[0] for note in notes] == ["Multinomial", "Dropout"]
     assert [node.op for node in model.nodes if node.op in ("Multinomial", "Dropout")] == [
         "Multinomial",
         "Dropout",
     ]
 
 
-def test_the_input_is_there_where_something_is_drawn() -> None:
+def test_the_input_exists_only_if_numbers_are_drawn() -> None:
     assert counted("draw = Tanh(z)  y = Dropout(draw)", (2, 3)).draw == "draw_2"
     assert counted("y = Dropout(z, r)", (2, 3), r=0.0).draw == ""
     body = text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Dropout(z) }")

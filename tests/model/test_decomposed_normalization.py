@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.roles import Role
 from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
 
 HEAD = "(float[2,3,4,4] x) => (float[2,3,4,4] y) <float eps = {0.00001}, int64[4] s = {1, -1, 1, 1}> {"
@@ -36,11 +36,11 @@ def test_running_statistics_do_not_train(form: str) -> None:
     source = with_weights(text_model(f"{HEAD} {RESHAPED} {FORMS[form]} }}"), **values)
     found = {weight.name: weight for weight in explain_weights(source)}
     assert found["mean"].role is found["var"].role is Role.CONSTANT
-    assert found["mean"].reason.startswith("running mean of a normalisation that is written out: input")
-    assert found["var"].reason.startswith("running variance of a normalisation")
+    assert found["mean"].reason.startswith("running mean of a decomposed normalisation: input")
+    assert found["var"].reason.startswith("running variance of a decomposed normalisation")
     model = read_model(source, loss="mse")
     assert set(model.parameters) == {"gamma", "beta"}
-    assert any("'mean', 'var' (2 weights): taken for a running statistic" in note for note in model.notes)
+    assert any("'mean', 'var' (2 weights): classified as a running statistic" in note for note in model.notes)
     x = normal(2, 3, 4, 4)
     (expected,) = run(source, {"x": x})
     (same,) = run_read(model, {"x": x, "target": expected}, "y")
@@ -48,7 +48,7 @@ def test_running_statistics_do_not_train(form: str) -> None:
     assert "mean" in read_model(source, loss="mse", trainable=["mean"]).parameters
 
 
-def test_normalisations_by_the_batch_have_none() -> None:
+def test_normalisation_by_the_batch_has_no_running_statistics() -> None:
     body = """(float[4,3] x) => (float[4,3] y) <float eps = {0.00001}, int64[1] a = {0}> {
         m = ReduceMean(x, a) c = Sub(x, m) q = Mul(c, c) v = ReduceMean(q, a) e = Add(v, eps) r = Sqrt(e)
         d = Div(c, r) p = Mul(d, gamma) y = Add(p, beta) }"""
@@ -56,7 +56,7 @@ def test_normalisations_by_the_batch_have_none() -> None:
     assert set(read_model(source, loss="mse").parameters) == {"gamma", "beta"}
 
 
-def test_a_mean_without_a_variance_is_none() -> None:
+def test_a_subtracted_weight_without_a_variance_trains() -> None:
     body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Mul(c, k) }"
     source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}
@@ -74,17 +74,19 @@ def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
         values["number"] = np.asarray(255.0)
     model = read_model(with_weights(text_model(body), **values))
     assert model.parameters == ("w",)
-    assert any("'mean', 'std' (2 weights): taken for the mean or deviation" in note for note in model.notes)
+    assert any(
+        "'mean', 'std' (2 weights): classified as the mean or deviation" in note for note in model.notes
+    )
 
 
-def test_centres_that_data_is_compared_with_train() -> None:
+def test_centres_of_clusters_train() -> None:
     body = """(float[4,1,3] x) => (float[4,5] y) <int64[1] last = {2}> {
         d = Sub(x, centres) s = Div(d, widths) y = ReduceL2<keepdims=0>(s, last) }"""
     source = with_weights(text_model(body), centres=normal(5, 3), widths=normal(5, 1, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"centres", "widths"}
 
 
-def test_what_later_tensors_are_divided_by_trains() -> None:
+def test_a_divisor_of_hidden_activations_trains() -> None:
     body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Div(c, k) }"
     source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}

@@ -1,4 +1,4 @@
-"""Refusals name the operator, its place with the module's path, the reason, and what to do."""
+"""Errors name the operator, its node and module, the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ CASES = {
     ),
     "NonMaxSuppression": (
         "b = Reshape (a, boxes) n = Reshape (a, scores) i = NonMaxSuppression (b, n) q = Cast <to = 1> (i)",
-        ("known only at run time", "in front of NonMaxSuppression"),
+        ("known only at run time", "the inputs of NonMaxSuppression as outputs"),
     ),
     "Magic": ("q = my.domain.Magic (a)", ("an operator outside of ONNX", "export the model with standard")),
     "DynamicQuantizeLinear": (
         "i, s, z = DynamicQuantizeLinear (a) q = DequantizeLinear (i, s, z)",
-        ("whole numbers have no gradient", "train the floating-point model"),
+        ("integers have no gradient", "train the floating-point model"),
     ),
     "Cast": (
         "i = Cast <to = 7> (a) q = Cast <to = 1> (i)",
-        ("the gradient stops at", "take the loss of what"),
+        ("the gradient stops at", "compute the loss from its"),
     ),
-    "ArgMax": ("i = ArgMax (a) q = Cast <to = 1> (i)", ("the gradient stops at", "take the loss of what")),
+    "ArgMax": (
+        "i = ArgMax (a) q = Cast <to = 1> (i)",
+        ("the gradient stops at", "compute the loss from its"),
+    ),
     "MatMul": ("q = MatMul (a, wide)", ("does not fit its inputs", "check the input shapes")),
     "If": (
         "s = ReduceSum <keepdims = 0> (a) c = Cast <to = 9> (s) "
@@ -53,7 +56,7 @@ CASES = {
 
 
 def model_of(nodes: str) -> onnx.ModelProto:
-    """A product with a weight, then the nodes, each in a module of its own as PyTorch's exporter says it."""
+    """A product with a weight, then the nodes, each with a separate module in PyTorch's metadata."""
     model = parser.parse_model(
         '<ir_version: 9, opset_import: ["" : 17, "my.domain" : 1]> '
         f"g (float[4, 8] x) => (float y) {{ a = MatMul (x, w) {nodes} {SUM} }}"
@@ -74,26 +77,27 @@ def model_of(nodes: str) -> onnx.ModelProto:
     for name, value in weights.items():
         if name in read:
             model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-    for place, node in enumerate(model.graph.node):
-        node.name = f"node_{place}"
-        scopes = ["", "blocks", f"blocks.{place}", node.op_type.lower()]
+    for position, node in enumerate(model.graph.node):
+        node.name = f"node_{position}"
+        scopes = ["", "blocks", f"blocks.{position}", node.op_type.lower()]
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
     return model
 
 
 @pytest.mark.parametrize("operator", CASES)
-def test_a_refusal_has_operator_place_reason_and_next_step(operator: str) -> None:
+def test_an_error_has_operator_location_reason_and_remedy(operator: str) -> None:
     nodes, words = CASES[operator]
     model = model_of(nodes)
-    place = next(i for i in reversed(range(len(model.graph.node))) if model.graph.node[i].op_type == operator)
+    operators = [node.op_type for node in model.graph.node]
+    position = len(operators) - 1 - operators[::-1].index(operator)
     if operator == "Cast":
-        place -= 1
+        position -= 1
     with pytest.raises(OnnxgcError) as caught:
         onnxgc.optimize(model, check=False, loss="y")
-    told = str(caught.value)
-    for wanted in (operator, f"'node_{place}' in module 'blocks.{place}'", *words):
-        assert wanted in told, told
-    assert "\n" not in told
+    text = str(caught.value)
+    for wanted in (operator, f"'node_{position}' in module 'blocks.{position}'", *words):
+        assert wanted in text, text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(
@@ -103,18 +107,17 @@ def test_a_refusal_has_operator_place_reason_and_next_step(operator: str) -> Non
         ("['', 'add']", ""),
         ("[]", ""),
         ("", ""),
-        ("nothing of the kind", ""),
+        ("not a list", ""),
     ],
 )
-def test_the_path_of_a_module(scopes: str, path: str) -> None:
+def test_module_of_reads_the_innermost_scope(scopes: str, path: str) -> None:
     node = onnx.NodeProto(op_type="Conv")
     assert module_of(node) == ""
     node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
     assert module_of(node) == path
 
 
-def test_the_path_is_there_behind_another_opset_and_a_lowering() -> None:
-    """Nodes that stand for a node of the file have its place."""
+def test_converted_nodes_keep_the_module_of_their_source() -> None:
     model = parser.parse_model(
         """
         <ir_version: 9, opset_import: ["" : 11]>

@@ -1,4 +1,4 @@
-"""Every way in which a file can be no model ends in one clear line."""
+"""Every invalid file, option or model raises an error of one clear line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgc.errors import LossError, ModelFileError, NoParametersError, OnnxgcError, ShapeError
-from onnxgc.model.files.load import files_of
+from onnxgc.model.files.load import model_files
 from onnxgc.model.read import explain_weights, read_model
 from tests.model.model_helpers import light_path, normal, text_model, with_weights
 
@@ -84,7 +84,7 @@ def test_unknown_operator() -> None:
     assert "Frobnicate" in text
 
 
-def test_tensor_from_nowhere() -> None:
+def test_tensor_without_source() -> None:
     text = message(ModelFileError, text_model("(float[1] x) => (float[1] y) { y = Add(x, nothing) }"))
     assert "nothing" in text
 
@@ -130,7 +130,7 @@ def test_impossible_matrix_product() -> None:
 
 @pytest.mark.parametrize(
     "shape, part",
-    [((1, 4, 8, 8), "for 3 channels"), ((1, 3, 2, 8), "too small"), ((1, 3, 9, 9), "")],
+    [((1, 4, 8, 8), "expects 3 channels"), ((1, 3, 2, 8), "too small"), ((1, 3, 9, 9), "")],
 )
 def test_impossible_convolution(shape: tuple[int, ...], part: str) -> None:
     body = "(float[1,3,8,8] x) => (float[1,4,6,6] y) { [conv1] y = Conv(x, w) }"
@@ -147,12 +147,14 @@ def test_impossible_convolution(shape: tuple[int, ...], part: str) -> None:
     ("node", "shape", "reason"),
     [
         ("y = LayerNormalization(z, s)", (2, 4, 8), "'s' of [4] does not fit 'z' of [2, 4, 8]"),
-        ("y = InstanceNormalization(z, s, s)", (2, 5, 4), "its weight 's' is for 4 channels, but 'z' has 5"),
-        ("y = Gather<axis=1>(z, i)", (2, 3, 4), "it takes element 3 along an axis of 3"),
-        ("y = Gather<axis=1>(z, j)", (2, 3, 4), "it takes element -4 along an axis of 3"),
+        ("y = InstanceNormalization(z, s, s)", (2, 5, 4), "its weight 's' expects 4 channels, but 'z' has 5"),
+        ("y = Gather<axis=1>(z, i)", (2, 3, 4), "index 3 is out of range for an axis of 3"),
+        ("y = Gather<axis=1>(z, j)", (2, 3, 4), "index -4 is out of range for an axis of 3"),
     ],
 )
-def test_what_fits_in_the_file_alone(node: str, shape: tuple[int, ...], reason: str) -> None:
+def test_constants_that_fit_the_file_but_not_the_given_shapes(
+    node: str, shape: tuple[int, ...], reason: str
+) -> None:
     indices = "int64 i = {3}, int64[1] j = {-4}"
     source = text_model(f"(float[2,4,4] x) => (float[] r) <{indices}> {{ z = Mul(x, k) {node} r = Relu(y) }}")
     source.graph.output[0].type.tensor_type.ClearField("shape")
@@ -166,7 +168,7 @@ def test_impossible_reshape() -> None:
         [flat] y = Reshape(z, s) }"""
     text = message(ShapeError, with_weights(text_model(body), w=normal(3, 3)))
     assert "'flat' (Reshape)" in text
-    assert "[2, 3] into [2, 4]" in text
+    assert "[2, 3] to [2, 4]" in text
 
 
 def test_shape_known_only_at_run_time() -> None:
@@ -176,14 +178,14 @@ def test_shape_known_only_at_run_time() -> None:
     assert "run time" in text
 
 
-def test_run_time_shape_beside_the_loss_does_not_matter() -> None:
+def test_run_time_shape_outside_the_loss_is_allowed() -> None:
     body = "(float[2,3] x) => (float[2,3] z, int64[2,k] i) { z = MatMul(x, w) i = NonZero(z) }"
     model = read_model(with_weights(text_model(body), w=normal(3, 3)))
     assert [node.op for node in model.nodes][:1] == ["MatMul"]
     assert any("output 'i' does not reach the loss" in note for note in model.notes)
 
 
-def test_input_that_is_no_tensor() -> None:
+def test_input_that_is_not_a_tensor() -> None:
     body = "(seq(float[2]) x) => (float[2] z) <int64 i = {0}> { y = SequenceAt(x, i) z = Mul(y, w) }"
     assert "not a tensor" in message(ShapeError, with_weights(text_model(body), w=normal(2)))
 
@@ -210,11 +212,11 @@ def test_unknown_loss() -> None:
     assert "'y'" in text
 
 
-def test_named_output_that_is_no_scalar() -> None:
+def test_named_output_that_is_not_a_scalar() -> None:
     assert "[4, 2]" in message(LossError, linear(), loss="y")
 
 
-def test_named_output_that_is_no_float() -> None:
+def test_named_output_that_is_not_a_float() -> None:
     body = "(float[4,3] x) => (int64[1] y) { z = MatMul(x, w) y = ArgMax<axis=0,keepdims=0>(z) }"
     assert "not floating-point" in message(
         LossError, with_weights(text_model(body), w=normal(3, 1)), loss="y"
@@ -256,10 +258,10 @@ def test_explaining_needs_no_shapes() -> None:
 def test_text_form_of_onnx_is_read_without_a_warning(tmp_path: Path) -> None:
     onnx.save(linear(), tmp_path / "a.onnxtxt")
     assert read_model(tmp_path / "a.onnxtxt").parameters == ("w",)
-    assert files_of(tmp_path / "a.onnxtxt") == (str(tmp_path / "a.onnxtxt"),)
+    assert model_files(tmp_path / "a.onnxtxt") == (str(tmp_path / "a.onnxtxt"),)
 
 
-def test_what_is_wrong_with_a_text_form_is_told_as_text(tmp_path: Path) -> None:
+def test_errors_of_a_text_form_are_text(tmp_path: Path) -> None:
     (tmp_path / "a.onnxtxt").write_text("<ir_version: 8> net (float[2] x) =>")
     text = message(ModelFileError, tmp_path / "a.onnxtxt")
     assert "in text form: [ParseError" in text
@@ -293,5 +295,5 @@ def test_functions_of_several_older_opsets_that_call_each_other() -> None:
     )
     text = message(ModelFileError, with_weights(model, w=normal(3)))
     assert "cannot be inlined" in text
-    assert "with functions of its own opset" in text
+    assert "with functions of the model's opset" in text
     assert "Assertion" not in text

@@ -1,4 +1,4 @@
-"""Loss heads against numpy, and which one is chosen."""
+"""Values of appended losses against numpy, and the choice of the loss."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_cross_entropy(
     assert loss_of(model, x, labels) == pytest.approx(expected, rel=1e-5)
 
 
-def test_ignored_labels_do_not_count() -> None:
+def test_ignored_labels_are_left_out_of_the_mean() -> None:
     model = read_model(linear((4, 5)))
     x = normal(4, 5)
     labels = np.asarray([1, -100, 4, -100])
@@ -105,14 +105,14 @@ def test_explicit_cross_entropy_of_a_language_model_has_classes_last() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 3), (4, 3, 2, 2)])
-def test_other_outputs_get_mean_squared_error(shape: tuple[int, ...]) -> None:
+def test_other_outputs_have_mean_squared_error(shape: tuple[int, ...]) -> None:
     model = read_model(linear(shape))
     assert model.loss_kind == "mse"
     assert model.types["target"] == model.types["y"]
 
 
 @pytest.mark.parametrize("nodes", ["y = MatMul(x, w)", "z = MatMul(x, w) y = Squeeze(z, a)"])
-def test_one_output_a_sample_gets_mean_squared_error(nodes: str) -> None:
+def test_one_output_per_sample_has_mean_squared_error(nodes: str) -> None:
     body = f"(float[4,3] x) => (float[a] y) <int64[1] a = {{1}}> {{ {nodes} }}"
     model = read_model(with_weights(text_model(body), w=normal(3, 1)))
     assert model.loss_kind == "mse"
@@ -133,7 +133,7 @@ def test_elementwise_losses(kind: str, shape: tuple[int, ...]) -> None:
     assert loss_of(model, x, target) == pytest.approx(expected, rel=1e-5)
 
 
-def test_trailing_sigmoid_is_taken_into_bce() -> None:
+def test_bce_absorbs_a_trailing_sigmoid() -> None:
     model = read_model(linear((4, 5), "y = Sigmoid(z)"), loss="bce")
     assert model.outputs == ("z",)
     assert not any(node.op == "Sigmoid" for node in model.nodes)
@@ -147,7 +147,7 @@ def test_explicit_mse_keeps_the_softmax() -> None:
     assert "Softmax" in [node.op for node in model.nodes]
 
 
-def test_half_precision_logits_are_summed_in_float32() -> None:
+def test_float16_logits_are_summed_in_float32() -> None:
     model = read_model(linear((4, 5), dtype="float16"))
     x = normal(4, 5).astype(np.float16)
     labels = np.asarray([0, 1, 2, 3])
@@ -157,7 +157,7 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
     assert model.types["target" if "target" in model.types else "y"].dtype == onnx.TensorProto.FLOAT16
 
 
-def test_double_precision_ends_in_float32() -> None:
+def test_the_loss_of_a_float64_model_is_float32() -> None:
     model = read_model(linear((4, 5), dtype="double"), loss="mse")
     x = normal(4, 5).astype(np.float64)
     assert loss_of(model, x, x * 0) == pytest.approx(float(np.mean(x**2)), rel=1e-6)
@@ -187,18 +187,18 @@ def test_taken_names_get_a_suffix() -> None:
     assert json.loads(model.metadata["onnxgc.names"]) == {"labels": "labels_2", "loss": "loss_2"}
 
 
-def test_first_of_several_outputs_and_what_was_chosen_are_told() -> None:
+def test_a_note_reports_the_chosen_output() -> None:
     body = """(float[4,3] x) => (int64[4] k, float[4,2] a, float[4,2] b) {
         a = MatMul(x, w)  b = Relu(a)  k = ArgMax<axis=1, keepdims=0>(a) }"""
     model = read_model(with_weights(text_model(body), w=normal(3, 2)))
-    told = next(note for note in model.notes if note.startswith("loss:"))
-    assert "cross-entropy of output 'a' [4, 2]" in told
-    assert "'k', 'b'" in told
+    note = next(note for note in model.notes if note.startswith("loss:"))
+    assert "cross-entropy of output 'a' [4, 2]" in note
+    assert "'k', 'b'" in note
     assert model.outputs == ("a",)
 
 
 @pytest.mark.parametrize("loss", ["auto", "mse", "l1", "bce", "cross-entropy"])
-def test_an_output_without_parameters_is_passed_over(loss: str) -> None:
+def test_an_output_without_parameters_is_not_chosen(loss: str) -> None:
     body = """(float[2,3] x) => (float s, float[2,3] copy, float[2,4] y) {
         s = ReduceSum<keepdims=0>(x)  copy = Identity(x)  y = MatMul(x, w) }"""
     model = read_model(with_weights(text_model(body), w=normal(3, 4)), loss=loss)
@@ -206,7 +206,7 @@ def test_an_output_without_parameters_is_passed_over(loss: str) -> None:
     assert any("of output 'y' [2, 4]" in note for note in model.notes)
 
 
-def test_head_is_made_of_plain_operators() -> None:
+def test_a_loss_consists_of_standard_operators() -> None:
     plain = {
         *(
             "Add",

@@ -1,4 +1,4 @@
-"""Casts that lose nothing, beside what numpy makes of numbers at the ends of their types."""
+"""Lossless casts, compared with numpy on the extreme values of each type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = (
 
 
 def numbers(dtype: int) -> Array:
-    """Values at the ends of a type, and those that need all its bits."""
+    """Extreme values of a type, and values that need all its bits."""
     kind = np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
     if kind.kind == "b":
         return np.asarray([False, True])
@@ -36,12 +36,12 @@ def numbers(dtype: int) -> Array:
 
 
 def exactly(values: Array) -> list[float]:
-    """As Python's own numbers, which compare without rounding."""
+    """The values as Python numbers, which compare without rounding."""
     return [int(value) if values.dtype.kind in "biu" else float(value) for value in values]
 
 
 @pytest.mark.parametrize("source, target", list(itertools.product(TYPES, TYPES)))
-def test_all_values_are_kept_where_it_says_so(source: int, target: int) -> None:
+def test_keeps_all_values_agrees_with_numpy(source: int, target: int) -> None:
     values = numbers(source)
     with np.errstate(all="ignore"):
         cast = values.astype(helper.tensor_dtype_to_np_dtype(target))
@@ -61,7 +61,7 @@ def test_chains_of_a_boolean_become_one_cast(chain: list[str], kept: list[str]) 
     assert casts("c = Greater(z, zero)", chain) == kept
 
 
-def test_a_cast_there_and_back_goes() -> None:
+def test_a_lossless_round_trip_of_casts_is_removed() -> None:
     assert casts("c = Identity(z)", ["DOUBLE", "FLOAT"]) == []
 
 
@@ -71,7 +71,7 @@ def test_casts_that_round_stay(chain: list[str]) -> None:
 
 
 def casts(start: str, chain: list[str]) -> list[str]:
-    """The types of the casts that are left of a chain of them; the values must be those of the file."""
+    """The types of the remaining casts of a chain; asserts that the output keeps its values."""
     names = ["c", *(f"c{number}" for number in range(len(chain)))]
     steps = [
         f"{names[number + 1]} = Cast<to={TensorProto.DataType.Value(kind)}>({names[number]})"

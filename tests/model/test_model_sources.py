@@ -1,4 +1,4 @@
-"""A model in any form in which exporters and passes hold one."""
+"""A model as a path, a proto, an exporter's program or an `onnx_ir.Model`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TEXT = """<ir_version: 8, opset_import: ["" : 18]> net (float[4, 3] x) => (float
 
 @dataclass
 class Program:
-    """Holds a model as `torch.onnx.ONNXProgram` does."""
+    """A model with the interface of `torch.onnx.ONNXProgram`."""
 
     model_proto: onnx.ModelProto
 
 
-def test_a_program_is_the_model_that_it_holds() -> None:
+def test_a_program_is_read_as_its_model() -> None:
     model = onnx.parser.parse_model(TEXT)
     assert source_of(Program(model)) is model
-    direct, held = (onnxgc.optimize(one, loss="mse", check=False) for one in (model, Program(model)))
-    assert held.training_graph.model == direct.training_graph.model
+    direct, from_program = (onnxgc.optimize(one, loss="mse", check=False) for one in (model, Program(model)))
+    assert from_program.training_graph.model == direct.training_graph.model
     assert onnxgc.inspect(Program(model)).weights == onnxgc.inspect(model).weights
 
 
@@ -37,6 +37,6 @@ def test_a_model_of_onnx_ir() -> None:
 
 
 @pytest.mark.parametrize("other", [3, None, b"model", object()])
-def test_anything_else_is_told(other: object) -> None:
+def test_other_types_are_refused(other: object) -> None:
     with pytest.raises(ModelFileError, match=r"not a (int|NoneType|bytes|object)$"):
         onnxgc.optimize(other)

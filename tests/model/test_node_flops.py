@@ -1,4 +1,4 @@
-"""Costs of operators, against counts by hand."""
+"""Floating-point operations of operators, against counts by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from onnxgc.model.core.ir import Node, TensorType
-from onnxgc.model.core.node_flops import node_flops
+from onnxgc.model.operators.registry import node_flops
 from onnxgc.model.read import read_model
 from tests.model.model_helpers import image_input, light_path
 
@@ -56,7 +56,7 @@ def test_flops(
     assert node_flops(Node(op, names, ("out",), attributes), types) == expected
 
 
-def test_contributed_operator_costs_an_operation_an_element() -> None:
+def test_a_contrib_operator_costs_one_operation_per_element() -> None:
     types = {name: TensorType(onnx.TensorProto.FLOAT, (3, 4)) for name in ("x", "y")}
     assert node_flops(Node("Warp", ("x",), ("y",), domain="acme"), types) == 12
 
@@ -64,7 +64,7 @@ def test_contributed_operator_costs_an_operation_an_element() -> None:
 @pytest.mark.parametrize(
     "name, giga", [("light_resnet50", 7.7), ("light_vgg19", 39.3), ("light_squeezenet", 0.7)]
 )
-def test_whole_networks_cost_what_is_known_of_them(name: str, giga: float) -> None:
+def test_networks_have_their_published_cost(name: str, giga: float) -> None:
     """Published multiply-add counts at 224 x 224, doubled, within 10 %."""
     path = light_path(name)
     model = read_model(path, input_shapes={image_input(path): (1, 3, 224, 224)})

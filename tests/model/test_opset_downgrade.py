@@ -1,4 +1,4 @@
-"""Newer operators come down to opset 18 and compute what ONNX's own test data say, or stay and are told."""
+"""Newer operators at opset 18 compute ONNX's own test data, or keep their opset and a note says so."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from onnx import helper, numpy_helper
 
 from onnxgc.model.core.draft import Draft
 from onnxgc.model.core.ir import Array
-from onnxgc.model.files.lift_weights import draft_of
 from onnxgc.model.files.load import load_proto
-from onnxgc.model.opset.target import at_target_opset
-from onnxgc.model.static_shapes.shape_walk import resolved, with_input_shapes
+from onnxgc.model.files.proto_to_draft import draft_of
+from onnxgc.model.opset.convert_opset import at_target_opset
+from onnxgc.model.static_shapes.input_shapes import with_input_shapes
+from onnxgc.model.static_shapes.shape_walk import infer_shapes
 from tests.model.model_helpers import normal, run, text_model
 
 _DATA = "onnx.backend.test.case.node"
-# Operators that are new or changed after opset 18, and the module that holds ONNX's data for each.
+# Operators that are new or changed after opset 18, each with the module of its test data in ONNX.
 OPERATORS = {
     "AffineGrid": "affinegrid",
     "Attention": "attention",
@@ -50,7 +51,7 @@ OPERATORS = {
     "Swish": "swish",
     "TopK": "topk",
 }
-# What has no like at opset 18, as the note says it.
+# Operators without an equivalent at opset 18, with a part of the note.
 STAYS = {
     "AveragePool": "AveragePool has the attribute dilations",
     "CastLike": "Cast of (float8|float4|u?int[24])",
@@ -60,13 +61,13 @@ STAYS = {
     "Resize": "'half_pixel_symmetric'",
     "SpaceToDepth": "SpaceToDepth has the attribute mode",
 }
-# Functions that have no kernel on CUDA, or none at opset 18.
+# Functions without a CUDA kernel, or without one at opset 18.
 EXPANDED = (
     "AffineGrid", "Attention", "CausalConvWithState", "CenterCropPad", "Gelu", "GroupNormalization",
     "LinearAttention", "NegativeLogLikelihoodLoss", "RMSNormalization", "RotaryEmbedding",
     "SoftmaxCrossEntropyLoss", "SwiGLU", "Swish",
 )  # fmt: skip
-# ONNX Runtime computes something else than ONNX's data say, at the source opset as well.
+# ONNX Runtime differs from ONNX's data at the source opset too.
 _RUNTIME_DIFFERS = {
     "test_dft",
     "test_dft_axis",
@@ -78,9 +79,9 @@ _RUNTIME_DIFFERS = {
 
 @cache
 def data(operator: str) -> tuple[Any, ...]:
-    """ONNX's test cases of one operator in float32, at the opset that the data are for."""
+    """ONNX's test cases of one operator in float32, at the opset of the data."""
     with warnings.catch_warnings():
-        # Making the data divides by zero and overflows on purpose.
+        # Some test data divide by zero and overflow on purpose.
         warnings.simplefilter("ignore")
         importlib.import_module(f"{_DATA}.{OPERATORS[operator]}")
     found = importlib.import_module(_DATA)._NodeTestCases
@@ -98,16 +99,16 @@ def _array(value: Any) -> Array:
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
 
 
-def lowered(model: onnx.ModelProto, feeds: dict[str, Array]) -> Draft:
+def downgraded(model: onnx.ModelProto, feeds: dict[str, Array]) -> Draft:
     draft, _ = with_input_shapes(draft_of(*load_proto(model)), None)
     assert {name: kind.shape for name, kind in draft.types.items()} == {k: v.shape for k, v in feeds.items()}
-    return resolved(at_target_opset(resolved(draft)))
+    return infer_shapes(at_target_opset(infer_shapes(draft)))
 
 
 def as_model(draft: Draft) -> onnx.ModelProto:
     graph = helper.make_graph(
         [node.to_proto() for node in draft.nodes],
-        "lowered",
+        "downgraded",
         [helper.make_tensor_value_info(n, draft.types[n].dtype, draft.types[n].shape) for n in draft.inputs],
         [onnx.ValueInfoProto(name=name) for name in draft.outputs],
         [numpy_helper.from_array(weight.load(), name) for name, weight in draft.weights.items()],
@@ -116,7 +117,7 @@ def as_model(draft: Draft) -> onnx.ModelProto:
 
 
 def with_constants(model: onnx.ModelProto, feeds: dict[str, Array]) -> onnx.ModelProto:
-    """The model with settings as constants: all but the first input that are vectors of whole numbers."""
+    """The model with settings as constants: integer vectors other than the first input."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for name in list(feeds)[1:]:
@@ -136,11 +137,11 @@ _INTEGER_DATA = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "Rotary
 
 
 def problem(entry: Any, operator: str) -> str:
-    """What is wrong with a lowered case; empty where nothing is."""
+    """The first difference of a downgraded case from ONNX's data; empty if there is none."""
     inputs, outputs = entry.data_sets[0]
     feeds = {v.name: _array(x) for v, x in zip(entry.model.graph.input, inputs, strict=True)}
     source = with_constants(entry.model, feeds)
-    draft = lowered(source, feeds)
+    draft = downgraded(source, feeds)
     if draft.opset != 18:
         expected = STAYS.get(operator)
         return "" if expected and re.search(expected, draft.notes[-1]) else draft.notes[-1]
@@ -160,44 +161,44 @@ def problem(entry: Any, operator: str) -> str:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_operators_mean_the_same_when_they_come_down(operator: str) -> None:
+def test_downgraded_operators_compute_the_test_data(operator: str) -> None:
     cases = [entry for entry in data(operator) if entry.name not in _RUNTIME_DIFFERS]
     assert cases
     wrong = {entry.name: text for entry in cases if (text := problem(entry, operator))}
     assert wrong == {}
 
 
-def _came_down(nodes: str, opset: int, x: Array) -> Draft:
-    """The draft of one operator on x, which must come down and compute what it did."""
+def _downgraded_operator(nodes: str, opset: int, x: Array) -> Draft:
+    """The draft of one downgraded operator; asserts that its output for x is unchanged."""
     sizes = ",".join(map(str, x.shape))
     source = text_model(f"(float[{sizes}] x) => (float[a,b] y) {{ {nodes} }}", opset=opset, ir_version=10)
-    draft = lowered(source, {"x": x})
+    draft = downgraded(source, {"x": x})
     assert draft.opset == 18
     (expected,), (found,) = run(source, {"x": x}), run(as_model(draft), {"x": x}, "y")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     return draft
 
 
-def test_the_usual_axis_of_a_fourier_transform_is_counted_from_the_front() -> None:
-    draft = _came_down("y = DFT(x)", 20, normal(2, 3, 4, 5, 1))
+def test_the_default_axis_of_a_fourier_transform_becomes_nonnegative() -> None:
+    draft = _downgraded_operator("y = DFT(x)", 20, normal(2, 3, 4, 5, 1))
     assert draft.nodes[0].attribute("axis") == 3
 
 
-def test_saturation_means_nothing_to_older_types() -> None:
+def test_saturation_of_older_types_is_dropped() -> None:
     body = (
         "(float[2,3] x) => (float[2,3] y) { h = Cast<to=10, saturate=0>(x)  y = Cast<to=1, saturate=0>(h) }"
     )
-    draft = lowered(text_model(body, opset=19, ir_version=9), {"x": normal(2, 3)})
+    draft = downgraded(text_model(body, opset=19, ir_version=9), {"x": normal(2, 3)})
     assert draft.opset == 18
     assert [dict(node.attributes) for node in draft.nodes] == [{"to": 10}, {"to": 1}]
 
 
 @pytest.mark.parametrize("operator", STAYS)
-def test_what_has_no_like_at_opset_18_stays(operator: str) -> None:
+def test_operators_without_an_equivalent_keep_their_opset(operator: str) -> None:
     notes: list[str] = []
     for entry in data(operator):
         feeds = {
             v.name: _array(x) for v, x in zip(entry.model.graph.input, entry.data_sets[0][0], strict=True)
         }
-        notes += lowered(with_constants(entry.model, feeds), feeds).notes
+        notes += downgraded(with_constants(entry.model, feeds), feeds).notes
     assert any(re.search(STAYS[operator], note) for note in notes)

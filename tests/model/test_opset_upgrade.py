@@ -1,4 +1,4 @@
-"""Models of any opset come to opset 18 with the same results, or keep theirs and say so."""
+"""Models of any opset are read at opset 18 with the same results, or keep their opset and a note says so."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_newer_opsets(opset: int) -> None:
     same_output(with_weights(text_model(body, opset=opset), **WEIGHTS), normal(2, 4, 6, 6))
 
 
-def test_names_of_tensors_and_nodes_stay() -> None:
+def test_names_of_tensors_and_nodes_are_kept() -> None:
     body = """(float[2,4,6,6] x) => (float[2,5] y) {
         [conv] z = Conv(x, w)  [pool] y = ReduceSum<axes=[2,3],keepdims=0>(z) }"""
     model = read_model(with_weights(text_model(body, opset=9), w=WEIGHTS["w"]), loss="mse")
@@ -83,7 +83,7 @@ def test_old_dropout() -> None:
         (24, "y = Swish(z)", "Swish"),
     ],
 )
-def test_new_functions_are_expanded_to_come_down(opset: int, nodes: str, expanded: str) -> None:
+def test_new_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expanded: str) -> None:
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, k)  {nodes} }}"
     values = {"g": normal(4), "h": normal(4), "k": normal(6)}
     used = {name: value for name, value in values.items() if f"{name})" in body or f" {name}," in body}
@@ -95,7 +95,7 @@ def test_new_functions_are_expanded_to_come_down(opset: int, nodes: str, expande
     assert any(f"opset {opset} to 18; {expanded}" in note for note in model.notes)
 
 
-def test_what_cannot_come_down_stays_and_is_told() -> None:
+def test_a_note_reports_a_model_that_keeps_its_opset() -> None:
     # A Cast to float8 exists from opset 19 on.
     body = "(float[2,4] x) => (float[2,4] y) { z = Mul(x, w)  q = Cast<to=17>(z)  y = Cast<to=1>(q) }"
     model = read_model(with_weights(text_model(body, opset=19, ir_version=9), w=normal(4)), loss="mse")
@@ -103,13 +103,13 @@ def test_what_cannot_come_down_stays_and_is_told() -> None:
     assert any("stays at opset 19" in note for note in model.notes)
 
 
-def test_everything_that_holds_a_model_at_its_opset_is_told() -> None:
+def test_the_note_lists_every_operator_without_an_equivalent() -> None:
     body = """(float[2,4] x) => (float[2,4] y) <int64[4] p = {0, 1, 0, 1}> {
         z = Mul(x, w)  q = Cast<to=17>(z)  r = Cast<to=1>(q)  [wrap] y = Pad<mode="wrap">(r, p) }"""
     model = read_model(with_weights(text_model(body, opset=21, ir_version=10), w=normal(4)), loss="mse")
     (note,) = [note for note in model.notes if "stays at opset 21" in note]
-    assert "Cast of float8e4m3fn is newer" in note
-    assert "Pad with mode 'wrap' is newer at 'wrap'" in note
+    assert "Cast of float8e4m3fn needs a newer opset" in note
+    assert "Pad with mode 'wrap' needs a newer opset at 'wrap'" in note
 
 
 @pytest.mark.parametrize("opset", [21, 22])
@@ -128,7 +128,7 @@ def test_group_normalization_is_expanded(opset: int, shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("opset", [18, 19, 20])
 def test_group_normalization_with_a_scale_for_each_group_is_expanded(opset: int) -> None:
-    """ONNX's checker refuses it, because later opsets do."""
+    """ONNX's checker refuses the deprecated version."""
     body = """(float[2,6,3,2] x) => (float[2,6,3,2] y) {
         z = Mul(x, k)  y = GroupNormalization<num_groups=3, epsilon=0.1>(z, g, h) }"""
     weights = {"k": normal(2), "g": normal(3), "h": normal(3, seed=1)}
@@ -157,7 +157,7 @@ def test_functions_without_a_cuda_kernel_are_expanded(nodes: str, opset: int) ->
     assert not any(node.op in nodes for node in read_model(source, loss="mse").nodes if node.op != "Mul")
 
 
-def test_loss_function_in_the_model_is_expanded() -> None:
+def test_a_loss_function_in_the_model_is_expanded() -> None:
     body = """(float[4,3] x, int64[4] t) => (float total) {
         y = MatMul(x, w)  total = SoftmaxCrossEntropyLoss<ignore_index=2>(y, t) }"""
     source = with_weights(text_model(body), w=normal(3, 5))

@@ -1,4 +1,4 @@
-"""What PyTorch's exporters say of weights overrules what their use says."""
+"""The role that PyTorch's exporters state for a weight overrides the role inferred from its use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx
 
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.roles import Role
 from tests.model.model_helpers import normal, text_model, with_weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -25,10 +25,12 @@ WEIGHTS: dict[str, Array] = {
 }
 
 
-def exported(told: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array) -> onnx.ModelProto:
+def exported(
+    marks: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array
+) -> onnx.ModelProto:
     model = with_weights(text_model(BODY), **(weights or WEIGHTS))
     model.producer_name = producer
-    for name, entries in told.items():
+    for name, entries in marks.items():
         value = model.graph.value_info.add(name=name)
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         for key, text in entries.items():
@@ -45,42 +47,42 @@ def test_marks_of_the_newer_exporter_decide() -> None:
     model = exported({name: {KIND: kind} for name, kind in marks.items()})
     assert parameters(model) == ["w", "s"]
     reasons = {weight.name: weight.reason for weight in explain_weights(model)}
-    assert reasons["k"] == "a buffer, as the exporter says"
-    assert reasons["t"] == "a constant, as the exporter says"
+    assert reasons["k"] == "a buffer, as marked by the exporter"
+    assert reasons["t"] == "a constant, as marked by the exporter"
 
 
-def test_what_was_folded_from_a_parameter_trains_and_is_told() -> None:
+def test_a_weight_folded_from_a_parameter_trains_and_a_note_reports_it() -> None:
     model = exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "['layer.g', 'layer.v']"}})
     assert parameters(model) == ["w", "t"]
     notes = read_model(model, loss="mse").notes
-    assert any("computed with 'layer.g', 'layer.v'" in note and "optimize=False" in note for note in notes)
+    assert any("computed from 'layer.g', 'layer.v'" in note and "optimize=False" in note for note in notes)
 
 
-def test_what_was_folded_from_constants_does_not_train() -> None:
+def test_a_weight_folded_from_constants_does_not_train() -> None:
     assert parameters(exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "val_1,val_2"}})) == ["w"]
 
 
-def test_the_signature_tells_folded_buffers_from_folded_parameters() -> None:
-    """A buffer in a submodule has a dot in its name too, and a parameter of the module itself has none."""
+def test_the_signature_separates_folded_buffers_from_folded_parameters() -> None:
+    """Names cannot: a submodule's buffer has a dot in its name, the module's own parameter has none."""
     signature = """
 # inputs
 p_table: PARAMETER target='table'
 b_norm_mean: BUFFER target='norm.mean' persistent=True
 x: USER_INPUT
 """
-    told = {
+    marks = {
         "w": {KIND: "PARAMETER"},
         "k": {FOLDED: "['norm.mean', 'val_1']"},
         "t": {FOLDED: "['table', 'val_2']"},
     }
-    model = exported(told)
+    model = exported(marks)
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     assert parameters(model) == ["w", "t"]
-    (note,) = (note for note in read_model(model, loss="mse").notes if "computed with" in note)
-    assert note.startswith("the exporter computed with 'table' and")
+    (note,) = (note for note in read_model(model, loss="mse").notes if "computed from" in note)
+    assert note.startswith("the exporter stored values computed from 'table', which")
 
 
-def test_a_parameter_that_the_exporter_took_out_is_named() -> None:
+def test_a_note_names_parameters_that_the_exporter_removed() -> None:
     signature = "p_w: PARAMETER target='w'\np_gone: PARAMETER target='gone'\nb_k: BUFFER target='mean'\n"
     model = exported({"w": {KIND: "PARAMETER"}})
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
@@ -89,16 +91,16 @@ def test_a_parameter_that_the_exporter_took_out_is_named() -> None:
     assert notes[0].startswith("parameters of the module are not in the file: 'gone'; forward does not use")
 
 
-def test_a_learned_exponent_is_asked_about() -> None:
+def test_a_note_asks_about_a_learned_exponent() -> None:
     model = text_model("(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }")
     model = with_weights(model, w=normal(4, 4), e=np.full((1,), 3, np.float32))
     model.producer_name = "pytorch"
     notes = read_model(by_older(model), loss="mse").notes
-    assert any(note.startswith("'e': taken for a constant, as single numbers are") for note in notes)
+    assert any(note.startswith("'e': classified as a constant, like all single numbers") for note in notes)
 
 
-def test_what_a_normalisation_was_put_into_trains_and_is_told() -> None:
-    """The optimiser keeps the weight's name, calls the bias after it, and marks neither."""
+def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> None:
+    """The optimizer keeps the weight's name, derives the bias's name from it, and marks neither."""
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"
     model = with_weights(text_model(body), w=normal(4, 4), w_bias=normal(4), v=normal(4, 4))
     model.producer_name = "pytorch"
@@ -106,11 +108,11 @@ def test_what_a_normalisation_was_put_into_trains_and_is_told() -> None:
     signature = "p_w: PARAMETER target='w'\np_v: PARAMETER target='v'\nx: USER_INPUT"
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     assert parameters(model) == ["w", "w_bias", "v"]
-    (note,) = (note for note in read_model(model, loss="mse").notes if "computed with" in note)
-    assert note.startswith("the exporter computed with 'w' and stored")
+    (note,) = (note for note in read_model(model, loss="mse").notes if "computed from" in note)
+    assert note.startswith("the exporter stored values computed from 'w', which")
 
 
-def test_a_marked_parameter_trains_however_little_is_done_with_it() -> None:
+def test_a_marked_parameter_trains_regardless_of_its_use() -> None:
     body = "(float[2,4] x) => (float[3,4] y) { z = MatMul(x, w)  y = Concat<axis=0>(z, c) }"
     model = with_weights(text_model(body), w=normal(4, 4), c=normal(1, 4))
     model.producer_name = "pytorch"
@@ -127,18 +129,18 @@ def by_older(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_numbers_under_a_name_of_the_older_exporter_train() -> None:
+def test_all_numbers_train_in_files_of_the_older_exporter() -> None:
     assert parameters(by_older(exported({}))) == ["w", "s", "k", "t", "e"]
 
 
-def test_numbers_of_the_first_exporter_train() -> None:
+def test_all_numbers_train_in_files_of_version_1() -> None:
     model = exported({})
     model.producer_version = "1.9"
     assert parameters(model) == ["w", "s", "k", "t", "e"]
 
 
 def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
-    """Tools drop the marks and keep the producer: constants of formulas are then initializers like others."""
+    """Some tools drop the marks and keep the producer; constants of formulas are then plain initializers."""
     model = exported({})
     model.producer_version = "2.14.1"
     for node in model.graph.node:
@@ -146,7 +148,7 @@ def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
     assert parameters(model) == ["w", "k", "t", "e"]
 
 
-def test_a_number_under_the_name_of_a_module_trains_without_marks() -> None:
+def test_a_number_with_a_module_name_trains_without_marks() -> None:
     model = exported({})
     model.producer_version = "2.14.1"
     model.graph.initializer[1].name = model.graph.node[1].input[1] = "block.scale"
@@ -174,5 +176,5 @@ def test_constant_nodes_that_a_simplifier_made_initializers_do_not_train() -> No
     assert parameters(model) == ["w", "s", "e"]
 
 
-def test_elsewhere_use_decides() -> None:
+def test_files_of_other_exporters_are_classified_by_use() -> None:
     assert parameters(exported({"k": {KIND: "BUFFER"}}, producer="other")) == ["w", "k", "t", "e"]

@@ -1,4 +1,4 @@
-"""The nine light models of the `onnx` package, from file to a graph that trains."""
+"""The nine light models of the `onnx` package, from file to a trainable graph."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from onnxgc.model.core.draft import reads_of
 from onnxgc.model.core.ir import TrainableModel
+from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from onnxgc.model.weight_roles.initialization import draw_weights
 from tests.model.model_helpers import (
     LIGHT_MODELS,
     image_input,
@@ -59,8 +59,9 @@ def assert_well_formed(model: TrainableModel) -> None:
     assert all(name in known for name in (*model.outputs, model.loss))
 
 
-@pytest.mark.parametrize("batch", [2, 5])
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize(
+    "name, batch", [*((name, 2) for name in LIGHT_MODELS), ("light_shufflenet", 5), ("light_vgg19", 5)]
+)
 def test_reads_at_another_batch(name: str, batch: int) -> None:
     model = read_light(name, batch)
     assert_well_formed(model)
@@ -74,17 +75,16 @@ def test_reads_at_another_batch(name: str, batch: int) -> None:
     assert not any(node.op in ("Identity", "Shape", "Softmax", "Constant") for node in model.nodes)
 
 
-@pytest.mark.parametrize("name", ["light_resnet50", "light_densenet121"])
-def test_reading_takes_well_under_a_second_and_a_half(name: str) -> None:
+def test_reading_takes_under_a_second_and_a_half() -> None:
     def seconds() -> float:
         start = time.process_time()
-        read_light(name, 64)
+        read_light("light_densenet121", 64)
         return time.process_time() - start
 
-    assert min(seconds() for _ in range(3)) < 1.5
+    assert any(seconds() < 1.5 for _ in range(3))
 
 
-def test_reading_twice_gives_the_same() -> None:
+def test_reading_is_deterministic() -> None:
     first, second = read_light("light_shufflenet", 2), read_light("light_shufflenet", 2)
     assert first.nodes == second.nodes
     assert first.types == second.types
@@ -116,9 +116,15 @@ def test_forward_equals_the_source(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["light_resnet50", "light_shufflenet", "light_densenet121", "light_inception_v2"]
+    "name",
+    [
+        "light_shufflenet",
+        "light_inception_v2",
+        pytest.param("light_resnet50", marks=pytest.mark.slow),
+        pytest.param("light_densenet121", marks=pytest.mark.slow),
+    ],
 )
-def test_batch_statistics_equal_normalising_all_samples_together(name: str) -> None:
+def test_batch_statistics_equal_instance_normalization_over_all_samples(name: str) -> None:
     path, batch = light_path(name), 2
     source, image = onnx.load(path), image_input(path)
     model = read_light(name, batch)

@@ -1,4 +1,4 @@
-"""A file with a literal batch, read for another: each sample's result stays what it was, or it is refused."""
+"""A file with a literal batch, read for another: each sample's result stays equal, or the file is refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WEIGHTS = {
     "first": np.asarray(0),
 }
 
-# Nodes from `z` of [B, 4, 6] to `y` of [B, ...]; in braces stand constants, B times a number among them.
-FOLLOWING = {
+# Nodes from `z` of [B, 4, 6] to `y` of [B, ...]; braces contain constants, which may be multiples of B.
+REWRITTEN = {
     "flattened": "y = Reshape(z, {B, -1})",
     "rest in front": "y = Reshape(z, {-1, 24})",
     "copied": "y = Reshape(z, {0, -1})",
@@ -51,7 +51,7 @@ FOLLOWING = {
     "class token": "e = Expand(token, {B, 1, 6})  y = Concat<axis=1>(e, z)",
     "repeated token": "e = Tile(token, {B, 1, 1})  y = Concat<axis=1>(e, z)",
     "token with a place": "e = Expand(token, {B, 1, 6})  f = Add(e, place)  y = Concat<axis=1>(f, z)",
-    "constant beside": "o = Expand(half, {B, 2, 6})  y = Concat<axis=1>(z, o)",
+    "constant concatenated": "o = Expand(half, {B, 2, 6})  y = Concat<axis=1>(z, o)",
     "constant added": "o = Expand(half, {B, 4, 6})  y = Add(z, o)",
     "looked up": "i = Expand({1}, {B, 4})  e = Gather(table, i)  y = Add(z, e)",
     "elements looked up": "i = Expand({1}, {B, 4, 2})  y = GatherElements<axis=2>(z, i)",
@@ -82,10 +82,10 @@ FOLLOWING = {
 REFUSED = {
     "four groups": (
         "a = Reshape(z, {4, -1})  s = Softmax<axis=0>(a)  y = Reshape(s, {B, 4, 6})",
-        "which a literal shape alone tells|does not tell which of its sizes follow",
+        "inferred from a literal shape only|does not show which of its sizes change",
     ),
-    "a certain sample": ("y = Gather<axis=0>(z, first)", "takes certain samples of 'z'"),
-    "all but a sample": ("y = Slice(z, {1}, {1000}, {0})", "takes certain samples of 'z'"),
+    "a certain sample": ("y = Gather<axis=0>(z, first)", "selects particular samples of 'z'"),
+    "all but a sample": ("y = Slice(z, {1}, {1000}, {0})", "selects particular samples of 'z'"),
     "a sum": ("s = ReduceSum<keepdims=0>(z)  y = Mul(s, half)", "it sums over samples"),
     "pairs": ("f = Reshape(z, {B, -1})  t = Transpose(f)  y = MatMul(f, t)", "pairs samples with samples"),
     "padded": ("y = Pad(z, {1, 0, 0, 0, 0, 0})", "pads 'z' along the batch"),
@@ -96,13 +96,13 @@ def exported(body: str, batch: int) -> onnx.ModelProto:
     """A file with the batch as a literal, as exporters write it."""
     literals: dict[str, Array] = {}
 
-    def named(match: re.Match[str]) -> str:
+    def named_literal(match: re.Match[str]) -> str:
         texts = [text.strip() for text in match[1].split(",")]
         sizes = [int(text[:-1] or 1) * batch if text.endswith("B") else int(text) for text in texts]
         literals[f"literal{len(literals)}"] = np.asarray(sizes)
         return f"literal{len(literals) - 1}"
 
-    nodes = re.sub(r"\{([^}]*)\}", named, body)
+    nodes = re.sub(r"\{([^}]*)\}", named_literal, body)
     model = text_model(f"(float[{batch},4,6] x) => (float[] y) {{ z = MatMul(x, w)  {nodes} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     read = {name for node in model.graph.node for name in node.input}
@@ -110,7 +110,7 @@ def exported(body: str, batch: int) -> onnx.ModelProto:
 
 
 def read_at(source: onnx.ModelProto, batch: int) -> tuple[Array, Array]:
-    """A batch of samples, and the output of the file that is read for it."""
+    """A batch of samples, and the output of the file read for that batch."""
     x = normal(batch, 4, 6, seed=5)
     model = read_model(source, input_shapes={"x": x.shape}, loss="mse")
     target = np.zeros(model.types[model.outputs[0]].shape, np.float32)
@@ -118,14 +118,14 @@ def read_at(source: onnx.ModelProto, batch: int) -> tuple[Array, Array]:
     return x, found
 
 
-@pytest.mark.parametrize("name", FOLLOWING)
+@pytest.mark.parametrize("name", REWRITTEN)
 @pytest.mark.parametrize("old, new", BATCHES)
-def test_each_sample_has_the_result_of_the_file(name: str, old: int, new: int) -> None:
-    source = exported(FOLLOWING[name], old)
+def test_each_sample_keeps_its_result(name: str, old: int, new: int) -> None:
+    source = exported(REWRITTEN[name], old)
     x, found = read_at(source, new)
     assert found.shape[0] == new
     for sample in range(new):
-        # In another place, among others.
+        # The same sample at another position, among other samples.
         batch = normal(old, 4, 6, seed=9)
         batch[-1] = x[sample]
         np.testing.assert_allclose(found[sample], run(source, {"x": batch})[0][-1], rtol=1e-5, atol=1e-6)
@@ -133,14 +133,14 @@ def test_each_sample_has_the_result_of_the_file(name: str, old: int, new: int) -
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("old, new", BATCHES)
-def test_what_cannot_be_shown_to_be_the_same_is_refused(name: str, old: int, new: int) -> None:
+def test_graphs_that_may_mix_samples_are_refused(name: str, old: int, new: int) -> None:
     body, reason = REFUSED[name]
     with pytest.raises(ShapeError, match=reason) as caught:
         read_at(exported(body, old), new)
     assert str(caught.value).count("export the model with dynamic dimensions") == 1
 
 
-# As InstanceNormalization is written for a batch that is known.
+# InstanceNormalization as exporters write it for a literal batch.
 CHANNELS = "a = Reshape(z, {1, -1, 6})  m = ReduceMean(a, {0, 2})  b = Sub(a, m)  y = Reshape(b, {B, 4, 6})"
 
 
@@ -159,26 +159,26 @@ def test_samples_may_be_channels() -> None:
     ],
 )
 def test_samples_of_a_batch_of_one_that_may_be_channels_are_refused(body: str) -> None:
-    with pytest.raises(ShapeError, match=r"literal shape alone tells|may make channels of samples"):
+    with pytest.raises(ShapeError, match=r"literal shape only|may fold samples into its channels"):
         read_at(exported(body, 1), 4)
 
 
 @pytest.mark.parametrize("old", [2, 3])
-def test_what_differs_between_the_samples_of_the_file_is_refused(old: int) -> None:
+def test_a_constant_that_differs_between_samples_is_refused(old: int) -> None:
     source = exported("y = Mul(z, each)", old)
     source.graph.initializer.append(onnx.numpy_helper.from_array(normal(old, 1, 1), "each"))
-    with pytest.raises(ShapeError, match=r"'each' of .* holds something else for each"):
+    with pytest.raises(ShapeError, match=r"'each' of .* depends on the batch dimension"):
         read_at(source, 5)
 
 
-def test_an_identity_matrix_of_one_sample_is_not_taken_for_a_constant() -> None:
+def test_an_identity_matrix_of_one_sample_is_refused() -> None:
     body = "m = ReduceMean<keepdims=0>(z, {1})  t = Transpose(m)  p = MatMul(m, t)  y = Sub(p, one)"
     with pytest.raises(ShapeError, match="pairs samples with samples"):
         read_at(exported(body, 1), 4)
 
 
 @pytest.mark.parametrize("old", [1, 2])
-def test_what_is_drawn_is_drawn_for_each_sample(old: int) -> None:
+def test_random_numbers_are_drawn_for_each_new_sample(old: int) -> None:
     body = f"r = RandomUniform<shape=[{old},1,1]>()  k = Add(r, half)  d = Floor(k)  y = Mul(z, d)"
     model = read_model(exported(body, old), input_shapes={"x": (64, 4, 6)}, loss="mse")
     (random,) = (node for node in model.nodes if node.op == "RandomUniform")
@@ -186,7 +186,7 @@ def test_what_is_drawn_is_drawn_for_each_sample(old: int) -> None:
     assert model.types["y"].shape == (64, 4, 6)
 
 
-def test_states_of_recurrent_networks_follow() -> None:
+def test_initial_states_of_recurrent_networks_are_rewritten() -> None:
     zeros = "t = Transpose<perm=[1,0,2]>(z)  h = Expand(half, {1, B, 3})"
     body = f"{zeros}  s, last = GRU<hidden_size=3>(t, a, r, , , h)  y = Transpose<perm=[1,0,2]>(last)"
     source = exported(body, 2)
@@ -197,8 +197,8 @@ def test_states_of_recurrent_networks_follow() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gathered_strides_follow() -> None:
-    """As torch.as_strided is written: all elements in a row, and the place of each."""
+def test_indices_of_strided_views_are_rewritten() -> None:
+    """Exporters write torch.as_strided as a flat tensor and the index of each element."""
     places = np.arange(2)[:, None, None] * 24 + np.arange(6)[None, :, None] + np.arange(4)[None, None] * 6
     source = exported("f = Reshape(z, {-1})  y = Gather<axis=0>(f, places)", 2)
     source.graph.initializer.append(onnx.numpy_helper.from_array(places, "places"))
@@ -219,26 +219,26 @@ def test_samples_of_a_batch_of_one_in_one_row_are_refused() -> None:
         read_at(exported("t = Transpose<perm=[1,0,2]>(z)  y = Reshape(t, {1, -1})", 1), 4)
 
 
-def test_literals_that_were_rewritten_are_told() -> None:
+def test_a_note_reports_rewritten_literals() -> None:
     source = exported("y = Reshape(z, {B, -1})", 2)
     (note,) = (n for n in read_model(source, input_shapes={"x": (4, 4, 6)}).notes if "literal" in n)
-    assert note == "1 literal shapes held the file's batch of 2 and were rewritten for 4 ('Reshape_y')"
+    assert note == "1 literal shapes contained the file's batch of 2 and were rewritten for 4 ('Reshape_y')"
 
 
-def test_other_sizes_do_not_go_into_the_batch() -> None:
+def test_other_sizes_do_not_change_the_batch() -> None:
     model = read_model(exported("y = Reshape(z, {-1, 24})", 2), input_shapes={"x": (2, 8, 6)}, loss="mse")
     assert model.types["y"].shape == (2, 48)
-    assert any("held the file's sizes and were rewritten" in note for note in model.notes)
+    assert any("contained the file's sizes and were rewritten" in note for note in model.notes)
 
 
-def test_a_batch_has_one_place_where_it_is_more_than_one() -> None:
+def test_a_batch_above_one_has_one_position() -> None:
     (placed,) = reshaped([AxisChange(0, 4, 8)], (4, 3, 4), (4, 4, 3))
     assert placed == (AxisChange(0, 4, 8),)
     assert list(reshaped([AxisChange(0, 4, 8, inner=2)], (8, 3), (2, 4, 3))) == []
     assert list(reshaped([AxisChange(0, 4, 8, outer=2)], (8, 3), (2, 4, 3))) == [(AxisChange(1, 4, 8),)]
 
 
-def test_a_batch_of_one_is_sought_alone_then_in_front_of_others() -> None:
+def test_a_batch_of_one_is_unmerged_or_else_outermost() -> None:
     assert [one[0].axis for one in reshaped([AxisChange(0, 1, 4)], (1, 8), (1, 8))] == [0, 1]
     assert [one[0].axis for one in reshaped([AxisChange(1, 1, 4)], (5, 1, 6), (5, 2, 3))] == [1, 0]
     assert [one[0].axis for one in reshaped([AxisChange(1, 1, 4)], (5, 1, 6), (5, 6))] == [0, 1]

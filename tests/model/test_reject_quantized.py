@@ -1,4 +1,4 @@
-"""Quantised models are refused with the reason; weights that are only stored so are not."""
+"""Quantised models are an error; weights that are only stored as integers are not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QDQ = f"""(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{
     y = MatMul(b, d) }}"""
 
 
-def test_quantisation_behind_parameters_is_refused_and_all_of_it_named() -> None:
+def test_quantisation_after_parameters_is_an_error_that_counts_all_operators() -> None:
     source = with_weights(text_model(_QDQ), w=normal(3, 4), v=normal(4, 5))
     with pytest.raises(UnsupportedOperatorError, match=r"quantised.*2 QuantizeLinear \(first 'q1'\)"):
         read_model(source, loss="mse")
@@ -42,7 +42,7 @@ def test_quantisation_behind_parameters_is_refused_and_all_of_it_named() -> None
         ),
     ],
 )
-def test_whole_number_operators_are_refused(nodes: str, kinds: str) -> None:
+def test_integer_operators_are_an_error(nodes: str, kinds: str) -> None:
     body = f"(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{ h = MatMul(x, w)  {nodes} }}"
     source = with_weights(
         text_model(body, domains=', "com.microsoft": 1'), w=normal(3, 4), i=np.ones((4, 5), np.int8)
@@ -51,7 +51,7 @@ def test_whole_number_operators_are_refused(nodes: str, kinds: str) -> None:
         read_model(source, loss="mse")
 
 
-def test_models_without_any_parameter_say_why() -> None:
+def test_a_quantised_model_without_parameters_is_an_error() -> None:
     body = f"""(float[2,4] x) => (float[2,5] y) <{_SETTINGS}> {{
         a = QuantizeLinear(x, s, z)  m = QLinearMatMul(a, s, z, i, t, n, s, z)
         y = DequantizeLinear(m, s, z) }}"""
@@ -59,21 +59,21 @@ def test_models_without_any_parameter_say_why() -> None:
         read_model(with_weights(text_model(body), i=np.ones((4, 5), np.int8)), loss="mse")
 
 
-def test_weights_stored_as_whole_numbers_stay_as_they_are() -> None:
+def test_weights_stored_as_integers_stay_constant() -> None:
     body = f"""(float[2,4] x) => (float[2,3] y) <{_SETTINGS}> {{
         d = DequantizeLinear(i, t, n)  h = MatMul(x, d)  r = Relu(h)  y = MatMul(r, w) }}"""
     source = with_weights(text_model(body), i=np.ones((4, 5), np.int8), w=normal(5, 3))
     assert optimize(source, loss="mse").training_graph.gradient_of.keys() == {"w"}
 
 
-def test_a_head_behind_quantised_operators_trains() -> None:
+def test_a_head_after_quantised_operators_trains() -> None:
     body = f"""(float[2,4] x) => (float[2,3] y) <{_SETTINGS}> {{
         a = QuantizeLinear(x, s, z)  b = DequantizeLinear(a, s, z)  y = MatMul(b, w) }}"""
     source = with_weights(text_model(body), w=normal(4, 3))
     assert optimize(source, loss="mse").training_graph.gradient_of.keys() == {"w"}
 
 
-def test_freezing_what_is_in_front_of_quantisation_lets_the_rest_train() -> None:
+def test_parameters_after_quantisation_train_if_those_before_are_frozen() -> None:
     source = with_weights(
         text_model(_QDQ.replace("(v, t, n)", "(x, t, n)").replace("y = MatMul(b, d)", "y = MatMul(b, v)")),
         w=normal(3, 4),
@@ -82,7 +82,7 @@ def test_freezing_what_is_in_front_of_quantisation_lets_the_rest_train() -> None
     assert optimize(source, loss="mse", freeze=["w"]).training_graph.gradient_of.keys() == {"v"}
 
 
-def test_weights_that_are_quantised_in_the_graph_are_refused() -> None:
+def test_quantising_a_parameter_in_the_graph_is_an_error() -> None:
     body = f"""(float[2,4] x) => (float[2,3] y) <{_SETTINGS}> {{
         h = MatMul(x, w)  [q] c = QuantizeLinear(v, t, n)  d = DequantizeLinear(c, t, n)
         y = MatMul(h, d) }}"""

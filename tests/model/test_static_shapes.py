@@ -1,4 +1,4 @@
-"""Every tensor gets a static shape, whatever the file declares."""
+"""Every tensor gets a static shape, also where the file declares none or another."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def mse(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> TrainableModel:
     return read_model(model, input_shapes=shapes, loss="mse")
 
 
-def test_symbolic_dimensions_become_one_and_are_told() -> None:
+def test_symbolic_dimensions_become_one_with_a_note() -> None:
     body = "(float[batch,3,height,width] x) => (float[batch,4,h,w] y) { y = Conv(x, w) }"
     model = mse(with_weights(text_model(body), w=normal(4, 3, 1, 1)))
     assert model.types["x"].shape == (1, 3, 1, 1)
     assert any(
-        "'batch', 'height', 'width' were taken as 1; pass --input-shapes x:batch,3,height,width" in note
+        "'batch', 'height', 'width' are set to 1; pass --input-shapes x:batch,3,height,width" in note
         for note in model.notes
     )
 
 
-def test_one_symbolic_dimension_is_told_by_name() -> None:
+def test_the_note_names_a_symbolic_dimension() -> None:
     body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
     notes = mse(with_weights(text_model(body), w=normal(3, 2))).notes
-    assert "input 'x': dimension 'N' was taken as 1; pass --input-shapes x:N,3" in notes
+    assert "input 'x': dimension 'N' is set to 1; pass --input-shapes x:N,3" in notes
 
 
-def test_declared_empty_dimension_is_kept_and_told() -> None:
+def test_a_declared_empty_dimension_is_kept_with_a_note() -> None:
     body = "(float[0,3] x) => (float[0,2] y) { y = MatMul(x, w) }"
     model = mse(with_weights(text_model(body), w=normal(3, 2)))
     assert model.types["y"].shape == (0, 2)
@@ -42,20 +42,20 @@ def test_declared_empty_dimension_is_kept_and_told() -> None:
 def test_given_shapes_need_no_note() -> None:
     body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
     notes = mse(with_weights(text_model(body), w=normal(3, 2)), x=(5, 3)).notes
-    assert not any("taken as 1" in note for note in notes)
+    assert not any("set to 1" in note for note in notes)
 
 
-def test_a_symbol_has_the_size_that_is_given_for_another_input() -> None:
+def test_a_symbol_takes_its_size_from_another_input() -> None:
     nodes = "m = ReduceMax<keepdims=0>(z, a) h = Add(x, m) y = MatMul(h, w)"
     body = f"(float[N,3] x, float[N,3,M] z) => (float[N,2] y) {{ {nodes} }}"
     source = with_weights(text_model(body), w=normal(3, 2), a=np.array([2]))
     model = mse(source, x=(5, 3))
     assert model.types["z"].shape == (5, 3, 1)
-    assert "input 'z': dimension 'N' was taken as 5, as given" in model.notes
-    assert "input 'z': dimension 'M' was taken as 1; pass --input-shapes z:5,3,M" in model.notes
+    assert "input 'z': dimension 'N' is set to 5, as given for another input" in model.notes
+    assert "input 'z': dimension 'M' is set to 1; pass --input-shapes z:5,3,M" in model.notes
 
 
-def test_an_input_that_keeps_the_file_s_batch_is_told() -> None:
+def test_an_input_that_keeps_the_batch_of_the_file_is_reported() -> None:
     body = "(float[1,3] x, float[1,3] mask) => (float[1,2] y) { h = Add(x, mask) y = MatMul(h, w) }"
     source = with_weights(text_model(body), w=normal(3, 2))
     note = "if it holds samples too, pass --input-shapes mask:5,3"
@@ -92,7 +92,7 @@ def test_literal_reshape_targets_follow_the_batch(target: list[int], expected: t
     assert mse(source, x=(3, 2, 2, 3)).types["y"].shape == expected
 
 
-def test_literal_targets_stay_where_they_fit() -> None:
+def test_literal_targets_that_fit_are_unchanged() -> None:
     body = "(float[1,4] x) => (float[1,4] y) { v = Reshape(w, s)  y = Mul(x, v) }"
     source = with_weights(text_model(body), w=normal(4), s=np.asarray([1, 4]))
     model = mse(source, x=(3, 4))
@@ -131,8 +131,8 @@ def test_frozen_parameters_keep_their_names() -> None:
     assert "w" in model.weights
 
 
-def test_computed_zero_bias_is_no_parameter() -> None:
-    """What torch's exporter writes for a convolution without bias (optimize=False)."""
+def test_a_computed_zero_bias_is_constant() -> None:
+    """Torch's exporter writes it for a convolution without bias (optimize=False)."""
     body = """(float[1,3,8,8] x) => (float[1,4,8,8] y) <float zero = {0.0}> {
         n = Shape<start=0, end=1>(w)  b = Expand(zero, n)  y = Conv(x, w, b)
     }"""
@@ -200,7 +200,7 @@ def test_node_names_are_made_unique() -> None:
     assert [node.origin for node in model.nodes[:3]] == ["a", "a", "Tanh_y"]
 
 
-def test_contributed_operator_keeps_its_domain() -> None:
+def test_a_contrib_operator_keeps_its_domain() -> None:
     body = (
         "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.RotaryEmbedding(z, g, g, g) }"
     )
@@ -225,7 +225,9 @@ def test_model_without_standard_operators() -> None:
     "batch_dims, indices, expected",
     [(0, [1, -2], ()), (0, [1], (4,)), (0, [[1, 0], [2, 3]], (2,)), (1, [[0], [1], [2]], (3,))],
 )
-def test_what_an_index_vector_takes(batch_dims: int, indices: list[int], expected: tuple[int, ...]) -> None:
+def test_gather_nd_with_a_constant_index(
+    batch_dims: int, indices: list[int], expected: tuple[int, ...]
+) -> None:
     body = f"""(float[3,4] x) => (float[] y) {{
         z = Mul(x, w)  v = GatherND<batch_dims={batch_dims}>(z, i)  y = Exp(v) }}"""
     source = with_weights(text_model(body), w=normal(4), i=np.asarray(indices))

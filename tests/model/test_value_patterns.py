@@ -1,4 +1,4 @@
-"""Constants that values and use alone tell from parameters, where no exporter marks them."""
+"""Constants that are recognised by their values, without marks of the exporter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.roles import Role
 from onnxgc.model.weight_roles.value_patterns import (
     are_sine_and_cosine,
     holds_sines_and_cosines,
@@ -27,11 +27,11 @@ TWICE = np.concatenate([ANGLES, ANGLES], -1)
 COSINES, SINES = np.cos(TWICE), np.sin(TWICE)
 INTERLEAVED = np.stack([np.sin(ANGLES), np.cos(ANGLES)], -1).reshape(POSITIONS, WIDTH)
 LOWER = np.tril(np.ones((POSITIONS, POSITIONS), np.float32))
-FORBIDDING = np.where(LOWER == 1, 0, -np.inf).astype(np.float32)
+FORBIDDEN = np.where(LOWER == 1, 0, -np.inf).astype(np.float32)
 DISTANCES = np.where(LOWER == 1, -np.abs(np.subtract.outer(np.arange(6), np.arange(6))) / 2, -1e9)
 BOTH_WAYS = -0.5 * np.abs(np.arange(8, dtype=np.float32)[:, None] - np.arange(8, dtype=np.float32))
 SLOPES = -(0.5 ** np.arange(1, 3, dtype=np.float32)).reshape(2, 1, 1) * np.arange(6, dtype=np.float32)
-NOTHING = np.zeros((1, POSITIONS, POSITIONS), np.float32)
+NO_MASK = np.zeros((1, POSITIONS, POSITIONS), np.float32)
 ONES = np.ones((POSITIONS, WIDTH), np.float32)
 
 ATTENTION = """(float[2,6,8] x) => (float[2,6,8] y) <int64 n = {0}> {
@@ -57,11 +57,11 @@ def decisions(body: str, **values: Array) -> dict[str, tuple[Role, str]]:
 @pytest.mark.parametrize("factor", [1.0, 1.25])
 def test_cosines_and_sines_in_two_tables_are_constants(factor: float) -> None:
     found = decisions(ROTATED, cos=COSINES * np.float32(factor), sin=SINES * np.float32(factor))
-    assert found["cos"] == (Role.CONSTANT, "sines or cosines beside 'sin': input 1 of Mul 'Mul_p'")
+    assert found["cos"] == (Role.CONSTANT, "sines or cosines, paired with 'sin': input 1 of Mul 'Mul_p'")
     assert found["sin"][0] is Role.CONSTANT
 
 
-def test_tables_that_are_looked_up_are_constants() -> None:
+def test_tables_read_by_gather_are_constants() -> None:
     body = LINEAR % "c = Gather(cos, ids) s = Gather(sin, ids) p = Mul(h, c) y = Add(p, s)"
     found = decisions(body, cos=COSINES, sin=SINES)
     assert (found["cos"][0], found["sin"][0]) == (Role.CONSTANT, Role.CONSTANT)
@@ -78,15 +78,15 @@ def test_one_table_of_sines_and_cosines_is_a_constant(table: Array) -> None:
     assert "table of sines and cosines" in reason
 
 
-def test_scales_and_shifts_as_they_start_are_no_tables() -> None:
-    """One squared and zero squared make one everywhere."""
+def test_untrained_scales_and_shifts_are_no_tables() -> None:
+    """Their squares sum to one, as those of sine and cosine do."""
     found = decisions(LINEAR % "p = Mul(h, g) y = Add(p, b)", g=ONES, b=np.zeros_like(ONES))
     assert (found["g"][0], found["b"][0]) == (Role.PARAMETER, Role.PARAMETER)
     found = decisions(LINEAR % "p = Mul(h, g) y = Add(p, b)", g=normal(6, 8), b=normal(6, 8, seed=1))
     assert (found["g"][0], found["b"][0]) == (Role.PARAMETER, Role.PARAMETER)
 
 
-def test_frequencies_are_constants_whatever_they_are_multiplied_with() -> None:
+def test_frequencies_are_constants_for_any_other_factor() -> None:
     body = """(float[3] t, float[3,8] x) => (float[3,8] y) <int64[1] last = {1}> {
         c = Unsqueeze(t, last)  f = Mul(c, freqs)  s = Sin(f)  o = Cos(f)  e = Concat<axis=1>(s, o)
         h = MatMul(x, w)  y = Mul(h, e) }"""
@@ -98,8 +98,8 @@ def test_frequencies_are_constants_whatever_they_are_multiplied_with() -> None:
 
 @pytest.mark.parametrize("nodes", ["p = Softmax(h) y = MatMul(p, k)", "p = Softmax(h) y = Mul(p, k)"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_numbers_that_count_up_are_constants(nodes: str, first: int) -> None:
-    """As detectors and disparity networks take the mean place of a distribution."""
+def test_consecutive_integers_are_constants(nodes: str, first: int) -> None:
+    """Detectors and disparity networks compute the mean position of a distribution with them."""
     shape = (8, 1) if "MatMul(p" in nodes else (8,)
     numbers = np.arange(first, first + 8, dtype=np.float32).reshape(shape)
     assert decisions(LINEAR % nodes, k=numbers)["k"][0] is Role.CONSTANT
@@ -113,12 +113,12 @@ def test_numbers_that_count_up_are_constants(nodes: str, first: int) -> None:
         ("m = Mul(s, k)", LOWER, "mask of zeros and ones"),
         ("o = Sub(one, k) f = Mul(o, big) m = Add(s, f)", LOWER, "mask of zeros and ones"),
         ("o = Identity(one) g = Sub(o, k) f = Mul(g, big) m = Add(s, f)", LOWER, "mask of zeros and ones"),
-        ("m = Add(s, k)", FORBIDDING, "mask of zeros and large negative values"),
+        ("m = Add(s, k)", FORBIDDEN, "mask of zeros and large negative values"),
         ("m = Add(s, k)", DISTANCES, "mask of zeros and large negative values"),
         ("c = Cast<to=9>(k) m = Where(c, s, big)", LOWER, "cast to integers or Booleans"),
         ("c = Cast<to=9>(k) d = Not(c) m = Where(d, big, s)", LOWER, "cast to integers or Booleans"),
-        ("m = Add(s, k)", NOTHING, "mask that masks nothing"),
-        ("o = Add(s, k) m = Add(o, k)", NOTHING, "mask that masks nothing"),
+        ("m = Add(s, k)", NO_MASK, "mask without effect"),
+        ("o = Add(s, k) m = Add(o, k)", NO_MASK, "mask without effect"),
         ("o = Add(s, k) m = Mul(o, big)", SLOPES, "distances of positions"),
         ("m = Add(s, k)", BOTH_WAYS, "distances of positions"),
     ],
@@ -144,25 +144,25 @@ def test_masks_are_constants(nodes: str, mask: Array, reason: str) -> None:
         ("p = Mul(h, h) y = Div(p, k)", np.asarray([0.5, 1] * 4, np.float32)),
     ],
 )
-def test_values_as_they_start_are_no_masks(nodes: str, value: Array) -> None:
+def test_initial_values_are_no_masks(nodes: str, value: Array) -> None:
     assert decisions(LINEAR % nodes, k=value)["k"][0] is Role.PARAMETER
 
 
-def test_zeros_in_the_place_of_a_mask_are_told() -> None:
-    source = with_weights(text_model(ATTENTION % "m = Add(s, k)"), w=normal(8, 8), k=NOTHING)
-    assert any("'k': taken for a mask of zeros" in note for note in read_model(source).notes)
+def test_a_zero_mask_has_a_note() -> None:
+    source = with_weights(text_model(ATTENTION % "m = Add(s, k)"), w=normal(8, 8), k=NO_MASK)
+    assert any("'k': classified as a mask without effect" in note for note in read_model(source).notes)
     model = read_model(source, trainable=["+k"])
     assert model.parameters == ("w", "k")
     assert not any("'k'" in note for note in model.notes)
 
 
-def test_zeros_in_front_of_an_output_train() -> None:
+def test_zeros_before_an_output_train() -> None:
     body = LINEAR % "o = Add(h, k) y = Softmax<axis=-1>(o)"
     assert decisions(body, k=np.zeros((6, 8), np.float32))["k"][0] is Role.PARAMETER
 
 
-def test_a_value_that_hides_needs_a_table() -> None:
-    """A bias may have one: the logit of a class that there is not."""
+def test_a_large_negative_value_in_a_bias_is_no_mask() -> None:
+    """It may be the logit of an absent class."""
     bias = normal(WIDTH)
     bias[3] = -1e9
     assert decisions(LINEAR % "y = Add(h, k)", k=bias)["k"][0] is Role.PARAMETER
@@ -177,7 +177,7 @@ def _with_number(nodes: str, value: float, is_initializer: bool = True) -> onnx.
 
 
 @pytest.mark.parametrize(
-    "nodes, value, is_initializer, is_told",
+    "nodes, value, is_initializer, is_reported",
     [
         ("y = Mul(h, k)", 1.3847, True, True),
         ("y = Mul(k, h)", 1.3847, False, True),
@@ -194,20 +194,20 @@ def _with_number(nodes: str, value: float, is_initializer: bool = True) -> onnx.
         ("y = Pow(h, k)", 2.2, True, False),
     ],
 )
-def test_numbers_that_may_be_learned_are_told(
-    nodes: str, value: float, is_initializer: bool, is_told: bool
+def test_numbers_that_may_be_learned_have_a_note(
+    nodes: str, value: float, is_initializer: bool, is_reported: bool
 ) -> None:
     source = _with_number(nodes, value, is_initializer)
     notes = [note for note in read_model(source).notes if "'k'" in note]
-    assert bool(notes) is is_told
-    if is_told:
+    assert bool(notes) is is_reported
+    if is_reported:
         assert notes == [
-            "'k': taken for a constant, as single numbers are; if it is learned, pass --trainable +NAME"
+            "'k': classified as a constant, like all single numbers; if it is learned, pass --trainable +NAME"
         ]
         assert "k" in read_model(source, trainable=["+k"]).parameters
 
 
-def test_several_numbers_are_told_in_one_line() -> None:
+def test_one_note_covers_several_numbers() -> None:
     names = [f"k{number}" for number in range(5)]
     nodes = " ".join(f"h{i + 1} = Mul(h{i}, {name})" for i, name in enumerate(names))
     body = LINEAR % f"h0 = Identity(h) {nodes} y = Identity(h5)"
@@ -220,24 +220,24 @@ def test_several_numbers_are_told_in_one_line() -> None:
     assert note.startswith("'k0', 'k1', 'k2', ... (5 weights): ")
 
 
-def test_frozen_and_trainable_overrule_values() -> None:
+def test_trainable_overrides_values() -> None:
     source = with_weights(text_model(ROTATED), w=normal(8, 8), cos=COSINES, sin=SINES)
     assert read_model(source).parameters == ("w",)
     assert read_model(source, trainable=["+cos"]).parameters == ("w", "cos")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_types_round_otherwise(dtype: type) -> None:
+def test_patterns_allow_the_rounding_of_each_type(dtype: type) -> None:
     assert are_sine_and_cosine(COSINES.astype(dtype), SINES.astype(dtype))
     assert holds_sines_and_cosines(INTERLEAVED.astype(dtype))
     assert is_geometric(FREQUENCIES.astype(dtype))
     assert is_binary_mask(LOWER.astype(dtype))
-    assert is_additive_mask(FORBIDDING.astype(dtype))
+    assert is_additive_mask(FORBIDDEN.astype(dtype))
     assert not are_sine_and_cosine(normal(6, 8).astype(dtype), normal(6, 8, seed=1).astype(dtype))
     assert not is_geometric(normal(8).astype(dtype))
 
 
-def test_large_tables_are_looked_at_whole() -> None:
+def test_large_tables_are_checked_in_full() -> None:
     angles = np.outer(np.arange(300), 10000.0 ** (-np.arange(32) / 32))
     table = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
     assert holds_sines_and_cosines(table)

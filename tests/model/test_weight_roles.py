@@ -1,4 +1,4 @@
-"""Parameters are told from constants and statistics by their use, never by their name."""
+"""The use of a weight determines its role, not its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from onnxgc.errors import NoParametersError
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.weight_roles.classify import Role
+from onnxgc.model.weight_roles.roles import Role
 from tests.model.model_helpers import normal, text_model, with_weights
 
 
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_these_are_parameters(case: str) -> None:
+def test_uses_of_parameters(case: str) -> None:
     body, shapes = CASES[case]
     opset = 23 if "Attention" in body or "DeformConv" in body else 18
     model = text_model(body, opset=opset, ir_version=10)
@@ -81,13 +81,13 @@ def test_these_are_parameters(case: str) -> None:
 
 
 def test_concatenated_weight_is_followed_to_its_use() -> None:
-    """Concat hands weights on, and the next operator decides."""
+    """Concat passes a weight to the next operator, which determines its role."""
     body, shapes = CASES["class token"]
     model = with_weights(text_model(body), **{name: normal(*shape) for name, shape in shapes.items()})
     assert read_model(model, loss="mse").parameters == ("w", "p")
 
 
-def test_statistics_are_neither() -> None:
+def test_running_statistics_have_their_own_role() -> None:
     body = f"{IMAGE} {{ y = BatchNormalization(x, g, b, m, v) }}"
     model = with_weights(text_model(body), g=normal(3), b=normal(3), m=normal(3), v=np.ones(3))
     assert roles(model) == {"g": "parameter", "b": "parameter", "m": "statistic", "v": "statistic"}
@@ -107,23 +107,21 @@ def test_statistics_are_neither() -> None:
         ("y = Where(t, z, c)", "c", np.asarray([-np.inf, 0, 0, 0])),
     ],
 )
-def test_these_are_constants(nodes: str, name: str, value: np.ndarray) -> None:
+def test_uses_of_constants(nodes: str, name: str, value: np.ndarray) -> None:
     body = f"(float[2,3] x, bool[2,4] t) => (float[a,b] y) {{ z = MatMul(x, w)  {nodes} }}"
     model = with_weights(text_model(body), w=normal(3, 4), **{name: value})
     assert roles(model) == {"w": "parameter", name: "constant"}
 
 
-def test_a_weight_that_is_part_of_an_output_trains_and_is_told() -> None:
+def test_a_weight_that_is_part_of_an_output_trains_with_a_note() -> None:
     body = """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
         z = MatMul(x, m)  e = Expand(w, s)  y = Concat<axis=1>(e, z) }"""
     model = read_model(with_weights(text_model(body), m=normal(4, 4), w=normal(1, 1, 4)), loss="mse")
     assert model.parameters == ("m", "w")
-    assert (
-        "parameter 'w' is part of output 'y' as it is; if it is not learned, pass --freeze 'w'" in model.notes
-    )
+    assert "parameter 'w' is copied into output 'y'; if it is not learned, pass --freeze 'w'" in model.notes
 
 
-def test_zeros_that_an_exporter_puts_beside_an_output_are_constants() -> None:
+def test_zeros_that_an_exporter_adds_to_an_output_are_constant() -> None:
     body = """(float[2,5,4] x) => (float[2,6,4] y) {
         z = MatMul(x, m)  w = Constant<value = float[2,1,4] {0, 0, 0, 0, 0, 0, 0, 0}>()
         y = Concat<axis=1>(w, z) }"""
@@ -156,14 +154,14 @@ def test_reason_names_the_node() -> None:
     assert decision.used_by == ("stem",)
 
 
-def test_tied_parameter_is_one_and_told() -> None:
+def test_a_tied_parameter_is_one_with_a_note() -> None:
     body = "(int64[5] x) => (float[5,9] y) { e = Gather(w, x)  t = Transpose(w)  [head] y = MatMul(e, t) }"
     model = read_model(with_weights(text_model(body), w=normal(9, 4)))
     assert model.parameters == ("w",)
     assert any("'w' is used by 2 nodes ('Gather_e', 'head')" in note for note in model.notes)
 
 
-def test_data_normalisation_is_doubted() -> None:
+def test_data_normalisation_has_a_note() -> None:
     body = "(float[2,3] x) => (float[2,4] y) { z = Sub(x, mean)  y = MatMul(z, w) }"
     source = with_weights(text_model(body), mean=normal(3), w=normal(3, 4))
     assert any("--freeze 'mean'" in note for note in read_model(source).notes)
@@ -172,13 +170,13 @@ def test_data_normalisation_is_doubted() -> None:
     assert not any("--freeze" in note for note in frozen.notes)
 
 
-def test_scale_and_shift_of_the_data_are_both_doubted() -> None:
+def test_scale_and_shift_of_the_data_both_have_a_note() -> None:
     body = "(float[2,3] x) => (float[2,4] y) { a = Mul(x, scale)  z = Add(a, shift)  y = MatMul(z, w) }"
     source = with_weights(text_model(body), scale=normal(3), shift=normal(3, seed=1), w=normal(3, 4))
     notes = read_model(source).notes
     for name in ("scale", "shift"):
         assert any(
-            f"is applied to input 'x' itself; if it normalises the data, pass --freeze '{name}'" in n
+            f"is applied directly to input 'x'; if it normalises the data, pass --freeze '{name}'" in n
             for n in notes
         )
 
@@ -209,7 +207,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_these_are_settings(case: str) -> None:
+def test_inputs_that_are_settings(case: str) -> None:
     body, values = SETTINGS[case]
     opset = 23 if "Attention" in body or "Rotary" in body else 18
     imports = f'"" : {opset}, "com.microsoft" : 1'
@@ -219,28 +217,28 @@ def test_these_are_settings(case: str) -> None:
     assert {name: roles(model)[name] for name in values} == dict.fromkeys(values, "constant")
 
 
-def test_a_single_number_with_a_name_of_its_own_is_asked_about() -> None:
+def test_a_single_number_with_a_descriptive_name_has_a_note() -> None:
     body = "(float[2,3] x) => (float[2,4] y) { h = MatMul(x, w)  y = Mul(h, NAME) }"
-    for name, is_asked in (("logit_scale", True), ("tau_2", True), ("half", False), ("val_12", False)):
+    for name, is_reported in (("logit_scale", True), ("tau_2", True), ("half", False), ("val_12", False)):
         values: dict[str, Any] = {"w": normal(3, 4), name: np.float32(0.5)}
         notes = read_model(with_weights(text_model(body.replace("NAME", name)), **values)).notes
-        said = f"'{name}': taken for a constant, as single numbers are; if it is learned, pass"
-        assert any(note.startswith(said) for note in notes) == is_asked
+        expected = f"'{name}': classified as a constant, like all single numbers; if it is learned, pass"
+        assert any(note.startswith(expected) for note in notes) == is_reported
 
 
-def test_constants_are_counted_with_the_first_names() -> None:
+def test_the_note_on_constants_counts_them() -> None:
     body = """(float[2,3] x) => (float[2,3] y) { h = MatMul(x, w)  m = Mul(h, mask)  c = Clip(m, low)
         n = Add(c, other)  y = Mul(n, half) }"""
     values: dict[str, Any] = {"w": normal(3, 3), "low": np.float32(0.25), "half": np.float32(0.5)}
     values |= {"mask": np.array([0, 1, 1], np.float32), "other": np.array([0, -1e9, 0], np.float32)}
     notes = read_model(with_weights(text_model(body), **values), loss="mse").notes
     assert (
-        "floating tensors that are no parameters: 'mask', 'other' (2 weights), and 2 single numbers; "
-        "`onnxgc inspect` has the reasons, and --trainable +NAME trains one"
+        "floating-point tensors that do not train: 'mask', 'other' (2 weights), and 2 single numbers; "
+        "`onnxgc inspect` lists the reasons, and --trainable +NAME trains one"
     ) in notes
 
 
-def test_brackets_in_names_may_be_written_as_they_are() -> None:
+def test_globs_match_literal_brackets() -> None:
     body = "(float[2,3] x) => (float[2,3] y) { h = MatMul(x, NAME0)  y = MatMul(h, NAME1) }"
     model = text_model(body)
     for node, index in zip(model.graph.node, range(2), strict=True):
@@ -251,7 +249,7 @@ def test_brackets_in_names_may_be_written_as_they_are() -> None:
     assert read_model(model, loss="mse", trainable=["layers[1]*"]).parameters == ("layers[1].weight",)
 
 
-def test_outputs_that_are_updated_statistics_are_those_of_the_training_file() -> None:
+def test_outputs_that_are_updated_statistics_are_dropped_with_a_note() -> None:
     body = """(float[4,3] x) => (float[4,3] y, float[3] new_mean, float[3] new_variance) {
         h = MatMul(x, w)
         y, new_mean, new_variance = BatchNormalization<training_mode=1>(h, g, b, mean, v) }"""
@@ -259,11 +257,11 @@ def test_outputs_that_are_updated_statistics_are_those_of_the_training_file() ->
     found = read_model(with_weights(text_model(body), **values), loss="mse")
     assert [statistic.name for statistic in found.statistics] == ["mean", "v"]
     assert found.outputs == ("y",)
-    said = "output 'new_mean' is the running statistic 'mean' after a step; the training file has it as"
-    assert any(note.startswith(said) for note in found.notes)
+    expected = "output 'new_mean' is the running statistic 'mean' after a step; in the training file it is"
+    assert any(note.startswith(expected) for note in found.notes)
 
 
-def test_globs_overrule() -> None:
+def test_globs_override_inferred_roles() -> None:
     body = """(float[2,3] x) => (float[2,4] y) {
         z = MatMul(x, body_w)  h = MatMul(z, head_w)  s = Mul(h, scale)  y = Add(s, head_b) }"""
     values: dict[str, Any] = {
@@ -282,10 +280,10 @@ def test_globs_overrule() -> None:
     assert roles(model, freeze=["body_*"])["body_w"] == "frozen"
 
 
-def test_running_statistics_cannot_be_asked_to_train() -> None:
+def test_running_statistics_cannot_train() -> None:
     body = f"{IMAGE} {{ [bn] y = BatchNormalization(x, g, b, mean, v) }}"
     model = with_weights(text_model(body), g=normal(3), b=normal(3), mean=normal(3), v=np.ones(3))
-    with pytest.raises(NoParametersError, match=r"--trainable 'mean' matches running statistics .* 'bn'"):
+    with pytest.raises(NoParametersError, match=r"--trainable 'mean' matches only running statistics.* 'bn'"):
         explain_weights(model, trainable=["mean"])
     assert roles(model, trainable=["*"]) == {
         "g": "parameter",
@@ -310,8 +308,8 @@ def test_parameters_that_do_not_reach_the_loss_are_left_out() -> None:
     assert "output 'other' does not reach the loss and is left out" in model.notes
 
 
-def test_a_statistic_that_shares_its_tensor_gets_one_of_its_own() -> None:
-    """Exporters keep equal weights once: the fresh bias is the fresh running mean."""
+def test_a_shared_running_statistic_becomes_a_separate_weight() -> None:
+    """Exporters store equal weights once: an untrained bias and the initial running mean."""
     body = """(float[2,3] x) => (float[a,b] y) {
         h = MatMul(x, w)  n = BatchNormalization(h, one, zero, zero, one)  y = MatMul(n, w)
     }"""
@@ -324,7 +322,7 @@ def test_a_statistic_that_shares_its_tensor_gets_one_of_its_own() -> None:
     assert any("stored once for several uses" in note for note in model.notes)
 
 
-def test_a_stored_vector_of_one_element_trains() -> None:
+def test_a_bias_of_one_element_trains() -> None:
     body = "(float[2,3,4] x) => (float[a,b,c] y) { h = MatMul(x, w)  y = Add(h, bias) }"
     model = with_weights(text_model(body), w=normal(4, 1), bias=normal(1))
     assert roles(model) == {"w": "parameter", "bias": "parameter"}

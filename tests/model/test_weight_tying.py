@@ -1,4 +1,4 @@
-"""Weights stored once for several uses, or several times for one."""
+"""Untying of merged weights, and notes on tied weights that are stored twice."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def biases(untie: bool) -> TrainableModel:
     return read(TWO_BIASES, untie, v=normal(3, 3, seed=1), w=normal(3, 3, seed=2), b=np.zeros(3))
 
 
-def test_a_merged_weight_is_told_and_trained_as_one() -> None:
+def test_a_merged_weight_trains_as_one_with_a_note() -> None:
     model = biases(untie=False)
     assert model.parameters == ("v", "w", "b")
     assert any("'b' is used by 2 nodes" in note for note in model.notes)
 
 
-def test_untie_gives_each_node_its_own() -> None:
+def test_untie_separates_the_uses() -> None:
     model = biases(untie=True)
     assert model.parameters == ("v", "w", "b", "b_2")
     assert [node.inputs[2] for node in model.nodes if node.op == "Gemm"] == ["b", "b_2"]
-    assert any("'b' was stored once for 2 nodes" in note for note in model.notes)
+    assert any("'b' was shared by 2 nodes" in note for note in model.notes)
 
 
 def test_untie_leaves_weights_whose_uses_differ() -> None:
@@ -49,7 +49,7 @@ def test_untie_leaves_weights_whose_uses_differ() -> None:
 COMMUTED = """(float[2,3] x) => (float[2,3] y) {
     h = MatMul(x, w) [one] a = Add(b, h) [two] y = Add(a, b)
 }"""
-BEHIND_IDENTITIES = """(float[2,3] x) => (float[2,3] y) {
+AFTER_IDENTITIES = """(float[2,3] x) => (float[2,3] y) {
     c = Identity(b) d = Identity(c) [one] h = Gemm(x, v, b) [two] k = Gemm(h, w, d) [three] y = Gemm(k, u, c)
 }"""
 LOOP = """Loop<body = step (int64 i, bool before, float[2,3] g) => (bool before, float[2,3] n) {
@@ -57,34 +57,34 @@ LOOP = """Loop<body = step (int64 i, bool before, float[2,3] g) => (bool before,
 LOOPS = f"(float[2,3] x) => (float[2,3] y) <int64 m = {{2}}> {{ h = {LOOP}(m, , x) y = {LOOP}(m, , h) }}"
 
 
-def test_untie_takes_operands_that_may_change_places_for_one_role() -> None:
+def test_untie_treats_commutative_operands_as_one_use() -> None:
     model = read(COMMUTED, untie=True, w=normal(3, 3), b=np.zeros(3))
     assert model.parameters == ("w", "b", "b_2")
     assert [node.inputs for node in model.nodes if node.op == "Add"][:2] == [("b", "h"), ("a", "b_2")]
 
 
-def test_untie_looks_behind_identities() -> None:
+def test_untie_follows_identities() -> None:
     weights = {name: normal(3, 3, seed=seed) for seed, name in enumerate("uvw")}
-    model = read(BEHIND_IDENTITIES, untie=True, b=np.zeros(3), **weights)
+    model = read(AFTER_IDENTITIES, untie=True, b=np.zeros(3), **weights)
     assert set(model.parameters) == {"u", "v", "w", "b", "b_2", "b_3"}
 
 
-def test_untie_looks_into_loops_whose_steps_go_on_sharing() -> None:
+def test_untie_separates_loops_but_not_their_steps() -> None:
     model = read(LOOPS, untie=True, w=normal(3, 3))
     assert model.parameters == ("w", "w_2")
     assert [node.inputs[1] for node in model.nodes if node.op == "MatMul"] == ["w", "w", "w_2", "w_2"]
     assert read(LOOPS, w=normal(3, 3)).parameters == ("w",)
 
 
-OWN = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+FUNCTION = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
     net (float[2,3] x) => (float[2,3] y) { a = own.scaled(x)  b = Relu(a)  y = own.scaled(b) }
     <domain: "own", opset_import: ["": %d]>
     scaled (a) => (b) { w = Constant<value = float[3] {1.5, -2.5, 3.5}>()  b = Mul(a, w) }"""
 
 
 @pytest.mark.parametrize("opset", [18, 16])
-def test_a_constant_of_a_function_is_one_parameter_however_often_it_is_called(opset: int) -> None:
-    source = onnx.parser.parse_model(OWN % opset)
+def test_a_constant_of_a_function_is_one_parameter_for_all_calls(opset: int) -> None:
+    source = onnx.parser.parse_model(FUNCTION % opset)
     model = read_model(source, loss="mse")
     (name,) = model.parameters
     assert any(f"'{name}' is used by 2 nodes" in note for note in model.notes)
@@ -96,39 +96,39 @@ APART = """(int64[5] x) => (float[5,7] y) {
 }"""
 
 
-def test_a_transposed_twin_is_told() -> None:
+def test_a_transposed_copy_is_reported() -> None:
     table = normal(7, 4)
     notes = read(APART, e=table, t=np.ascontiguousarray(table.T)).notes
-    assert any("'e' and 't' hold the same values, one transposed" in note for note in notes)
+    assert any("'e' and 't' have equal values, one transposed" in note for note in notes)
 
 
-def test_a_table_that_is_stored_twice_is_told() -> None:
+def test_a_copied_table_is_reported() -> None:
     body = "(int64[5] x) => (float[5,7] y) { h = Gather(e, x) y = Gemm<transB=1>(h, w) }"
     table = normal(7, 4)
     notes = read(body, e=table, w=table.copy()).notes
-    assert any("'e' and 'w' hold the same values;" in note for note in notes)
+    assert any("'e' and 'w' have equal values;" in note for note in notes)
 
 
-def test_layers_that_start_alike_are_no_twins() -> None:
+def test_layers_with_equal_initial_values_are_not_reported() -> None:
     w = normal(4, 4)
     body = "(float[2,4] x) => (float[2,4] y) { h = MatMul(x, v) y = MatMul(h, w) }"
-    assert not any("hold the same values" in note for note in read(body, v=w, w=w.copy()).notes)
+    assert not any("have equal values" in note for note in read(body, v=w, w=w.copy()).notes)
 
 
-def test_weights_that_only_begin_alike_are_no_twins() -> None:
+def test_weights_that_are_equal_in_part_are_not_reported() -> None:
     first = normal(7, 4)
     second = first.T.copy()
     second[0, 1] += 1
-    assert not any("hold the same values" in note for note in read(APART, e=first, t=second).notes)
+    assert not any("have equal values" in note for note in read(APART, e=first, t=second).notes)
 
 
-def test_constant_filled_weights_are_no_twins() -> None:
+def test_constant_filled_weights_are_not_reported() -> None:
     body = "(float[2,4] x) => (float[2,4] y) { h = MatMul(x, v) y = MatMul(h, w) }"
     notes = read(body, v=np.ones((4, 4)), w=np.ones((4, 4))).notes
-    assert not any("hold the same values" in note for note in notes)
+    assert not any("have equal values" in note for note in notes)
 
 
-def test_twins_in_other_files_are_told(tmp_path: Path) -> None:
+def test_copies_in_external_data_are_reported(tmp_path: Path) -> None:
     table = normal(70, 40)
     source = with_weights(
         text_model("(int64[5] x) => (float[5,70] y) { h = Gather(e, x) y = MatMul(h, t) }"),

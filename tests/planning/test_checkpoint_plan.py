@@ -1,3 +1,5 @@
+"""Plans of checkpoints, and the gap of a solution."""
+
 import pytest
 
 from onnxgc.errors import PlanError
@@ -16,12 +18,12 @@ def test_plan_is_sorted_and_keeps_the_ends() -> None:
     assert CheckpointPlan.for_graph(GRAPH, []).checkpoints == ("input", "output")
 
 
-def test_several_sources_are_not_kept_unasked() -> None:
+def test_several_sources_are_not_kept_by_default() -> None:
     graph = ComputationGraph(("a", "b", "c"), (("a", "c"), ("b", "c")))
     assert CheckpointPlan.for_graph(graph, []).checkpoints == ("c",)
 
 
-def test_unknown_checkpoint_is_told_with_the_closest_names_in_one_line() -> None:
+def test_an_unknown_checkpoint_raises_with_the_closest_names_in_one_line() -> None:
     with pytest.raises(PlanError) as raised:
         CheckpointPlan.for_graph(GRAPH, ["input", "layer1/rleu"])
     message = str(raised.value)
@@ -30,7 +32,7 @@ def test_unknown_checkpoint_is_told_with_the_closest_names_in_one_line() -> None
     assert "\n" not in message
 
 
-def test_unknown_checkpoint_that_is_like_nothing() -> None:
+def test_an_unknown_checkpoint_without_close_names() -> None:
     with pytest.raises(PlanError, match="'input'"):
         CheckpointPlan.for_graph(GRAPH, ["zzz"])
     with pytest.raises(PlanError, match="did you mean '12'"):

@@ -1,3 +1,5 @@
+"""Sizes and costs of checkpoint problems."""
+
 import pytest
 
 from onnxgc.errors import GraphFileError

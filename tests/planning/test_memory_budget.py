@@ -1,4 +1,4 @@
-"""Memory budgets as people write them."""
+"""Memory budgets as users write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxgc.errors import BudgetFormError
 from onnxgc.planning.memory_budget import Budget, parse_budget
 
 REGULAR = 1000
-"""The peak that stores everything, of which shares are taken."""
+"""The baseline's peak, to which shares refer."""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_least_budget(given: str) -> None:
         float("inf"), True, "1.5", 1.5, 8e9, "9" * 400, "9" * 400 + "%", ".0000001B",
     ],
 )  # fmt: skip
-def test_what_is_no_budget_is_told_with_what_to_write(given: str | float) -> None:
+def test_an_invalid_budget_raises_with_the_valid_forms(given: str | float) -> None:
     with pytest.raises(BudgetFormError, match=r"write 8GiB, 500MB, 60% .*min") as caught:
         parse_budget(given)
     assert "\n" not in str(caught.value)

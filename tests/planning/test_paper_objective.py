@@ -1,3 +1,5 @@
+"""The paper's objective by hand, and by connected components."""
+
 from random import Random
 
 import networkx as nx
@@ -15,7 +17,7 @@ def test_branches_between_one_pair_are_separate_segments() -> None:
 
 
 def test_a_segment_may_have_several_stored_inputs() -> None:
-    # Facts, section 4: 11 at best under reading A, 10 under reading G, without the ends.
+    # The optimum is 11 under reading A, 10 under reading G, without the ends.
     problem = problem_of([(0, 1), (1, 2), (2, 3), (3, 4), (0, 3)], [0, 1, 1, 9, 0])
     assert paper_objective(problem, CheckpointPlan((2,))).total_bytes == 10
 
@@ -47,6 +49,6 @@ def test_value_is_kept_plus_heaviest_component() -> None:
         assert paper_objective(problem, plan) == PaperObjective(kept, max(weights, default=0))
 
 
-def test_unknown_checkpoint_is_refused() -> None:
+def test_an_unknown_checkpoint_raises() -> None:
     with pytest.raises(PlanError, match="'9'"):
         paper_objective(chain([1, 1, 1]), CheckpointPlan((9,)))

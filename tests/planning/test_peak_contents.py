@@ -1,4 +1,4 @@
-"""What is in memory at the peak adds up to it."""
+"""The live tensors at the peak sum to it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from onnxgc.api.pipeline import optimize
-from onnxgc.planning.peak_contents import held_at_peak
+from onnxgc.planning.peak_contents import live_at_peak
 from tests.api.chains import chain
 
 
 @pytest.mark.parametrize(
     "how", [{"solver": "store-all"}, {"solver": "acg"}, {"budget": 0.7, "step_limit": 1}]
 )
-def test_it_adds_up(how: dict[str, Any]) -> None:
+def test_live_tensors_sum_to_the_peak(how: dict[str, Any]) -> None:
     planned = optimize(chain(6), check=False, **how).planned
-    held = held_at_peak(planned.schedule, planned.step.graph, planned.profile)
-    assert sum(size for _, size in held) == planned.profile.peak_bytes
-    assert [size for _, size in held] == sorted((size for _, size in held), reverse=True)
+    live = live_at_peak(planned.schedule, planned.step.graph, planned.profile)
+    assert sum(size for _, size in live) == planned.profile.peak_bytes
+    assert [size for _, size in live] == sorted((size for _, size in live), reverse=True)
     peak_step = planned.profile.peak_step
     runs = {step.operator.name: step.operator for step in planned.schedule.steps if hasattr(step, "operator")}
-    assert set(runs[peak_step].outputs) & {name for name, _ in held}
+    assert set(runs[peak_step].outputs) & {name for name, _ in live}

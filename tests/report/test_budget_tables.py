@@ -1,4 +1,4 @@
-"""What is shown of a plan under a budget: every figure where it belongs, no row for what is not there."""
+"""Tables of a plan with a budget: every figure in its place, no rows for missing figures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from onnxgc.report.budgets import (
-    duration,
+from onnxgc.report.terminal.budget_tables import (
     frontier_plot,
     frontier_table,
-    percent,
     plan_within_budget,
     verdict_on_time,
 )
-from onnxgc.report.plots import HEIGHT, WIDTH, scatter_plot
+from onnxgc.report.terminal.plots import HEIGHT, WIDTH, scatter_plot
+from onnxgc.report.text.units import duration, percent
 
 FOUND = {
     "bytes": 60_000_000, "most_extra_time_ratio": None, "timing": "data sheet of a card", "order": "free",
@@ -26,9 +25,7 @@ FOUND = {
 }  # fmt: skip
 
 
-def report(
-    status: str = "feasible", frontier: list[dict[str, Any]] | None = None, **found: Any
-) -> dict[str, Any]:
+def report(status: str = "feasible", frontier: list[dict[str, Any]] | None = None, **found: Any) -> Any:
     return {
         "model": "m.onnx",
         "status": status,
@@ -56,24 +53,24 @@ def test_memory_time_bound_and_gap_have_a_row_each() -> None:
         ["memory budget", "", "60.0 MB", "60%"],
         ["simulated peak", "100 MB", "58.0 MB", "58%"],
         ["time", "250 ms", "260 ms", ""],
-        ["extra", "", "4.00%", ""],
-        ["no plan adds less than", "", "3.00%", ""],
+        ["extra time", "", "4.00%", ""],
+        ["lower bound on extra time", "", "3.00%", ""],
         ["gap", "", "0.96%", "of the time"],
-        ["", "", "25.0%", "of the extra"],
+        ["", "", "25.0%", "of the extra time"],
     ]
 
 
-def test_what_the_order_alone_gives_is_shown_where_it_is_known() -> None:
+def test_the_peak_of_reordering_only_is_shown_if_known() -> None:
     table = plan_within_budget(report(order_alone_peak_bytes=75_000_000))
-    assert rows(table)[2] == ["by reordering alone", "", "75.0 MB", "75%"]
-    assert "by reordering alone" not in {row[0] for row in rows(plan_within_budget(report()))}
+    assert rows(table)[2] == ["reordering only", "", "75.0 MB", "75%"]
+    assert "reordering only" not in {row[0] for row in rows(plan_within_budget(report()))}
 
 
-def test_without_a_memory_budget_the_bound_is_one_of_memory() -> None:
+def test_without_a_memory_budget_the_lower_bound_is_on_memory() -> None:
     shown = rows(plan_within_budget(report(bytes=None, most_extra_time_ratio=0.1)))
     assert shown[:3] == [
         ["simulated peak", "100 MB", "58.0 MB", "58%"],
-        ["no plan is below", "", "40.0 MB", "40%"],
+        ["lower bound", "", "40.0 MB", "40%"],
         ["extra time allowed", "", "10.0%", ""],
     ]
 
@@ -84,11 +81,15 @@ def test_without_a_memory_budget_the_bound_is_one_of_memory() -> None:
         ("optimal", {"gap": 0.0}, "optimal: no plan within the budget takes less time (5 tensors"),
         ("feasible", {}, "feasible: at most 0.96% of the time could still be saved"),
         ("optimal", {"bytes": None, "gap": 0.0}, "optimal: no plan has a lower peak"),
-        ("feasible", {"bytes": None}, "feasible: the least peak found"),
-        ("feasible", {"order": "fixed"}, "times: data sheet of a card; first runs: in the model's order"),
+        ("feasible", {"bytes": None}, "feasible: the lowest peak found"),
+        (
+            "feasible",
+            {"order": "fixed"},
+            "durations: data sheet of a card; operator order: fixed (the model's)",
+        ),
     ],
 )
-def test_the_verdict_says_what_is_proved(status: str, found: dict[str, Any], words: str) -> None:
+def test_the_verdict_states_what_is_proved(status: str, found: dict[str, Any], words: str) -> None:
     assert words in verdict_on_time(report(status, **found))
 
 
@@ -102,7 +103,7 @@ def point(budget: int, extra: float, gap: float = 0.0) -> dict[str, Any]:
 FRONTIER = [point(100_000_000, 0.0), point(70_000_000, 0.02), point(40_000_000, 0.1, gap=0.01)]
 
 
-def test_the_trade_off_marks_what_was_chosen() -> None:
+def test_the_trade_off_marks_the_chosen_plan() -> None:
     shown = rows(frontier_table(report(frontier=FRONTIER)))
     assert shown == [
         ["", "100 MB", "100%", "100 MB", "0.00%", "0.00%", "optimal"],
@@ -132,6 +133,6 @@ def test_a_plot_of_one_point_is_a_point() -> None:
     assert scatter_plot([((3.0, 3.0), "o")], ("3", "", "3"), ("3", "3", "3")).count("o") == 1
 
 
-def test_figures_have_the_digits_that_say_something() -> None:
+def test_figures_have_their_significant_digits() -> None:
     assert [percent(value) for value in (0, 0.00123, 0.1234, 1.5)] == ["0.00%", "0.12%", "12.3%", "150%"]
     assert [duration(value) for value in (2e-6, 0.0125, 3.5, 4000)] == ["2 us", "12.5 ms", "3.5 s", "4,000 s"]

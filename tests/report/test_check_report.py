@@ -1,4 +1,4 @@
-"""The check of pages in a browser: it takes every kind of page, and sees what is wrong."""
+"""The check of pages in a browser: it accepts every kind of page, and detects faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onnxgc.api.comparison import compare
-from onnxgc.api.memory_pages import page_of_comparison
+from onnxgc.api.html_pages import page_of_comparison
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
 
@@ -36,16 +36,16 @@ def written(text: str, folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside other tests a page takes longer."""
-    monkeypatch.setattr(check_report, "MOST_SECONDS", 20.0)
+    """A page takes longer while other tests run."""
+    monkeypatch.setattr(check_report, "MAX_SECONDS", 20.0)
 
 
-def test_a_page_of_tables_alone(page: Page, tmp_path: Path) -> None:
+def test_a_page_of_tables_only(page: Page, tmp_path: Path) -> None:
     text = page_of_comparison(compare(chain(2), chain(3), each=True, solvers=["acg", "chen-sqrt"]))
     assert "holds" in check_page(page, written(text, tmp_path), None)
     broken = text.replace('data-value="1.0"', 'data-value="x"')
     assert broken != text
-    with pytest.raises(AssertionError, match="not sorted by figures: of all"):
+    with pytest.raises(AssertionError, match="not sorted by figures: share"):
         check_page(page, written(broken, tmp_path), None)
 
 

@@ -1,4 +1,4 @@
-"""The page of `compare --report`: well formed, with the table's figures and the schedules' curves."""
+"""The pages of `compare --report`: well formed, with the table's figures and the schedules' curves."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from itertools import accumulate
 from typing import Any
 
 from onnxgc.api.comparison import compare
-from onnxgc.api.memory_pages import page_of_comparison
-from onnxgc.report.comparison import figure, plans_lines, plans_table
-from onnxgc.report.tables import megabytes
+from onnxgc.api.html_pages import page_of_comparison
+from onnxgc.report.text.plan_rows import plans_lines, plans_table
+from onnxgc.report.text.units import figure, megabytes
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
 from tests.report.test_html import HOSTILE, Reader, data_of, hostile_model
 
 
-def peak_of(course: dict[str, Any]) -> int:
-    """The most that a curve of the page holds."""
-    change = [0] * (len(course["name"]) + 1)
-    for first, last, size in zip(course["first"], course["last"], course["bytes"], strict=True):
+def peak_of(curve: dict[str, Any]) -> int:
+    """The peak of a curve of the page."""
+    change = [0] * (len(curve["name"]) + 1)
+    for first, last, size in zip(curve["first"], curve["last"], curve["bytes"], strict=True):
         change[first] += size
         change[last + 1] -= size
     return max(accumulate(change))
 
 
-def test_curves_are_those_of_the_lowest_peaks_and_of_storing_everything() -> None:
+def test_curves_are_those_of_the_lowest_peaks_and_of_the_baseline() -> None:
     found = compare(chain(5))
     text = page_of_comparison(found)
     reader = Reader(text)
@@ -31,36 +31,36 @@ def test_curves_are_those_of_the_lowest_peaks_and_of_storing_everything() -> Non
     rows = found.report["rows"]
     drawn = [row for row in rows if row["name"] != "store-all"][:4]
     drawn += [row for row in rows if row["name"] == "store-all"]
-    courses = data_of(text)["courses"]
-    assert [course["label"] for course in courses] == [row["name"] for row in drawn]
-    for row, course in zip(drawn, courses, strict=True):
-        assert peak_of(course) == row["simulated_peak_bytes"]
+    curves = data_of(text)["courses"]
+    assert [curve["label"] for curve in curves] == [row["name"] for row in drawn]
+    for row, curve in zip(drawn, curves, strict=True):
+        assert peak_of(curve) == row["simulated_peak_bytes"]
     shown = " ".join(text for texts in reader.inside.values() for text in texts)
     assert all(row["name"] in shown for row in rows)
     assert megabytes(found.report["lower_bound_bytes"]) in shown
     assert f"{len(rows) - len(drawn)} more plans have no curve." in shown
-    # Terminal and page have the same words, and the same marks.
+    # Terminal and page have the same headings, marks and lines.
     headings = [text for text in reader.inside["th"] if text in plans_table(found.report).headings]
     assert headings == list(plans_table(found.report).headings[:-1])
     assert f"* {rows[0]['name']}" in reader.inside["span"]
     assert all(line in reader.inside["li"] for line in plans_lines(found.report))
 
 
-def test_plans_that_were_given_have_their_curves_and_what_differs() -> None:
+def test_given_plans_have_curves_and_their_difference() -> None:
     plans = {"before": ["h1", "h4"], "after": ["h1", "h2", "h6"]}
     found = compare(chain(8), plans=plans, solvers=("acg", "chen-sqrt", "chen-greedy"))
     text = page_of_comparison(found)
     reader = Reader(text)
-    courses = data_of(text)["courses"]
-    assert len(courses) == 5
-    assert {course["label"] for course in courses[:2]} == {"before", "after"}
-    # h6 is in memory under both, though one plan alone names it.
-    assert text.count('<span class="name">h5</span></th><td>held</td><td>again</td>') == 1
-    assert '<span class="name">h6</span></th><td>held</td>' not in text
-    assert "3 tensors are kept or computed again by one plan only" in reader.inside["span"]
+    curves = data_of(text)["courses"]
+    assert len(curves) == 5
+    assert {curve["label"] for curve in curves[:2]} == {"before", "after"}
+    # Both plans keep h6, a checkpoint of one only.
+    assert text.count('<span class="name">h5</span></th><td>kept</td><td>recomputed</td>') == 1
+    assert '<span class="name">h6</span></th><td>kept</td>' not in text
+    assert "3 tensors are kept or recomputed by one plan only" in reader.inside["span"]
     for side in found.report["difference"]["plans"]:
         step = f"step {side['peak_step_number']:,} of {side['steps']:,}"
-        # Text below the curves and lines of the terminal count alike.
+        # Captions and lines count steps in the same way.
         assert any(f"{side['name']}: peak" in text and step in text for text in reader.inside["figcaption"])
         assert any(text.startswith(f"{side['name']}: peak") and step in text for text in reader.inside["li"])
 
@@ -80,33 +80,33 @@ def test_several_files_have_their_tables_and_curves() -> None:
     text = page_of_comparison(found)
     reader = Reader(text)
     assert reader.open == []
-    courses = data_of(text)["courses"]
+    curves = data_of(text)["courses"]
     labels = ["A: g", "B: g (2)"]
-    assert [course["label"] for course in courses] == [
+    assert [curve["label"] for curve in curves] == [
         *labels,
-        *(f"{one}, storing everything" for one in labels),
+        *(f"{one}, baseline" for one in labels),
         "B: g (2), the plan of A",
     ]
     figures = [found for found in reader.named("figure") if found.get("class") == "memory"]
     # The second file's curves are in the section of the pair, which comes first.
-    told = [(found["id"], found["data-courses"]) for found in figures]
-    assert told == [("memory-1", "4 1 3"), ("memory", "0 1 2 3")]
+    drawn = [(found["id"], found["data-courses"]) for found in figures]
+    assert drawn == [("memory-1", "4 1 3"), ("memory", "0 1 2 3")]
     shown = " ".join(text for texts in reader.inside.values() for text in texts)
     (pair,) = found.report["pairs"]
     assert f"the same network: {pair['matched_tensors']} tensors are matched" in shown
     for file in found.report["files"]:
         assert megabytes(file["planned"]["simulated_peak_bytes"]) in shown
-    assert peak_of(courses[4]) == pair["carried_over"]["simulated_peak_bytes"]
+    assert peak_of(curves[4]) == pair["carried_over"]["simulated_peak_bytes"]
     assert "one network in several files" in shown
 
 
 def test_files_of_other_networks_are_not_called_one() -> None:
     reader = Reader(page_of_comparison(compare(chain(3), renamed(chain(4)))))
     (title,) = reader.inside["h1"]
-    assert title.endswith("several files that are not one network: B is another than A")
+    assert title.endswith("several files that are not one network: B differs from A")
 
 
-def test_several_networks_have_tables_alone() -> None:
+def test_several_networks_have_tables_only() -> None:
     found = compare(chain(2), chain(3), each=True, solvers=["acg", "chen-sqrt"])
     text = page_of_comparison(found)
     reader = Reader(text)

@@ -1,38 +1,36 @@
-"""Tables of plans side by side: they fit, they hide nothing without a word, and Markdown is Markdown."""
+"""Tables of compared plans: they fit a terminal, list their omissions, and are valid Markdown."""
 
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
-from onnxgc.report.comparison import (
-    Cells,
+from onnxgc.report.terminal.fitted_table import FittedTable
+from onnxgc.report.text.network_pair_lines import (
     checkpoints_table,
-    difference_lines,
-    difference_table,
     file_lines,
     files_table,
     files_title,
-    overview_lines,
-    overview_table,
     pair_lines,
-    plans_lines,
-    plans_table,
 )
+from onnxgc.report.text.networks_overview import overview_lines, overview_table
+from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
+from onnxgc.report.text.plan_rows import plans_lines, plans_table
+from onnxgc.report.text.text_table import Cells
 
 LONG = "/encoder/layers/11/self_attention/scaled_dot_product/MatMul_output_0"
 
 
 def shown(cells: Cells) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    console.print(cells.for_terminal())
+    console.print(FittedTable(cells))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 
-def row(name: str, peak: int, **more: Any) -> dict[str, Any]:
+def row(name: str, peak: int, **more: Any) -> Any:
     return {
         "name": name, "kind": "solver", "detail": "", "simulated_peak_bytes": peak, "best": False,
         "share_of_regular": peak / 40_000_000_000, "checkpoint_bytes": 10_000_000_000, "peak_gap": 0.125,
@@ -42,7 +40,7 @@ def row(name: str, peak: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def report(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+def report(*rows: Any, **more: Any) -> Any:
     return {
         "model": "a.onnx", "inputs": {"x": [64, 3, 224, 224]}, "timing": "data sheet of a card", "notes": [],
         "lower_bound_bytes": 8_000_000_000, "bound_operator": "conv", "left_out": [], "rows": list(rows),
@@ -61,8 +59,8 @@ def test_a_plan_has_its_figures_in_eighty_columns() -> None:
     lines = shown(plans_table(FEW))
     assert all(len(line) <= 80 for line in lines)
     cells = [line.split() for line in lines if line.strip()]
-    assert cells[2] == "* budget 10,000 25.0% 10,000 25.1% 30.1% 1.25% 1.00% 61.2 s".split()  # noqa: SIM905
-    assert cells[3][-4:] == ["9,000", "none", "61.2", "s"]
+    assert cells[3] == "* budget 10,000 25.0% 10,000 25.1% 30.1% 1.25% 1.00% 61.2 s".split()  # noqa: SIM905
+    assert cells[4][-4:] == ["9,000", "none", "61.2", "s"]
     # A long name is broken between its parts.
     assert [line.split()[0] for line in lines if "plan-of" in line or "colleague" in line] == [
         "plan-of-a-",
@@ -70,11 +68,11 @@ def test_a_plan_has_its_figures_in_eighty_columns() -> None:
     ]
 
 
-def test_what_bounds_are_of_is_told() -> None:
-    told = " ".join(plans_lines(FEW))
-    assert "below 8,000 MB, which 'conv' alone takes: at most 12.5%" in told
-    assert "time (budget); paper (chen-greedy, plan-of-a-colleague.json)" in told
-    assert "alone" not in " ".join(plans_lines({**FEW, "bound_operator": ""}))
+def test_lines_state_the_objective_of_each_bound() -> None:
+    lines = " ".join(plans_lines(FEW))
+    assert "lower bound 8,000 MB (the working set of 'conv'): at most 12.5%" in lines
+    assert "time (budget); paper (chen-greedy, plan-of-a-colleague.json)" in lines
+    assert "working set" not in " ".join(plans_lines(report(*FEW["rows"], bound_operator="")))
 
 
 def test_headings_are_folded_and_figures_are_not() -> None:
@@ -86,7 +84,7 @@ def test_headings_are_folded_and_figures_are_not() -> None:
     assert lines[-2].split() == ["p", "1.0", "2"]
 
 
-def test_names_stay_whole_beside_many_figures() -> None:
+def test_names_stay_whole_with_many_figures() -> None:
     headings = ("network", *(f"plan-\n{number}" for number in range(12)))
     many = Cells("title", headings, [("densenet201", *(["*100.0"] * 12)), ("resnet18", *(["99.5"] * 12))])
     lines = shown(many)
@@ -107,19 +105,20 @@ def test_files_of_usual_names_fit() -> None:
         "regular": {"simulated_peak_bytes": 240_500_000},
         "planned": {"simulated_peak_bytes": 145_000_000, "checkpoints": 104, "checkpoint_bytes": 33_300_000},
     }  # fmt: skip
-    report = {"files": [file, {**file, "model": "resnet50.onnx"}], "pairs": [{"is_same_network": True}]}
-    lines = shown(files_table(report))
+    found: Any = {"files": [file, {**file, "model": "resnet50.onnx"}], "pairs": [{"is_same_network": True}]}
+    lines = shown(files_table(found))
     assert all(len(line) <= 80 for line in lines)
     assert any("A: resnet50-keras-tf2onnx.onnx " in line and line.endswith("33.3 ") for line in lines)
 
 
-def test_the_title_of_files_says_whether_they_are_one_network() -> None:
+def test_the_title_of_files_states_whether_they_are_one_network() -> None:
     def title(*is_same: bool) -> str:
-        return files_title({"pairs": [{"is_same_network": same} for same in is_same]})
+        found: Any = {"pairs": [{"is_same_network": same} for same in is_same]}
+        return files_title(found)
 
     assert title(True, True) == "one network in several files"
-    assert title(False, True) == "several files that are not one network: B is another than A"
-    assert title(False, True, False).endswith("B, D are others than A")
+    assert title(False, True) == "several files that are not one network: B differs from A"
+    assert title(False, True, False).endswith("B, D differ from A")
 
 
 def test_markdown_escapes_bars() -> None:
@@ -127,35 +126,36 @@ def test_markdown_escapes_bars() -> None:
     assert cells.markdown() == "**title**\n\n| a\\|b | per-block MB |\n| --- | ---: |\n| x\\|y z | 1 |"
 
 
-def test_the_overview_says_what_it_leaves_out() -> None:
+def test_the_overview_lists_its_omissions() -> None:
     one = report(
         row("peak", 10_000_000_000, best=True), row("acg", 11_000_000_000), row("lcg", 12_000_000_000)
     )
     others = [report(row("acg", 10_000_000_000, best=True), row("peak", 20_000_000_000)) for _ in range(2)]
-    broken = {"model": "b.onnx", "error": "no such thing"}
-    each = {"comparisons": [one, *others, broken], "seconds": 12.0}
+    broken = {"model": "b.onnx", "error": "not found"}
+    each: Any = {"comparisons": [one, *others, broken], "seconds": 12.0}
     few, every = overview_table(each), overview_table(each, all_columns=True)
-    assert list(few.headings) == ["network", "all MB", "acg", "peak"]
-    assert list(every.headings) == ["network", "all MB", "acg", "peak", "lcg"]
+    assert list(few.headings) == ["network", "baseline MB", "acg", "peak"]
+    assert list(every.headings) == ["network", "baseline MB", "acg", "peak", "lcg"]
     assert list(few.rows[0]) == ["a", "40,000", "27.5", "*25.0"]
     assert list(every.rows[1]) == ["a", "40,000", "*25.0", "50.0", "-"]
-    told = overview_lines(each)
-    assert "for few of the networks, and not shown: lcg" in told
-    assert "3 networks in 12 s" in told
-    assert told[-1] == "b.onnx: no such thing"
-    assert not any(line.startswith("- no such plan") for line in told)
-    told = overview_lines(each, all_columns=True)
-    assert "- no such plan for the network; -v says why" in told
-    assert not any("not shown" in line for line in told)
+    lines = overview_lines(each)
+    assert "not shown, since few networks have them: lcg" in lines
+    assert "3 networks in 12 s" in lines
+    assert lines[-1] == "b.onnx: not found"
+    assert not any(line.startswith("- no plan") for line in lines)
+    lines = overview_lines(each, all_columns=True)
+    assert "- no plan of this kind for the network; -v shows the reasons" in lines
+    assert not any("not shown" in line for line in lines)
 
 
-def test_a_budget_that_fits_nowhere_has_its_column_all_the_same() -> None:
+def test_a_budget_without_a_plan_has_a_column() -> None:
     left = {"left_out": [{"name": "budget", "reason": "no plan fits 10 bytes"}]}
     one = report(row("acg", 11_000_000_000, best=True), **left)
-    table = overview_table({"comparisons": [one, one], "seconds": 1.0})
-    assert list(table.headings) == ["network", "all MB", "acg", "budget"]
+    each: Any = {"comparisons": [one], "seconds": 1.0}
+    table = overview_table(each)
+    assert list(table.headings) == ["network", "baseline MB", "acg", "budget"]
     assert table.rows[0][-1] == "no fit"
-    assert "a.onnx: no plan fits 10 bytes" in overview_lines({"comparisons": [one], "seconds": 1.0})
+    assert "a.onnx: no plan fits 10 bytes" in overview_lines(each)
     assert list(plans_table(one).rows[-1])[:3] == ["  budget", "no fit", ""]
 
 
@@ -175,7 +175,7 @@ def test_two_plans_differ_by_tensor() -> None:
         (LONG, "again", "checkpoint"), ("uu", "once", "again"), ("t", "held", "again"),
         ("vvv", "held", "checkpoint"),
     ]  # fmt: skip
-    difference = {
+    difference: Any = {
         "plans": [side("a", ["t"], [LONG]), side("bb", [LONG], ["t", "uu"])],
         "tensors": [
             {"tensor": name, "bytes": 1_000_000 * len(name), "fates": fates} for name, *fates in tensors
@@ -183,23 +183,29 @@ def test_two_plans_differ_by_tensor() -> None:
         "peak_change_bytes": 5_000_000,
     }
     table = difference_table(difference)
-    # What both keep, and one names, is no difference.
-    assert [line[:3] for line in table.rows] == tensors[:3]
-    assert table.title == "3 tensors are kept or computed again by one plan only"
+    # A tensor that both keep is not a difference, even if it is a checkpoint of one only.
+    assert [line[:3] for line in table.rows] == [
+        (LONG, "recomputed", "checkpoint"),
+        ("uu", "released", "recomputed"),
+        ("t", "kept", "recomputed"),
+    ]
+    assert table.title == "3 tensors are kept or recomputed by one plan only"
     assert all(len(line) <= 80 for line in shown(table))
     assert difference_table(difference, most=1).title.endswith("the largest 1")
-    words, same, *told = difference_lines(difference)
-    assert words == (
-        "held: no checkpoint, but its segment, the last, is not computed again; "
-        "once: computed once, and gone when backward begins"
+    terms, same, *lines = difference_lines(difference)
+    assert terms == (
+        "kept: not a checkpoint, but live when backward begins: its segment, the last, is not recomputed; "
+        "released: computed once, and released before backward"
     )
-    assert same.startswith("kept by both: 1 (3.0 MB) that are checkpoints of one plan alone")
-    assert told[0] == (
-        "a: peak 5.0 MB at 's', step 3 of 9; kept only here: 1 (1.0 MB); computed again only here: 1 "
-        "(68.0 MB); held there are most of all 'u' 1.0 MB, 'vv' 2.0 MB"
+    assert same.startswith("kept by both: 1 (3.0 MB) that are checkpoints of one plan only")
+    assert lines[0] == (
+        "a: peak 5.0 MB at 's', step 3 of 9; kept only here: 1 (1.0 MB); recomputed only here: 1 "
+        "(68.0 MB); largest tensors at the peak: 'u' 1.0 MB, 'vv' 2.0 MB"
     )
-    assert told[-1] == "the peak of bb is 5.0 MB higher than that of a"
-    assert difference_lines({**difference, "peak_change_bytes": 0})[-1] == "both have the same peak"
+    assert lines[-1] == "the peak of bb is 5.0 MB higher than that of a"
+    assert (
+        difference_lines(cast(Any, {**difference, "peak_change_bytes": 0}))[-1] == "both have the same peak"
+    )
 
 
 PAIR: dict[str, Any] = {
@@ -226,39 +232,41 @@ PAIR: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_where_peaks_of_files_are_is_told() -> None:
+def pairs(*pairs: Any) -> Any:
+    return {"pairs": list(pairs)}
+
+
+def test_the_peaks_of_files_are_described() -> None:
     peak = {"peak_step": "s", "largest_at_peak": [{"tensor": "t", "bytes": 1_000_000}]}
-    assert file_lines({"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}}]})[1:] == [
-        "A: storing everything peaks at 's', where most of all 't' 1.0 MB are held; "
-        "planned at 'p' with 't' 1.0 MB"
+    found: Any = {"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}}]}
+    assert file_lines(found)[1:] == [
+        "A: the baseline's peak is at 's' with 't' 1.0 MB; the plan's at 'p' with 't' 1.0 MB"
     ]
 
 
-def test_a_pair_of_files_is_told_in_words() -> None:
-    assert [list(line) for line in checkpoints_table({"pairs": [{}, PAIR]}, 1).rows][:3] == [
+def test_a_pair_of_files_is_described() -> None:
+    assert [list(line) for line in checkpoints_table(pairs({}, PAIR), 1).rows][:3] == [
         ["checkpoints", "4", "0"],
-        ["  the same tensor is in the other", "3 (75%)", "0"],
-        ["    and is kept there too", "2 (50%)", "0"],
+        ["  matched in the other file", "3 (75%)", "0"],
+        ["    and kept there too", "2 (50%)", "0"],
     ]
-    told = pair_lines({"pairs": [{}, PAIR]}, 1)
-    assert told == [
-        "the same network, but for biases or normalisations that one of them has alone: 7 tensors are "
-        "matched, 2 of them in another layout, 1 but for a number that one of them is multiplied by",
+    assert pair_lines(pairs({}, PAIR), 1) == [
+        "the same network, except for biases or normalisations that only one of them has: 7 tensors are "
+        "matched, 2 of them in another layout, 1 up to a constant factor",
         "epsilon: 1e-05 in A, 0.001 in C",
-        "the plan of A in C: peak 30.0 MB made to fit (1 of 5 decisions are not those of A), "
-        "31.0 MB as it is, 1 checkpoints lost; its own plan "
-        "25.0 MB, storing everything 50.0 MB",
+        "the plan of A in C: peak 30.0 MB after adaptation (1 of 5 decisions differ from A's), "
+        "31.0 MB before, 1 checkpoints lost; its own plan 25.0 MB, baseline 50.0 MB",
         "transposed copies: 0 (0.000 MB) in A, 2 (3.0 MB) in C",
         "backward reads in C only: 1 (2.0 MB), such as 't' 2.0 MB (a copy)",
     ]
-    parted = pair_lines({"pairs": [{**PAIR, "is_same_network": False}]}, 0)
+    parted = pair_lines(pairs({**PAIR, "is_same_network": False}), 0)
     assert parted[0].startswith("not the same network: 7 tensors")
-    assert parted[2] == "alike up to 'p' = 'q'"
-    assert parted[3] == "behind 'p' A goes on with Relu, and B with Elu, Neg"
+    assert parted[2] == "equal up to 'p' = 'q'"
+    assert parted[3] == "after 'p' A continues with Relu, and B with Elu, Neg"
 
 
-def test_where_files_part_is_told_by_what_differs() -> None:
-    """Layers of the same sizes on both sides are of other branches; a side may have nothing of its own."""
+def test_a_divergence_is_described_by_the_operators_that_differ() -> None:
+    """Layers of equal sizes on both sides belong to other branches; one side may have no other operators."""
     layer, window = "Conv 1x1 4 to 4", "AveragePool 3x3 pads 1"
     pair = {
         **PAIR, "is_same_network": False, "part_behind": [["p", "q"], ["r", "s"], ["t", "u"], ["v", "w"]],
@@ -267,12 +275,10 @@ def test_where_files_part_is_told_by_what_differs() -> None:
             [["Pad"], []], [[window], [f"{window} counting pads"]],
         ],
     }  # fmt: skip
-    lines = [line for line in pair_lines({"pairs": [pair]}, 0) if line.startswith("behind")]
+    lines = [line for line in pair_lines(pairs(pair), 0) if line.startswith("after")]
     assert lines == [
-        f"behind 'r' A goes on with {window}, and B with {window} counting pads",
-        "behind 't' A goes on with Pad, and B with nothing of its own",
+        f"after 'r' A continues with {window}, and B with {window} counting pads",
+        "after 't' A continues with Pad, and B with no other operators",
     ]
     same = {**pair, "operators_behind": [[["Add"], ["Add"]]] * 4}
-    assert "the same operators follow there on both sides, but put together otherwise" in pair_lines(
-        {"pairs": [same]}, 0
-    )
+    assert "the same operators follow on both sides, in another arrangement" in pair_lines(pairs(same), 0)

@@ -1,4 +1,4 @@
-"""The page of `--report`: well formed, loads nothing, says what the judge says, and takes names as text."""
+"""The page of `--report`: well formed, loads nothing, agrees with the simulator, and escapes names."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxgc
 import onnxgc.report.html
-from onnxgc.api.memory_pages import page_of
+from onnxgc.api.html_pages import page_of
 from onnxgc.api.pipeline import OptimizeResult
 from onnxgc.planning.schedule import Compute, Recompute
-from onnxgc.report.html import curves, strip, svg
-from onnxgc.report.html.curves import memory_figure
-from onnxgc.report.html.memory_data import (
-    Course,
+from onnxgc.report.data.memory_curve import (
     ForwardOperator,
     Lifetime,
+    MemoryCurve,
     MemoryRole,
     Phase,
     Run,
     TensorFate,
-    course_of,
     forward_operators,
+    memory_curve,
 )
+from onnxgc.report.html import curves, network_strip, svg
+from onnxgc.report.html.curves import memory_figure
+from onnxgc.report.html.network_strip import network_figure
 from onnxgc.report.html.payload import payload
-from onnxgc.report.html.strip import network_figure
 from onnxgc.report.html.svg import area_path, blocks_path, columns, quarters, steps_path, ticks
 from onnxgc.report.html.tables import Column, size, table
 from onnxgc.report.html.tags import Html, tag
-from onnxgc.report.tables import megabytes
+from onnxgc.report.text.units import megabytes
 from tests.api.chains import chain
 
 FOLDER = Path(onnxgc.report.html.__file__).parent
@@ -51,7 +51,7 @@ HOSTILE = (
     "</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "a\"b'c&amp;", "名前😀", "<!--",
     "-->", "</title>", "x" * 300,
 )  # fmt: skip
-STATE = "optimizer's state"
+STATE = "optimizer state"
 VOID = {"meta", "link", "br", "input"}
 
 
@@ -81,7 +81,7 @@ def budgeted() -> OptimizeResult:
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, all text, and what is not closed as it was opened."""
+    """Elements with their attributes, all text, and open elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -118,7 +118,7 @@ def data_of(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ["hostile", "budgeted"])
-def test_it_is_well_formed_and_can_be_found_through(case: str, request: pytest.FixtureRequest) -> None:
+def test_it_is_well_formed_and_accessible(case: str, request: pytest.FixtureRequest) -> None:
     text = page_of(request.getfixturevalue(case))
     assert text.isascii()
     assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
@@ -149,7 +149,7 @@ def test_nothing_is_loaded_and_nothing_else_runs(hostile: OptimizeResult) -> Non
     style = (FOLDER / "style.css").read_text(encoding="ascii")
     script = (FOLDER / "script.js").read_text(encoding="ascii")
     assert not re.search(r"@import|https?:|url\((?!#)", style)
-    # The name of the SVG namespace is no address.
+    # The name of the SVG namespace is not an address.
     assert re.findall(r"https?:[^\"]*", script) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"innerHTML|fetch\(|XMLHttpRequest|import|eval|localStorage", script)
     (policy,) = (meta["content"] for meta in reader.named("meta") if "http-equiv" in meta)
@@ -174,22 +174,22 @@ def test_names_of_a_model_are_text(hostile: OptimizeResult) -> None:
 
 
 @pytest.mark.parametrize("case", ["hostile", "budgeted"])
-def test_what_is_alive_adds_up_to_the_timeline(case: str, request: pytest.FixtureRequest) -> None:
+def test_live_tensors_add_up_to_the_timeline(case: str, request: pytest.FixtureRequest) -> None:
     planned = request.getfixturevalue(case).planned
     courses = [
-        course_of("planned", planned.step, planned.schedule),
-        course_of("regular", planned.traced.step, planned.regular_schedule),
+        memory_curve("planned", planned.step, planned.schedule),
+        memory_curve("regular", planned.traced.step, planned.regular_schedule),
     ]
     data = data_of(page_of(request.getfixturevalue(case)))
     for number, profile in enumerate((planned.profile, planned.regular_profile)):
-        course, told = courses[number], data["courses"][number]
-        assert course.held_bytes().sum(axis=0).tolist() == list(profile.timeline)
-        for step, held in enumerate(profile.timeline):
-            assert sum(life.size_bytes for life in course.alive_at(step)) == held
-            lives = zip(told["first"], told["last"], told["bytes"], strict=True)
-            assert sum(size for first, last, size in lives if first <= step <= last) == held
-        assert len(told["name"]) == len(profile.timeline)
-    again = [life for life in courses[0].lifetimes if life.role is MemoryRole.AGAIN]
+        curve, shown = courses[number], data["courses"][number]
+        assert curve.live_bytes().sum(axis=0).tolist() == list(profile.timeline)
+        for step, live in enumerate(profile.timeline):
+            assert sum(life.size_bytes for life in curve.alive_at(step)) == live
+            lives = zip(shown["first"], shown["last"], shown["bytes"], strict=True)
+            assert sum(size for first, last, size in lives if first <= step <= last) == live
+        assert len(shown["name"]) == len(profile.timeline)
+    again = [life for life in courses[0].lifetimes if life.role is MemoryRole.RECOMPUTED]
     copies = planned.schedule.original_of
     assert {life.tensor: life.original for life in again}.items() <= dict(copies).items()
     assert again
@@ -197,16 +197,18 @@ def test_what_is_alive_adds_up_to_the_timeline(case: str, request: pytest.Fixtur
 
 def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> None:
     planned = hostile.planned
-    course = course_of("planned", planned.step, planned.schedule)
+    course = memory_curve("planned", planned.step, planned.schedule)
     network = forward_operators(planned.step, planned.schedule, course, planned.solution.plan.checkpoints)
     steps = planned.schedule.steps
     first_runs = [step for step in steps if isinstance(step, Compute) and step.chunk is None]
     assert [operator.name for operator in network] == [step.operator.name for step in first_runs]
     again = Counter(step.source for step in steps if isinstance(step, Recompute))
-    assert {operator.name: operator.times_again for operator in network if operator.times_again} == again
+    assert {
+        operator.name: operator.recomputations for operator in network if operator.recomputations
+    } == again
     made = {life.tensor for life in course.lifetimes if life.role is MemoryRole.KEPT}
     for operator in network:
-        assert (operator.fate is TensorFate.AGAIN) == (again[operator.name] > 0)
+        assert (operator.fate is TensorFate.RECOMPUTED) == (again[operator.name] > 0)
         assert operator.fate is not TensorFate.KEPT or operator.tensor in made
         assert all(source < network.index(operator) for source in operator.reads)
     checkpoints = {operator.tensor for operator in network if operator.is_checkpoint}
@@ -216,7 +218,7 @@ def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> No
 
 
 @pytest.mark.parametrize("budget", [None, "90%"])
-def test_the_optimizers_state_is_the_base_of_the_curve(budget: str | None) -> None:
+def test_optimizer_state_is_the_base_of_the_curve(budget: str | None) -> None:
     limits: dict[str, Any] = {"budget": budget, "time_limit": 1, "step_limit": 1} if budget else {}
     found = onnxgc.optimize(chain(3, 64, 64), check=False, optimizer="adamw", **limits)
     state = found.report["optimizer"]["state_bytes"]
@@ -225,20 +227,21 @@ def test_the_optimizers_state_is_the_base_of_the_curve(budget: str | None) -> No
     for course, kind in zip(data["courses"], ("planned", "regular"), strict=True):
         steps = range(len(course["name"]))
         change = [0] * (len(steps) + 1)
-        for first, last, held_bytes in zip(course["first"], course["last"], course["bytes"], strict=True):
-            change[first] += held_bytes
-            change[last + 1] -= held_bytes
-        held = list(accumulate(change))[:-1]
-        assert max(held) == found.report[kind]["simulated_peak_bytes"]
-        assert min(held) >= state
+        for first, last, size_bytes in zip(course["first"], course["last"], course["bytes"], strict=True):
+            change[first] += size_bytes
+            change[last + 1] -= size_bytes
+        live = list(accumulate(change))[:-1]
+        figures: Any = found.report
+        assert max(live) == figures[kind]["simulated_peak_bytes"]
+        assert min(live) >= state
         (number,) = (life for life, role in enumerate(course["role"]) if data["roles"][role] == STATE)
         assert (course["first"][number], course["last"][number]) == (0, len(steps) - 1)
     assert data["roles"][0] == STATE
     assert any(text.startswith(f"{STATE} ") for text in reader.inside["text"])
-    # No operator makes it.
-    assert sum(data["network"]["bytes"]) < max(held) - state
+    # It is not an operator's output.
+    assert sum(data["network"]["bytes"]) < max(live) - state
     if budget:
-        assert f"budget {megabytes(found.report['budget']['bytes'])}" in reader.inside["text"]
+        assert f"budget {megabytes(found.report['budget']['bytes'] or 0)}" in reader.inside["text"]
 
 
 def test_steps_are_counted_from_one(hostile: OptimizeResult) -> None:
@@ -247,7 +250,7 @@ def test_steps_are_counted_from_one(hostile: OptimizeResult) -> None:
     at, last = timeline.index(max(timeline)) + 1, len(timeline)
     assert reader.inside["figcaption"][0].startswith("planned: peak ")
     assert f" at step {at:,} of {last:,}" in reader.inside["figcaption"][0]
-    assert any(text.startswith(f"Held at step {at:,} of {last:,}") for text in reader.inside["span"])
+    assert any(text.startswith(f"Live at step {at:,} of {last:,}") for text in reader.inside["span"])
     marks = reader.inside["text"]
     assert {"step 1", "operator 1", f"{last:,}"} <= set(marks)
     assert quarters(8) == ["1", "3", "5", "7", "8"]
@@ -256,16 +259,16 @@ def test_steps_are_counted_from_one(hostile: OptimizeResult) -> None:
 
 def test_the_same_result_has_the_same_bytes(hostile: OptimizeResult) -> None:
     text = page_of(hostile, [("--seed", "1")])
-    slower = {**hostile.report, "seconds": {"total": 1e6}}
+    slower: Any = {**hostile.report, "seconds": {"total": 1e6}}
     assert page_of(replace(hostile, report=slower), [("--seed", "1")]) == text
     assert page_of(onnxgc.optimize(hostile_model(), check=False), [("--seed", "1")]) == text
 
 
-def test_the_chosen_plan_the_budget_and_the_settings_are_told(budgeted: OptimizeResult) -> None:
+def test_the_page_shows_the_chosen_plan_the_budget_and_the_settings(budgeted: OptimizeResult) -> None:
     reader = Reader(page_of(budgeted, [("--budget", "60%")]))
-    told = reader.inside["dd"]
-    assert "--budget 60%" in told
-    assert any(text.startswith("data sheet of") for text in told)
+    facts = reader.inside["dd"]
+    assert "--budget 60%" in facts
+    assert any(text.startswith("data sheet of") for text in facts)
     assert "chosen" in reader.inside["text"]
     assert any(text.startswith("budget ") for text in reader.inside["text"])
     line = [attributes for attributes in reader.named("line") if attributes.get("class") == "budget"]
@@ -279,7 +282,7 @@ def test_the_chosen_plan_the_budget_and_the_settings_are_told(budgeted: Optimize
 
 
 def test_a_large_network_stays_small() -> None:
-    """Ten thousand operators, each with a backward and many computed again, and long names."""
+    """Ten thousand operators with long names, each with a recomputation and a backward."""
     count, form = 10_000, "float32 64x64"
     names = [f"model/encoder/layers.{number // 10}/attention/projection_{number}" for number in range(count)]
     forward = [Run(name, "MatMul", Phase.FORWARD) for name in names]
@@ -287,7 +290,7 @@ def test_a_large_network_stays_small() -> None:
         run
         for name in reversed(names)
         for run in (
-            Run(f"{name}__recompute", "MatMul", Phase.AGAIN, name),
+            Run(f"{name}__recompute", "MatMul", Phase.RECOMPUTATION, name),
             Run(f"{name}/grad/Gemm", "Gemm", Phase.BACKWARD, name),
             Run(f"{name}/grad/Mul", "Mul", Phase.BACKWARD, name),
         )
@@ -300,7 +303,7 @@ def test_a_large_network_stays_small() -> None:
         for step, run in enumerate(runs)
         for name in [f"{run.name}:0"]
     )
-    course = Course("planned", runs, lives)
+    course = MemoryCurve("planned", runs, lives)
     network = [
         ForwardOperator(
             name,
@@ -308,7 +311,7 @@ def test_a_large_network_stays_small() -> None:
             f"{name}:0",
             form,
             4096,
-            TensorFate.AGAIN,
+            TensorFate.RECOMPUTED,
             1,
             number // 10,
             number % 10 == 0,
@@ -324,13 +327,13 @@ def test_a_large_network_stays_small() -> None:
 
 def test_the_script_draws_in_the_same_places() -> None:
     script = (FOLDER / "script.js").read_text(encoding="ascii")
-    told = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)\b", script)}
+    constants = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)\b", script)}
     for module, names in (
         (svg, ("WIDTH",)),
         (curves, ("HEIGHT", "LANE")),
-        (strip, ("ARCS", "MARKS", "BARS", "SEGMENTS", "MOST_ARCS")),
+        (network_strip, ("ARCS", "MARKS", "BARS", "SEGMENTS", "MAX_ARCS")),
     ):
-        assert [told[name] for name in names] == [getattr(module, name) for name in names]
+        assert [constants[name] for name in names] == [getattr(module, name) for name in names]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 1000, 1001, 43_417])
@@ -355,7 +358,7 @@ def test_ticks_are_few_and_reach_up(highest: float) -> None:
     assert ticks(0) == [0]
 
 
-def test_what_is_html_already_stays_and_all_else_is_escaped() -> None:
+def test_html_stays_and_other_text_is_escaped() -> None:
     assert tag("p", "<&\"'", Html("<b></b>"), title='"<', class_="a", hidden=True, lang=None) == (
         '<p title="&quot;&lt;" class="a" hidden>&lt;&amp;&quot;&#x27;<b></b></p>'
     )
@@ -372,11 +375,11 @@ def test_sizes_in_tables() -> None:
     assert 'aria-label="&lt;c&gt;"' in written
 
 
-def test_the_files_beside_the_code_are_packaged() -> None:
+def test_the_scripts_and_styles_are_packaged() -> None:
     root = FOLDER.parent.parent.parent
     packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "onnxgc"
     ]
-    beside = [path for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"]
-    assert {path.relative_to(root / "onnxgc").as_posix() for path in beside} <= set(packaged)
-    assert len(beside) == 2
+    files = [path for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"]
+    assert {path.relative_to(root / "onnxgc").as_posix() for path in files} <= set(packaged)
+    assert len(files) == 2

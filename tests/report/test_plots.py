@@ -1,11 +1,11 @@
-"""The memory curve in plain characters: what stands where."""
+"""The memory curve in plain characters."""
 
 from __future__ import annotations
 
 import pytest
 
 from onnxgc.api.comparison import compare
-from onnxgc.report.plots import WIDTH, curve_of, memory_plot
+from onnxgc.report.terminal.plots import WIDTH, curve_of, memory_plot
 from tests.api.chains import chain
 
 RAMP = ([*range(1, 101), *range(100, 0, -1)], 100)
@@ -20,13 +20,13 @@ def size(value: float) -> str:
 def test_heights_are_those_of_the_curves(is_plain: bool) -> None:
     full, shade = ("#", ".") if is_plain else ("█", "░")
     head, *rows, axis, names = memory_plot(RAMP, HALF, size, is_plain=is_plain).splitlines()
-    assert head == f"memory over one step: {full} planned, {shade} storing everything"
+    assert head == f"memory over one step: {full} planned, {shade} baseline"
     assert len(rows) == 8
     assert all(len(line) <= 80 for line in (head, *rows, axis, names))
     assert [row.partition(" |")[0].strip() for row in rows] == ["100 B", "", "", "", "50 B", "", "", ""]
     above, below = rows[:4], rows[4:]
     assert not any(full in row for row in above)
-    # In the middle the one reaches all rows, the other the lower half.
+    # In the middle the baseline reaches all rows, the plan the lower half.
     middle = axis.index("+", axis.index("+") + 1)
     assert all(row[middle] == shade for row in above)
     assert all(row[middle] == full for row in below)
@@ -49,6 +49,6 @@ def test_steps_of_any_number(values: tuple[list[int], int]) -> None:
 
 def test_an_optimizers_state_lifts_the_curve() -> None:
     (row,) = compare(chain(2), solvers=["store-all"]).rows
-    held, turn = curve_of(row.planned.schedule, row.planned.profile)
-    lifted, same_turn = curve_of(row.planned.schedule, row.planned.profile, 5)
-    assert (list(lifted), same_turn) == ([size + 5 for size in held], turn)
+    live, forward_end = curve_of(row.planned.schedule, row.planned.profile)
+    lifted, same_end = curve_of(row.planned.schedule, row.planned.profile, 5)
+    assert (list(lifted), same_end) == ([size + 5 for size in live], forward_end)

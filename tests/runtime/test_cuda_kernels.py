@@ -15,11 +15,11 @@ def _left(op: str, opset: int, dtype: int = TensorProto.FLOAT) -> dict[str, int]
     return left_to_the_cpu([Node(op, ("x",), ("y",))], {"x": kind, "y": kind}, opset)
 
 
-def test_an_operator_with_a_kernel_is_not_left() -> None:
+def test_an_operator_with_a_kernel_runs_on_cuda() -> None:
     assert _left("Relu", 18) == {}
 
 
-def test_an_operator_without_a_kernel_is_left() -> None:
+def test_an_operator_without_a_kernel_runs_on_the_cpu() -> None:
     assert _left("Tan", 18) == {"Tan": 1}
 
 
@@ -35,6 +35,6 @@ def test_the_type_decides() -> None:
     assert _left("HardSigmoid", 18, TensorProto.BFLOAT16) == {"HardSigmoid": 1}
 
 
-def test_a_condition_does_not_stand_for_the_type() -> None:
+def test_the_type_is_not_that_of_a_condition() -> None:
     types = {"c": TensorType(TensorProto.BOOL, (2, 3)), "x": FLOAT, "y": FLOAT}
     assert left_to_the_cpu([Node("Where", ("c", "x", "x"), ("y",))], types, 18) == {}

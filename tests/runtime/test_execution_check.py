@@ -1,4 +1,4 @@
-"""The check that a session ran a training file as it is written."""
+"""The check that a session executed a training file in file order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_lost_and_moved_nodes_are_named(order: list[str], lost: tuple[str, ...],
 
 
 def file_of_casts(*types: int, stored: tuple[str, ...] = ()) -> onnx.ModelProto:
-    """Casts one after the other, all of them computed again, and an Abs behind them."""
+    """A chain of recomputed Casts followed by an Abs."""
     nodes, tensor = [], "x"
     for number, dtype in enumerate(types):
         nodes.append(helper.make_node("Cast", [tensor], [f"cast{number}"], name=f"cast{number}", to=dtype))
@@ -51,7 +51,7 @@ def file_of_casts(*types: int, stored: tuple[str, ...] = ()) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def test_casts_that_the_runtime_reads_through_are_not_lost() -> None:
+def test_casts_that_the_runtime_skips_are_not_lost() -> None:
     model = file_of_casts(onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT)
     found, profile = run_and_check(model, {"x": np.asarray([True, False, True])})
     assert "cast0" not in profile.order
@@ -66,7 +66,7 @@ def test_casts_that_the_runtime_reads_through_are_not_lost() -> None:
         (("cast0",), ["cast1", "y"], ("cast0",)),
     ],
 )
-def test_a_cast_that_others_read_is_lost(
+def test_a_cast_with_other_readers_is_lost(
     stored: tuple[str, ...], order: list[str], lost: tuple[str, ...]
 ) -> None:
     model = file_of_casts(onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT, stored=stored)

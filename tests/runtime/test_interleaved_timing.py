@@ -38,7 +38,7 @@ def test_each_file_takes_its_steps(model: Path, monkeypatch: pytest.MonkeyPatch)
         assert min(seconds) > 0
 
 
-def test_a_file_that_does_not_run_ends_them(model: Path, tmp_path: Path) -> None:
+def test_a_file_that_does_not_run_ends_the_timing(model: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing of the kind")
     with pytest.raises(RuntimeFailedError, match=r"broken.onnx' does not run on ONNX Runtime: .+"):
@@ -71,7 +71,7 @@ def test_providers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not HAS_CUDA or DRIVER_IS_HERE, reason="needs a build with CUDA on a machine without")
-def test_a_provider_that_does_not_start_is_told(model: Path) -> None:
+def test_a_provider_that_does_not_start_is_reported(model: Path) -> None:
     """The runtime itself would go on with the CPU."""
     settings = SessionSettings(threads=1, providers=PROVIDERS["cuda"])
     with pytest.raises(RuntimeFailedError, match="CUDAExecutionProvider does not start"):
@@ -79,9 +79,7 @@ def test_a_provider_that_does_not_start_is_told(model: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs a build with CUDA")
-def test_libraries_in_packages_are_loaded_for_cuda_alone(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_in_packages_are_loaded_only_for_cuda(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
     monkeypatch.setattr(load_onnxruntime(), "preload_dlls", lambda: loaded.append(1))
     ort._load_cuda_libraries.cache_clear()

@@ -12,8 +12,8 @@ import pytest
 from onnxgc.api import inspect, optimize
 from onnxgc.model.core.draft import Draft
 from onnxgc.model.core.ir import Array, TensorType
-from onnxgc.model.files.lift_weights import draft_of
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.runtime.known_faults import FAULTS, faults_in
 from onnxgc.runtime.ort import make_session
 from tests.model.model_helpers import LIGHT_MODELS, light_path, normal, text_model, with_weights
@@ -105,12 +105,12 @@ def test_every_fault_has_a_case() -> None:
         "h = Mul(x, w) t = Transpose<perm=[1,0]>(h) y = MatMul(u, t)",
     ],
 )
-def test_products_that_are_right_are_not_named(body: str) -> None:
+def test_correct_products_are_not_reported(body: str) -> None:
     model = text_model(f"(float[4,4] x) => (float[N] y) {{ {body} }}")
     assert shown(with_weights(model, w=normal(4, 4), m=normal(4, 4), u=normal(4))) == []
 
 
-def test_a_layer_normalisation_is_not_named() -> None:
+def test_a_correct_layer_normalisation_is_not_reported() -> None:
     case = next(case for case in CASES if case.name == "fourth power")
     weights = {**case.weights, "k": np.asarray(2, np.float32)}
     usual = FaultCase(case.shown, "usual", case.body, weights, case.feeds)
@@ -120,20 +120,20 @@ def test_a_layer_normalisation_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK_LIGHT_MODELS)
-def test_training_files_of_networks_show_none(name: str) -> None:
+def test_training_files_of_networks_have_no_fault(name: str) -> None:
     source = light_path(name)
     emitted = optimize(source, solver="acg", check=False).training_graph.model
     assert shown(emitted) == []
 
 
-def test_inspect_names_a_fault_of_the_model_itself() -> None:
+def test_inspect_reports_a_fault_of_the_model() -> None:
     found = inspect(CASES[0].model(), loss="loss").as_json()["runtime_faults"]
     assert [fault["name"] for fault in found] == ["vector product"]
     assert "MatmulTransposeFusion" in found[0]["detail"]
     assert found[0]["nodes"]
 
 
-def test_distinct_indices_stay_with_scatter_nd() -> None:
+def test_distinct_indices_keep_scatter_nd() -> None:
     case = next(case for case in CASES if case.name == "add")
     weights = {**case.weights, "i": np.asarray([[1], [0]])}
     few = FaultCase(case.shown, "few", case.body, weights, {"x": normal(2, 128)})

@@ -1,4 +1,4 @@
-"""What is read from ONNX Runtime's profiles: bytes held, slack, workspaces, and what the session holds."""
+"""Figures in ONNX Runtime's profiles: bytes held, slack, workspaces and the session's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxgc.runtime.profile import RunProfile, read_profile
 
 
 def profile_of(runs: list[list[tuple[str, int, int, int, int]]], folder: Path) -> list[RunProfile]:
-    """A profile of nodes: name, bytes held at its end, what it added to them, in use, highest in use."""
+    """A profile of nodes: name, bytes held at its end, their increase, bytes in use, highest bytes in use."""
     events: list[dict[str, object]] = [{"cat": "Session", "name": "session_initialization", "args": {}}]
     for run in runs:
         for name, held, more, in_use, highest in run:
@@ -28,7 +28,7 @@ def profile_of(runs: list[list[tuple[str, int, int, int, int]]], folder: Path) -
     return read_profile(path)
 
 
-def test_what_the_session_holds_is_left_out(tmp_path: Path) -> None:
+def test_memory_of_the_session_is_excluded(tmp_path: Path) -> None:
     (run,) = profile_of([[("a", 1010, 10, 1016, 1016), ("b", 1030, 20, 1048, 1048)]], tmp_path)
     assert run.order == ("a", "b")
     assert run.held_bytes == (10, 30)
@@ -38,7 +38,7 @@ def test_what_the_session_holds_is_left_out(tmp_path: Path) -> None:
     assert run.nodes_by_provider == {"CPU": 2}
 
 
-def test_a_workspace_shows_where_it_raises_the_maximum(tmp_path: Path) -> None:
+def test_a_workspace_appears_where_it_raises_the_maximum(tmp_path: Path) -> None:
     nodes = [("a", 10, 10, 10, 10), ("b", 20, 10, 20, 50), ("c", 30, 10, 30, 50), ("d", 40, 10, 40, 60)]
     first, second = profile_of([nodes, [(*node[:4], 60) for node in nodes]], tmp_path)
     assert first.workspace_bytes == (0, 30, 0, 20)
@@ -50,8 +50,8 @@ def test_a_profile_without_nodes_has_no_runs(tmp_path: Path) -> None:
     assert profile_of([], tmp_path) == []
 
 
-def test_each_provider_has_an_arena_of_its_own(tmp_path: Path) -> None:
-    """Nodes of another provider tell of that one's arena, which is no part of the peak."""
+def test_each_provider_has_a_separate_arena(tmp_path: Path) -> None:
+    """Nodes of another provider report that provider's arena, which is not part of the peak."""
     nodes = [
         ("CPU", "shape", 7000, 50, 9000),
         ("GPU", "a", 110, 10, 150),
@@ -84,7 +84,7 @@ def test_each_provider_has_an_arena_of_its_own(tmp_path: Path) -> None:
     assert nothing.requested_peak_bytes == 0
 
 
-def test_what_nodes_made_for_good_can_be_left_out() -> None:
+def test_outputs_that_stay_allocated_can_be_excluded() -> None:
     run = RunProfile(("a", "b", "c"), (1, 1, 1), (10, 30, 25), (10, 30, 25), (0, 5, 0), 1.0, {})
     assert run.requested_peak_bytes == 35
     assert run.requested_peak_without({"b": 20}) == 15

@@ -1,4 +1,4 @@
-"""What ONNX Runtime does with training files, measured: order, recomputation, peaks.
+"""Training files in ONNX Runtime, measured: order, recomputation, peaks.
 
 The chain is the one on which barriers were found: MatMul and ReLU in turn, 32 layers of equal size.
 """
@@ -65,7 +65,7 @@ def images(count: int, pixels: int) -> dict[str, Array]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Measurement]:
-    """Both files under both settings, each in a process of its own."""
+    """Both files under both settings, each in a separate process."""
     folder = tmp_path_factory.mktemp("chain")
     result = planned_chain()
     files = {
@@ -82,7 +82,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool],
     return found
 
 
-def test_the_peak_is_the_simulated_one(measured: dict[tuple[str, bool], Measurement]) -> None:
+def test_the_measured_peak_equals_the_simulated_peak(measured: dict[tuple[str, bool], Measurement]) -> None:
     planned = planned_chain().planned
     for name, profile in (("planned", planned.profile), ("regular", planned.regular_profile)):
         requested = measured[name, True].requested_peak_bytes
@@ -90,7 +90,7 @@ def test_the_peak_is_the_simulated_one(measured: dict[tuple[str, bool], Measurem
         assert measured[name, True].in_use_peak_bytes == pytest.approx(requested, rel=0.1), name
 
 
-def test_bytes_in_use_are_those_of_the_arenas_model(tmp_path: Path) -> None:
+def test_bytes_in_use_equal_the_arenas_model(tmp_path: Path) -> None:
     result = optimize(
         MODELS / "mobilenet_v2.onnx", tmp_path / "step.onnx", input_shapes={"x": (2, 3, 64, 64)}
     )
@@ -102,7 +102,7 @@ def test_bytes_in_use_are_those_of_the_arenas_model(tmp_path: Path) -> None:
     assert arena.peak_bytes == pytest.approx(found.in_use_peak_bytes, rel=0.005)
 
 
-def test_parameters_that_the_session_packs_are_not_counted(tmp_path: Path) -> None:
+def test_prepacked_parameters_are_not_counted(tmp_path: Path) -> None:
     """Frozen matrices are constants, of which the runtime makes copies in the order its kernels like."""
     frozen = [f"w{layer}" for layer in range(1, LAYERS)]
     result = optimize(chain_model(), tmp_path / "step.onnx", loss="mse", freeze=frozen)
@@ -116,7 +116,7 @@ def test_every_run_has_the_same_peak(measured: dict[tuple[str, bool], Measuremen
         assert first.requested_peak_bytes == last.requested_peak_bytes
 
 
-def test_stock_settings_keep_the_saving(measured: dict[tuple[str, bool], Measurement]) -> None:
+def test_default_settings_keep_the_saving(measured: dict[tuple[str, bool], Measurement]) -> None:
     planned = measured["planned", False]
     assert planned.in_use_peak_bytes <= 0.75 * measured["regular", False].in_use_peak_bytes
     # Before memory patterns set in, the barriers alone give the promised peak.
@@ -144,7 +144,7 @@ def test_file_order_is_executed_order_and_recomputation_survives(
         assert recomputed <= set(measured["planned", stock].steady.order)
 
 
-def test_without_barriers_stock_settings_lose_the_saving(
+def test_without_barriers_default_settings_lose_the_saving(
     measured: dict[tuple[str, bool], Measurement], tmp_path: Path
 ) -> None:
     """The control: it is the barriers that keep the order, nothing else about the file."""
@@ -188,20 +188,20 @@ def test_the_attribute_keeps_recomputation_from_being_merged(attribute: bool) ->
     assert len(ran) == (2 if attribute else 1) * RECOMPUTED
 
 
-def test_only_outputs_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+def test_only_requested_outputs_are_kept(tmp_path: Path) -> None:
     onnx.save(planned_chain().training_graph.model, tmp_path / "chain.onnx")
     found = measure(tmp_path / "chain.onnx", feeds(), settings=FILE_ORDER, runs=1, keep_outputs=["loss"])
     assert list(found.outputs) == ["loss"]
 
 
-def test_a_file_that_does_not_run_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_does_not_run_is_reported_in_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing of the kind")
     with pytest.raises(RuntimeFailedError, match="does not run on ONNX Runtime"):
         measure(broken, {}, settings=FILE_ORDER)
 
 
-def test_two_builds_of_onnxruntime_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_of_onnxruntime_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Installed:
         def locate_file(self, path: str) -> Path:
             return Path("site-packages")
@@ -211,7 +211,7 @@ def test_two_builds_of_onnxruntime_are_told_in_one_line(monkeypatch: pytest.Monk
         load_onnxruntime()
 
 
-def test_make_session_takes_every_form_of_a_model(tmp_path: Path) -> None:
+def test_make_session_accepts_every_form_of_a_model(tmp_path: Path) -> None:
     model = planned_chain().training_graph.model
     path = tmp_path / "chain.onnx"
     onnx.save(model, path)
@@ -222,11 +222,17 @@ def test_make_session_takes_every_form_of_a_model(tmp_path: Path) -> None:
     assert all(loss == losses[0] for loss in losses)
 
 
-@pytest.mark.parametrize("name, shape", [("resnet18", (16, 3, 96, 96)), ("mobilenet_v2", (8, 3, 96, 96))])
-def test_stock_settings_start_at_the_simulated_peak(
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("resnet18", (16, 3, 96, 96)),
+        pytest.param("mobilenet_v2", (8, 3, 96, 96), marks=pytest.mark.slow),
+    ],
+)
+def test_default_settings_start_at_the_simulated_peak(
     name: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Buffers of equal dimensions would wait for one another, had not each a dimension of its own."""
+    """Buffers with equal symbolic dimensions would be reused across steps; each has a unique one."""
     result = optimize(MODELS / f"{name}.onnx", tmp_path / "step.onnx", input_shapes={"x": shape})
     found = measure(tmp_path / "step.onnx", images(shape[0], shape[2]), settings=STOCK, runs=1)
     assert found.requested_peak_bytes <= 1.1 * result.planned.profile.peak_bytes

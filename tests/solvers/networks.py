@@ -1,7 +1,7 @@
 """The paper's networks as bare graphs: tensor sizes at 224 x 224 in float32, batch as in its Table 1.
 
-An in-place ReLU is one vertex with the operator before it, and so is a BatchNormalization that an
-addition reads: the counts of vertices are those of the paper's reference code.
+An in-place ReLU shares the vertex of the operator before it, and so does a BatchNormalization before an
+addition. The numbers of vertices equal those of the paper's reference code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.graph.random_graphs import problem_of
 
 @dataclass(slots=True)
 class Sketch:
-    """Grows a graph by one tensor at a time, of `elements` for each sample."""
+    """Builds a graph tensor by tensor; each has `elements` float32 values per sample."""
 
     batch: int
     sizes: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ def resnet(blocks: tuple[int, int, int, int], *, bottleneck: bool, batch: int) -
 
 
 def vgg(layout: str, *, batch: int) -> CheckpointProblem:
-    """`layout` holds the log2 of each convolution's channels, `M` for pooling."""
+    """`layout` has the log2 of each convolution's channels, and `M` for pooling."""
     sketch = Sketch(batch)
     last = sketch.add(3 * 224**2)
     side = 224
@@ -91,7 +91,7 @@ def densenet(blocks: tuple[int, int, int, int], *, growth: int, batch: int) -> C
 
 
 def dense_block_with_wide_concats(layers: int) -> CheckpointProblem:
-    """Each layer reads all before it through one concatenation: one large Complicate segment."""
+    """Each layer reads all layers before it through one concatenation: one large Complicate segment."""
     sketch = Sketch(batch=1)
     features = [sketch.add(64)]
     for layer in range(layers):

@@ -1,21 +1,21 @@
-"""Random training steps: forward graphs with a backward that reads some of what forward made."""
+"""Random training steps: forward graphs with a backward that reads some of the forward tensors."""
 
 from __future__ import annotations
 
 from random import Random
 
 from onnxgc.graph.computation_graph import Vertex
-from onnxgc.planning.joint import JointGraph
+from onnxgc.planning.joint_graph import JointGraph
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.planning.schedule import Operator, StepGraph
 from tests.graph.random_graphs import random_graph
 
 
 def random_step_problem(random: Random, max_vertices: int) -> CheckpointProblem:
-    """A problem with a joint graph of its own: gradients, workspaces, views, in-place operators.
+    """A problem with a random joint graph: gradients, workspaces and in-place operators.
 
-    Some vertices are made by two operators, some have a second output that only backward reads, some
-    cannot be computed again.
+    Some vertices have two operators, some a second output that only backward reads, and some cannot be
+    recomputed.
     """
     graph = random_graph(random, max_vertices)
     sizes: dict[str, int] = {"x": 1, "seed": 1}
@@ -64,6 +64,17 @@ def random_step_problem(random: Random, max_vertices: int) -> CheckpointProblem:
             for _, size, n in backward[operator]:
                 sizes[f"{operator}.grad{n}"] = size
 
+    costs = {vertex: TensorCost(sizes[f"t{vertex}"]) for vertex in graph.vertices}
+    return CheckpointProblem(graph, costs, _joint(operators, backward, sizes, members))
+
+
+def _joint(
+    operators: dict[str, Operator],
+    backward: dict[str, list[tuple[tuple[str, ...], int, int]]],
+    sizes: dict[str, int],
+    members: dict[Vertex, tuple[str, ...]],
+) -> JointGraph:
+    """The joint graph in which each operator has backward chunks: (tensors read, bytes, number)."""
     readers: dict[str, list[str]] = {}
     for name, known in operators.items():
         for tensor in known.inputs:
@@ -73,7 +84,7 @@ def random_step_problem(random: Random, max_vertices: int) -> CheckpointProblem:
         chunks: list[tuple[Operator, ...]] = []
         sources: list[str] = []
         for name in reversed(names):
-            # The gradients of whatever reads this operator's outputs come in.
+            # Inputs are the gradients of all readers of this operator's outputs.
             after = [reader for tensor in operators[name].outputs for reader in readers.get(tensor, ())]
             incoming = tuple(f"{reader}.grad0" for reader in dict.fromkeys(after)) or ("seed",)
             for read, _, n in backward[name]:
@@ -84,6 +95,4 @@ def random_step_problem(random: Random, max_vertices: int) -> CheckpointProblem:
         outputs = tuple(f"{name}.grad1" for name in operators if len(backward[name]) > 1)
         return StepGraph(forward, tuple(chunks), tuple(sources), sizes, resident, outputs, frozenset(outputs))
 
-    joint = JointGraph(in_order(tuple(operators)), members, in_order)
-    costs = {vertex: TensorCost(sizes[f"t{vertex}"]) for vertex in graph.vertices}
-    return CheckpointProblem(graph, costs, joint)
+    return JointGraph(in_order(tuple(operators)), members, in_order)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgc.graph.segments import is_valid_reading_a
-from onnxgc.graph.terminals import forced_checkpoints
+from onnxgc.graph.virtual_terminals import forced_checkpoints
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def interior_bytes(problem: CheckpointProblem, solution: Solution) -> int:
-    """The objective without the source and the target, as section 4 of the facts gives it."""
+    """The objective without the source and the target."""
     ends = {problem.graph.sources[0], problem.graph.sinks[0]}
     return solution.objective_bytes - sum(problem.size_bytes(vertex) for vertex in ends)
 
@@ -35,20 +35,21 @@ def assert_optimal(problem: CheckpointProblem) -> None:
     assert len(found.plan.checkpoints) == len(set(found.plan.checkpoints))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_optimal_on_random_graphs(seed: int) -> None:
     random = Random(seed)
     for _ in range(1500):
         assert_optimal(random_problem(random, max_vertices=10))
 
 
+@pytest.mark.slow
 def test_optimal_on_larger_random_graphs() -> None:
     random = Random(100)
     for _ in range(300):
         assert_optimal(random_problem(random, max_vertices=14))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_optimal_on_any_graph(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 8))
@@ -61,9 +62,9 @@ def test_optimal_on_any_graph(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "edges, sizes, optimum, checkpoints",
     [
-        # A chain of unit costs, on which the printed Algorithm 5 does nothing.
+        # A chain of unit costs, which the printed Algorithm 5 does not divide.
         ([(0, 1), (1, 2), (2, 3), (3, 4)], [1] * 5, 2, (0, 2, 4)),
-        # The clean subset of the branches between a pair, which the printed Algorithm 4 loses.
+        # Branches between a pair without other neighbours, which the printed Algorithm 4 loses.
         ([(0, 1), (0, 2), (1, 3), (1, 5), (2, 3), (3, 4), (4, 5)], [1, 1, 11, 1, 1, 20], 13, (0, 1, 3, 5)),
         (
             [(0, 1), (0, 4), (1, 2), (2, 3), (2, 5), (3, 6), (4, 5), (5, 6)],
@@ -71,7 +72,7 @@ def test_optimal_on_any_graph(data: st.DataObject) -> None:
             5,
             (0, 2, 5, 6),
         ),
-        # Branches between one pair are not summed.
+        # Branches between the same pair are separate segments.
         ([(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)], [1, 5, 5, 1, 1], 6, (0, 3, 4)),
         # {2} alone would be better, but its second segment has two entries.
         ([(0, 1), (1, 2), (2, 3), (3, 4), (0, 3)], [1, 1, 1, 9, 7], 11, None),
@@ -96,14 +97,14 @@ def test_one_vertex() -> None:
     assert solution.objective_bytes == solution.lower_bound_bytes == 7
 
 
-def test_of_equal_sets_the_one_with_fewest_checkpoints() -> None:
-    # Tensors of no bytes could all be kept for nothing.
+def test_equal_sets_are_resolved_by_the_fewest_checkpoints() -> None:
+    # Tensors of 0 bytes could all be kept at no cost.
     assert ACG.solve(chain([0] * 6)).plan.checkpoints == (0, 5)
     assert ACG.solve(chain([1, 4, 0, 0, 0, 4, 1])).plan.checkpoints in {(0, 2, 6), (0, 3, 6), (0, 4, 6)}
 
 
 @pytest.mark.parametrize("inner", [0, 1, 2, 3, 10, 99, 998, 1000])
-def test_unit_chain_has_its_closed_form(inner: int) -> None:
+def test_unit_chain_equals_the_closed_form(inner: int) -> None:
     problem = chain([1] * (inner + 2))
     best = min(kept + -(-(inner - kept) // (kept + 1)) for kept in range(inner + 1))
     assert interior_bytes(problem, ACG.solve(problem)) == best
@@ -119,13 +120,13 @@ def chain_optimum_bytes(sizes: list[int], cap_bytes: int) -> int:
     return cheapest[-1]
 
 
-def test_chain_under_a_cap_is_a_shortest_path_over_all_pairs() -> None:
+def test_chain_under_a_cap_equals_the_shortest_path_over_all_pairs() -> None:
     random = Random(13)
     for _ in range(100):
         sizes = [random.randint(0, 30) for _ in range(random.randint(2, 40))]
         search = CappedSearch(chain(sizes))
         for cap_bytes in (0, 7, 30, 100, 400):
-            assert search.under(cap_bytes).interior_bytes == chain_optimum_bytes(sizes, cap_bytes)
+            assert search.cheapest_under(cap_bytes).interior_bytes == chain_optimum_bytes(sizes, cap_bytes)
 
 
 def test_cost_never_rises_with_the_cap_and_the_cap_holds() -> None:
@@ -134,20 +135,20 @@ def test_cost_never_rises_with_the_cap_and_the_cap_holds() -> None:
         problem = random_problem(random, 14)
         search = CappedSearch(problem)
         caps = range(0, problem.total_bytes + 1, 1 + problem.total_bytes // 40)
-        found = [search.under(cap_bytes) for cap_bytes in caps]
+        found = [search.cheapest_under(cap_bytes) for cap_bytes in caps]
         assert all(f.heaviest_segment_bytes <= cap_bytes for f, cap_bytes in zip(found, caps, strict=True))
         assert all(looser.interior_bytes <= tighter.interior_bytes for tighter, looser in pairwise(found))
 
 
-def test_capped_optimum_is_worth_what_the_judge_says() -> None:
+def test_capped_optimum_has_the_value_of_the_objective() -> None:
     random = Random(15)
     for _ in range(500):
         problem = random_problem(random, 14)
-        found = CappedSearch(problem).under(problem.total_bytes // random.randint(2, 8))
+        found = CappedSearch(problem).cheapest_under(problem.total_bytes // random.randint(2, 8))
         plan = CheckpointPlan.for_graph(problem.graph, found.checkpoints)
-        judged = paper_objective(problem, plan)
+        value = paper_objective(problem, plan)
         ends = sum(problem.size_bytes(vertex) for vertex in forced_checkpoints(problem.graph))
-        assert judged == PaperObjective(found.interior_bytes + ends, found.heaviest_segment_bytes)
+        assert value == PaperObjective(found.interior_bytes + ends, found.heaviest_segment_bytes)
         assert is_valid_reading_a(problem.graph, plan.checkpoints)
 
 
@@ -171,13 +172,13 @@ def test_capped_optimum_is_worth_what_the_judge_says() -> None:
 def test_networks_of_the_paper(
     problem: CheckpointProblem, vertices: int, total_mib: int, optimum_mib: int
 ) -> None:
-    """The values of the paper's reference code under the same costs: facts, section 4."""
+    """The values of the paper's reference code under the same costs."""
     solution = ACG.solve(problem)
     assert len(problem.graph) == vertices
     assert round(problem.total_bytes / MIB) == total_mib
     assert abs(solution.objective_bytes / MIB - optimum_mib) <= 0.51
     assert solution.status is Status.OPTIMAL
-    # Twenty times what it takes on a slow machine; the reference code takes up to 95 s.
+    # Twenty times the duration on a slow machine; the reference code takes up to 95 s.
     assert solution.seconds < 2
 
 
@@ -195,7 +196,7 @@ def test_long_and_deep_graphs_are_solved_in_seconds() -> None:
     assert ACG.solve(networks.dense_block_with_wide_concats(40)).seconds < 5
 
 
-def test_out_of_time_it_says_feasible_with_a_bound_that_holds() -> None:
+def test_time_limit_gives_a_feasible_plan_with_a_valid_bound() -> None:
     random = Random(17)
     feasible = 0
     for _ in range(200):

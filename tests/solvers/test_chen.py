@@ -2,9 +2,9 @@ from random import Random
 
 import pytest
 
-from onnxgc.graph.division import DivisionKind, build_division_tree
+from onnxgc.graph.division_tree import DivisionKind, build_division_tree
 from onnxgc.graph.segments import is_valid_reading_a
-from onnxgc.graph.terminals import with_single_terminals
+from onnxgc.graph.virtual_terminals import with_single_terminals
 from onnxgc.planning.plan import Status
 from onnxgc.solvers.base import Solver
 from onnxgc.solvers.baselines.chen_greedy import CHEN_GREEDY
@@ -40,7 +40,7 @@ def test_sizes_make_sqrt_suboptimal() -> None:
     assert CHEN_SQRT.solve(problem).objective_bytes > ACG.solve(problem).objective_bytes
 
 
-def test_greedy_finds_the_optimum_of_equal_states_and_reads_sizes() -> None:
+def test_greedy_is_optimal_on_equal_states_and_uses_sizes() -> None:
     for inner in (*range(100), 1000, 2345):
         problem = chain([500, *[3] * inner, 500])
         assert CHEN_GREEDY.solve(problem).objective_bytes == ACG.solve(problem).objective_bytes
@@ -49,7 +49,7 @@ def test_greedy_finds_the_optimum_of_equal_states_and_reads_sizes() -> None:
 
 
 @pytest.mark.parametrize("solver", BOTH, ids=lambda solver: solver.name)
-def test_cuts_only_where_every_path_passes(solver: Solver) -> None:
+def test_cuts_are_splitting_vertices(solver: Solver) -> None:
     random = Random(41)
     for _ in range(400):
         problem = random_problem(random, 12)
@@ -59,7 +59,7 @@ def test_cuts_only_where_every_path_passes(solver: Solver) -> None:
         assert is_valid_reading_a(problem.graph, solution.plan.checkpoints)
 
 
-def test_splitting_vertices_are_those_of_the_division_tree() -> None:
+def test_splitting_vertices_equal_those_of_the_division_tree() -> None:
     random = Random(42)
     for _ in range(500):
         problem = random_problem(random, 12)
@@ -78,7 +78,7 @@ def test_a_network_of_residual_blocks(solver: Solver) -> None:
     assert ACG.solve(problem).objective_bytes <= value < 0.7 * problem.total_bytes
 
 
-def test_without_a_splitting_vertex_the_ends_are_kept() -> None:
+def test_only_the_ends_are_kept_without_a_splitting_vertex() -> None:
     problem = problem_of([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)], [0, 3, 5, 0])
     for solver in BOTH:
         assert solver.solve(problem).plan.checkpoints == (0, 3)

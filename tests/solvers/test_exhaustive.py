@@ -20,14 +20,14 @@ from tests.graph.random_graphs import chain, problem_of, random_problem
         ([(0, 2), (1, 2)], [4, 6, 1], 7),
     ],
 )
-def test_optima_found_by_hand(edges: list[tuple[int, int]], sizes: list[int], optimum: int) -> None:
+def test_optima_derived_by_hand(edges: list[tuple[int, int]], sizes: list[int], optimum: int) -> None:
     solution = EXHAUSTIVE.solve(problem_of(edges, sizes))
     assert solution.objective_bytes == solution.lower_bound_bytes == optimum
     assert solution.status is Status.OPTIMAL
 
 
-def test_no_valid_set_is_better_and_it_is_valid() -> None:
-    """The same search on top of the other definition of validity and the judge."""
+def test_result_is_valid_and_optimal() -> None:
+    """The same search with the definitions of validity and objective used elsewhere."""
     random = Random(19)
     for _ in range(150):
         problem = random_problem(random, 6)
@@ -44,8 +44,8 @@ def test_no_valid_set_is_better_and_it_is_valid() -> None:
         assert is_valid_reading_a(problem.graph, solution.plan.checkpoints)
 
 
-def test_larger_graphs_are_refused() -> None:
+def test_larger_graphs_are_rejected() -> None:
     problem = chain([1] * (MAX_VERTICES + 1))
-    assert not EXHAUSTIVE.accepts(problem)
+    assert EXHAUSTIVE.refusal(problem) is not None
     with pytest.raises(PlanError, match=f"up to {MAX_VERTICES} vertices, this one has {MAX_VERTICES + 1}"):
         EXHAUSTIVE.solve(problem)

@@ -1,4 +1,4 @@
-"""The search over all schedules, against every schedule written out and judged, and against plans."""
+"""The search over all schedules, against the simulation of every schedule and against plans."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from onnxgc.planning.schedule import (
 from onnxgc.planning.simulate import simulate
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
-from onnxgc.solvers.peak.solver import PEAK
-from onnxgc.solvers.schedules import least_peak_of_schedules, with_linked_backward
-from onnxgc.solvers.working_set import floor_of
+from onnxgc.solvers.peak.cut_search import PEAK
+from onnxgc.solvers.plan_bounds import largest_working_set
 from tests.graph.random_graphs import chain, problem_of, random_problem
+from tests.solvers.exhaustive_schedules import least_peak_of_schedules, with_linked_backward
 from tests.solvers.random_steps import random_step_problem
 
 RUNS = ("", "__recompute")
-"""Tensors of an operator's first and second run are told apart by what their names end in."""
+"""Suffixes of the tensors of an operator's first and second run."""
 
 
 def sequences(step: StepGraph) -> Iterator[list[Compute | Recompute]]:
-    """Every order of operators, with every choice of second runs, and of the run that is read."""
+    """Every order of operators, with every choice of second runs and of the copy that is read."""
     forward = {operator.name for operator in step.forward}
     operators = [*step.forward, *(operator for chunk in step.chunks for operator in chunk)]
     maker = {name: operator.name for operator in operators for name in operator.outputs}
     runs: dict[str, int] = {operator.name: 0 for operator in operators}
     taken: list[Compute | Recompute] = []
 
-    def go_on() -> Iterator[list[Compute | Recompute]]:
+    def extend() -> Iterator[list[Compute | Recompute]]:
         if all(runs.values()):
             yield list(taken)
         for operator in operators:
@@ -66,14 +66,14 @@ def sequences(step: StepGraph) -> Iterator[list[Compute | Recompute]]:
                     if past
                     else Compute(renamed)
                 )
-                yield from go_on()
+                yield from extend()
                 taken.pop()
                 runs[operator.name] -= 1
 
-    return go_on()
+    return extend()
 
 
-def least_peak_as_judged(step: StepGraph) -> int:
+def least_simulated_peak(step: StepGraph) -> int:
     copies = {f"{name}{RUNS[1]}": name for operator in step.forward for name in operator.outputs}
     return min(
         simulate(
@@ -83,14 +83,14 @@ def least_peak_as_judged(step: StepGraph) -> int:
     )
 
 
-def small_problems(seed: int, count: int, max_vertices: int, most_events: int) -> Iterator[CheckpointProblem]:
+def small_problems(seed: int, count: int, max_vertices: int, max_events: int) -> Iterator[CheckpointProblem]:
     random = Random(seed)
     while count:
         draw = random_step_problem if count % 2 else random_problem
         problem = draw(random, max_vertices)
         step = problem.joint().step
         events = sum(1 if operator.once else 2 for operator in step.forward) + sum(map(len, step.chunks))
-        if events <= most_events:
+        if events <= max_events:
             count -= 1
             yield problem
 
@@ -100,30 +100,30 @@ def step_of(problem: CheckpointProblem) -> StepGraph:
     return with_linked_backward(step) if problem.traced is None else step
 
 
-def test_it_is_the_best_of_all_schedules_as_the_judge_sees_them() -> None:
+def test_equals_the_least_simulated_peak_of_all_schedules() -> None:
     for problem in small_problems(91, 160, 4, 8):
         step = step_of(problem)
-        assert least_peak_of_schedules(step) == least_peak_as_judged(step)
+        assert least_peak_of_schedules(step) == least_simulated_peak(step)
 
 
-def test_no_plan_is_below_it_and_it_is_not_below_the_floor() -> None:
+def test_lies_between_the_lower_bound_and_every_plan() -> None:
     for problem in small_problems(92, 120, 4, 100):
         step = step_of(problem)
         least = least_peak_of_schedules(step)
         planned = EXHAUSTIVE.solve(problem, SolverOptions(objective=Objective.PEAK)).objective_bytes
-        assert floor_of(step).bytes <= least <= planned <= PEAK.solve(problem).objective_bytes
+        assert largest_working_set(step).bytes <= least <= planned <= PEAK.solve(problem).objective_bytes
 
 
-def test_order_of_backward_is_free_where_the_data_allows_it() -> None:
-    """Two gradients that read a large tensor each: one after the other, whichever order is given."""
+def test_order_of_backward_is_free_within_data_dependencies() -> None:
+    """Two gradients that each read a large tensor run one after the other, for any given order."""
     problem = problem_of([(0, 1), (1, 2), (0, 3), (3, 4), (2, 5), (4, 5)], [0, 8, 1, 8, 1, 0])
     step = with_linked_backward(problem.joint().step)
-    orders = [step, problem.joint().in_order(("f0", "f3", "f4", "f1", "f2", "f5"))]
+    orders = [step, problem.joint().retraced(("f0", "f3", "f4", "f1", "f2", "f5"))]
     assert {least_peak_of_schedules(order) for order in orders} == {10}
 
 
-def test_an_operator_runs_twice_at_most() -> None:
-    """If they ran more often, 2 bytes would do for a unit chain of any length."""
+def test_an_operator_runs_at_most_twice() -> None:
+    """With more runs, 2 bytes would suffice for a unit chain of any length."""
     peaks = [
         least_peak_of_schedules(with_linked_backward(chain([0, *[1] * length]).joint().step))
         for length in range(1, 9)
@@ -131,13 +131,13 @@ def test_an_operator_runs_twice_at_most() -> None:
     assert peaks == [1, 2, 2, 2, 3, 3, 3, 3]
 
 
-def test_what_must_not_run_again_is_held() -> None:
+def test_tensors_that_cannot_be_recomputed_stay_live() -> None:
     step = with_linked_backward(chain([0, *[1] * 6]).joint().step)
-    held = replace(step, forward=tuple(replace(operator, once=True) for operator in step.forward))
-    assert least_peak_of_schedules(step) < least_peak_of_schedules(held) == 6
+    fixed = replace(step, forward=tuple(replace(operator, once=True) for operator in step.forward))
+    assert least_peak_of_schedules(step) < least_peak_of_schedules(fixed) == 6
 
 
-def test_a_second_run_may_work_in_place_and_what_is_returned_has_memory_of_its_own() -> None:
+def test_a_second_run_may_work_in_place_and_step_outputs_do_not_share_memory() -> None:
     forward = (
         Operator("a", ("x",), ("t.a",)),
         Operator("b", ("t.a",), ("t.b",), in_place=True),
@@ -149,14 +149,14 @@ def test_a_second_run_may_work_in_place_and_what_is_returned_has_memory_of_its_o
     )
     sizes = {"t.a": 4, "t.b": 4, "t.c": 1, "g.c": 1, "g.b": 0}
     step = StepGraph(forward, chunks, ("c", "b"), sizes, frozenset({"x"}), (), frozenset())
-    assert least_peak_of_schedules(step) == least_peak_as_judged(step) == 8
+    assert least_peak_of_schedules(step) == least_simulated_peak(step) == 8
     returned = replace(
         step, outputs=("t.b",), chunks=((replace(chunks[0][0], workspace_bytes=0),), chunks[1])
     )
-    assert least_peak_of_schedules(returned) == least_peak_as_judged(returned) == 8
+    assert least_peak_of_schedules(returned) == least_simulated_peak(returned) == 8
 
 
-def test_links_change_nothing_for_the_judge() -> None:
+def test_links_do_not_change_the_simulation() -> None:
     for problem in small_problems(93, 60, 6, 100):
         if problem.traced is None:
             step = problem.joint().step
@@ -165,10 +165,10 @@ def test_links_change_nothing_for_the_judge() -> None:
             assert one == two
 
 
-def test_obstacles_are_told() -> None:
+def test_unsupported_steps_raise() -> None:
     step = chain([1] * 6).joint().step
     with pytest.raises(PlanError, match="more than 5 states"):
-        least_peak_of_schedules(step, most_states=5)
+        least_peak_of_schedules(step, max_states=5)
     view = replace(step.forward[1], is_view=True)
     with pytest.raises(PlanError, match="views"):
         least_peak_of_schedules(replace(step, forward=(step.forward[0], view, *step.forward[2:])))

@@ -10,7 +10,7 @@ from onnxgc.solvers.baselines.store_all import STORE_ALL
 from tests.graph.random_graphs import chain, problem_of, random_problem
 
 
-def test_manual_takes_any_set_and_claims_nothing() -> None:
+def test_manual_accepts_any_set_without_guarantee() -> None:
     # Not valid under reading A: {3} is fed by 0 and by 2.
     problem = problem_of([(0, 1), (1, 2), (2, 3), (3, 4), (0, 3)], [1, 1, 1, 9, 7])
     solution = MANUAL.solve(problem, SolverOptions(checkpoints=(2,)))
@@ -26,7 +26,7 @@ def test_manual_without_checkpoints_keeps_the_ends() -> None:
     assert solution.objective_bytes == 10
 
 
-def test_manual_refuses_unknown_checkpoints() -> None:
+def test_manual_rejects_unknown_checkpoints() -> None:
     with pytest.raises(PlanError, match="did you mean"):
         MANUAL.solve(chain([1] * 20), SolverOptions(checkpoints=(99, 3)))
 

@@ -6,7 +6,7 @@ from onnxgc.errors import PlanError
 from onnxgc.graph.segments import is_valid_reading_a
 from onnxgc.planning.plan import Status
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.baselines.random_draws import MOST_CHECKPOINTS, RANDOM
+from onnxgc.solvers.baselines.random_draws import MAX_CHECKPOINTS, RANDOM
 from onnxgc.solvers.paper.acg import ACG
 from tests.graph.random_graphs import chain, random_problem
 from tests.solvers import networks
@@ -23,7 +23,7 @@ def test_plans_are_valid_small_and_no_better_than_the_optimum() -> None:
             continue
         solved += 1
         ends = {*problem.graph.sources, *problem.graph.sinks}
-        assert len(set(solution.plan.checkpoints) - ends) <= MOST_CHECKPOINTS
+        assert len(set(solution.plan.checkpoints) - ends) <= MAX_CHECKPOINTS
         assert is_valid_reading_a(problem.graph, solution.plan.checkpoints)
         assert solution.objective_bytes >= ACG.solve(problem).objective_bytes
         assert solution.status is Status.FEASIBLE

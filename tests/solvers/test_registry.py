@@ -30,7 +30,7 @@ def random_instance(random: Random, family: GraphFamily, max_vertices: int) -> C
     return chain([*[size] * count, random.randint(0, 9)])
 
 
-def test_names_are_those_of_the_solvers() -> None:
+def test_registered_solvers_and_their_guarantees() -> None:
     assert set(SOLVERS) == {
         "peak", "acg", "general", "lcg", "chen-sqrt", "chen-greedy", "revolve", "bptt", "random",
         "store-all", "manual",
@@ -49,7 +49,7 @@ def test_names_are_those_of_the_solvers() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "budget"])
-def test_every_solution_is_judged_bounded_and_in_order(name: str) -> None:
+def test_every_solution_has_its_value_a_bound_and_sorted_checkpoints(name: str) -> None:
     random = Random(22)
     solved = 0
     for _ in range(100):
@@ -81,12 +81,12 @@ def test_every_solution_is_judged_bounded_and_in_order(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("family", GraphFamily)
-def test_no_plan_is_below_the_exact_one(name: str, family: GraphFamily) -> None:
-    """All but the user's own plans are valid under reading A, so the optimum there bounds them."""
+def test_no_plan_is_below_the_optimum(name: str, family: GraphFamily) -> None:
+    """Plans of automatic solvers are valid under reading A, so its optimum bounds them."""
     random = Random(23)
     for _ in range(60):
         problem = random_instance(random, family, 10)
-        if not SOLVERS[name].accepts(problem):
+        if SOLVERS[name].refusal(problem) is not None:
             continue
         try:
             solution = SOLVERS[name].solve(problem)
@@ -108,7 +108,7 @@ from onnxgc.solvers.registry import SOLVERS, solver_for
 from tests.graph.random_graphs import random_graph
 
 random = Random(24)
-for count in range(1, 60):
+for count in range(1, 30):
     graph = random_graph(random, 14)
     if count % 2:
         graph = ComputationGraph(tuple(range(count)), tuple((v, v + 1) for v in range(count - 1)))
@@ -120,7 +120,7 @@ for count in range(1, 60):
     sizes = {v: TensorCost(4 if equal else random.randint(0, 20)) for v in graph.vertices}
     problem = CheckpointProblem(graph, sizes)
     for name, solver in SOLVERS.items():
-        if solver.accepts(problem):
+        if solver.refusal(problem) is None:
             try:
                 print(count, name, solver.solve(problem).plan.checkpoints)
             except PlanError as error:
@@ -140,7 +140,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
     assert len(outputs) == 1
 
 
-def test_an_objective_that_a_solver_does_not_have_is_refused() -> None:
+def test_unsupported_objectives_are_rejected() -> None:
     with pytest.raises(PlanError, match="solver 'acg' has the objective 'paper', not 'peak'"):
         SOLVERS["acg"].solve(chain([1, 2, 3]), SolverOptions(objective=Objective.PEAK))
 
@@ -148,6 +148,6 @@ def test_an_objective_that_a_solver_does_not_have_is_refused() -> None:
 def test_solver_for_an_objective() -> None:
     assert solver_for(None).name == "peak"
     assert solver_for(None, Objective.PAPER).name == "acg"
-    assert solver_for("lcg", Objective.PEAK).name == "lcg", "refused when it solves"
-    with pytest.raises(PlanError, match="solver 'best' is none of peak, acg, general"):
+    assert solver_for("lcg", Objective.PEAK).name == "lcg", "rejected when it solves"
+    with pytest.raises(PlanError, match="solver 'best' is not one of peak, acg, general"):
         solver_for("best")

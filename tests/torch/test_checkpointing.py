@@ -1,4 +1,4 @@
-"""Modules under a budget: gradients and statistics bit for bit, memory as promised, calls of every form."""
+"""Planned modules: gradients and statistics are equal bit for bit, and memory is as planned."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import TorchPlan, checkpoint, checkpointing, partition, plans_of  # noqa: E402
-from onnxgc.torch.checkpointing import described, planned_module  # noqa: E402
-from onnxgc.torch.joint import Estimated, JointStep, is_random, normalizes_a_batch  # noqa: E402
+from onnxgc.torch import TorchPlan, checkpoint, partition, plan_search, plans_of  # noqa: E402
+from onnxgc.torch.checkpointing import planned_module  # noqa: E402
+from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, is_batch_normalization, is_random  # noqa: E402
 from onnxgc.torch.partition import STATE_BYTES  # noqa: E402
+from onnxgc.torch.plan_search import plan_summary  # noqa: E402
 from onnxgc.tracing.devices import device  # noqa: E402
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
-"""Costs from a data sheet, and a search that does not depend on the clock."""
+"""Costs from a data sheet, and a deterministic search."""
 
 
 class Block(nn.Module):
@@ -40,14 +41,14 @@ class Block(nn.Module):
         return x + self.dropout(self.relu(self.norm(self.conv(x))))
 
 
-def convolutional(blocks: int = 6, width: int = 8) -> nn.Module:
+def convolutional(blocks: int = 4, width: int = 8) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, width, 3), *(Block(width) for _ in range(blocks)), nn.Flatten(), nn.LazyLinear(5)
     )
 
 
 class Uneven(nn.Module):
-    """Its best cuts lie where neither submodules nor blocks begin."""
+    """A module whose best cuts are inside of its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class Attention(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(50, 32)
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.5, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(32, 50, bias=False)
         self.head.weight = self.tokens.weight
 
@@ -75,7 +76,7 @@ class Attention(nn.Module):
 
 
 def materialised(module: nn.Module, *inputs: Any) -> nn.Module:
-    """The module with its lazy parameters made, and its statistics as they were."""
+    """The module with its lazy parameters initialised, and its statistics unchanged."""
     module.eval()
     module(*inputs)
     return module.train()
@@ -86,7 +87,7 @@ def images(count: int = 8) -> Tensor:
 
 
 def step(module: nn.Module, loss: Callable[[nn.Module], Tensor], seed: int = 0) -> Tensor:
-    """One backward; the loss."""
+    """The loss of one step."""
     torch.manual_seed(seed)
     found = loss(module)
     found.backward()
@@ -94,13 +95,13 @@ def step(module: nn.Module, loss: Callable[[nn.Module], Tensor], seed: int = 0) 
 
 
 def loss_of(count: int, module: nn.Module) -> Tensor:
-    """Of so many images."""
+    """The loss of `count` images."""
     found: Tensor = module(images(count)).square().mean()
     return found
 
 
 def assert_same(planned: nn.Module, plain: nn.Module) -> None:
-    """Gradients and buffers, bit for bit."""
+    """Compares gradients and buffers bit for bit."""
     for (name, one), (_, other) in zip(planned.named_parameters(), plain.named_parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None), name
         assert one.grad is None or torch.equal(one.grad, other.grad), name
@@ -109,13 +110,13 @@ def assert_same(planned: nn.Module, plain: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("budget", ["75%", "min"])
-def test_dropout_and_statistics_are_the_same_for_many_steps(budget: str) -> None:
+def test_steps_with_dropout_and_statistics_are_equal(budget: str) -> None:
     plain = materialised(convolutional(), images())
     planned = checkpoint(copy.deepcopy(plain), images(), budget=budget, **QUICK)
     (plan,) = plans_of(planned)
     assert plan.repeated > 0
     assert plan.planned_peak_bytes < plan.regular_peak_bytes
-    for seed in range(10):
+    for seed in range(4):
         losses = [
             step(one, lambda module: module(images()).square().mean(), seed) for one in (plain, planned)
         ]
@@ -124,7 +125,7 @@ def test_dropout_and_statistics_are_the_same_for_many_steps(budget: str) -> None
 
 
 @pytest.mark.parametrize("budget", [1.0, "60%"])
-def test_memory_is_what_was_promised(budget: str | float) -> None:
+def test_measured_memory_equals_the_planned_peak(budget: str | float) -> None:
     plain = materialised(convolutional(width=16), images(16))
     planned = checkpoint(plain, images(16), budget=budget, time_limit=None, step_limit=2)
     (plan,) = plans_of(planned)
@@ -133,40 +134,39 @@ def test_memory_is_what_was_promised(budget: str | float) -> None:
         planned.zero_grad(set_to_none=True)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             planned(data).sum().backward()
-    held = most = 0
+    live = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    assert most == pytest.approx(plan.planned_peak_bytes, rel=0.02)
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert peak == pytest.approx(plan.planned_peak_bytes, rel=0.02)
 
 
-def test_random_operators_draw_in_the_order_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_operators_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     class Branches(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            made = super().forward(x)
-            return F.dropout(2 * made) + F.dropout(made + 1)
+            y = super().forward(x)
+            return F.dropout(2 * y) + F.dropout(y + 1)
 
     steps: list[JointStep] = []
-    described = checkpointing.described
 
-    def noted(step: JointStep, *others: Any) -> Any:
+    def recording(step: JointStep, *others: Any) -> Any:
         steps.append(step)
-        return described(step, *others)
+        return plan_summary(step, *others)
 
-    monkeypatch.setattr(checkpointing, "described", noted)
+    monkeypatch.setattr(plan_search, "plan_summary", recording)
     checkpoint(Branches(4, 4), torch.randn(3, 4), budget=1.0, **QUICK)
     (found,) = steps
     first, second = (
-        operation
-        for operation, node in zip(found.problem.operations, found.nodes, strict=True)
+        operator
+        for operator, node in zip(found.problem.operators, found.nodes, strict=True)
         if node is not None and is_random(node)
     )
     assert set(second.reads) & set(first.writes)
 
 
-def test_the_generator_goes_on_behind_what_is_drawn_again() -> None:
-    """The step after one that draws masks again must not draw those of the step before."""
+def test_recomputed_masks_do_not_change_the_generator() -> None:
+    """The next step must not repeat the masks of this one."""
     module = nn.Sequential(
         *(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh()))
     )
@@ -180,19 +180,19 @@ def test_the_generator_goes_on_behind_what_is_drawn_again() -> None:
     assert torch.equal(*states)
 
 
-def test_what_is_drawn_again_leaves_the_generator_as_it_is() -> None:
+def test_redrawing_preserves_the_generator_state() -> None:
     cpu = torch.device("cpu")
     torch.manual_seed(0)
     state = partition.generator_state(cpu)
     first = torch.rand(3)
-    now = torch.get_rng_state()
-    again = partition.drawn_again(state, cpu, torch.rand, (3,), {})
+    present = torch.get_rng_state()
+    again = partition.redraw(state, cpu, torch.rand, (3,), {})
     assert torch.equal(again, first)
-    assert torch.equal(torch.get_rng_state(), now)
+    assert torch.equal(torch.get_rng_state(), present)
 
 
 class Decaying(nn.Module):
-    """Its forward reads a buffer all along and changes it at the end."""
+    """A forward that reads a buffer throughout, and updates it at the end."""
 
     scale: Tensor
 
@@ -208,23 +208,25 @@ class Decaying(nn.Module):
         return x
 
 
-def test_a_normalisation_that_runs_twice_in_forward_updates_its_statistics_once() -> None:
-    def decide(step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
-        (index,) = (at for at, node in enumerate(step.nodes) if node is not None and normalizes_a_batch(node))
+def test_a_recomputed_normalisation_updates_its_statistics_once() -> None:
+    def repeat_in_forward(step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
+        (index,) = (
+            at for at, node in enumerate(step.nodes) if node is not None and is_batch_normalization(node)
+        )
         sequence = list(range(len(step.problem)))
-        sequence.insert(step.turn, index)
-        return tuple(sequence), described(step, sequence)
+        sequence.insert(step.boundary, index)
+        return tuple(sequence), plan_summary(step, sequence)
 
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    planned = planned_module(copy.deepcopy(plain), decide, Estimated(device("a100")))
+    planned = planned_module(copy.deepcopy(plain), repeat_in_forward, EstimatedCosts(device("a100")))
     for _ in range(2):
         losses = [step(module, lambda each: each(images()).square().mean()) for module in (plain, planned)]
         assert torch.equal(*losses)
         assert_same(planned, plain)
 
 
-def test_what_reads_a_buffer_that_changes_does_not_run_again() -> None:
+def test_readers_of_an_updated_buffer_are_not_recomputed() -> None:
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     plain = Decaying()
     planned = checkpoint(copy.deepcopy(plain), data, budget="min", **QUICK)
@@ -235,7 +237,7 @@ def test_what_reads_a_buffer_that_changes_does_not_run_again() -> None:
         assert_same(planned, plain)
 
 
-def test_keywords_dictionaries_none_and_tied_parameters() -> None:
+def test_calls_with_keywords_dictionaries_none_and_tied_parameters() -> None:
     ids = torch.randint(0, 50, (4, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(4, 12, dtype=torch.bool)
     mask[:, 9:] = True
@@ -250,7 +252,7 @@ def test_keywords_dictionaries_none_and_tied_parameters() -> None:
     assert torch.equal(step(plain, loss), step(planned, loss))
     assert_same(planned, plain)
     assert plans_of(planned)[0].repeated > 0
-    # Another constant, and another number of sequences, are calls of their own.
+    # Another constant and another batch make another signature.
     for module in (plain, planned):
         step(module, lambda module: module(ids[:2], scale=2.0)["logits"].mean())
     assert_same(planned, plain)
@@ -263,7 +265,7 @@ class Pair(NamedTuple):
 
 
 class SharedTwice(nn.Module):
-    """One block that runs twice, a frozen table in front, and a named tuple behind."""
+    """A frozen table, a block that runs twice, and a named tuple as output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +278,7 @@ class SharedTwice(nn.Module):
         return Pair(first, self.block(first))
 
 
-def test_a_shared_block_a_frozen_table_and_a_named_tuple() -> None:
+def test_shared_blocks_frozen_tables_and_named_tuples() -> None:
     ids = torch.arange(9).repeat(8, 1)
     plain = SharedTwice()
     planned = checkpoint(copy.deepcopy(plain), ids, budget="80%", **QUICK)
@@ -284,17 +286,17 @@ def test_a_shared_block_a_frozen_table_and_a_named_tuple() -> None:
     def loss(module: nn.Module) -> Tensor:
         found = module(ids)
         assert isinstance(found, Pair)
-        # Twice in one step.
+        # Two calls in one step.
         return found.left.mean() + (found.right * module(ids).left).mean()
 
     assert torch.equal(step(plain, loss), step(planned, loss))
-    # Each call adds up its own gradients first: the order of four terms is another one.
+    # Each call sums its own gradients first, so that the order of the four terms differs.
     for one, other in zip(planned.block.parameters(), plain.block.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
     assert planned.table.weight.grad is None
 
 
-def test_inputs_get_gradients_and_autocast_is_kept() -> None:
+def test_inputs_get_gradients_under_autocast() -> None:
     plain = materialised(convolutional(), images())
     planned = checkpoint(copy.deepcopy(plain), images().requires_grad_(), budget="75%", **QUICK)
     gradients = []
@@ -310,7 +312,7 @@ def test_inputs_get_gradients_and_autocast_is_kept() -> None:
     assert_same(planned, plain)
 
 
-def test_batches_of_other_sizes_evaluation_and_no_gradients() -> None:
+def test_other_batches_and_modes_get_their_own_plans() -> None:
     plain = materialised(convolutional(), images())
     planned = checkpoint(copy.deepcopy(plain), images(), budget="75%", **QUICK)
     for count in (8, 5, 8, 3):
@@ -328,7 +330,7 @@ def test_batches_of_other_sizes_evaluation_and_no_gradients() -> None:
     assert_same(planned, plain)
 
 
-def test_it_is_the_same_class_shares_its_parameters_and_can_be_copied() -> None:
+def test_class_and_parameters_are_shared_and_copies_are_independent() -> None:
     plain = materialised(convolutional(), images())
     planned = checkpoint(plain, images(), budget="75%", **QUICK)
     assert type(planned) is type(plain)
@@ -352,7 +354,9 @@ def test_it_is_the_same_class_shares_its_parameters_and_can_be_copied() -> None:
     "make", [lambda: (convolutional(), images()), lambda: (Uneven(), torch.randn(32, 16))]
 )
 @pytest.mark.parametrize("budget", [1.0, "60%"])
-def test_what_autograd_saves_is_the_plan(make: Callable[[], tuple[nn.Module, Tensor]], budget: Any) -> None:
+def test_autograd_saves_exactly_the_planned_tensors(
+    make: Callable[[], tuple[nn.Module, Tensor]], budget: Any
+) -> None:
     plain, data = make()
     materialised(plain, data)
     planned = checkpoint(plain, data, budget=budget, **QUICK)
@@ -362,15 +366,15 @@ def test_what_autograd_saves_is_the_plan(make: Callable[[], tuple[nn.Module, Ten
 
 
 def saved_by_autograd(module: nn.Module, data: Tensor) -> Counter[tuple[Any, int]]:
-    """Types and sizes of the memory that hooks see, but for inputs, weights and states of generators."""
+    """Types and sizes of saved storages, except inputs, weights and generator states."""
     weights = (*module.parameters(), *module.buffers())
-    there = {one.untyped_storage().data_ptr() for one in (*weights, data)}
+    excluded = {one.untyped_storage().data_ptr() for one in (*weights, data)}
     found: dict[int, tuple[Any, int]] = {}
 
     def pack(one: Tensor) -> Tensor:
         storage = one.untyped_storage()
         is_state = one.dtype is torch.uint8 and one.numel() == STATE_BYTES
-        if storage.data_ptr() not in there and not is_state and storage.nbytes():
+        if storage.data_ptr() not in excluded and not is_state and storage.nbytes():
             found[storage.data_ptr()] = (one.dtype, storage.nbytes())
         return one
 
@@ -381,21 +385,21 @@ def saved_by_autograd(module: nn.Module, data: Tensor) -> Counter[tuple[Any, int
     return Counter(found.values())
 
 
-def test_refusals_are_one_line() -> None:
+def test_errors_are_one_line() -> None:
     plain = materialised(convolutional(), images())
-    with pytest.raises(BudgetError, match=r"no plan within .* bytes was found; nothing goes below [\d,]+"):
+    with pytest.raises(BudgetError, match=r"no plan within .* bytes was found; no plan is below [\d,]+"):
         checkpoint(plain, images(), budget="1%", **QUICK)
 
     class Deciding(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.sum() > 0 else x
 
-    with pytest.raises(PlanError, match="the module cannot be traced") as told:
+    with pytest.raises(PlanError, match="the module cannot be traced") as raised:
         checkpoint(Deciding(4, 4), torch.randn(3, 4), **QUICK)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_a_second_derivative_is_refused() -> None:
+def test_second_derivatives_raise() -> None:
     plain = materialised(convolutional(2), images())
     planned = checkpoint(plain, images(), budget="90%", **QUICK)
     data = images().requires_grad_()
@@ -404,7 +408,7 @@ def test_a_second_derivative_is_refused() -> None:
         first.sum().backward()
 
 
-def test_a_shard_of_a_parameter_is_refused() -> None:
+def test_sharded_parameters_raise() -> None:
     class Sharded(nn.Parameter):
         def full_tensor(self) -> Tensor:
             return self.data

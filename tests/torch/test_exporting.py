@@ -1,4 +1,4 @@
-"""Modules are exported as they train: one for each thing that an exporter loses."""
+"""Export fixes: parameters, modes, randomness, names and batches of exported modules."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from onnxgc.runtime.ort import make_session
 from onnxgc.torch import export_training, exporting, from_onnx
 
 pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.usefixtures("cached_exporter")
 
 
 class Tied(nn.Module):
-    """A table that is looked up and multiplied with, equal biases, and parameters that stay or are unused."""
+    """A tied embedding table, equal biases, and frozen and unused parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Tied(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Bias-free convolutions and normalisations of which one is frozen, in two and three dimensions."""
+    """Convolutions without biases, and normalisations of which one is frozen, in two and three dimensions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class Convolutions(nn.Module):
 
 
 class Random(nn.Module):
-    """Dropout of elements, of channels, of attention and between layers, and stochastic depth."""
+    """Dropout of elements, channels, attention and recurrent layers, and stochastic depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class Random(nn.Module):
         self.recurrent = nn.GRU(4, 4, num_layers=2, dropout=0.4, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        torch.rand(1)  # Nobody reads it, and it moves the generator all the same.
+        torch.rand(1)  # An unused draw still advances the generator.
         x = self.channels(self.elements(self.linear(x))).flatten(1, 2)
         x = F.scaled_dot_product_attention(x, x, x, dropout_p=0.3 if self.training else 0.0)
         x, _ = self.recurrent(x)
@@ -92,7 +93,7 @@ class Parts(NamedTuple):
 
 
 class Structured(nn.Module):
-    """An input with the name of a parameter, keywords, and outputs by names, twice and as they came."""
+    """An input with a parameter's name, keywords, and outputs that are named, repeated, or inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ def nodes_of(proto: onnx.ModelProto, op: str) -> list[onnx.NodeProto]:
     return [node for node in proto.graph.node if node.op_type == op]
 
 
-def test_each_parameter_is_one_initializer_under_its_name_and_trains_on_onnx_runtime() -> None:
+def test_each_parameter_is_one_initializer_and_trains_on_onnx_runtime() -> None:
     module, tokens = Tied(), torch.tensor([[1, 2, 3], [4, 5, 6]])
     proto = export_training(module, tokens)
     weights = weights_of(proto)
@@ -164,7 +165,7 @@ def test_normalisations_keep_their_modes_and_convolutions_get_no_bias() -> None:
     ]
 
 
-def test_random_choices_are_dropout_and_evaluation_makes_none() -> None:
+def test_randomness_is_dropout_and_evaluation_is_deterministic() -> None:
     module, x = Random(), torch.randn(2, 2, 1, 4)
     torch.manual_seed(3)
     proto = export_training(module, x)
@@ -177,7 +178,7 @@ def test_random_choices_are_dropout_and_evaluation_makes_none() -> None:
     assert torch.allclose(network.eval()(x), module.eval()(x), atol=1e-5)
     rows = network.train()(x).flatten(1)
     drawn = torch.stack([network(x).flatten(1).abs().sum(dim=1) for _ in range(16)])
-    assert 0 < int((drawn == 0).sum()) < drawn.numel(), "of stochastic depth"
+    assert 0 < int((drawn == 0).sum()) < drawn.numel(), "stochastic depth drops some rows"
     assert not torch.equal(rows, network(x).flatten(1))
 
 
@@ -197,7 +198,7 @@ def test_inputs_and_outputs_have_the_names_of_the_call(tmp_path: Path) -> None:
         export_training(Structured(), torch.ones(2, 3), tmp_path / "no" / "x.onnx", kwargs=kwargs)
 
 
-def test_a_batch_that_cannot_be_symbolic_stays_as_it_is() -> None:
+def test_a_batch_that_cannot_be_symbolic_is_fixed() -> None:
     class Fixed(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).reshape(2, 3)
@@ -205,7 +206,7 @@ def test_a_batch_that_cannot_be_symbolic_stays_as_it_is() -> None:
     with pytest.warns(UserWarning, match=r"the batch stays 2, .*specialized it to be a constant \(2\)"):
         proto = export_training(Fixed(3, 3), torch.randn(2, 3), check=False)
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
-    # torch takes a batch of one for a fixed number.
+    # `torch.export` specialises on dimensions of size 1.
     proto = export_training(nn.Linear(3, 3), torch.randn(1, 3), check=False)
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     with warnings.catch_warnings():
@@ -235,7 +236,7 @@ class _Singular(nn.Linear):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_what_cannot_be_made_right_is_refused_in_one_line(
+def test_unsupported_modules_raise_in_one_line(
     module: nn.Module, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module.eval()
@@ -248,7 +249,7 @@ def test_what_cannot_be_made_right_is_refused_in_one_line(
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
 
 
-def test_what_a_file_cannot_say_is_told() -> None:
+def test_differences_of_a_file_are_warned_of() -> None:
     class Counting(nn.Linear):
         def __init__(self) -> None:
             super().__init__(3, 3)
@@ -271,13 +272,11 @@ def test_what_a_file_cannot_say_is_told() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x + torch.rand_like(x))
 
-    with pytest.warns(UserWarning, match=r"draws random numbers in evaluation too \(RandomUniformLike\)"):
+    with pytest.warns(UserWarning, match=r"draws random numbers in evaluation, too \(RandomUniformLike\)"):
         export_training(Noisy(3, 3), torch.randn(2, 3), dynamic_batch=False)
 
 
-def test_weights_go_beside_the_file_and_a_missing_exporter_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_data_and_a_missing_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, path = nn.Linear(64, 64), tmp_path / "module.onnx"
     export_training(module, torch.randn(2, 64), path, external_data=True, dynamic_batch=False)
     assert (tmp_path / "module.onnx.data").stat().st_size >= 64 * 64 * 4

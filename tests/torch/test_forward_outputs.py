@@ -1,4 +1,4 @@
-"""Planned modules where a trace sees less than a call: settings, objects, what is left behind."""
+"""Planned modules beyond their traces: settings, returned objects, side effects, and released memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 class Layers(nn.Module):
-    """Two layers and a Dropout, and an attribute that forward reads."""
+    """Two layers, Dropout, and attributes that forward reads and updates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,24 +65,24 @@ def pair(make: Callable[[], nn.Module], *inputs: Any, budget: Any = 1.0) -> tupl
     return plain, checkpoint(copy.deepcopy(plain), inputs, budget=budget, **QUICK)
 
 
-def changed_scale(module: Any) -> None:
+def change_scale(module: Any) -> None:
     module.scale = 3.0
 
 
-def changed_rate(module: Any) -> None:
+def change_rate(module: Any) -> None:
     module.layers[2].p = 0.8
 
 
-def changed_layer(module: Any) -> None:
+def change_layer(module: Any) -> None:
     module.layers[1] = nn.Tanh()
 
 
-def hooked_layer(module: Any) -> None:
-    module.layers[0].register_forward_hook(lambda part, given, made: 2 * made)
+def add_hook(module: Any) -> None:
+    module.layers[0].register_forward_hook(lambda part, inputs, output: 2 * output)
 
 
-@pytest.mark.parametrize("change", [changed_scale, changed_rate, changed_layer, hooked_layer])
-def test_what_changes_between_steps_counts(change: Callable[[nn.Module], None]) -> None:
+@pytest.mark.parametrize("change", [change_scale, change_rate, change_layer, add_hook])
+def test_changes_between_steps_take_effect(change: Callable[[nn.Module], None]) -> None:
     plain, planned = pair(Layers, drawn(16, 8))
     assert_same(plain, planned, drawn(16, 8))
     for module in (plain, planned):
@@ -90,10 +90,10 @@ def test_what_changes_between_steps_counts(change: Callable[[nn.Module], None]) 
     assert_same(plain, planned, drawn(16, 8))
 
 
-def test_a_counter_in_forward_does_not_make_each_call_a_new_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_in_forward_needs_no_new_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     _, planned = pair(Layers, drawn(16, 8))
     step(planned, drawn(16, 8))
-    monkeypatch.setattr("onnxgc.torch.checkpointing.aot_function", None)
+    monkeypatch.setattr("onnxgc.torch.planned_forward.aot_function", None)
     step(planned, drawn(16, 8))
 
 
@@ -102,7 +102,7 @@ class Indexed(nn.Linear):
         return super().forward(x).exp() * float(numbers[1500])
 
 
-def test_a_long_array_counts_with_all_its_numbers() -> None:
+def test_long_arrays_are_compared_completely() -> None:
     numbers = np.zeros(3000)
     plain, planned = pair(lambda: Indexed(8, 8), drawn(16, 8), numbers)
     for value in (1.0, 2.0):
@@ -111,7 +111,7 @@ def test_a_long_array_counts_with_all_its_numbers() -> None:
         assert_same(plain, planned, drawn(16, 8), numbers)
 
 
-def test_a_forward_of_the_instance_is_the_one_that_runs() -> None:
+def test_the_forward_of_an_instance_is_planned() -> None:
     plain = Layers()
     own = types.MethodType(lambda self, x: 5 * self.layers[0](x).exp(), plain)
     vars(plain)["forward"] = own
@@ -119,7 +119,7 @@ def test_a_forward_of_the_instance_is_the_one_that_runs() -> None:
 
 
 class Average(nn.Linear):
-    """Puts another tensor in the place of a buffer, and one into an attribute."""
+    """Replaces a buffer, and sets an attribute to a tensor."""
 
     average: Tensor
 
@@ -129,13 +129,13 @@ class Average(nn.Linear):
         self.penalty: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
-        made = super().forward(x).exp()
-        self.average = 0.9 * self.average + 0.1 * made.detach().mean(0)
-        self.penalty = made.square().mean()
-        return made.tanh() * self.average
+        y = super().forward(x).exp()
+        self.average = 0.9 * self.average + 0.1 * y.detach().mean(0)
+        self.penalty = y.square().mean()
+        return y.tanh() * self.average
 
 
-def test_what_forward_leaves_behind_is_there() -> None:
+def test_side_effects_of_forward_happen_in_each_step() -> None:
     plain, planned = pair(Average, drawn(16, 8))
     assert plain.penalty is planned.penalty is None
     for _ in range(3):
@@ -144,12 +144,12 @@ def test_what_forward_leaves_behind_is_there() -> None:
             plain,
             planned,
             drawn(16, 8),
-            total=lambda made: made.mean() + next(modules).penalty,  # noqa: B023
+            total=lambda output: output.mean() + next(modules).penalty,  # noqa: B023
         )
 
 
 class Cache:
-    """Nothing that PyTorch knows."""
+    """An object that is not a pytree."""
 
     def __init__(self, keys: list[Tensor]) -> None:
         self.keys = keys
@@ -157,7 +157,7 @@ class Cache:
 
 @dataclasses.dataclass
 class Result:
-    made: Tensor
+    output: Tensor
     cache: Cache
     name: str
 
@@ -168,18 +168,18 @@ class Returning(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Result:
-        made = self.layer(x).exp()
-        return Result(made, Cache([made.tanh()]), "one")
+        output = self.layer(x).exp()
+        return Result(output, Cache([output.tanh()]), "one")
 
 
-def test_objects_that_forward_returns_hold_the_call_s_tensors() -> None:
+def test_returned_objects_contain_the_tensors_of_the_call() -> None:
     plain, planned = pair(Returning, drawn(16, 8))
     for factor in (1, 2):
         assert_same(
             plain,
             planned,
             factor * drawn(16, 8),
-            total=lambda found: found.made.mean() + found.cache.keys[0].square().mean(),
+            total=lambda found: found.output.mean() + found.cache.keys[0].square().mean(),
         )
     assert planned(drawn(16, 8)).name == "one"
 
@@ -196,7 +196,7 @@ class Drawing(nn.Linear):
         return x
 
 
-def test_a_generator_of_the_module_is_drawn_from_as_often_as_without_a_plan() -> None:
+def test_the_modules_own_generator_draws_equally_often() -> None:
     for options in ({**QUICK, "budget": "min"}, {"budget": 1.0}):
         torch.manual_seed(0)
         plain = Drawing()
@@ -204,7 +204,7 @@ def test_a_generator_of_the_module_is_drawn_from_as_often_as_without_a_plan() ->
         assert_same(plain, planned, drawn(16, 8))
 
 
-class Skipping(nn.Linear):
+class PythonRandom(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * random.random()
 
@@ -215,15 +215,15 @@ class LazySequence(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
-    [(lambda: Skipping(8, 8), "from Python or NumPy"), (LazySequence, "has no shape before")],
+    ("make", "message"),
+    [(lambda: PythonRandom(8, 8), "from Python or NumPy"), (LazySequence, "has no shape before")],
 )
-def test_refusals_are_one_line(make: Callable[[], nn.Module], told: str) -> None:
-    with pytest.raises(PlanError, match=told):
+def test_unsupported_modules_raise(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         checkpoint(make(), drawn(16, 8), **QUICK)
 
 
-def test_a_wrong_shape_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_shape_raises_without_logged_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("torch").propagate, before = True, logging.getLogger("torch").propagate
     try:
         with pytest.raises(PlanError, match="cannot be traced"):
@@ -233,27 +233,27 @@ def test_a_wrong_shape_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> 
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_inputs_go_when_the_step_is_done() -> None:
+def test_inputs_are_released_after_the_step() -> None:
     _, planned = pair(Layers, drawn(16, 8))
     data = drawn(16, 8)
-    gone = weakref.ref(data)
+    reference = weakref.ref(data)
     planned(data).sum().backward()
     del data
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
-def test_traces_of_many_kinds_do_not_pile_up() -> None:
+def test_the_number_of_signatures_is_limited() -> None:
     plain, planned = pair(lambda: nn.Linear(8, 8), drawn(1, 8), budget=1.0)
     limit = 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxgc.torch.checkpointing._MOST_KINDS", limit)
+        patch.setattr("onnxgc.torch.planned_forward._MAX_SIGNATURES", limit)
         for count in (1, 2, 3, 4, 5, 1):
             assert_same(plain, planned, drawn(count, 8))
     assert len(vars(planned)["forward"]._traces) == limit
 
 
-def test_a_graph_can_be_walked_twice() -> None:
+def test_backward_can_run_twice_with_a_retained_graph() -> None:
     modules = pair(Layers, drawn(16, 8))
     for module in modules:
         torch.manual_seed(0)
@@ -264,7 +264,7 @@ def test_a_graph_can_be_walked_twice() -> None:
         assert torch.equal(one.grad, other.grad)
 
 
-def test_it_runs_plainly_inside_of_other_traces() -> None:
+def test_it_is_not_planned_inside_other_traces() -> None:
     class Outer(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -280,21 +280,21 @@ def test_it_runs_plainly_inside_of_other_traces() -> None:
     assert torch.equal(torch.export.export(planned, (drawn(2, 8),)).module()(drawn(2, 8)), plain(drawn(2, 8)))
 
 
-def test_a_parametrized_module_is_planned() -> None:
-    made = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
-    assert_same(made, checkpoint(made, drawn(16, 8), budget=1.0, **QUICK), drawn(16, 8))
+def test_parametrized_modules_are_planned() -> None:
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    assert_same(module, checkpoint(module, drawn(16, 8), budget=1.0, **QUICK), drawn(16, 8))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
 @pytest.mark.parametrize("options", [QUICK, {}])
-def test_recurrent_layers_run_as_they_are(kind: type[nn.Module], options: dict[str, Any]) -> None:
+def test_recurrent_layers_run_undecomposed(kind: type[nn.Module], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     plain = kind(8, 8, 2, dropout=0.5)
     planned = checkpoint(copy.deepcopy(plain), drawn(2, 3, 8), budget=1.0, **options)
-    assert_same(plain, planned, drawn(2, 3, 8), total=lambda made: made[0].square().mean())
+    assert_same(plain, planned, drawn(2, 3, 8), total=lambda outputs: outputs[0].square().mean())
 
 
-def test_a_smaller_batch_has_what_the_example_takes() -> None:
+def test_a_smaller_batch_may_use_the_memory_of_the_example() -> None:
     plain, planned = pair(
         lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), drawn(64, 16), budget="95%"
     )

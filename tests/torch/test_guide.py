@@ -1,4 +1,4 @@
-"""The guide for PyTorch runs as it is printed."""
+"""The code blocks of the PyTorch guide run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_block_runs_behind_the_one_before(tmp_path: Path) -> None:
+def test_the_blocks_run_in_order(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "models", tmp_path / "models")
     text = "\n".join(
         text for language, text in code_blocks(ROOT / "docs" / "pytorch.md") if language == "python"

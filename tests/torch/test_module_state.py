@@ -1,7 +1,8 @@
-"""Planned modules whose forward keeps state in Python objects: each step is the module's own."""
+"""Planned modules whose forward keeps state in Python objects: steps and state are equal."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import types
@@ -21,63 +22,63 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from onnxgc.errors import OnnxgcError, PlanError  # noqa: E402
 from onnxgc.torch import checkpoint  # noqa: E402
-from tests.torch import random_modules  # noqa: E402
-from tests.torch.random_modules import STATEFUL, WIDTH, Plain  # noqa: E402
+from tests.torch import random_modules, stateful_parts  # noqa: E402
+from tests.torch.stateful_parts import STATEFUL, WIDTH, Stateless  # noqa: E402
 
 QUICK: dict[str, Any] = {"budget": 1.0, "device": "a100", "time_limit": None, "step_limit": 2}
 STEPS = 5
 
 
-def written(value: Any) -> Any:
-    """A value such that equal ones are equal, tensors included."""
+def described(value: Any) -> Any:
+    """A comparable description of a value and its tensors."""
     if isinstance(value, Tensor):
         return str(value.dtype), value.requires_grad, value.detach().tolist()
     if isinstance(value, list | tuple | deque):
-        return type(value).__name__, [written(entry) for entry in value]
+        return type(value).__name__, [described(entry) for entry in value]
     if isinstance(value, dict):
-        return type(value).__name__, [(key, written(entry)) for key, entry in value.items()]
+        return type(value).__name__, [(key, described(entry)) for key, entry in value.items()]
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace):
-        return type(value).__name__, written(vars(value))
+        return type(value).__name__, described(vars(value))
     if isinstance(value, weakref.ref):
-        return written(value())
-    if isinstance(value, random_modules.Own):
-        return written([value.parts, value.value])
+        return described(value())
+    if isinstance(value, stateful_parts.SlottedObject):
+        return described([value.parts, value.value])
     return repr(value)
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """All that a module and its parts keep in attributes, buffers included."""
+    """The attributes and buffers of a module's stateful parts."""
     structure = {*vars(nn.Module()), "forward"} - {"_buffers"}
     return {
-        f"{name}.{key}": written(value)
+        f"{name}.{key}": described(value)
         for name, part in module.named_modules()
         for key, value in vars(part).items()
-        if isinstance(part, random_modules.Part) and key not in structure
+        if isinstance(part, stateful_parts.StatefulPart) and key not in structure
     }
 
 
 def steps(module: nn.Module, seed: int) -> Iterator[dict[str, Any]]:
-    """What there is after each of some steps, between which the module is changed as loops do."""
-    random_modules.SHARED.update(calls=0, last=None)
-    random_modules.FACTOR.set(1.0)
+    """Outputs, gradients and state after each step; the module is changed between steps."""
+    stateful_parts.SHARED.update(calls=0, last=None)
+    stateful_parts.FACTOR.set(1.0)
     for count in range(STEPS):
-        random_modules.perturbed(module, count, seed)
+        random_modules.change_state(module, count, seed)
         data = random_modules.inputs(seed, count).requires_grad_(count % 2 == 1)
         module.zero_grad()
         torch.manual_seed(count)
         with torch.autocast("cpu", torch.bfloat16, enabled=random_modules.is_autocast(seed)):
-            made = module(data)
-        made.float().square().mean().backward()
-        # What a parameter gets that no output depends on is zero in a planned module, and None else.
+            output = module(data)
+        output.float().square().mean().backward()
+        # A parameter without influence has the gradient zero in a planned module, and None otherwise.
         parameters = [(name, one.grad) for name, one in module.named_parameters()]
         gradients = {name: one for name, one in parameters if one is not None and one.any()}
         yield {
-            "output": written(made),
-            "input's gradient": written(data.grad),
-            **{name: written(gradient) for name, gradient in gradients.items()},
-            **{name: written(buffer) for name, buffer in module.named_buffers()},
+            "output": described(output),
+            "input's gradient": described(data.grad),
+            **{name: described(gradient) for name, gradient in gradients.items()},
+            **{name: described(buffer) for name, buffer in module.named_buffers()},
             **state_of(module),
-            "shared": written(random_modules.SHARED),
+            "shared": described(stateful_parts.SHARED),
         }
 
 
@@ -89,9 +90,9 @@ def planned_steps(make: Callable[[], nn.Module], seed: int, options: Any) -> Ite
 
 
 def check(make: Callable[[], nn.Module], seed: int, options: Any = QUICK) -> str:
-    """Whether a planned module was equal in all steps or refused; fails where it differs."""
+    """Compares all steps of a planned module: returns "equal", or the error that rejects the module."""
     with warnings.catch_warnings():
-        # That state changes in each call and is traced anew.
+        # State that changes in each call causes warnings.
         warnings.filterwarnings("ignore", "forward reads")
         expected = list(steps(make(), seed))
         try:
@@ -106,7 +107,7 @@ def check(make: Callable[[], nn.Module], seed: int, options: Any = QUICK) -> str
 
 
 @pytest.mark.parametrize("first", range(0, len(STATEFUL), 6))
-def test_each_way_to_keep_state_is_followed(first: int) -> None:
+def test_each_kind_of_state_is_followed(first: int) -> None:
     def make() -> nn.Module:
         torch.manual_seed(first)
         return nn.Sequential(*(kind() for kind in STATEFUL[first : first + 6]))
@@ -114,51 +115,54 @@ def test_each_way_to_keep_state_is_followed(first: int) -> None:
     assert check(make, first) == "equal"
 
 
-@pytest.mark.parametrize("seed", range(300, 308))
-def test_random_modules_are_equal_or_refused(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed",
+    [300, 302, 304, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (301, 303, 305, 306, 307))],
+)
+def test_random_modules_are_equal_or_rejected(seed: int) -> None:
     found = check(lambda: random_modules.random_module(seed), seed)
     assert found == "equal" or "momentum=None" in found
 
 
-def test_a_number_that_forward_only_counts_on_needs_no_new_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = checkpoint(random_modules.Counting(), torch.randn(4, WIDTH), **QUICK)
+def test_an_updated_number_needs_no_new_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = checkpoint(stateful_parts.CallCounter(), torch.randn(4, WIDTH), **QUICK)
     planned(torch.randn(4, WIDTH))
-    monkeypatch.setattr("onnxgc.torch.checkpointing.aot_function", None)
+    monkeypatch.setattr("onnxgc.torch.planned_forward.aot_function", None)
     for _ in range(3):
         planned(torch.randn(4, WIDTH))
     assert planned.calls == 4
     assert planned.share == 3.75
 
 
-def test_planning_leaves_the_state_alone() -> None:
+def test_planning_preserves_state() -> None:
     module = nn.Sequential(*(kind() for kind in STATEFUL))
-    random_modules.SHARED.update(calls=0, last=None)
-    before = state_of(module), dict(random_modules.SHARED)
+    stateful_parts.SHARED.update(calls=0, last=None)
+    before = state_of(module), dict(stateful_parts.SHARED)
     planned = checkpoint(module, torch.randn(4, WIDTH), **QUICK)
-    assert (state_of(module), dict(random_modules.SHARED)) == before
+    assert (state_of(module), dict(stateful_parts.SHARED)) == before
     assert state_of(planned) == before[0]
 
 
-def test_many_traces_are_warned_of_with_the_attribute() -> None:
-    planned = checkpoint(nn.Sequential(random_modules.Growing()), torch.randn(4, WIDTH), **QUICK)
+def test_frequent_retracing_warns_with_the_attribute() -> None:
+    planned = checkpoint(nn.Sequential(stateful_parts.GrowingList()), torch.randn(4, WIDTH), **QUICK)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(10):
             planned(torch.randn(4, WIDTH))
-    said = [str(each.message) for each in caught if "forward reads" in str(each.message)]
-    assert len(said) == 1
-    assert "'0.seen', which has changed in 8 calls" in said[0]
+    messages = [str(each.message) for each in caught if "forward reads" in str(each.message)]
+    assert len(messages) == 1
+    assert "'0.seen', which has changed in 8 calls" in messages[0]
 
 
-def test_tensors_of_the_state_are_not_kept_by_traces() -> None:
-    module = random_modules.NoneFirst()
+def test_traces_release_tensors_of_the_state() -> None:
+    module = stateful_parts.NoneAttribute()
     planned = checkpoint(module, torch.randn(4, WIDTH), **QUICK)
     planned(torch.randn(4, WIDTH))
-    gone = weakref.ref(planned.h)
+    reference = weakref.ref(planned.h)
     planned(torch.randn(4, WIDTH))
     planned(torch.randn(4, WIDTH))
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 class Session:
@@ -169,7 +173,7 @@ class Session:
         self.factor = 1.0
 
 
-class OfArguments(Plain):
+class SessionReader(Stateless):
     def forward(self, x: Tensor, session: Session | None = None) -> Tensor:
         assert session is not None
         x = self.layer(x) * session.factor
@@ -179,21 +183,21 @@ class OfArguments(Plain):
         return x
 
 
-def test_objects_among_the_arguments_are_read_and_changed_in_each_call() -> None:
+def test_objects_among_the_arguments_are_read_and_changed() -> None:
     torch.manual_seed(0)
-    plain, sessions = OfArguments(), (Session(), Session())
+    plain, sessions = SessionReader(), (Session(), Session())
     planned = checkpoint(plain, (torch.randn(4, WIDTH), Session()), **QUICK)
     for factor in (1.0, 1.0, 2.0, 1.0):
         x = torch.randn(4, WIDTH)
         for session in sessions:
             session.factor = factor
-        made = [module(x, each) for module, each in zip((plain, planned), sessions, strict=True)]
-        assert torch.equal(*made)
+        outputs = [module(x, each) for module, each in zip((plain, planned), sessions, strict=True)]
+        assert torch.equal(*outputs)
         assert torch.equal(sessions[0].before, sessions[1].before)
 
 
-def test_a_list_among_the_arguments_that_forward_changes_is_refused() -> None:
-    class Appending(Plain):
+def test_changing_a_list_among_the_arguments_raises() -> None:
+    class Appending(Stateless):
         def forward(self, x: Tensor, seen: Any = ()) -> Tensor:
             seen.append(1.0)
             return self.layer(x) * len(seen)
@@ -202,21 +206,23 @@ def test_a_list_among_the_arguments_that_forward_changes_is_refused() -> None:
         checkpoint(Appending(), (torch.randn(4, WIDTH), []), **QUICK)
 
 
-def test_threads_may_call_one_planned_module() -> None:
+def test_threads_may_share_a_planned_module() -> None:
     torch.manual_seed(0)
-    plain = Plain()
+    plain = Stateless()
     planned = checkpoint(plain, torch.randn(4, WIDTH), **QUICK)
+    # A copy, since tracing replaces parameters for a moment.
+    layer = copy.deepcopy(plain.layer)
 
     def equal(count: int) -> bool:
         x = torch.randn(count, WIDTH)
-        return torch.equal(planned(x), plain.layer(x))
+        return torch.equal(planned(x), layer(x))
 
     with ThreadPoolExecutor(3) as pool:
-        assert all(pool.map(equal, [1, 2, 3, 4, 1, 2, 3, 4]))
+        assert all(pool.map(equal, [1, 2, 3, 4] * 2))
 
 
-class Calling(Plain):
-    """Runs any function behind its layer."""
+class Calling(Stateless):
+    """Runs a function on the output of its layer."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -226,21 +232,24 @@ class Calling(Plain):
         return self.function(self, self.layer(x))
 
 
-def put(part: Any, name: str, value: Any) -> Any:
+def set_attribute(part: Any, name: str, value: Any) -> Any:
     setattr(part, name, value)
 
 
-REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+REJECTED: dict[str, tuple[Callable[..., Any], str]] = {
     "item": (
         lambda part, x: x * x.sum().item(),
-        "forward decides by the values of a tensor; choose by torch.where",
+        "forward branches on the values of a tensor; use torch.where",
     ),
-    "branch": (lambda part, x: x if x.sum() > 0 else -x, "choose by torch.where, or decide outside"),
+    "branch": (lambda part, x: x if x.sum() > 0 else -x, "use torch.where, or branch outside"),
     "mask": (
         lambda part, x: x[x > 0],
-        r"aten\.nonzero\.default: how much it chooses depends on values; weigh all elements by a mask",
+        r"aten\.nonzero\.default: the number of selected elements depends on values; weight all elements",
     ),
-    "unique": (lambda part, x: torch.unique(x.round()), r"aten\._unique2\.default: how many values differ"),
+    "unique": (
+        lambda part, x: torch.unique(x.round()),
+        r"aten\._unique2\.default: the number of distinct values",
+    ),
     "bincount": (lambda part, x: x * torch.bincount(x.argmax(-1)).sum(), "sum torch.nn.functional.one_hot"),
     "packed": (
         lambda part, x: nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([4]), batch_first=True).data,
@@ -253,15 +262,15 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "numpy": (lambda part, x: x * float(x.detach().numpy().sum()), "write it in torch"),
     "iterator": (lambda part, x: x * next(part.numbers), "'0.numbers' is an iterator"),
     "parameter": (
-        lambda part, x: put(part, "scale", nn.Parameter(torch.ones(8))) or x,
+        lambda part, x: set_attribute(part, "scale", nn.Parameter(torch.ones(8))) or x,
         "forward sets '0.scale', a parameter; call the module once before",
     ),
     "submodule": (
-        lambda part, x: put(part, "late", nn.Linear(8, 8)) or x,
+        lambda part, x: set_attribute(part, "late", nn.Linear(8, 8)) or x,
         "forward sets '0.late', a submodule; call the module once before",
     ),
     "backward": (
-        lambda part, x: x.register_hook(lambda gradient: put(part, "gradient", gradient)) and x,
+        lambda part, x: x.register_hook(lambda gradient: set_attribute(part, "gradient", gradient)) and x,
         "backward changes '0.gradient'",
     ),
     "reentrant": (
@@ -277,26 +286,26 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_name_the_place_the_reason_and_a_way_out(name: str) -> None:
-    function, said = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_errors_name_the_place_the_reason_and_a_remedy(name: str) -> None:
+    function, message = REJECTED[name]
     part: Any = Calling(function)
     part.numbers = iter([1.0, 2.0])
     part.tensors = {torch.ones(8)}
-    with pytest.raises(PlanError, match=said) as refused:
+    with pytest.raises(PlanError, match=message) as raised:
         checkpoint(nn.Sequential(part), torch.randn(4, WIDTH), **QUICK)
-    assert "'0" in str(refused.value) or name == "reentrant"
-    assert "\n" not in str(refused.value)
+    assert "'0" in str(raised.value) or name == "reentrant"
+    assert "\n" not in str(raised.value)
 
 
-def test_statistics_over_all_steps_are_refused_with_the_layer() -> None:
+def test_statistics_over_all_steps_raise_with_the_layer() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None))
     with pytest.raises(PlanError, match=r"in '1': 'BatchNorm1d' averages.*momentum=None.*give it a momentum"):
         checkpoint(module, torch.randn(4, 8), **QUICK)
 
 
-def test_operators_that_refuse_made_up_numbers_are_measured_all_the_same() -> None:
-    class Gate(Plain):
+def test_operators_that_check_values_can_be_measured() -> None:
+    class Gate(Stateless):
         def forward(self, x: Tensor) -> Tensor:
             share = F.one_hot(self.layer(x).argmax(-1), WIDTH).float().mean(0)
             return (share * self.layer(x).softmax(-1)).sum() * x
@@ -308,10 +317,10 @@ def test_operators_that_refuse_made_up_numbers_are_measured_all_the_same() -> No
     options = {"time_limit": 1}
     assert check(lambda: make(Gate), 0, options) == "equal"
     norms = (lambda: nn.LayerNorm(8), lambda: nn.BatchNorm1d(8))
-    assert check(lambda: make(Plain, *norms), 1, options) == "equal"
+    assert check(lambda: make(Stateless, *norms), 1, options) == "equal"
 
 
-DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
+RANDOM_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),
     "alpha": lambda x: F.alpha_dropout(x, 0.5, True),
     "channels": lambda x: F.dropout(x[..., None].to(memory_format=torch.channels_last), 0.5),
@@ -324,20 +333,20 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_numbers_are_drawn_in_the_order_of_the_module(name: str) -> None:
-    class Drawing(Plain):
+@pytest.mark.parametrize("name", RANDOM_FUNCTIONS)
+def test_random_numbers_equal_those_of_the_module(name: str) -> None:
+    class Drawing(Stateless):
         def forward(self, x: Tensor) -> Tensor:
-            return DRAWN[name](self.layer(x.expand(3, 6, -1)).transpose(1, 2))
+            return RANDOM_FUNCTIONS[name](self.layer(x.expand(3, 6, -1)).transpose(1, 2))
 
     torch.manual_seed(0)
     plain = Drawing()
     planned = checkpoint(plain, torch.randn(WIDTH), **QUICK)
-    made = []
+    results = []
     for module in (plain, planned):
         torch.manual_seed(1)
         module.zero_grad()
         found = module(torch.ones(WIDTH))
         found.square().mean().backward()
-        made.append([found, plain.layer.weight.grad, torch.rand(1)])
-    assert all(map(torch.equal, *made))
+        results.append([found, plain.layer.weight.grad, torch.rand(1)])
+    assert all(map(torch.equal, *results))

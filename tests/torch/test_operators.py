@@ -1,4 +1,4 @@
-"""Operators as functions on torch tensors: results beside ONNX Runtime, gradients beside the reference."""
+"""Operators in torch: results equal ONNX Runtime's, gradients equal the reference's."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.gradients.gradient_cases import CASES  # noqa: E402
 
 TOLERANCE = 2e-5
 TOLERANCE_IN_HALVES = 1e-3
-# torch computes the points of an interpolation otherwise, and rounds through float16 where asked.
+# torch computes interpolation points differently, and casts to float16 round.
 GRADIENT_TOLERANCES = {"Resize": 1e-5, "Cast": 1e-3}
-# Attributes are float32 in the file, and taken for the decimals that they round.
+# Attributes are float32 in the file, and read as the decimals that they round.
 GRADIENT_TOLERANCE = 1e-6
 
 _IN_SINGLE = tuple(entry for entry in CASES if entry.compute_type == TensorProto.FLOAT)
-# ONNX Runtime refuses these: auto_pad where strides pass over the input, BatchNormalization in training
-# mode, and float64 where float32 is declared.
-_REFUSED = (
+# ONNX Runtime rejects auto_pad if strides exceed the kernel, BatchNormalization in training mode, and float64
+# for a declared float32.
+_REJECTED = (
     "MaxPool: SAME_UPPER, far",
     "MaxPool: SAME_LOWER, far",
     "AveragePool: SAME_UPPER, far",
@@ -38,7 +38,7 @@ _REFUSED = (
     "BatchNormalization.batch: opset 14, training",
     "Gather: float64",
 )
-_BESIDE_RUNTIME = tuple(entry for entry in _IN_SINGLE if str(entry) not in _REFUSED)
+_BESIDE_RUNTIME = tuple(entry for entry in _IN_SINGLE if str(entry) not in _REJECTED)
 _DIFFERENTIATED = tuple(
     entry
     for entry in _IN_SINGLE
@@ -46,13 +46,13 @@ _DIFFERENTIATED = tuple(
     and len(entry.outputs) == 1
     and entry.change is None
     and entry.rule != "Dropout"
-    # Its modes differ in numbers alone, once results are right.
+    # Modes differ in numbers only, which the results cover.
     and not entry.name.startswith("mode ")
 )
 
 
 def run(model: ModelProto, feeds: dict[str, Array]) -> list[Any]:
-    """What ONNX Runtime computes, without its fusions, which are not always right."""
+    """The outputs of ONNX Runtime without its fusions, which are not always correct."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -62,7 +62,7 @@ def run(model: ModelProto, feeds: dict[str, Array]) -> list[Any]:
 
 
 def results_of(model: ModelProto, feeds: dict[str, Array], **settings: Any) -> list[Array]:
-    """What the module computes in evaluation mode."""
+    """The module's outputs in evaluation mode."""
     module = from_onnx(model, **settings).eval()
     with torch.no_grad():
         found = module(*(torch.from_numpy(value) for value in feeds.values()))
@@ -106,7 +106,7 @@ def test_gradients_equal_the_reference_in_float64(entry: Case) -> None:
 
 
 @pytest.mark.parametrize("entry", {entry.rule: entry for entry in _IN_SINGLE}.values(), ids=str)
-def test_all_is_computed_where_the_module_is_and_nothing_is_asked_of_there(entry: Case) -> None:
+def test_operators_run_on_the_modules_device_without_synchronising(entry: Case) -> None:
     fed = [torch.from_numpy(value) for value in entry.fed().values()]
     module = from_onnx(entry.model(), trainable=entry.parameters).eval()
     expected = module(*fed)
@@ -115,8 +115,8 @@ def test_all_is_computed_where_the_module_is_and_nothing_is_asked_of_there(entry
         assert (value.device.type, value.shape, value.dtype) == ("meta", other.shape, other.dtype)
 
 
-def test_every_operator_with_a_gradient_has_a_form() -> None:
-    # In training mode BatchNormalization itself uses the batch's statistics.
+def test_every_operator_with_a_gradient_is_supported() -> None:
+    # BatchNormalization covers both modes in torch.
     assert set(RULES) - set(OPERATORS) == {"BatchNormalization.batch"}
     assert set(SETTINGS) - set(OPERATORS) == set()
 
@@ -179,7 +179,7 @@ def test_operators_without_a_gradient(declared: str, body: str, output: str, val
     assert_equal(found, expected, 0.0)
 
 
-def test_masked_rows_of_a_softmax_hand_no_nan_back() -> None:
+def test_masked_rows_of_a_softmax_have_finite_gradients() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> net (float[2,3] x) => (float[2,3] y)'
         "<float[2,3] w = {0, 0, 0, 0, 0, 0}> {"
@@ -212,10 +212,10 @@ def test_dropout_is_on_in_training_only() -> None:
     assert not torch.equal(module(x)[1], mask)
 
 
-def test_all_operators_without_a_form_are_named_at_once() -> None:
+def test_one_error_names_all_unsupported_operators() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> net (float[2,2] x) => (float y, float[2,2] z)'
         "{ [one] y = Det(x) [two] a = Det(x) z = Mul(x, a) }"
     )
-    with pytest.raises(UnsupportedOperatorError, match=r"form in torch: Det \('one', 'two'\)"):
+    with pytest.raises(UnsupportedOperatorError, match=r"not supported in torch: Det \('one', 'two'\)"):
         from_onnx(model)

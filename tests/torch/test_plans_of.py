@@ -1,4 +1,4 @@
-"""Plans are found behind what others wrap around a planned module."""
+"""Plans are found inside wrappers of planned modules."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def of_an_instance(forward: Any) -> Any:
 
 
 class Adapter(nn.Module):
-    """As adapters nest the module that they adapt."""
+    """Nests a module as adapter libraries do."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Adapter(nn.Module):
         return self.base_model["model"](x)
 
 
-# As PyTorch imports its compiler.
+# PyTorch warns when it imports its compiler.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "wrap",
@@ -102,14 +102,14 @@ class Adapter(nn.Module):
         in_another_forward(lambda forward: with_a_name(with_a_closure(functools.partial(forward)))),
     ],
 )
-def test_a_plan_is_found_behind_wrappers(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_plan_is_found_inside_wrappers(wrap: Callable[[nn.Module], nn.Module]) -> None:
     planned = planned_layers()
     plans = plans_of(planned)
     assert len(plans) == 1
     assert plans_of(wrap(planned)) == plans
 
 
-def test_plans_of_submodules_are_in_their_order_and_once() -> None:
+def test_plans_of_submodules_are_ordered_and_unique() -> None:
     first, second = planned_layers(), checkpoint(layers(), torch.randn(6, 8), budget="100%", **QUICK)
     model = nn.Sequential(first, layers(), second, first)
     assert plans_of(model) == (*plans_of(first), *plans_of(second))

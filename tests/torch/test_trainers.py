@@ -1,4 +1,4 @@
-"""A planned module in the training loops that people use: the same weights, bit for bit, as without one."""
+"""Planned modules in trainers: weights equal those without a plan, bit for bit."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ def by_hugging_face(module: nn.Module, folder: Path) -> None:
     assert (folder / "checkpoint-4").is_dir()
 
 
-def test_under_lightning(tmp_path: Path) -> None:
+def test_weights_under_lightning_are_equal(tmp_path: Path) -> None:
     plain = convolutional()
     planned = checkpoint(convolutional(), drawn((8, 3, 8, 8)), budget="70%", **QUICK)
     assert plans_of(planned)[0].repeated > 0
     for module in (plain, planned):
         by_lightning(module, tmp_path)
-    # The last batch of an epoch is smaller.
+    # The last batch of an epoch is smaller, and has its own plan.
     assert len(plans_of(planned)) == 2
     assert all(map(torch.equal, state(plain), state(planned)))
 
 
-def test_under_the_trainer_of_transformers(tmp_path: Path) -> None:
+def test_weights_under_the_trainer_of_transformers_are_equal(tmp_path: Path) -> None:
     plain = language_model()
     ids = torch.zeros(4, 16, dtype=torch.int64)
     named = {"input_ids": ids, "labels": ids}

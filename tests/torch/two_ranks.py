@@ -1,4 +1,4 @@
-"""One rank of two: trains a network with and without a plan under an engine, and compares the weights."""
+"""One of two ranks: trains a network with and without a plan under each engine, and compares weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained(engine: str, module: nn.Module, rank: int) -> list[Tensor]:
     engaged = under(engine, module)
     optimizer = torch.optim.AdamW(engaged.parameters(), lr=1e-2)
     for step in range(STEPS):
-        # Two micro-batches a step: gradients add up.
+        # Two micro-batches per step accumulate gradients.
         for part in data(rank, step).chunk(2):
             engaged(part).square().mean().backward()
         optimizer.step()
@@ -47,9 +47,7 @@ def trained(engine: str, module: nn.Module, rank: int) -> list[Tensor]:
     return [one.full_tensor() if isinstance(one, DTensor) else one.detach() for one in engaged.parameters()]
 
 
-def main(engine: str) -> None:
-    dist.init_process_group("gloo")
-    rank = int(os.environ["RANK"])
+def check(engine: str, rank: int) -> None:
     plain = network()
     planned = checkpoint(
         copy.deepcopy(plain), data(0, 0)[:32], budget="80%", device="a100", time_limit=None, step_limit=2
@@ -58,14 +56,20 @@ def main(engine: str) -> None:
     weights = [trained(engine, module, rank) for module in (plain, planned)]
     for one, other in zip(*weights, strict=True):
         assert torch.equal(one, other)
-    print(f"rank {rank}: {len(weights[0])} parameters are equal", flush=True)
-    # A rank that ends while the other still talks to it may be aborted.
+    print(f"rank {rank} under {engine}: {len(weights[0])} parameters are equal", flush=True)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for engine in ("ddp", "fsdp2"):
+        check(engine, int(os.environ["RANK"]))
+    # A rank that exits during communication may abort the other.
     dist.barrier()
     dist.destroy_process_group()
-    # Threads of PyTorch's that are still there when the interpreter ends would abort it.
+    # PyTorch's threads would abort the interpreter at exit.
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

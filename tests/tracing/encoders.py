@@ -1,4 +1,4 @@
-"""Small networks with layers that repeat, whose names say where they are in three ways."""
+"""Small networks of repeated layers, with three styles of names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def by_torchscript(layer: int, part: str) -> str:
 
 
 def numbered(layer: int, part: str) -> str:
-    """Names that say nothing: parameters alone have paths."""
+    """Names without paths: only parameters have them."""
     return f"{part}_{layer}"
 
 
 def encoder(layers: int = 3, names: Names = dotted, normalised: bool = True) -> onnx.ModelProto:
-    """Layers of attention and two products, each with a sum around it, then four logits."""
+    """Layers of attention and two products, each with a residual connection, then four logits."""
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []
 

@@ -1,4 +1,4 @@
-"""Durations from data sheets, and the work that they are told by."""
+"""Durations from data sheets, and the work from which they follow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward
 from onnxgc.tracing.step_graph import TrainingStep, trace
 from tests.model.model_helpers import normal, text_model, with_weights
 
-# 10 operations a byte.
+# 10 operations per byte.
 ROOFLINE = Device("test", {"float32": 1e10, "float16": 2e10}, 1e9, 1e-6, "none")
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def step_of(body: str, **weights: Array) -> TrainingStep:
-    """Every weight, which has one letter, trains: a scalar too."""
+    """The traced step; all weights, whose names have one letter, train, scalars included."""
     model = with_weights(text_model(body), **weights)
     return trace(read_model(model, trainable=["?"]), seed="loss_scale")
 
@@ -43,25 +43,25 @@ def roofline_ns(flops: int, moved_bytes: int, *, rate: float = 1e10) -> float:
 
 
 @pytest.mark.parametrize("flops, moved_bytes", [(10**9, 10**3), (10**3, 10**9), (0, 1)])
-def test_an_operator_takes_the_longer_of_computing_and_moving(flops: int, moved_bytes: int) -> None:
+def test_the_duration_is_the_longer_of_computing_and_transfer(flops: int, moved_bytes: int) -> None:
     found = ROOFLINE.duration_ns(work(flops=flops, moved_bytes=moved_bytes))
     assert found == pytest.approx(roofline_ns(flops, moved_bytes), abs=1)
 
 
-def test_the_element_type_decides_the_rate() -> None:
-    def taken(dtype: str) -> int:
+def test_the_element_type_determines_the_rate() -> None:
+    def duration(dtype: str) -> int:
         return ROOFLINE.duration_ns(work(flops=10**9, moved_bytes=1, dtype=dtype))
 
-    assert taken("float16") == pytest.approx(roofline_ns(10**9, 1, rate=2e10), abs=1)
-    assert taken("int64") == taken("float32") > taken("float16")
+    assert duration("float16") == pytest.approx(roofline_ns(10**9, 1, rate=2e10), abs=1)
+    assert duration("int64") == duration("float32") > duration("float16")
 
 
-def test_what_moves_nothing_takes_no_time() -> None:
+def test_an_operator_that_moves_no_data_has_no_duration() -> None:
     assert ROOFLINE.duration_ns(work("Reshape")) == 0
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_every_device_can_be_asked_and_has_a_source(name: str) -> None:
+def test_every_device_has_rates_and_a_source(name: str) -> None:
     found = device(name)
     assert found.source
     assert 0 < found.flops_per_second["float64"] < found.flops_per_second["float32"]
@@ -76,7 +76,7 @@ def test_a_device_has_several_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name, hint", [("h1000", "did you mean 'h100'"), ("abacus", "known: a10, a100,")])
-def test_an_unknown_device_is_one_line(name: str, hint: str) -> None:
+def test_an_unknown_device_raises_one_line(name: str, hint: str) -> None:
     with pytest.raises(DurationError, match=hint) as caught:
         device(name)
     assert "\n" not in str(caught.value)
@@ -103,7 +103,7 @@ def test_every_operator_has_a_duration_and_inner_views_have_none() -> None:
 
 
 def test_a_view_that_is_an_output_is_a_copy() -> None:
-    """Where two parameters have one gradient, the second's is a copy of the first's."""
+    """If two parameters share one gradient, the second's is a copy of the first's."""
     step = step_of(
         "(float[4, 6] x) => (float[4, 6] y) { a = Add(x, b) y = Add(a, c) }", b=normal(4, 6), c=normal(4, 6)
     )
@@ -128,8 +128,8 @@ def test_a_view_that_is_an_output_is_a_copy() -> None:
         ("y = Concat <axis = 0> (x, w)", 2 * 800),
     ],
 )
-def test_bytes_are_those_that_are_touched(body: str, moved: int) -> None:
-    """x and w: [10, 10] in float32. An operator that takes some rows reads no others."""
+def test_moved_bytes_are_those_read_and_written(body: str, moved: int) -> None:
+    """x and w: [10, 10] in float32. An operator that selects rows reads no others."""
     step = step_of(
         f"""(float[10, 10] x) => (float[p, q] z)
         <int64[2] rows = {{3, 3}}, int64[1] one = {{1}}, int64[1] three = {{3}}>
@@ -145,7 +145,7 @@ PRODUCT_CASES = {
     "MatMul": ("y = MatMul(x, w)", (2, 5, 7), (7, 3)),
     "MatMul, batched": ("y = MatMul(x, w)", (2, 5, 7), (2, 7, 3)),
     "Gemm": ("y = Gemm(x, w)", (5, 7), (7, 3)),
-    "Gemm, turned": ("y = Gemm <transA = 1, transB = 1> (x, w)", (7, 5), (3, 7)),
+    "Gemm, transposed": ("y = Gemm <transA = 1, transB = 1> (x, w)", (7, 5), (3, 7)),
     "Conv": ("y = Conv <pads = [1, 1, 1, 1]> (x, w)", (2, 8, 9, 9), (4, 8, 3, 3)),
     "Conv, strided": ("y = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w)", (2, 8, 9, 9), (4, 8, 3, 3)),
     "Conv, pointwise": ("y = Conv(x, w)", (2, 8, 9, 9), (4, 8, 1, 1)),
@@ -157,8 +157,8 @@ PRODUCT_CASES = {
 
 
 @pytest.mark.parametrize("case", PRODUCT_CASES)
-def test_each_gradient_of_a_product_computes_as_much_as_the_product(case: str) -> None:
-    """Whatever the form: one product, one for each offset of a kernel, or operands exchanged."""
+def test_each_gradient_of_a_product_has_as_many_operations_as_the_product(case: str) -> None:
+    """In every form: one product, one for each offset of a kernel, or operands exchanged."""
     body, shape, weight = PRODUCT_CASES[case]
     sizes, outputs = ", ".join(map(str, shape)), ", ".join("pqrs"[: len(shape)])
     step = step_of(
@@ -171,7 +171,7 @@ def test_each_gradient_of_a_product_computes_as_much_as_the_product(case: str) -
     assert backward == 2 * forward > 0
 
 
-def test_half_precision_moves_half_as_much() -> None:
+def test_half_precision_moves_half_the_bytes() -> None:
     body = "(float[8, 8] x) => (float[8, 8] y) { y = MatMul(x, w) }"
     whole = step_of(body, w=normal(8, 8))
     half = text_model(body.replace("float[", "float16["))

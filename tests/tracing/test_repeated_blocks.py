@@ -1,4 +1,4 @@
-"""Checkpoints that go by names and by layers: where blocks are found, and what is kept of them."""
+"""Checkpoints by repeated blocks and by transformer layers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from onnxgc.api.pipeline import trace_problem
+from onnxgc.api.planned_step import trace_problem
 from onnxgc.model.read import read_model
+from onnxgc.tracing.checkpoint_problem import TracedProblem
+from onnxgc.tracing.ort_layerwise import layerwise_checkpoints
 from onnxgc.tracing.repeated_blocks import repeated_blocks
-from onnxgc.tracing.solver_graph import TracedProblem
-from onnxgc.tracing.transformer_layers import layerwise_checkpoints
 from tests.tracing.encoders import Names, by_torchscript, dotted, encoder, numbered
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
 
 def inside(traced: TracedProblem, names: Names, layer: int) -> set[str]:
-    """The vertices of a layer but for what comes out of it."""
+    """The vertices of a layer without its output."""
     parts = "norm1 query key value scores softmax attended added norm2 wide relu narrow".split()  # noqa: SIM905
     found = {traced.vertex_of[names(layer, part)] for part in parts if names(layer, part) in traced.vertex_of}
     return found - {traced.vertex_of[names(layer, "result")]}
@@ -25,10 +25,10 @@ def inside(traced: TracedProblem, names: Names, layer: int) -> set[str]:
 
 @pytest.mark.parametrize(
     "names, read_outside",
-    # With paths of parameters alone, the last sum is outside of the layer that it ends.
+    # If only parameters have paths, the last sum is outside the layer that it ends.
     [(dotted, ()), (by_torchscript, ()), (numbered, ("added", "narrow"))],
 )
-def test_blocks_are_found_by_any_names_and_run_again_as_a_whole(
+def test_blocks_are_found_with_all_styles_of_names_and_recomputed_as_a_whole(
     names: Names, read_outside: tuple[str, ...]
 ) -> None:
     traced = trace_problem(read_model(encoder(names=names)))
@@ -48,7 +48,7 @@ def test_without_paths_or_repetition_there_are_no_blocks() -> None:
     assert repeated_blocks(trace_problem(read_model(MODELS / "vgg11.onnx"))) == ()
 
 
-def test_each_level_of_nesting_is_a_choice() -> None:
+def test_each_nesting_level_gives_blocks() -> None:
     traced = trace_problem(read_model(MODELS / "resnet18.onnx", input_shapes={"x": (1, 3, 32, 32)}))
     found = repeated_blocks(traced)
     assert [(blocks.pattern, blocks.count) for blocks in found] == [("layer#", 4), ("layer#.#", 8)]
@@ -56,11 +56,11 @@ def test_each_level_of_nesting_is_a_choice() -> None:
     assert "layer1.0.relu2" in set(found[1].checkpoints) - set(found[0].checkpoints)
 
 
-def test_layer_wise_recomputation_keeps_what_its_list_does_not_make_again() -> None:
+def test_layer_wise_recomputation_keeps_layer_boundaries_and_unlisted_operators() -> None:
     traced = trace_problem(read_model(encoder()))
     kept = layerwise_checkpoints(traced)
     assert kept is not None
-    # Where layers begin, and Relu, which is not in the list.
+    # Layer boundaries, and Relu, which is not in the list.
     for layer in range(3):
         assert traced.vertex_of[dotted(layer, "relu")] in kept
         if layer:
@@ -69,5 +69,5 @@ def test_layer_wise_recomputation_keeps_what_its_list_does_not_make_again() -> N
             assert traced.vertex_of[dotted(layer, part)] not in kept
 
 
-def test_there_is_none_without_normalised_attention() -> None:
+def test_without_normalised_attention_there_are_no_layers() -> None:
     assert layerwise_checkpoints(trace_problem(read_model(encoder(normalised=False)))) is None

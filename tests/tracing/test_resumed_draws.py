@@ -1,4 +1,4 @@
-"""Training graphs whose random numbers depend on the number of the run: resumed, planned, measured."""
+"""Training graphs with counter-based random numbers: resumed, planned, measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxgc.api.pipeline import emit, optimize, plan_step, store_all_schedule
+from onnxgc.api.pipeline import optimize
+from onnxgc.api.planned_step import emit, store_all_schedule
+from onnxgc.api.step_planning import plan_step
 from onnxgc.model.read import read_model
 from onnxgc.planning.simulate import simulate
 from onnxgc.runtime.measure import measure
@@ -25,7 +27,7 @@ from tests.tracing.test_optimizers import Run, batch
 
 
 def with_dropouts(model: onnx.ModelProto, *operators: str, ratio: float = 0.1) -> onnx.ModelProto:
-    """The model with a Dropout behind each of these operators."""
+    """The model with a Dropout after each of these operators."""
     kept: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -48,7 +50,7 @@ def tokens(seed: int) -> dict[str, Any]:
 
 
 def noisy() -> onnx.ModelProto:
-    """Noise of a learned size, which no input is in front of."""
+    """Noise of learned size, which depends on no input."""
     model = chain(3, batch=64)
     noise = [
         helper.make_node("RandomNormal", [], ["noise"], shape=[64, 16]),
@@ -82,10 +84,10 @@ SOURCES = {
         ("noise", {"solver": "chen-sqrt"}, SGD()),
     ],
 )
-def test_a_resumed_run_is_the_one_that_went_on(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     name: str, how: Mapping[str, Any], optimizer: Optimizer
 ) -> None:
-    """To the bit: with everything stored, and with masks drawn again in another session half way."""
+    """Bit for bit: the baseline, and a plan that recomputes masks and changes session halfway."""
     source, feeds = SOURCES[name]
     regular = Run(
         optimize(source(), optimizer=optimizer, check=False, solver="store-all").training_graph.model
@@ -95,16 +97,16 @@ def test_a_resumed_run_is_the_one_that_went_on(
     for number in range(2):
         assert regular.step(feeds(number)) == planned.step(feeds(number))
     resumed = Run(model)
-    resumed.values, resumed.taken = planned.values, planned.taken
+    resumed.values, resumed.steps = planned.values, planned.steps
     for number in range(2, 4):
         assert regular.step(feeds(number)) == resumed.step(feeds(number))
     for key, value in regular.arrays().items():
         np.testing.assert_array_equal(resumed.arrays()[key], value, err_msg=key)
-    made = [node.output[0] for node in model.graph.node if node.op_type in ("Less", "Cos")]
-    assert any("__recompute" in output for output in made)
+    random_outputs = [node.output[0] for node in model.graph.node if node.op_type in ("Less", "Cos")]
+    assert any("__recompute" in output for output in random_outputs)
 
 
-def test_gradients_are_those_of_pytorch_with_the_same_masks() -> None:
+def test_gradients_equal_those_of_pytorch_with_the_same_masks() -> None:
     torch = pytest.importorskip("torch")
     source = with_dropouts(chain(3, batch=64), "Tanh", ratio=0.3)
     planned = plan_step(read_model(source, counted_draws=True), "peak")
@@ -134,9 +136,9 @@ def test_gradients_are_those_of_pytorch_with_the_same_masks() -> None:
         np.testing.assert_allclose(gradient, values[name].grad, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_the_judge_knows_what_masks_take(tmp_path: Path) -> None:
-    """As little as those of the runtime's own Dropout: a byte an element where they are stored."""
-    source = with_dropouts(chain(6), "Tanh")
+def test_the_simulator_counts_one_byte_per_element_of_a_mask(tmp_path: Path) -> None:
+    """As for the masks of the runtime's own Dropout."""
+    source = with_dropouts(chain(4), "Tanh")
     model = read_model(source, counted_draws=True)
     planned, plain = plan_step(model, "peak"), plan_step(read_model(source), "peak")
     assert planned.traced.problem.graph.vertices == plain.traced.problem.graph.vertices
@@ -151,7 +153,7 @@ def test_the_judge_knows_what_masks_take(tmp_path: Path) -> None:
         assert measured.requested_peak_bytes == pytest.approx(simulated, rel=0.01)
 
 
-def test_the_number_is_an_input_beside_the_other_scalars() -> None:
+def test_the_run_number_is_an_input_next_to_the_other_scalars() -> None:
     source = with_dropouts(chain(2, batch=64), "Tanh")
     model = optimize(source, optimizer="adamw", check=False).training_graph.model
     names = [value.name for value in model.graph.input]
@@ -159,8 +161,8 @@ def test_the_number_is_an_input_beside_the_other_scalars() -> None:
     assert set(names[place - 2 : place]) == {"learning_rate", "step"}
     assert names[place + 1] == "w0_exp_avg"
     assert "draw" not in {tensor.name for tensor in model.graph.initializer}
-    told = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
-    assert told["draw"] == "draw"
+    input_names = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
+    assert input_names["draw"] == "draw"
     without = optimize(source, check=False).training_graph.model
     assert "draw" not in {value.name for value in without.graph.input}
 

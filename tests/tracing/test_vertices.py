@@ -1,15 +1,15 @@
-"""Which tensors are vertices: what backward reads can be kept or given up, what passes cannot."""
+"""Vertices of the computation graph: transient tensors merge into their reader."""
 
 from __future__ import annotations
 
 import numpy as np
 from onnx import numpy_helper, parser
 
-from onnxgc.api.pipeline import trace_problem
+from onnxgc.api.planned_step import trace_problem
 from onnxgc.model.read import read_model
 
 
-def test_only_what_backward_does_not_read_passes() -> None:
+def test_only_tensors_that_backward_does_not_read_are_transient() -> None:
     model = parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[8, 16] x) => (float[8, 4] y) {
@@ -32,7 +32,7 @@ def test_only_what_backward_does_not_read_passes() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "last"))
     traced = trace_problem(read_model(model))
     vertices = {name: traced.vertex(name) for name in "xpatnselr"}
-    # Inputs are always there. Backward of MatMul reads p and r, that of Tanh its result, that of Neg and
+    # Inputs are always live. Backward of MatMul reads p and r, that of Tanh its result, that of Neg and
     # ReduceSum nothing. Two operators read s, and r has another size than l.
     assert vertices == {
         "x": "x", "p": "p", "a": "t", "t": "t", "n": "s", "s": "s", "e": "l", "l": "l", "r": "r"

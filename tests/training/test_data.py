@@ -13,8 +13,8 @@ from onnx import numpy_helper, parser
 from onnxgc.errors import TrainingError
 from onnxgc.training import Trainer
 from onnxgc.training.data import split_arrays
-from onnxgc.training.files import TrainingFile
 from onnxgc.training.labels import Labels
+from onnxgc.training.training_file import TrainingFile
 from tests.api.chains import chain
 from tests.training.samples import samples
 
@@ -35,7 +35,7 @@ def arrays(*names: str) -> dict[str, Any]:
         ("img_test_train y img_test_test y_test", "", "img_test y", "img_test y"),
     ],
 )
-def test_endings_are_of_no_inputs_name(names: str, inputs: str, train: str, evaluated: str) -> None:
+def test_names_of_inputs_keep_their_endings(names: str, inputs: str, train: str, evaluated: str) -> None:
     given = arrays(*names.split())
     found = split_arrays(given, inputs.split())
     assert [list(part) for part in found] == [train.split(), evaluated.split()]
@@ -46,30 +46,28 @@ def test_endings_are_of_no_inputs_name(names: str, inputs: str, train: str, eval
 @pytest.mark.parametrize(
     "names, words",
     [
-        ("x_val y x_test", "'x_val' and 'x_test' are both 'x' to evaluate on; leave one out"),
-        ("x x_train", "'x' and 'x_train' are both 'x' to train with; leave one out"),
+        ("x_val y x_test", "'x_val' and 'x_test' are both 'x' for evaluation; omit one"),
+        ("x x_train", "'x' and 'x_train' are both 'x' for training; omit one"),
     ],
 )
-def test_two_arrays_of_one_name_are_told(names: str, words: str) -> None:
+def test_two_arrays_with_one_name_are_rejected(names: str, words: str) -> None:
     with pytest.raises(TrainingError, match=words):
         split_arrays(arrays(*names.split()))
 
 
-def test_an_input_that_was_taken_for_evaluation_is_told() -> None:
+def test_an_input_mistaken_for_evaluation_is_reported() -> None:
     source = chain(1)
     source.graph.input[0].name = source.graph.node[0].input[0] = "x_test"
     trainer = Trainer(source, batch=8, threads=1, check=False)
     given = {"x_test": samples(0)["x"], "labels": samples(0)["labels"]}
-    with pytest.raises(TrainingError, match=r"call it 'x_test_train', since _test is to evaluate on"):
+    with pytest.raises(TrainingError, match=r"rename it to 'x_test_train': names with _test"):
         trainer.fit(split_arrays(given)[0])
     trainer.fit(split_arrays(given, trainer.inputs)[0])
     assert trainer.updates == 8
 
 
-def test_only_arrays_to_evaluate_on_are_nothing_to_train_with() -> None:
-    with pytest.raises(
-        TrainingError, match=r"^there is nothing to train with: 'x_test', 'y_val' are to eval"
-    ):
+def test_arrays_for_evaluation_alone_are_rejected() -> None:
+    with pytest.raises(TrainingError, match=r"^no arrays are for training: 'x_test', 'y_val' are for eval"):
         split_arrays(arrays("x_test", "y_val"))
 
 
@@ -109,7 +107,7 @@ def with_its_loss(loss: str) -> onnx.ModelProto:
         (CROSS_ENTROPY, Labels(4, 9)),
         (GATHERED, Labels(4)),
         (MASKED, Labels(4, 9)),
-        # What is read where labels are left out is not what they are.
+        # Values read at ignored labels are not labels.
         (OTHER_MASK, None),
         (ALONG_SAMPLES, None),
     ],
@@ -126,7 +124,7 @@ def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | Non
     for wrong in (4, -1):
         spoilt = {**given, "labels": np.where(np.arange(24) == 17, wrong, given["labels"])}
         before = trainer.updates
-        told = "" if labels.ignored is None else "; 9 leaves a sample out"
+        told = "" if labels.ignored is None else "; 9 ignores a sample"
         words = f"'labels' has {wrong} at [17], and the model has the classes 0 to 3{told}"
         with pytest.raises(TrainingError, match=f"{re.escape(words)}$"):
             trainer.fit(spoilt)
@@ -136,7 +134,7 @@ def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | Non
 
 @pytest.mark.parametrize("order", [(4, 2), (2, 4)])
 @pytest.mark.parametrize("ignored", [(9, 9), (9, -7)])
-def test_labels_of_two_losses_are_those_of_both(order: tuple[int, int], ignored: tuple[int, int]) -> None:
+def test_labels_of_two_losses_have_the_common_range(order: tuple[int, int], ignored: tuple[int, int]) -> None:
     model = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[N, 16] x, int64[N] labels) => (float loss) {{
@@ -152,7 +150,7 @@ def test_labels_of_two_losses_are_those_of_both(order: tuple[int, int], ignored:
     assert trainer._file.labels == {"labels": Labels(2, 9 if ignored == (9, 9) else None)}
 
 
-def test_labels_that_onnxgc_adds_are_known_alike() -> None:
+def test_labels_of_an_added_loss_are_found() -> None:
     trainer = Trainer(chain(1), batch=8, threads=1, check=False)
     assert trainer._file.labels == {"labels": Labels(4, -100)}
     assert isinstance(trainer._file, TrainingFile)

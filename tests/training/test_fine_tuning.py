@@ -22,7 +22,7 @@ from tests.training.networks import digits  # noqa: E402
 
 
 class Block(nn.Module):
-    """Two convolutions with normalisation beside a shortcut, as in ResNet-18."""
+    """Two convolutions with normalisation and a shortcut, as in ResNet-18."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Attentive(nn.Module):
 
 
 @pytest.mark.parametrize("network, optimizer", [(Residual, SGD(momentum=0.9)), (Attentive, AdamW())])
-def test_trained_weights_are_those_of_the_module(network: Any, optimizer: Any, tmp_path: Path) -> None:
+def test_trained_weights_equal_the_modules(network: Any, optimizer: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = network()
     train, test = digits()

@@ -62,7 +62,7 @@ def unstored() -> onnx.ModelProto:
     return source
 
 
-def test_a_batch_of_another_size_has_the_frozen_weights_of_the_run(tmp_path: Path) -> None:
+def test_other_batch_sizes_use_the_same_frozen_weights(tmp_path: Path) -> None:
     how: dict[str, Any] = {"freeze": ("w0",), "threads": 1, "check": False}
     one, other = (Trainer(unstored(), batch=batch, **how) for batch in (64, 8))
     few = part(samples(0), 8)
@@ -74,7 +74,7 @@ def test_a_batch_of_another_size_has_the_frozen_weights_of_the_run(tmp_path: Pat
     assert deployed.evaluate(few) == pytest.approx(one.evaluate(few), rel=1e-6)
 
 
-def test_frozen_weights_may_lie_in_another_file(tmp_path: Path) -> None:
+def test_frozen_weights_may_be_external(tmp_path: Path) -> None:
     how: dict[str, Any] = {"optimizer": "sgd", "freeze": ("w0",), "check": False}
     result = optimize(chain(2, batch=64), tmp_path / "training.onnx", external_data=True, **how)
     assert (tmp_path / "training.onnx.data").exists()
@@ -87,7 +87,7 @@ def test_frozen_weights_may_lie_in_another_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "inputs", ["float[N, 16] x, SHIFT", "float[8, 16] x, SHIFT", "SHIFT, float[N, 16] x"]
 )
-def test_an_input_without_samples_is_the_same_in_every_batch(inputs: str) -> None:
+def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
     source = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 17]>
         g ({inputs.replace("SHIFT", "float[1, 16] shift")}) => (float y) {{
@@ -113,7 +113,7 @@ def test_an_input_without_samples_is_the_same_in_every_batch(inputs: str) -> Non
         trainer.step({**samples(0), "shift": shift[:, 1:]})
 
 
-def test_figures_are_means_over_labels_that_count() -> None:
+def test_figures_are_means_over_labels_that_are_not_ignored() -> None:
     trainer = Trainer(chain(1), optimizer="sgd", learning_rate=0.0, batch=64, threads=1, check=False)
     data = samples(0, 72)
     history = trainer.fit(data, shuffle=False)
@@ -132,7 +132,7 @@ def test_figures_are_means_over_labels_that_count() -> None:
 @pytest.mark.parametrize(
     "product", ["y = MatMul (flat, w)", "z = MatMul (flat, w)  y = Transpose <perm = [0, 3, 1, 2]> (z)"]
 )
-def test_accuracy_is_of_the_classes_where_other_dimensions_are_1(product: str) -> None:
+def test_accuracy_ignores_dimensions_of_1(product: str) -> None:
     """Classes are last behind a product, and else the second."""
     source = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 17]>
@@ -150,7 +150,7 @@ def test_accuracy_is_of_the_classes_where_other_dimensions_are_1(product: str) -
     assert trainer.evaluate(data)["accuracy"] == wanted.mean()
 
 
-def test_an_epoch_that_failed_begins_anew() -> None:
+def test_a_failed_epoch_restarts() -> None:
     def fail(event: Event) -> None:
         if event.updates == 2:
             raise ZeroDivisionError
@@ -162,19 +162,19 @@ def test_an_epoch_that_failed_begins_anew() -> None:
     assert trainer.updates == 6
 
 
-def test_batches_that_something_makes_are_shared_and_gone_on_with() -> None:
+def test_iterated_batches_are_distributed_and_resumed() -> None:
     batches = [{"x": np.array([number])} for number in range(7)]
 
     def shared(worker: int, first: int) -> list[int]:
         data = IteratedData(lambda: iter(batches), ["x"], worker, 2)
         return [int(batch["x"][0]) for batch in data.epoch(0, first)]
 
-    # Nobody has the seventh: the other would wait.
+    # The seventh batch is dropped: one worker would wait for the other.
     assert [shared(worker, 0) for worker in range(2)] == [[0, 2, 4], [1, 3, 5]]
     assert [shared(worker, 2) for worker in range(2)] == [[4], [5]]
 
 
-def test_the_rest_of_an_epoch_is_an_update_too() -> None:
+def test_the_last_incomplete_group_is_an_update() -> None:
     trainer = Trainer(chain(1), batch=16, accumulate=2, threads=1, check=False)
     assert trainer.updates_of(samples(0, 72)) == 3
     trainer.fit(samples(0, 72))
@@ -206,7 +206,7 @@ def masked() -> onnx.ModelProto:
     return source
 
 
-def test_workers_draw_masks_of_their_own() -> None:
+def test_workers_draw_different_masks() -> None:
     losses = []
     for rank in range(2):
         trainer = Trainer(masked(), learning_rate=0.0, batch=64, workers=Alone(rank), threads=1, check=False)
@@ -218,16 +218,16 @@ def test_workers_draw_masks_of_their_own() -> None:
     "change, words",
     [
         ({"x": np.zeros((0, 16), np.float32), "labels": np.zeros(0, np.int64)}, "a batch has no samples"),
-        ({"labels": np.full(64, 2**63, np.uint64)}, "'labels' has values that int64 does not hold"),
+        ({"labels": np.full(64, 2**63, np.uint64)}, "'labels' has values outside of the range of int64"),
     ],
 )
-def test_a_batch_that_cannot_be_is_one_line(change: dict[str, Any], words: str) -> None:
+def test_impossible_batches_are_rejected_in_one_line(change: dict[str, Any], words: str) -> None:
     trainer = Trainer(chain(1), batch=64, threads=1, check=False)
     with pytest.raises(TrainingError, match=words):
         trainer.step({**samples(0), **change})
 
 
-def test_states_of_another_type_or_version_are_one_line(
+def test_states_of_another_type_or_version_are_rejected_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.safetensors"
@@ -243,9 +243,9 @@ def test_states_of_another_type_or_version_are_one_line(
         trainer.load(path)
 
 
-def test_untied_parameters_have_no_way_back() -> None:
+def test_untied_parameters_cannot_be_exported() -> None:
     source = chain(2)
     source.graph.node[2].input[1] = "w0"
     trainer = Trainer(source, batch=64, untie=True, threads=1, check=False)
-    with pytest.raises(TrainingError, match="untied have no place of their own"):
+    with pytest.raises(TrainingError, match="untied parameters cannot be exported"):
         trainer.export()

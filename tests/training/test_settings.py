@@ -22,7 +22,7 @@ def trainer_of(**how: Any) -> Trainer:
     return Trainer(chain(2), **{**QUICK, "batch": 32, **how})
 
 
-def test_an_assigned_learning_rate_is_that_of_the_next_update() -> None:
+def test_an_assigned_learning_rate_applies_to_the_next_update() -> None:
     assigned, given = trainer_of(learning_rate=0.5), trainer_of(learning_rate=0.125)
     assigned.learning_rate = 0.125
     assert assigned.learning_rate == 0.125
@@ -36,7 +36,7 @@ def test_an_assigned_learning_rate_is_that_of_the_next_update() -> None:
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), "fast", None])
-def test_an_assigned_rate_that_is_none_is_one_line(rate: Any) -> None:
+def test_an_invalid_learning_rate_is_rejected_in_one_line(rate: Any) -> None:
     trainer = trainer_of(learning_rate=0.5)
     with pytest.raises(TrainingError, match="the learning rate is"):
         trainer.learning_rate = rate
@@ -46,7 +46,7 @@ def test_an_assigned_rate_that_is_none_is_one_line(rate: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["lr", "batch", "optimizer", "seed", "accumulate", "updates", "weight_decay"]
 )
-def test_other_assignments_are_refused(name: str) -> None:
+def test_other_assignments_are_rejected(name: str) -> None:
     with pytest.raises(TrainingError, match=f"'{name}' of a Trainer cannot be changed"):
         setattr(trainer_of(), name, 3)
 
@@ -54,13 +54,13 @@ def test_other_assignments_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "how, words",
     [
-        ({"resume": True}, "resume needs a file"),
-        ({"save_every": 2}, "save_every needs a file"),
+        ({"resume": True}, "resume needs a state file"),
+        ({"save_every": 2}, "save_every needs a state file"),
         ({"epochs": 0}, "at least 1"),
         ({"save_every": 0, "state": "run.safetensors"}, "at least 1"),
     ],
 )
-def test_settings_of_fit_without_effect_are_refused(how: dict[str, Any], words: str) -> None:
+def test_settings_of_fit_without_effect_are_rejected(how: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainingError, match=words):
         trainer_of().fit(samples(0, 32), **how)
 
@@ -77,13 +77,13 @@ def two_inputs(first: int | str = "N", second: int | str = "N") -> onnx.ModelPro
     return model
 
 
-def test_shapes_and_a_batch_that_differ_are_refused() -> None:
+def test_contradicting_shapes_and_batch_are_rejected() -> None:
     for model in (two_inputs(), two_inputs(3, 3), two_inputs("N", "M")):
-        with pytest.raises(TrainingError, match=r"batches of 16 are asked for, and .* to 'x' has 32 samples"):
+        with pytest.raises(TrainingError, match=r"the batch is 16, and .* for 'x' has 32 samples"):
             Trainer(model, batch=16, input_shapes={"x": (32, 4)}, loss="mse", **QUICK)
 
 
-def test_a_given_shape_sets_the_samples_of_other_inputs() -> None:
+def test_a_given_shape_sets_the_batch_of_other_inputs() -> None:
     trainer = Trainer(two_inputs(), input_shapes={"z": (8, 4)}, loss="mse", **QUICK)
     assert trainer.batch == 8
     assert trainer.inputs["x"] == (8, 4)
@@ -118,13 +118,13 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "how, words",
     [
-        ({"batch": 64}, "made with samples of an update 32, and this run has samples of an update 64"),
-        ({"batch": 64, "accumulate": 2}, "made with samples of an update 32"),
-        ({"loss": "mse"}, "made with loss cross-entropy, and this run has loss mse"),
-        ({"seed": 4}, "made with seed 3, and this run has seed 4"),
+        ({"batch": 64}, "saved with samples of an update 32, and this run has samples of an update 64"),
+        ({"batch": 64, "accumulate": 2}, "saved with samples of an update 32"),
+        ({"loss": "mse"}, "saved with loss cross-entropy, and this run has loss mse"),
+        ({"seed": 4}, "saved with seed 3, and this run has seed 4"),
     ],
 )
-def test_a_run_goes_on_as_it_was_begun(ended: Path, how: dict[str, Any], words: str) -> None:
+def test_a_resumed_run_has_the_same_settings(ended: Path, how: dict[str, Any], words: str) -> None:
     data = samples(0, 128)
     if how.get("loss") == "mse":
         data = {"x": data["x"], "target": np.zeros((128, 4), np.float32)}
@@ -132,7 +132,7 @@ def test_a_run_goes_on_as_it_was_begun(ended: Path, how: dict[str, Any], words: 
         trainer_of(**how).fit(data, 2, state=ended, resume=True)
 
 
-def test_a_seed_that_is_left_out_is_the_states(ended: Path) -> None:
+def test_an_omitted_seed_is_the_one_of_the_state(ended: Path) -> None:
     trainer = trainer_of()
     trainer.load(ended)
     assert trainer._position.seed == 3
@@ -142,26 +142,26 @@ def test_a_seed_that_is_left_out_is_the_states(ended: Path) -> None:
 @pytest.mark.parametrize(
     "how, fit, size, words",
     [
-        ({}, {"shuffle": False}, 128, "made with shuffle True, and this run has shuffle False"),
-        ({}, {}, 96, "made with samples 128, and this run has samples 96"),
-        ({"batch": 16, "accumulate": 2}, {}, 128, "made with batch 32, and this run has batch 16"),
+        ({}, {"shuffle": False}, 128, "saved with shuffle True, and this run has shuffle False"),
+        ({}, {}, 96, "saved with samples 128, and this run has samples 96"),
+        ({"batch": 16, "accumulate": 2}, {}, 128, "saved with batch 32, and this run has batch 16"),
     ],
 )
-def test_an_epoch_goes_on_as_it_was_begun(
+def test_a_resumed_epoch_has_all_settings_the_same(
     halfway: Path, how: dict[str, Any], fit: dict[str, Any], size: int, words: str
 ) -> None:
     with pytest.raises(TrainingError, match=words):
         trainer_of(**how).fit(samples(0, size), 1, state=halfway, resume=True, **fit)
 
 
-def test_other_data_may_follow_at_the_end_of_an_epoch(ended: Path, tmp_path: Path) -> None:
+def test_data_may_change_between_epochs(ended: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.safetensors"
     again.write_bytes(ended.read_bytes())
     history = trainer_of().fit(samples(1, 96), 2, state=again, resume=True, shuffle=False)
     assert [entry["samples"] for entry in history] == [128, 96]
 
 
-def test_weights_that_were_drawn_and_are_frozen_need_the_seed_of_the_run(tmp_path: Path) -> None:
+def test_frozen_drawn_weights_need_the_seed_of_the_run(tmp_path: Path) -> None:
     model = parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[N, 4] x) => (float[N, 4] y) {
@@ -174,12 +174,12 @@ def test_weights_that_were_drawn_and_are_frozen_need_the_seed_of_the_run(tmp_pat
     how: dict[str, Any] = {**QUICK, "batch": 8, "freeze": ("w",), "loss": "mse"}
     path = tmp_path / "run.safetensors"
     Trainer(model, seed=5, **how).save(path)
-    with pytest.raises(TrainingError, match="made with seed 5, from which 'w' was drawn"):
+    with pytest.raises(TrainingError, match="saved with seed 5, from which the frozen weight 'w' was drawn"):
         Trainer(model, **how).load(path)
     Trainer(model, seed=5, **how).load(path)
 
 
-def test_batches_of_an_update_count_by_their_samples() -> None:
+def test_batches_of_an_update_are_weighted_by_samples() -> None:
     whole, parts = trainer_of(batch=48, learning_rate=0.5), trainer_of(accumulate=2, learning_rate=0.5)
     data = samples(0, 48)
     whole.step(data)

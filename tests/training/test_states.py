@@ -14,22 +14,22 @@ import pytest
 
 from onnxgc.errors import TrainingError
 from onnxgc.training import Trainer
-from onnxgc.training.lock import held_alone
 from onnxgc.training.state import Position, RunState, load_state, save_state
+from onnxgc.training.state_lock import held_alone
 from tests.api.chains import chain
 from tests.training.samples import samples
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOLDER = """
 import sys, time
-from onnxgc.training.lock import held_alone
+from onnxgc.training.state_lock import held_alone
 with held_alone(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
 """
 
 
-def test_every_name_comes_back(tmp_path: Path) -> None:
+def test_every_name_survives_saving(tmp_path: Path) -> None:
     """Also the one that the format keeps for itself."""
     names = ["__metadata__", "___metadata__", "_metadata__", "metadata__", "____metadata__", "w"]
     arrays = {name: np.full(2, number, np.float32) for number, name in enumerate(names)}
@@ -41,7 +41,7 @@ def test_every_name_comes_back(tmp_path: Path) -> None:
     assert found.position.updates == 3
 
 
-def test_a_state_is_of_one_run_until_that_ends_or_is_killed(tmp_path: Path) -> None:
+def test_a_state_is_locked_until_its_run_ends_or_is_killed(tmp_path: Path) -> None:
     state = tmp_path / "run.safetensors"
     trainer = Trainer(chain(1), batch=64, threads=1, check=False)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -50,18 +50,18 @@ def test_a_state_is_of_one_run_until_that_ends_or_is_killed(tmp_path: Path) -> N
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(TrainingError, match="another run is at work on the state") as caught:
+        with pytest.raises(TrainingError, match="another run uses the state") as caught:
             trainer.fit(samples(0), state=state)
         process.send_signal(signal.SIGKILL)
     assert "\n" not in str(caught.value)
     assert trainer.updates == 0
     assert not state.exists()
     trainer.fit(samples(0), state=state)
-    # What the killed run has left is gone as well.
+    # Files of the killed run are removed.
     assert list(tmp_path.iterdir()) == [state]
 
 
-def test_a_state_is_held_by_its_path(tmp_path: Path) -> None:
+def test_the_lock_follows_the_resolved_path(tmp_path: Path) -> None:
     state, link = tmp_path / "a", tmp_path / "link"
     link.symlink_to(state)
     with held_alone(state):
@@ -79,7 +79,7 @@ def test_a_state_is_held_by_its_path(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [link]
 
 
-def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_lock_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends between the opening and the locking of the file by another."""
     lock, left = fcntl.flock, [tmp_path / ".a.lock"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgc.torch.workers import TorchWorkers
+from onnxgc.torch.torch_workers import TorchWorkers
 from onnxgc.training import SGD, Trainer
 from tests.api.chains import chain
 from tests.training.samples import samples

@@ -1,4 +1,4 @@
-"""What every order of first runs has in memory at some moment, if nothing is computed again later."""
+"""Lower bounds on live memory that hold in every order of first runs, without recomputation."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def spread(excess: IntArray, most: int) -> list[int]:
-    """Places where an excess is positive; of many the greatest of each of `most` parts of equal length."""
+def spread(excess: IntArray, max_count: int) -> list[int]:
+    """Positions with positive excess, at most `max_count`: the maximum of each equal part of the step."""
     over = np.flatnonzero(excess > 0)
-    if len(over) <= most:
+    if len(over) <= max_count:
         return [int(place) for place in over]
-    return [int(part[np.argmax(excess[part])]) for part in np.array_split(over, most)]
+    return [int(part[np.argmax(excess[part])]) for part in np.array_split(over, max_count)]
 
 
 class ForcedMemory:
-    """Memory at the first runs of some operators, the *moments*, in whatever order operators first run.
+    """Memory at the first runs of some operators, the *moments*, in any order of first runs.
 
-    A storage that is computed by then and read later is there. If what reads it later may as well
-    have run before (a mask of it, a part of it), either it is there or all that was made from it and is
-    needed later: at least the smaller of the two. What is made from several storages is counted for
-    the largest of them alone, so that nothing is counted twice.
+    A storage that is computed before a moment and read later is live. If every later reader could also run
+    before the moment, either the storage is live or everything computed from it that is read later is; the
+    smaller size counts. A value computed from several storages is counted
+    for the largest of them alone, so that nothing is counted twice.
 
     Attributes:
         moments: operators.
-        begun: row of an operator, column of a moment: whether it has begun by then in every order.
+        begun: row of an operator, column of a moment: whether it has begun before in every order.
         later: the same: whether it runs later in every order.
-        least_held: for each moment, bytes in memory at least.
+        min_bytes: for each moment, a lower bound on live bytes.
     """
 
     def __init__(self, problem: OperatorProblem, moments: Sequence[int]) -> None:
@@ -45,8 +45,8 @@ class ForcedMemory:
         at_moment = np.zeros((count, len(moments)), bool)
         at_moment[list(moments), np.arange(len(moments))] = True
         producers = [
-            tuple(dict.fromkeys(problem.producer[s] for s in operation.reads))
-            for operation in problem.operations
+            tuple(dict.fromkeys(problem.producer[s] for s in operator.reads))
+            for operator in problem.operators
         ]
         for index in range(count):
             for producer in producers[index]:
@@ -55,10 +55,10 @@ class ForcedMemory:
             self.begun[index] |= at_moment[index]
             for producer in producers[index]:
                 self.begun[producer] |= self.begun[index]
-        self._held = self._held_for_storages()
-        self.least_held = np.asarray(
+        self._bytes = self._bytes_for_storages()
+        self.min_bytes = np.asarray(
             [
-                problem.working_set(moment) + sum(held for _, held in self.items(row))
+                problem.working_set(moment) + sum(size for _, size in self.items(row))
                 for row, moment in enumerate(moments)
             ],
             np.int64,
@@ -67,32 +67,32 @@ class ForcedMemory:
         self._ancestors: list[int] | None = None
 
     def items(self, row: int) -> Iterator[tuple[int, int]]:
-        """Storages beside a moment's own, and the bytes that each, or what is made from it, must hold."""
-        operation = self._problem.operations[self.moments[row]]
-        own = {s for s in operation.reads if s != operation.in_place}
-        own.update(operation.writes[: operation.fewest])
-        for storage in np.flatnonzero(self._held[:, row]).tolist():
+        """Storages besides a moment's own, with the live bytes of each or of values computed from it."""
+        operator = self._problem.operators[self.moments[row]]
+        own = {s for s in operator.reads if s != operator.in_place}
+        own.update(operator.writes[: operator.min_writes])
+        for storage in np.flatnonzero(self._bytes[:, row]).tolist():
             if self.begun[self._problem.producer[storage], row] and storage not in own:
-                yield storage, int(self._held[storage, row])
+                yield storage, int(self._bytes[storage, row])
 
-    def _held_for_storages(self) -> IntArray:
+    def _bytes_for_storages(self) -> IntArray:
         problem = self._problem
-        held = np.zeros((len(problem.sizes), len(self.moments)), np.int64)
-        parts = np.zeros_like(held)
-        """Of what is made from a storage by operators that may run before or after a moment."""
+        live = np.zeros((len(problem.sizes), len(self.moments)), np.int64)
+        derived = np.zeros_like(live)
+        """Bytes of values that operators compute from a storage, before or after a moment."""
         for index in reversed(range(len(problem))):
-            operation = problem.operations[index]
+            operator = problem.operators[index]
             unordered = ~(self.begun[index] | self.later[index])
-            for storage in operation.writes:
+            for storage in operator.writes:
                 size = problem.sizes[storage]
                 wanted = np.full(len(self.moments), storage in problem.kept)
                 for reader in problem.readers[storage]:
                     wanted |= self.later[reader]
-                held[storage] = np.where(wanted, size, np.minimum(size, parts[storage]))
-                if operation.reads:
-                    parent = max(operation.reads, key=lambda s: (problem.sizes[s], -s))
-                    parts[parent] += np.where(unordered, held[storage], 0)
-        return held
+                live[storage] = np.where(wanted, size, np.minimum(size, derived[storage]))
+                if operator.reads:
+                    parent = max(operator.reads, key=lambda s: (problem.sizes[s], -s))
+                    derived[parent] += np.where(unordered, live[storage], 0)
+        return live
 
     def is_wanted(self, storage: int, row: int) -> bool:
         """Whether every order reads a storage after a moment, or keeps it to the end."""
@@ -101,7 +101,7 @@ class ForcedMemory:
         )
 
     def chain(self, storage: int) -> list[int]:
-        """Uses of a storage that come one after the other in every order, the producer first."""
+        """The longest chain of uses whose relative order is fixed, starting with the producer."""
         if storage not in self._chains:
             length: dict[int, int] = {}
             previous: dict[int, int | None] = {}
@@ -120,12 +120,12 @@ class ForcedMemory:
         return self._chains[storage]
 
     def ancestors(self, index: int) -> int:
-        """The operators that must have run before an operator, as bits."""
+        """The operators that must run before an operator, as bits."""
         if self._ancestors is None:
             self._ancestors = []
-            for operation in self._problem.operations:
+            for operator in self._problem.operators:
                 bits = 0
-                for storage in operation.reads:
+                for storage in operator.reads:
                     producer = self._problem.producer[storage]
                     bits |= self._ancestors[producer] | 1 << producer
                 self._ancestors.append(bits)

@@ -10,15 +10,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-_MOST_PRESOLVED = 20_000
-"""Weights of a program that is made smaller first: of larger ones that takes longer than any time limit."""
+_MAX_PRESOLVED = 20_000
+"""Weights of a program that is presolved: for larger ones presolving exceeds any time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoveringSolution:
+    """A lower bound on the cost, values of the columns if any were found, and whether these are optimal."""
+
+    bound: float
+    values: np.ndarray | None
+    optimal: bool
 
 
 @dataclass(slots=True)
 class CoveringProgram:
-    """Least cost of columns such that each row's weights sum to at least 1.
+    """Least cost of columns such that the weighted sum of each row reaches its bound.
 
-    Columns are 0 or 1, or anything from 0 up where they are `free`. Weights of a row may be negative.
+    Columns are 0 or 1, or any number from 0 up where they are `free`. Weights of a row may be negative.
+
+    >>> program = CoveringProgram()
+    >>> cheap, dear = program.column(1.0), program.column(3.0)
+    >>> program.require([cheap, dear], [1.0, 1.0], 1.0)
+    >>> program.solve(10.0).bound
+    1.0
     """
 
     costs: list[float] = field(default_factory=list)
@@ -33,28 +48,27 @@ class CoveringProgram:
     def require(self, columns: ArrayLike, weights: ArrayLike, at_least: float) -> None:
         self.rows.append((columns, weights, at_least))
 
-    def solved(
+    def solve(
         self,
         time_limit: float,
         *,
         relaxed: bool = False,
         start: ArrayLike | None = None,
-        most_nodes: int | None = None,
+        max_nodes: int | None = None,
         gap: float = 0.0,
         stop: Event | None = None,
     ) -> CoveringSolution | None:
-        """The best found within a time limit in seconds; `None` if that is nothing.
+        """The best solution found within a time limit in seconds; `None` for none.
 
-        `relaxed` solves the linear relaxation. `start` are values of the columns to begin from, `gap` is
-        how much better than the best, as a share of it, a solution may be that is not looked for. Once
-        `stop` is set, or at Ctrl-C, the search ends.
+        `relaxed` solves the linear relaxation. `start` are values of the columns to begin from. `gap`
+        is the distance to the optimum, as a share of it, at which the search ends; it also ends once `stop`
+        is set, or at Ctrl-C.
         """
-        # Imported here: it takes a while, and most of the tool does without.
+        # Imported here: the import takes a while, and most of the tool does without.
         import highspy
         from highspy._core import _Highs
 
-        lengths = [np.size(columns) for columns, _, _ in self.rows]
-        # Not `highspy.Highs`, which prints a banner on standard output when it is made.
+        # Not `highspy.Highs`, whose constructor prints a banner on standard output.
         highs = _Highs()
         for option, value in (
             ("output_flag", False),
@@ -65,12 +79,29 @@ class CoveringProgram:
             ("random_seed", 0),
         ):
             highs.setOptionValue(option, value)
+        if max_nodes is not None:
+            highs.setOptionValue("mip_max_nodes", max_nodes)
+        # A start is a solution already: presolving may then take the whole time limit.
+        if start is None and sum(np.size(columns) for columns, _, _ in self.rows) > _MAX_PRESOLVED:
+            highs.setOptionValue("presolve", "off")
+        highs.passModel(self._program(relaxed=relaxed))
+        if start is not None:
+            first = highspy.HighsSolution()
+            first.col_value = np.asarray(start, np.float64)
+            highs.setSolution(first)
+        _run(highs, stop or Event())
+        return _relaxed_solution(highs) if relaxed else _solution(highs)
+
+    def _program(self, *, relaxed: bool) -> Any:
+        """The program as HiGHS reads it, with its rows in a sparse matrix."""
+        import highspy
+
         program = highspy.HighsLp()
-        count = len(self.costs)
         infinity = highspy.kHighsInf
-        program.num_col_, program.num_row_ = count, len(self.rows)
+        lengths = [np.size(columns) for columns, _, _ in self.rows]
+        program.num_col_, program.num_row_ = len(self.costs), len(self.rows)
         program.col_cost_ = np.asarray(self.costs, np.float64)
-        program.col_lower_ = np.zeros(count)
+        program.col_lower_ = np.zeros(len(self.costs))
         program.col_upper_ = np.where(np.asarray(self.free, bool), infinity, 1.0)
         program.row_lower_ = np.asarray([bound for _, _, bound in self.rows], np.float64)
         program.row_upper_ = np.full(len(self.rows), infinity)
@@ -81,53 +112,45 @@ class CoveringProgram:
         if not relaxed:
             integer, continuous = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
             program.integrality_ = [continuous if free else integer for free in self.free]
-        if most_nodes is not None:
-            highs.setOptionValue("mip_max_nodes", most_nodes)
-        # A start needs no haste: it is there whatever presolving takes.
-        if start is None and sum(lengths) > _MOST_PRESOLVED:
-            highs.setOptionValue("presolve", "off")
-        highs.passModel(program)
-        if start is not None:
-            first = highspy.HighsSolution()
-            first.col_value = np.asarray(start, np.float64)
-            highs.setSolution(first)
-        halt = stop or Event()
-
-        def interrupt(kind: Any, message: str, output: Any, reply: Any, data: Any) -> None:
-            reply.user_interrupt = halt.is_set()
-
-        highs.setCallback(interrupt, None)
-        for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
-            highs.startCallback(getattr(highspy._core.cb.HighsCallbackType, kind))
-        # Python hears of Ctrl-C while it waits, not while it runs the solver.
-        with ThreadPoolExecutor(1) as beside:
-            try:
-                beside.submit(highs.run).result()
-            except KeyboardInterrupt:
-                halt.set()
-                raise
-        status = highs.getModelStatus()
-        info = highs.getInfo()
-        optimal = status == highspy.HighsModelStatus.kOptimal
-        if relaxed:
-            if not optimal:
-                return None
-            return CoveringSolution(
-                info.objective_function_value, np.asarray(highs.getSolution().col_value), True
-            )
-        statuses = highspy.HighsModelStatus
-        ended = (statuses.kTimeLimit, statuses.kSolutionLimit, statuses.kInterrupt)
-        if not optimal and status not in ended:
-            return None
-        found = highs.getSolution()
-        values = np.asarray(found.col_value) if found.value_valid and len(found.col_value) else None
-        return CoveringSolution(info.mip_dual_bound, values, optimal)
+        return program
 
 
-@dataclass(frozen=True, slots=True)
-class CoveringSolution:
-    """A bound on the cost, the values of the columns if any were found, and whether they are optimal."""
+def _run(highs: Any, stop: Event) -> None:
+    """Run a solver until it ends, `stop` is set, or Ctrl-C, which sets `stop`."""
+    import highspy
 
-    bound: float
-    values: np.ndarray | None
-    optimal: bool
+    def interrupt(kind: Any, message: str, output: Any, reply: Any, data: Any) -> None:
+        reply.user_interrupt = stop.is_set()
+
+    highs.setCallback(interrupt, None)
+    for kind in ("kCallbackMipInterrupt", "kCallbackSimplexInterrupt"):
+        highs.startCallback(getattr(highspy._core.cb.HighsCallbackType, kind))
+    # Python receives Ctrl-C while it waits for another thread, not inside the solver.
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            thread.submit(highs.run).result()
+        except KeyboardInterrupt:
+            stop.set()
+            raise
+
+
+def _relaxed_solution(highs: Any) -> CoveringSolution | None:
+    import highspy
+
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    values = np.asarray(highs.getSolution().col_value)
+    return CoveringSolution(highs.getInfo().objective_function_value, values, True)
+
+
+def _solution(highs: Any) -> CoveringSolution | None:
+    import highspy
+
+    statuses = highspy.HighsModelStatus
+    status = highs.getModelStatus()
+    optimal = status == statuses.kOptimal
+    if not optimal and status not in (statuses.kTimeLimit, statuses.kSolutionLimit, statuses.kInterrupt):
+        return None
+    found = highs.getSolution()
+    values = np.asarray(found.col_value) if found.value_valid and len(found.col_value) else None
+    return CoveringSolution(highs.getInfo().mip_dual_bound, values, optimal)

@@ -1,4 +1,4 @@
-"""The least memory that any sequence needs, as far as one operator at a time tells."""
+"""A lower bound on the peak of every sequence, from one operator at a time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from onnxgc.budget.bounds.forced_memory import ForcedMemory
 from onnxgc.budget.operator_problem import OperatorProblem
 
-MOST_MOMENTS = 480
-"""Operators that are looked at with all that must be in memory beside them."""
+MAX_MOMENTS = 480
+"""Operators for which storages besides their own that must be live are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeakBound:
-    """No sequence has a lower peak than `size`.
+    """A lower bound, `size`, on the peak of every sequence.
 
-    While `operator` runs, its own inputs, outputs and workspace take `own_size`; the rest must be
-    there too, since it is needed later and cannot be computed again. What is kept to the end takes
-    `kept_size`, which may be all of it.
+    While `operator` runs, its own inputs, outputs and workspace take `own_size`; the rest must be live
+    too, since later operators read it and it must not be recomputed. Storages kept to the end take
+    `kept_size`, which sets the bound where it equals `size`.
     """
 
     size: int
@@ -31,20 +31,20 @@ class PeakBound:
 
 @lru_cache(maxsize=4)
 def floor_of_problem(problem: OperatorProblem) -> PeakBound:
-    """The most that an operator and what nothing can drop meanwhile need, or what is kept to the end."""
+    """The greatest need of an operator and storages that cannot be discarded meanwhile, or the kept bytes."""
     own = np.asarray([problem.working_set(index) for index in range(len(problem))], np.int64)
     kept = np.zeros(len(problem), np.int64)
     for storage in problem.kept:
         kept[problem.producer[storage]] += problem.sizes[storage]
-    likely = np.argsort(-(own + np.cumsum(kept)), kind="stable")[:MOST_MOMENTS]
+    likely = np.argsort(-(own + np.cumsum(kept)), kind="stable")[:MAX_MOMENTS]
     forced = ForcedMemory(problem, sorted(likely.tolist()))
     best = int(np.argmax(own))
     floor = PeakBound(int(own[best]), best, int(own[best]))
     for row, moment in enumerate(forced.moments):
         size = int(own[moment]) + sum(
-            held
-            for storage, held in forced.items(row)
-            if not problem.operations[problem.producer[storage]].may_repeat
+            live
+            for storage, live in forced.items(row)
+            if not problem.operators[problem.producer[storage]].may_repeat
         )
         if size > floor.size:
             floor = PeakBound(size, moment, int(own[moment]))

@@ -1,4 +1,4 @@
-"""What must run again with an operator: whatever makes its inputs and serves nobody else by then."""
+"""Operators that must be rerun with another: the producers of its inputs that are no longer live."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from onnxgc.budget.operator_problem import OperatorProblem
 
 
 class RecomputeClosures:
-    """Which operators must run again if a storage is computed again.
+    """The operators that must be rerun if a storage is recomputed.
 
-    An input that is dead by then (no first run reads it any more) must be computed again, unless it is
-    in memory all the while. But while it is, the storage itself might as well be, if it is no larger.
-    An input that serves several storages this way stands in for as many as fit into its size.
+    A dead input (all first runs that read it are over) must be recomputed, unless it was kept. Keeping it is
+    pointless if the storage itself is no larger: then that could be kept instead. An input of several
+    storages counts for at most as many of them as fit into its size.
     """
 
     def __init__(self, problem: OperatorProblem) -> None:
@@ -22,12 +22,12 @@ class RecomputeClosures:
         self._serves: set[tuple[int, int]] = set()
 
     def of(self, storage: int, is_dead: Callable[[int], bool]) -> list[tuple[int, int]]:
-        """Dead inputs and the operators that make them: those of the storage's operator, and so on."""
+        """Dead inputs and their producers: those of the storage's operator, of their producers, and so on."""
         problem = self._problem
         found: dict[int, int] = {}
         pending = [problem.producer[storage]]
         while pending:
-            for read in problem.operations[pending.pop()].reads:
+            for read in problem.operators[pending.pop()].reads:
                 if read in found or read in problem.kept or not is_dead(read):
                     continue
                 if not self._has_room(read, storage):
@@ -47,11 +47,11 @@ class RecomputeClosures:
         return True
 
 
-class Runs:
+class RerunCosts:
     """Costs of gaps in a covering program.
 
-    One run of an operator writes all its outputs and may serve several storages, so an operator runs
-    again as often as any one of them needs it.
+    One run of an operator writes all its outputs and may serve several storages, so the number of reruns
+    is the greatest that any one of them needs.
     """
 
     def __init__(self, problem: OperatorProblem, program: CoveringProgram, unit: int) -> None:
@@ -59,34 +59,34 @@ class Runs:
         self._own: dict[int, dict[int, list[int]]] = {}
         """By operator: columns of the gaps of each of its outputs."""
         self._dead: dict[int, dict[int, list[int]]] = {}
-        """The same for gaps that begin when nobody's first run reads the output any more."""
+        """The same for gaps that begin after all first runs that read the output."""
         self._served: dict[int, dict[tuple[int, int], list[int]]] = {}
         """By operator: columns of the gaps of others, by its output and the storage that it serves."""
 
     def require(
-        self, storage: int, column: int, cone: Iterable[tuple[int, int]], *, is_dead: bool = False
+        self, storage: int, column: int, closure: Iterable[tuple[int, int]], *, is_dead: bool = False
     ) -> None:
-        """A gap of a storage, with the cone that must run again for it.
+        """Add a gap of a storage with the closure that must be rerun for it.
 
-        `is_dead` says that nobody's first run reads the storage when the gap begins.
+        `is_dead`: the gap begins after all first runs that read the storage.
         """
         producer = self._problem.producer[storage]
         gaps = self._dead if is_dead else self._own
         gaps.setdefault(producer, {}).setdefault(storage, []).append(column)
-        for read, operator in cone:
+        for read, operator in closure:
             self._served.setdefault(operator, {}).setdefault((read, storage), []).append(column)
 
     def bind(self) -> None:
-        """Put the costs into the program."""
+        """Write the costs into the program."""
         for operator in sorted({*self._own, *self._dead, *self._served}):
             self._bind(operator)
 
     def _bind(self, operator: int) -> None:
         program = self._program
-        cost = self._problem.operations[operator].duration // self._unit
+        cost = self._problem.operators[operator].duration // self._unit
         own, dead = self._own.get(operator, {}), self._dead.get(operator, {})
         served = self._served.get(operator, {})
-        # What an output serves after its death is served by later runs than bridge its gaps before.
+        # Gaps after the last reader of an output need separate reruns.
         groups: list[Sequence[int]] = [
             [*own.get(read, ()), *columns] for (read, _), columns in served.items()
         ]

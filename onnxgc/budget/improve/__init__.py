@@ -1,1 +1,1 @@
-"""Moves that shorten a sequence within its memory budget."""
+"""Searches for shorter sequences within a memory budget."""

@@ -1,13 +1,13 @@
-"""What to keep and what to compute again, as an integer program around a sequence within the budget.
+"""Large neighbourhood search: integer programs of retention for parts of a sequence within the budget.
 
-Operators keep the order of their first runs. In front of each first run others may run again, in the
-same order: the *group* of that run. A storage has an *event* in each group where it may be read or
-written again. Whether it is kept from one event to the next is a column of the program, and so is each
-run that is not a first one; what is held at each point of time makes a row.
+Operators keep the order of their first runs. Before each first run others may be rerun, in the same
+order: the *group* of that run. A storage has an *event* in each group in which it may be read or
+rewritten. Its retention from one event to the next is a column of the program, and so is each run that is
+not a first one; live bytes at each point of time make a row.
 
-Only what some operators write is free, the rest stays as in the sequence, so that the program of a part
-can be solved to the end however large the problem is. Where a row cannot say exactly what is held it
-says more, and what is found keeps to the budget.
+Only the outputs of some operators are free; the rest stays as in the sequence. So the program of a part
+can be solved to optimality in a problem of any size. Where a row cannot count live bytes exactly it
+overestimates them, so that every solution is within the budget.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from onnxgc.budget.bounds.integer_programs import CoveringProgram
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 
 Point = tuple[int, int]
-"""A run by its group and its operator's position; that of a first run is the number of operators."""
-_DEEPEST = 40
-"""Operators that may run again behind one another, each for the next."""
+"""A run: its group and its operator's position, or for a first run the number of operators."""
+_MAX_DEPTH = 40
+"""Operators that may be rerun one after another, each for the next."""
 _FIRST_SIZE = 400
-_SMALLEST_SIZE = 60
-"""Runs that the program of a part may choose from, to begin with and at least."""
+_MIN_SIZE = 60
+"""Possible reruns in the program of a part: at first, and at least."""
 _LARGER, _SMALLER = 1.05, 0.85
-"""How much larger the next part is where one was solved to the end, and where one was not."""
-_MOST_NODES = 10
+"""Size of the next part relative to one that was solved to optimality, and to one that was not."""
+_MAX_NODES = 10
 _GAP = 1e-3
-_MOST_SECONDS = 2.0
-_MOST_IN_VAIN = 15
-_STARTS = (1, 2, 4, 8)
-"""Of how many runs of neighbouring operators a part may be made."""
+_MAX_SECONDS = 2.0
+_MAX_FAILURES = 15
+_INTERVALS = (1, 2, 4, 8)
+"""Numbers of intervals of neighbouring operators that make a part."""
 
 
-class RetentionSearch:
+class GroupedSequence:
     """A sequence in groups. Positions count operators in the order of their first runs.
 
     Attributes:
         repeats: the runs that are not first ones.
-        uses: for each storage, the groups whose first run reads it; the number of operators stands for
-            the end, to which some are kept.
+        uses: for each storage, the groups whose first run reads it, and the number of operators where
+            it is kept to the end.
+        candidates: positions of operators that may be rerun: none that takes longer than those that are.
     """
 
     def __init__(self, problem: OperatorProblem, sequence: Sequence[int]) -> None:
@@ -63,45 +64,45 @@ class RetentionSearch:
             + ([self.count] if storage in problem.kept else [])
             for storage, readers in enumerate(problem.readers)
         ]
-        longest = max((self.operation(position).duration for _, position in self.repeats), default=0)
+        longest = max((self.operator(position).duration for _, position in self.repeats), default=0)
         self.candidates = [
             position
             for position in range(self.count)
-            if self.operation(position).may_repeat and self.operation(position).duration <= longest
+            if self.operator(position).may_repeat and self.operator(position).duration <= longest
         ]
-        """Positions of operators that may come to run again: none that takes longer than those that do."""
 
-    def operation(self, position: int) -> ProblemOperator:
-        return self.problem.operations[self._order[position]]
+    def operator(self, position: int) -> ProblemOperator:
+        return self.problem.operators[self._order[position]]
 
-    def operation_at(self, point: Point) -> ProblemOperator:
+    def operator_at(self, point: Point) -> ProblemOperator:
         group, position = point
-        return self.operation(group if position == self.count else position)
+        return self.operator(group if position == self.count else position)
 
     def producer(self, storage: int) -> int:
         """The position of the operator that writes a storage."""
         return self._position[self.problem.producer[storage]]
 
     def duration(self, repeats: Collection[Point]) -> int:
-        return sum(self.operation(position).duration for _, position in repeats)
+        return sum(self.operator(position).duration for _, position in repeats)
 
     def points(self, repeats: Collection[Point]) -> list[Point]:
-        """All first runs and the repeats, in their order."""
+        """All first runs and the repeats, in order."""
         return sorted([*repeats, *((group, self.count) for group in range(self.count))])
 
     def sequence(self, repeats: Collection[Point]) -> list[int]:
         points = self.points(repeats)
         return [self._order[group if position == self.count else position] for group, position in points]
 
-    def possible(self, free: Collection[int], most: int | None = None) -> set[Point]:
-        """Repeats of the `free` positions: in front of later uses, and what such repeats need there.
+    def possible(self, free: Collection[int], max_count: int | None = None) -> set[Point]:
+        """Repeats of the `free` positions: before later uses, and before other repeats that read them.
 
-        Those that are needed through more others are left out where there would be more than `most`;
-        those of the sequence are always among them.
+        If there are more than `max_count`, those needed only through long chains of other repeats are
+        omitted. The
+        repeats of the sequence are always included.
         """
         level: set[Point] = set()
         for position in free:
-            for storage in self.operation(position).writes:
+            for storage in self.operator(position).writes:
                 last = position
                 for use in self.uses[storage] if self.problem.sizes[storage] else ():
                     if use - last > 1:
@@ -109,15 +110,15 @@ class RetentionSearch:
                     last = use
         allowed = set(free) & set(self.candidates)
         found = {repeat for repeat in self.repeats if repeat[1] in free}
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_DEPTH):
             level = {repeat for repeat in level if repeat[1] in allowed} - found
-            if not level or (most is not None and len(found) + len(level) > most):
+            if not level or (max_count is not None and len(found) + len(level) > max_count):
                 break
             found |= level
             level = {
                 (group, self.producer(storage))
                 for group, position in level
-                for storage in self.operation(position).reads
+                for storage in self.operator(position).reads
             }
         return found
 
@@ -135,8 +136,8 @@ class RetentionSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Holding:
-    """A column that is worth `size` bytes at the places from `begin` up to `end`."""
+class _Retention:
+    """A column with `size` live bytes at the places from `begin` to before `end`."""
 
     column: int
     begin: int
@@ -145,89 +146,88 @@ class _Holding:
 
 
 class RetentionProgram:
-    """The program for what the operators at the `free` positions write, from the `possible` repeats."""
+    """The program for the outputs of the operators at the `free` positions, with the `possible` repeats."""
 
     def __init__(
-        self, retention: RetentionSearch, budget: int, free: Collection[int], possible: Collection[Point]
+        self, grouped: GroupedSequence, budget: int, free: Collection[int], possible: Collection[Point]
     ) -> None:
-        self._retention = retention
+        self._grouped = grouped
         self._free = frozenset(free)
-        self._fixed = {repeat for repeat in retention.repeats if repeat[1] not in self._free}
-        self._points = retention.points({*self._fixed, *possible})
+        self._fixed = {repeat for repeat in grouped.repeats if repeat[1] not in self._free}
+        self._points = grouped.points({*self._fixed, *possible})
         self._place = {point: place for place, point in enumerate(self._points)}
         self._program = CoveringProgram()
         self._repeat = {
-            repeat: self._program.column(retention.operation_at(repeat).duration)
-            for repeat in sorted(possible)
+            repeat: self._program.column(grouped.operator_at(repeat).duration) for repeat in sorted(possible)
         }
         self._readers: dict[Point, list[int]] = defaultdict(list)
-        """By group and storage, the positions that may read it there and are not the group's first run."""
+        """By group and storage, the positions of repeats that may read it there."""
         for group, position in (*self._fixed, *self._repeat):
-            for storage in retention.operation(position).reads:
+            for storage in grouped.operator(position).reads:
                 self._readers[group, storage].append(position)
-        self._holdings: list[_Holding] = []
+        self._retentions: list[_Retention] = []
         self._start: dict[int, float] = {
-            column: float(repeat in retention.repeats) for repeat, column in self._repeat.items()
+            column: float(repeat in grouped.repeats) for repeat, column in self._repeat.items()
         }
-        fixed = _FixedMemory(retention, self._points, self._free)
-        self._held = fixed.held
+        fixed = _FixedMemory(grouped, self._points, self._free)
+        self._fixed_bytes = fixed.bytes
         for repeat in self._repeat:
             self._add_run(repeat, fixed)
         for position in sorted(self._free):
-            for number, storage in enumerate(retention.operation(position).writes):
+            for number, storage in enumerate(grouped.operator(position).writes):
                 self._add_storage(position, storage, number)
         self._add_memory(budget)
 
-    def improved(
-        self, seconds: float, most_nodes: int | None = None, stop: Event | None = None
+    def improve(
+        self, seconds: float, max_nodes: int | None = None, stop: Event | None = None
     ) -> tuple[list[int] | None, bool]:
-        """A sequence of less duration, if one was found, and whether there is no better one."""
+        """A sequence of less duration, if one was found, and whether no better one exists."""
         if not self._repeat:
             return None, True
-        retention = self._retention
+        grouped = self._grouped
         start = [self._start[column] for column in range(len(self._program.costs))]
-        solution = self._program.solved(seconds, start=start, most_nodes=most_nodes, gap=_GAP, stop=stop)
+        solution = self._program.solve(seconds, start=start, max_nodes=max_nodes, gap=_GAP, stop=stop)
         if solution is None or solution.values is None:
             return None, False
         chosen = {repeat for repeat, column in self._repeat.items() if solution.values[column] > 0.5}
         found = self._fixed | chosen
-        if retention.duration(found) >= retention.duration(retention.repeats):
+        if grouped.duration(found) >= grouped.duration(grouped.repeats):
             return None, solution.optimal
-        return retention.sequence(found), solution.optimal
+        return grouped.sequence(found), solution.optimal
 
     def _add_run(self, repeat: Point, fixed: _FixedMemory) -> None:
-        """The workspace of a repeat; it cannot be where the rest of the sequence does not have its inputs."""
-        retention, place, column = self._retention, self._place[repeat], self._repeat[repeat]
-        operation = retention.operation_at(repeat)
-        if operation.workspace:
-            self._holdings.append(_Holding(column, place, place + 1, operation.workspace))
-        others = (read for read in operation.reads if retention.producer(read) not in self._free)
-        if not all(fixed.has(storage, place) for storage in others):
+        """Add the workspace of a repeat; exclude the repeat where an input that is not free is not live."""
+        grouped, place, column = self._grouped, self._place[repeat], self._repeat[repeat]
+        operator = grouped.operator_at(repeat)
+        if operator.workspace:
+            self._retentions.append(_Retention(column, place, place + 1, operator.workspace))
+        others = (read for read in operator.reads if grouped.producer(read) not in self._free)
+        if not all(fixed.is_live(storage, place) for storage in others):
             self._program.require([column], [-1.0], 0.0)
 
     def _add_storage(self, producer: int, storage: int, number: int) -> None:
-        """Columns for keeping a storage from event to event, what they need, and what they hold."""
-        retention, require = self._retention, self._program.require
-        size, uses = retention.problem.sizes[storage], set(retention.uses[storage])
-        operation = retention.operation(producer)
-        first = self._place[producer, retention.count]
-        if number < operation.fewest or any(retention.uses[later] for later in operation.writes[number:]):
-            self._held[first] += size
+        """Add columns for the retention of a storage from event to event, with their conditions and bytes."""
+        grouped, require = self._grouped, self._program.require
+        size, uses = grouped.problem.sizes[storage], set(grouped.uses[storage])
+        operator = grouped.operator(producer)
+        first = self._place[producer, grouped.count]
+        if number < operator.min_writes or any(grouped.uses[later] for later in operator.writes[number:]):
+            self._fixed_bytes[first] += size
         read_in = {group for group, one in self._readers if one == storage}
         events = sorted(read_in | uses | {group for group, position in self._repeat if position == producer})
         columns = [self._program.column(0.0) for _ in events]
         begin = first + 1
         for index, (group, kept) in enumerate(zip(events, columns, strict=True)):
-            again = self._repeat.get((group, producer))
+            rerun = self._repeat.get((group, producer))
             readers = self._readers.get((group, storage), [])
             end = self._end_of_reads(storage, group, readers, begin)
-            if again is not None:
+            if rerun is not None:
                 place = self._place[group, producer]
                 end = max(end, place + 1)
-                self._holdings.append(_Holding(again, place, end, size))
-            self._holdings.append(_Holding(kept, begin, end, size))
+                self._retentions.append(_Retention(rerun, place, end, size))
+            self._retentions.append(_Retention(kept, begin, end, size))
             begin = end
-            present = [kept] if again is None else [kept, again]
+            present = [kept] if rerun is None else [kept, rerun]
             ones = [1.0] * len(present)
             if group in uses or any((group, reader) in self._fixed for reader in readers):
                 require(present, ones, 1.0)
@@ -239,71 +239,72 @@ class RetentionProgram:
         needed = False
         for group, kept in zip(reversed(events), reversed(columns), strict=True):
             readers = self._readers.get((group, storage), [])
-            needed = needed or group in uses or any((group, one) in retention.repeats for one in readers)
-            needed = needed and (group, producer) not in retention.repeats
+            needed = needed or group in uses or any((group, one) in grouped.repeats for one in readers)
+            needed = needed and (group, producer) not in grouped.repeats
             self._start[kept] = float(needed)
 
     def _end_of_reads(self, storage: int, group: int, readers: Sequence[int], otherwise: int) -> int:
-        """The place up to which a storage must be there for a group's reads.
+        """The place before which a storage must be live for a group's reads.
 
-        Where the last of them may work in its memory, that is for the output to count.
+        It excludes the last read if it may overwrite the storage in place: its output accounts for the
+        memory.
         """
-        retention = self._retention
-        if group == retention.count:
+        grouped = self._grouped
+        if group == grouped.count:
             return len(self._points)
-        if group in retention.uses[storage]:
-            last = (group, retention.count)
+        if group in grouped.uses[storage]:
+            last = (group, grouped.count)
         elif readers:
             last = (group, max(readers))
         else:
             return otherwise
-        return self._place[last] + (retention.operation_at(last).in_place != storage)
+        return self._place[last] + (grouped.operator_at(last).in_place != storage)
 
     def _add_memory(self, budget: int) -> None:
-        """A row for all places between which no column begins or ends to hold anything."""
+        """Add a row for each interval of places within which no column begins or ends."""
         count = len(self._points)
-        ends = {bound for holding in self._holdings for bound in (holding.begin, holding.end)}
+        ends = {bound for retention in self._retentions for bound in (retention.begin, retention.end)}
         bounds = [bound for bound in sorted({0} | ends) if bound < count]
         row_at = {bound: row for row, bound in enumerate(bounds)} | {count: len(bounds)}
         rows: list[dict[int, int]] = [{} for _ in bounds]
-        for holding in self._holdings:
-            for row in rows[row_at[holding.begin] : row_at[holding.end]]:
-                row[holding.column] = row.get(holding.column, 0) + holding.size
-        highest = np.maximum.reduceat(np.asarray(self._held), bounds).tolist()
-        for held, row in zip(highest, rows, strict=True):
-            room = budget - held
+        for retention in self._retentions:
+            for row in rows[row_at[retention.begin] : row_at[retention.end]]:
+                row[retention.column] = row.get(retention.column, 0) + retention.size
+        highest = np.maximum.reduceat(np.asarray(self._fixed_bytes), bounds).tolist()
+        for fixed, row in zip(highest, rows, strict=True):
+            room = budget - fixed
             if sum(row.values()) > room:
                 unit = max(row.values(), default=1) or 1
                 self._program.require(list(row), [-size / unit for size in row.values()], -room / unit)
 
 
 class _FixedMemory:
-    """What the sequence holds, by place, of storages that operators outside `free` write.
+    """Live bytes of a sequence, by place, of storages that operators outside `free` write.
 
-    Workspaces of all runs but free repeats are in it.
+    They include workspaces, except those of free repeats.
     """
 
-    def __init__(self, retention: RetentionSearch, points: Sequence[Point], free: frozenset[int]) -> None:
-        problem = retention.problem
+    def __init__(self, grouped: GroupedSequence, points: Sequence[Point], free: frozenset[int]) -> None:
+        problem = grouped.problem
         copies: dict[int, list[list[int]]] = defaultdict(list)
         """By storage, the first and the last place of each copy."""
         change = [0] * (len(points) + 2)
-        taken: list[tuple[int, int, list[int]]] = []
+        reused: list[tuple[int, int, list[int]]] = []
         for place, point in enumerate(points):
-            is_first = point[1] == retention.count
-            if not is_first and point not in retention.repeats:
+            is_first = point[1] == grouped.count
+            if not is_first and point not in grouped.repeats:
                 continue
-            operation = retention.operation_at(point)
-            for storage in operation.reads:
+            operator = grouped.operator_at(point)
+            for storage in operator.reads:
                 if copies[storage]:
                     copies[storage][-1][1] = place
-            if operation.in_place is not None and copies[operation.in_place]:
-                taken.append((place, problem.sizes[operation.in_place], copies[operation.in_place][-1]))
+            if operator.in_place is not None and copies[operator.in_place]:
+                reused.append((place, problem.sizes[operator.in_place], copies[operator.in_place][-1]))
             is_free = point[0 if is_first else 1] in free
             if is_first or not is_free:
-                change[place] += operation.workspace
-                change[place + 1] -= operation.workspace
-            for storage in () if is_free else operation.writes:
+                change[place] += operator.workspace
+                change[place + 1] -= operator.workspace
+            for storage in () if is_free else operator.writes:
                 copies[storage].append([place, place])
         for storage in problem.kept:
             if copies[storage]:
@@ -312,62 +313,62 @@ class _FixedMemory:
             for first, last in intervals:
                 change[first] += problem.sizes[storage]
                 change[last + 1] -= problem.sizes[storage]
-        for place, size, copy in taken:
+        for place, size, copy in reused:
             if copy[1] == place:
                 change[place] -= size
                 change[place + 1] += size
-        self.held = np.cumsum(change[: len(points)]).tolist()
+        self.bytes = np.cumsum(change[: len(points)]).tolist()
         self._copies = copies
 
-    def has(self, storage: int, place: int) -> bool:
+    def is_live(self, storage: int, place: int) -> bool:
         return any(first < place <= last for first, last in self._copies[storage])
 
 
-class Parts:
-    """Programs of one part after another; the same seed and calls give the same results.
+class PartSearch:
+    """Solves the program of one part after another; the same seed and calls give the same results.
 
     Attributes:
-        made_anew: makes a sequence within the budget to begin from, if it can.
+        make_start: finds another sequence within the budget to begin from; None where it fails.
     """
 
     def __init__(self, problem: OperatorProblem, budget: int, seed: int) -> None:
-        self.made_anew: Callable[[Sequence[int]], list[int] | None] = lambda best: None
+        self.make_start: Callable[[Sequence[int]], list[int] | None] = lambda best: None
         self._problem = problem
         self._budget = budget
         self._random = random.Random(seed)
         self._size = _FIRST_SIZE
         self._current: list[int] | None = None
-        self._in_vain = 0
+        self._failures = 0
         self._starts = 0
 
-    def improved(self, best: Sequence[int], seconds: float, stop: Event | None = None) -> list[int] | None:
-        """A sequence of less duration by another choice in one part, if there is one.
+    def improve(self, best: Sequence[int], seconds: float, stop: Event | None = None) -> list[int] | None:
+        """A sequence of less duration by another choice in one part, if it finds one.
 
-        It begins from the best and goes on from what it found itself; after many parts in vain it begins
-        anew, from a sequence made for it and from the best in turn. It stops after so many seconds;
-        where they are infinite, after as many nodes as always; or once `stop` is set.
+        It begins from the best sequence and continues from its own results; after many failures it restarts,
+        alternately from a new sequence and from the best. It stops after the given seconds, or, if these are
+        infinite, after a constant number of nodes; or once `stop` is set.
         """
-        if self._current is None or self._in_vain == _MOST_IN_VAIN:
-            self._in_vain = 0
-            self._current = (self.made_anew(best) if self._starts % 2 else None) or list(best)
+        if self._current is None or self._failures == _MAX_FAILURES:
+            self._failures = 0
+            self._current = (self.make_start(best) if self._starts % 2 else None) or list(best)
             self._starts += 1
-        retention = RetentionSearch(self._problem, self._current)
-        if not retention.candidates:
-            self._in_vain = _MOST_IN_VAIN
+        grouped = GroupedSequence(self._problem, self._current)
+        if not grouped.candidates:
+            self._failures = _MAX_FAILURES
             return None
-        free = self._part(retention)
-        program = RetentionProgram(retention, self._budget, free, retention.possible(free, self._size))
-        limit = min(seconds, _MOST_SECONDS) if math.isfinite(seconds) else seconds
-        found, is_best = program.improved(limit, _MOST_NODES, stop)
-        self._size = max(_SMALLEST_SIZE, round(self._size * (_LARGER if is_best else _SMALLER)))
-        self._in_vain = self._in_vain + 1 if found is None else 0
+        free = self._part(grouped)
+        program = RetentionProgram(grouped, self._budget, free, grouped.possible(free, self._size))
+        limit = min(seconds, _MAX_SECONDS) if math.isfinite(seconds) else seconds
+        found, is_best = program.improve(limit, _MAX_NODES, stop)
+        self._size = max(_MIN_SIZE, round(self._size * (_LARGER if is_best else _SMALLER)))
+        self._failures = self._failures + 1 if found is None else 0
         self._current = found or self._current
         return found
 
-    def _part(self, retention: RetentionSearch) -> set[int]:
-        """Some runs of neighbouring candidates, with about as many repeats as a part should have."""
-        candidates = retention.candidates
-        starts = [self._random.randrange(len(candidates)) for _ in range(self._random.choice(_STARTS))]
+    def _part(self, grouped: GroupedSequence) -> set[int]:
+        """Random intervals of candidates, with about as many possible repeats as a part should have."""
+        candidates = grouped.candidates
+        starts = [self._random.randrange(len(candidates)) for _ in range(self._random.choice(_INTERVALS))]
 
         def of_width(width: int) -> set[int]:
             return {candidates[(start + k) % len(candidates)] for start in starts for k in range(width)}
@@ -375,7 +376,7 @@ class Parts:
         low, high = 1, len(candidates) // len(starts) + 1
         while low < high:
             middle = (low + high + 1) // 2
-            if len(retention.possible(of_width(middle))) <= self._size:
+            if len(grouped.possible(of_width(middle))) <= self._size:
                 low = middle
             else:
                 high = middle - 1

@@ -1,4 +1,4 @@
-"""A sequence of which runs can be taken out, one by one, while its memory is followed."""
+"""Removal of runs from a sequence, one by one, with its memory updated after each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxgc.budget.operator_problem import OperatorProblem
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """What one run writes into one storage; `uses` are the places of its readers, rising."""
+    """A copy of a storage that one run writes; `uses` are the places of its readers, rising."""
 
     storage: int
     place: int
     rank: int
     uses: list[int] = field(default_factory=list)
     is_last: bool = False
-    """Whether it is held to the end."""
+    """Whether it is live to the end."""
 
     @property
     def is_read(self) -> bool:
@@ -27,7 +27,11 @@ class _Copy:
 
 
 class RemovableRuns:
-    """Memory of a sequence, kept up to date while runs are removed; a removed run leaves its place empty."""
+    """Memory of a sequence while runs are removed; a removed run leaves its place empty.
+
+    Attributes:
+        memory: live bytes by place, as `simulate_sequence` finds them for the runs that are left.
+    """
 
     def __init__(self, problem: OperatorProblem, sequence: Sequence[int]) -> None:
         self._problem = problem
@@ -36,12 +40,12 @@ class RemovableRuns:
         self._reads: list[list[_Copy]] = []
         self._copies_of: list[list[_Copy]] = [[] for _ in problem.sizes]
         for place, index in enumerate(sequence):
-            operation = problem.operations[index]
-            read = [self._copies_of[storage][-1] for storage in operation.reads]
+            operator = problem.operators[index]
+            read = [self._copies_of[storage][-1] for storage in operator.reads]
             for copy in read:
                 copy.uses.append(place)
             self._reads.append(read)
-            written = [_Copy(storage, place, rank) for rank, storage in enumerate(operation.writes)]
+            written = [_Copy(storage, place, rank) for rank, storage in enumerate(operator.writes)]
             for copy in written:
                 self._copies_of[copy.storage].append(copy)
             self._writes.append(written)
@@ -49,7 +53,7 @@ class RemovableRuns:
             self._copies_of[storage][-1].is_last = True
         self.memory = np.zeros(len(sequence) + 1, np.int64)
         for place, index in enumerate(sequence):
-            self.memory[place] += problem.operations[index].workspace
+            self.memory[place] += problem.operators[index].workspace
             self._count(self._writes[place], 1)
 
     def sequence(self) -> list[int]:
@@ -74,22 +78,22 @@ class RemovableRuns:
         return index
 
     def remove(self, place: int, limit: int) -> bool:
-        """Take out a run that is not its operator's first, if what it raises stays within the limit."""
+        """Remove a run that is not its operator's first, if memory that rises stays within the limit."""
         index = self.operator_at(place)
         earlier = [self._before(copy) for copy in self._writes[place]]
-        touched = self._with_siblings([*self._writes[place], *earlier, *self._reads[place]])
+        affected = self._with_siblings([*self._writes[place], *earlier, *self._reads[place]])
         before = self.memory.copy()
-        uses = [(copy, list(copy.uses), copy.is_last) for copy in touched]
-        self._count(touched, -1)
+        uses = [(copy, list(copy.uses), copy.is_last) for copy in affected]
+        self._count(affected, -1)
         self._runs[place] = None
-        self.memory[place] -= self._problem.operations[index].workspace
-        for copy, heir in zip(self._writes[place], earlier, strict=True):
-            heir.uses.extend(copy.uses)
-            heir.is_last |= copy.is_last
+        self.memory[place] -= self._problem.operators[index].workspace
+        for copy, successor in zip(self._writes[place], earlier, strict=True):
+            successor.uses.extend(copy.uses)
+            successor.is_last |= copy.is_last
             copy.uses, copy.is_last = [], False
         for copy in self._reads[place]:
             copy.uses.remove(place)
-        left = [copy for copy in touched if copy.place != place]
+        left = [copy for copy in affected if copy.place != place]
         self._count(left, 1)
         changed = self.memory[self.memory > before]
         if changed.size and int(changed.max()) > limit:
@@ -98,9 +102,9 @@ class RemovableRuns:
             for copy, was, last in uses:
                 copy.uses, copy.is_last = was, last
             return False
-        for copy, heir in zip(self._writes[place], earlier, strict=True):
-            for use in heir.uses:
-                self._reads[use] = [heir if read is copy else read for read in self._reads[use]]
+        for copy, successor in zip(self._writes[place], earlier, strict=True):
+            for use in successor.uses:
+                self._reads[use] = [successor if read is copy else read for read in self._reads[use]]
             self._copies_of[copy.storage].remove(copy)
         return True
 
@@ -109,21 +113,21 @@ class RemovableRuns:
         return copies[copies.index(copy) - 1]
 
     def _with_siblings(self, copies: Iterable[_Copy]) -> list[_Copy]:
-        """The copies, each with all of its run where it depends on the others what is written."""
+        """The copies plus siblings from the same run, if those affect which outputs are allocated."""
         found: dict[int, _Copy] = {}
         for copy in copies:
             written = self._writes[copy.place]
-            fewest = self._problem.operations[self.operator_at(copy.place)].fewest
-            for sibling in written if len(written) > fewest else (copy,):
+            min_writes = self._problem.operators[self.operator_at(copy.place)].min_writes
+            for sibling in written if len(written) > min_writes else (copy,):
                 found[id(sibling)] = sibling
         return list(found.values())
 
     def _count(self, copies: Iterable[_Copy], sign: int) -> None:
-        sizes, operations = self._problem.sizes, self._problem.operations
+        sizes, operators = self._problem.sizes, self._problem.operators
         for copy in copies:
             written = self._writes[copy.place]
-            operation = operations[self.operator_at(copy.place)]
-            if copy.rank >= operation.fewest and not any(other.is_read for other in written[copy.rank :]):
+            operator = operators[self.operator_at(copy.place)]
+            if copy.rank >= operator.min_writes and not any(other.is_read for other in written[copy.rank :]):
                 continue
             size = sign * sizes[copy.storage]
             if copy.is_last:
@@ -131,7 +135,7 @@ class RemovableRuns:
                 continue
             until = copy.uses[-1] if copy.uses else copy.place
             self.memory[copy.place : until + 1] += size
-            last = operations[self.operator_at(until)]
+            last = operators[self.operator_at(until)]
             if copy.uses and last.in_place == copy.storage:
                 self.memory[until] -= sign * sizes[last.writes[0]]
 
@@ -139,16 +143,14 @@ class RemovableRuns:
 def without_needless_repeats(problem: OperatorProblem, sequence: Sequence[int], budget: int) -> list[int]:
     """The sequence without the runs that the budget does not need, the longest tried first.
 
-    Memory that is over the budget before does not rise.
+    Memory that exceeds the budget before does not rise.
     """
-    timeline = RemovableRuns(problem, sequence)
-    operations = problem.operations
-    tried = True
-    while tried:
-        tried = False
-        places = sorted(
-            timeline.repeats(), key=lambda place: -operations[timeline.operator_at(place)].duration
-        )
+    runs = RemovableRuns(problem, sequence)
+    operators = problem.operators
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        places = sorted(runs.repeats(), key=lambda place: -operators[runs.operator_at(place)].duration)
         for place in places:
-            tried |= timeline.remove(place, budget)
-    return timeline.sequence()
+            is_changed |= runs.remove(place, budget)
+    return runs.sequence()

@@ -1,8 +1,8 @@
-"""Parts of a layer's channels are layers too: those that have the weights of these channels alone.
+"""Some channels of a layer as a layer with the weights of these channels alone.
 
 Exporters pack the projections to queries, keys and values, or the two halves of a gate, into one product, and
-cut its result apart in many ways. Which channels a part has only names its weights, as if they were
-stored apart.
+split its result in many ways. The chosen channels become part of the weights' names, as if those were stored
+separately.
 """
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from onnxgc.matching.normal_form.dimensions import Atom, Dim, as_set, extent
-from onnxgc.matching.normal_form.structure import Structure, View
-from onnxgc.matching.normal_form.terms import Terms
+from onnxgc.matching.normal_form.affine import layer, plus_number, weighted_along
+from onnxgc.matching.normal_form.dimensions import Atom, Dim, as_set, atoms_of, extent
+from onnxgc.matching.normal_form.entities import View
+from onnxgc.matching.normal_form.functions import normalized_value
+from onnxgc.matching.normal_form.recognized_forms import Layer, Normalized, Plus, Shifted, Weighted
+from onnxgc.matching.normal_form.value_graph import Structure
 
 Rows = tuple[int, ...]
 
 
-def part_of_layer(terms: Terms, x: View, place: int, chosen: Sequence[int]) -> View | None:
-    """Some places of a dimension along a layer's channels, as a layer; None for other dimensions."""
-    if len(x.dims[place]) != 1:
+def part_of_layer(structure: Structure, x: View, axis: int, chosen: Sequence[int]) -> View | None:
+    """The chosen positions along a layer's channels, as a layer; None along other dimensions."""
+    if len(x.dims[axis]) != 1:
         return None
-    (cut,) = x.dims[place]
-    channels = _channels(terms.structure, x.value)
-    own = [atom for dim in x.dims for atom in dim if atom.axis == cut.axis]
-    if not channels or channels[0].axis != cut.axis or extent(tuple(own)) != extent(channels):
+    (cut,) = x.dims[axis]
+    channels = _channels(structure, x.value)
+    own = tuple(atom for atom in atoms_of(x.dims) if atom.axis == cut.axis)
+    if not channels or channels[0].axis != cut.axis or extent(own) != extent(channels):
         return None
     outer = extent(channels) // (cut.size * cut.stride)
     blocks = [number * cut.size + item for number in range(outer) for item in chosen]
     rows = tuple(block * cut.stride + row for block in blocks for row in range(cut.stride))
-    value, new = _part(terms, x.value, rows)
+    value, new = _part(structure, x.value, rows)
     dims = tuple(
-        tuple(moved for atom in dim for moved in _moved(atom, cut, len(chosen), new)) for dim in x.dims
+        tuple(after for atom in dim for after in _after_cut(atom, cut, len(chosen), new)) for dim in x.dims
     )
     return replace(x, value=value, dims=dims)
 
 
-def _moved(atom: Atom, cut: Atom, count: int, new: Dim) -> Dim:
-    """An atom where `count` places of the atom `cut` are left of its axis, which is `new` then."""
+def _after_cut(atom: Atom, cut: Atom, count: int, new: Dim) -> Dim:
+    """An atom after `count` positions of the atom `cut` remain and its axis is replaced by `new`."""
     if atom.axis != cut.axis:
         return (atom,)
     size = count if atom == cut else atom.size
@@ -47,56 +50,54 @@ def _moved(atom: Atom, cut: Atom, count: int, new: Dim) -> Dim:
 
 
 def _channels(structure: Structure, value: int) -> Dim:
-    """The channels of a layer that a value is, with what follows it channel by channel; () for others."""
-    known = structure.known_as.get(value, ("",))
-    match known[0]:
-        case "layer":
-            new: Dim = known[1]
-            return new
-        case "plus":
-            return _channels(structure, known[1])
-        case "shifted" | "weighted":
-            channels, covered = _channels(structure, known[1]), known[3]
-        case "normalized":
-            channels, covered = _channels(structure, known[1]), known[4]
-            if any(atom.axis == channel.axis for atom in known[2] for channel in channels):
+    """The channels of a layer, or of a layer with channelwise operators after it; () for other values."""
+    match structure.facts.get(value):
+        case Layer(channels):
+            return channels
+        case Plus(inner):
+            return _channels(structure, inner)
+        case Shifted(inner, cover=cover) | Weighted(inner, cover=cover):
+            channels, covered = _channels(structure, inner), cover
+        case Normalized(inner, over=over, rest=rest):
+            channels, covered = _channels(structure, inner), rest
+            if any(atom.axis == channel.axis for atom in over for channel in channels):
                 return ()
         case _:
             return ()
-    parted = {atom.axis for atom in covered} & {atom.axis for atom in channels}
-    return channels if not parted or set(channels) <= set(covered) else ()
+    is_separate = {atom.axis for atom in covered}.isdisjoint(atom.axis for atom in channels)
+    return channels if is_separate or set(channels) <= set(covered) else ()
 
 
-def _part(terms: Terms, value: int, rows: Rows) -> tuple[int, Dim]:
-    """A layer, or what follows it channel by channel, with these channels alone."""
-    if value in terms.structure.parts:
-        value, held = terms.structure.parts[value]
-        rows = tuple(held[row] for row in rows)
-    kind, *known = terms.structure.known_as[value]
-    if kind == "layer":
-        _, op, (weight, *use), what = known
-        found, new = terms.layer(op, (_named(weight, rows), *use), len(rows), *what)
-    else:
-        before = _channels(terms.structure, known[0])[0].axis
-        inner, new = _part(terms, known[0], rows)
-        match kind:
-            case "plus":
-                found = terms.plus_number(View(inner, ()), known[1]).value
-            case "normalized":
-                over, epsilon, rest = known[1:]
-                found = terms.normalized_value(inner, over, epsilon, _covering(rest, before, new))
-            case _:
-                weight, cover, scale = known[1:]
-                covered = _covering(cover, before, new)
-                taken = weight if covered == cover else replace(weight, name=_named(weight.name, rows))
-                found = terms.weighted_by(View(inner, (), scale), taken, covered, kind == "shifted").value
-    terms.structure.parts[found] = (value, rows)
+def _part(structure: Structure, value: int, rows: Rows) -> tuple[int, Dim]:
+    """A layer, or a channelwise operator after one, with these channels alone; and the dimension of these."""
+    if value in structure.parts:
+        value, whole_rows = structure.parts[value]
+        rows = tuple(whole_rows[row] for row in rows)
+    match structure.facts[value]:
+        case Layer(op=op, weights=(weight, *use), operands=operands):
+            found, new = layer(structure, op, (_named(weight, rows), *use), len(rows), *operands)
+        case Plus(whole, offset):
+            inner, new = _part(structure, whole, rows)
+            found = plus_number(structure, View(inner, ()), offset).value
+        case Normalized(whole, over, epsilon, rest):
+            inner, new = _part(structure, whole, rows)
+            rest = _with_axis_replaced(rest, _channels(structure, whole), new)
+            found = normalized_value(structure, Normalized(inner, over, epsilon, rest))
+        case (Shifted(whole, weight, cover, scale) | Weighted(whole, weight, cover, scale)) as affine:
+            inner, new = _part(structure, whole, rows)
+            covered = _with_axis_replaced(cover, _channels(structure, whole), new)
+            taken = weight if covered == cover else replace(weight, name=_named(weight.name, rows))
+            x, is_added = View(inner, (), scale), isinstance(affine, Shifted)
+            found = weighted_along(structure, x, taken, covered, is_added=is_added).value
+        case fact:
+            raise TypeError(f"no channels: {fact}")
+    structure.parts[found] = (value, rows)
     return found, new
 
 
-def _covering(cover: Dim, axis: int, new: Dim) -> Dim:
-    """What is covered once an axis is another one."""
-    return as_set(*((atom,) if atom.axis != axis else new for atom in cover))
+def _with_axis_replaced(cover: Dim, channels: Dim, new: Dim) -> Dim:
+    """A cover in which `new` replaces the axis of the channels."""
+    return as_set(*((atom,) if atom.axis != channels[0].axis else new for atom in cover))
 
 
 def _named(weight: str, rows: Rows) -> str:
@@ -106,13 +107,13 @@ def _named(weight: str, rows: Rows) -> str:
 
 
 def overlapping(structure: Structure, live: Collection[int]) -> Mapping[int, Rows]:
-    """The parts that have channels in common with others, or with a layer that is read as a whole too.
+    """The parts that share channels with other parts, or with a layer that is also read as a whole.
 
-    They are not what layers apart would be: what tells them apart is which channels they have.
+    Separate layers would not share channels. The channels distinguish such parts from separate layers.
     """
     by_whole: dict[int, list[tuple[int, Rows]]] = {}
     for part, (whole, rows) in structure.parts.items():
-        if part in live and structure.known_as[part][0] == "layer":
+        if part in live and isinstance(structure.facts[part], Layer):
             by_whole.setdefault(whole, []).append((part, rows))
     found: dict[int, Rows] = {}
     for whole, parts in by_whole.items():

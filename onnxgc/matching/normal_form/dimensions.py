@@ -1,8 +1,8 @@
-"""What the dimensions of a tensor hold, whatever their order: the algebra behind Transpose and Reshape.
+"""Dimensions of tensors as runs of axes: the algebra of Transpose and Reshape.
 
-A dimension is a tuple of atoms, outermost first, and an atom is a run of an axis: every `stride`-th
-element, `size` of them. An axis has a meaning (channels of this convolution), not a place. A dimension of
-size 1 holds nothing.
+A dimension is a tuple of atoms, outermost first. An atom is a run of an axis: `size` elements, `stride`
+apart. An axis has a meaning (the channels of one convolution), not a position. A dimension of size 1 is
+empty.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 
 class Atom(NamedTuple):
-    """A run of an axis."""
+    """A run of elements of an axis."""
 
     axis: int
     size: int
     stride: int = 1
 
     def is_within(self, other: Atom) -> bool:
-        """Whether this is a run inside of the other atom."""
+        """Whether this run is inside the other one."""
         is_inner = other.stride <= self.stride and self.stride * self.size <= other.stride * other.size
         return self.axis == other.axis and is_inner
 
     def overlaps(self, other: Atom) -> bool:
-        """Whether both are runs of one axis, and what is apart in one is apart in the other too, in part."""
+        """Whether both are runs of one axis whose ranges of strides intersect."""
         inner, outer = max(self.stride, other.stride), min(self.stride * self.size, other.stride * other.size)
         return self.axis == other.axis and inner < outer
 
@@ -35,7 +35,7 @@ Dims = tuple[Dim, ...]
 
 
 def whole(axis: int, size: int) -> Dim:
-    """A dimension that is all of an axis."""
+    """A dimension that is a whole axis."""
     return (Atom(axis, size),) if size > 1 else ()
 
 
@@ -44,7 +44,7 @@ def extent(dim: Dim) -> int:
 
 
 def merged(atoms: Iterable[Atom]) -> Dim:
-    """The same atoms with neighbours that are parts of one run put together."""
+    """The atoms, with adjacent parts of one run joined."""
     joined: list[Atom] = []
     for atom in atoms:
         last = joined[-1] if joined else None
@@ -56,13 +56,17 @@ def merged(atoms: Iterable[Atom]) -> Dim:
 
 
 def as_set(*dims: Dim) -> Dim:
-    """What several dimensions hold, without an order."""
+    """The atoms of several dimensions in a canonical order."""
     ordered = sorted((atom for dim in dims for atom in dim), key=lambda a: (a.axis, -a.stride))
     return merged(ordered)
 
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
-    """The dimensions after a Reshape; None where it cuts through an atom at no factor of it."""
+    """The dimensions after a Reshape; None where it splits an atom at a size that is no factor of it.
+
+    >>> reshaped((whole(0, 6),), (2, 3))
+    ((Atom(axis=0, size=2, stride=3),), (Atom(axis=0, size=3, stride=1),))
+    """
     rest = [atom for dim in reversed(dims) for atom in reversed(dim)]
     result: list[Dim] = []
     for size in shape:
@@ -85,7 +89,7 @@ def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
 
 
 def paired(first: Dim, second: Dim) -> list[tuple[Atom, Atom]] | None:
-    """Which atoms of two dimensions of one extent lie on each other, cut where either is."""
+    """The atoms of two dimensions of one extent that coincide, split where either dimension is split."""
     pairs: list[tuple[Atom, Atom]] = []
     left, right = list(reversed(first)), list(reversed(second))
     while left and right:
@@ -93,11 +97,20 @@ def paired(first: Dim, second: Dim) -> list[tuple[Atom, Atom]] | None:
         size = min(one.size, other.size)
         if one.size % size or other.size % size:
             return None
-        ends: list[Atom] = []
+        halves: list[Atom] = []
         for atom, rest in ((one, left), (other, right)):
             inner = atom.size // size
             if inner > 1:
                 rest.append(Atom(atom.axis, inner, atom.stride))
-            ends.append(Atom(atom.axis, size, atom.stride * inner))
-        pairs.append((ends[0], ends[1]))
+            halves.append(Atom(atom.axis, size, atom.stride * inner))
+        pairs.append((halves[0], halves[1]))
     return pairs if not left and not right else None
+
+
+def atoms_of(dims: Dims) -> tuple[Atom, ...]:
+    return tuple(atom for dim in dims for atom in dim)
+
+
+def atoms_at(dims: Dims, axes: Sequence[int]) -> Dim:
+    """The atoms of the dimensions at these positions, as a set."""
+    return as_set(*(dims[axis] for axis in axes))

@@ -1,28 +1,30 @@
-"""Which values are known to have no negative element."""
+"""Values that are proven to have no negative element."""
 
 from __future__ import annotations
 
-from onnxgc.matching.normal_form.structure import OfValue, Structure, Unordered, View
+from onnxgc.matching.normal_form.entities import View
+from onnxgc.matching.normal_form.terms import OfValue, Unordered
+from onnxgc.matching.normal_form.value_graph import Structure
 
 _NEVER_NEGATIVE = ("Sigmoid", "Softplus", "Exp", "Abs", "softmax")
 
 
 def is_never_negative(structure: Structure, x: View) -> bool:
-    """Whether it is known that no element is negative."""
+    """Whether no element of x can be negative."""
     if x.scale <= 0:
         return False
-    pending, looked_at = [x.value], {x.value}
+    pending, seen = [x.value], {x.value}
     while pending:
-        depends = _depends(structure, pending.pop())
-        if depends is None:
+        operands = _decisive_operands(structure, pending.pop())
+        if operands is None:
             return False
-        pending += set(depends) - looked_at
-        looked_at.update(depends)
+        pending += set(operands) - seen
+        seen.update(operands)
     return True
 
 
-def _depends(structure: Structure, value: int) -> list[int] | None:
-    """The values that must have no negative element so that this one has none; None where it may have one."""
+def _decisive_operands(structure: Structure, value: int) -> list[int] | None:
+    """The operands whose signs decide whether a value may be negative; None where it may be in any case."""
     entity = structure.entities[value]
     match (entity.op, *entity.term):
         case ("clip", OfValue(inner), low, high) if high >= 0:
@@ -38,8 +40,8 @@ def _depends(structure: Structure, value: int) -> list[int] | None:
         case ("product", Unordered(factors), _):
             return [factor.value for factor in factors]
         case ("concatenated", parts, _):
-            is_known = all(isinstance(of, OfValue) and rest[0] > 0 for of, *rest in parts)
-            return [of.value for of, *_ in parts] if is_known else None
+            is_positive = all(isinstance(of, OfValue) and rest[0] > 0 for of, *rest in parts)
+            return [of.value for of, *_ in parts] if is_positive else None
         case ("MaxPool" | "AveragePool" | "mean" | "max" | "min" | "taken", OfValue(inner), *_):
             return [inner]
     return [] if entity.op in _NEVER_NEGATIVE else None

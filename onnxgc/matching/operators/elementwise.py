@@ -1,4 +1,4 @@
-"""Operators on single elements, and composed activations in the form in which exporters write them."""
+"""Elementwise operators, and activations composed as most exporters write them."""
 
 from __future__ import annotations
 
@@ -6,134 +6,156 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from onnxgc.matching.normal_form import addition, affine, alignment, functions, multiplication
 from onnxgc.matching.normal_form.builder import Builder, Ref, Result, Rule
-from onnxgc.matching.normal_form.constant_tables import Table, lowest_as_infinite
+from onnxgc.matching.normal_form.constant_tables import Table, with_infinite_mask
 from onnxgc.matching.normal_form.dimensions import extent
-from onnxgc.matching.normal_form.structure import Fixed, View
-from onnxgc.matching.normal_form.terms import INFINITY, Terms
+from onnxgc.matching.normal_form.entities import View, WeightTensor
+from onnxgc.matching.normal_form.index_wrapping import is_wrapped
+from onnxgc.matching.normal_form.terms import OfValue
+from onnxgc.matching.normal_form.value_graph import Structure, padded
 from onnxgc.model.core.ir import Node
 
 
-def unary(op: str) -> Rule:
-    def rule(t: Builder, node: Node) -> Result:
-        x = t.view(node)
+def with_attributes(op: str) -> Rule:
+    """The rule of an operator on one value without another form."""
+
+    def rule(builder: Builder, node: Node) -> Result:
+        x = builder.view(node)
         settings = tuple(
             sorted((k, v) for k, v in node.attributes.items() if isinstance(v, int | float | str))
         )
-        return None if x is None else [t.terms.unary(op, x, settings)]
+        return None if x is None else [functions.unary(builder.structure, op, x, settings)]
 
     return rule
 
 
-def by(apply: Callable[[Terms, View], View | None]) -> Rule:
-    def rule(t: Builder, node: Node) -> Result:
-        x = t.view(node)
-        result = None if x is None else apply(t.terms, x)
-        return None if result is None else [result]
+def by(function: Callable[[Structure, View], View]) -> Rule:
+    """The rule of an operator without attributes on one value."""
+
+    def rule(builder: Builder, node: Node) -> Result:
+        x = builder.view(node)
+        return None if x is None else [function(builder.structure, x)]
 
     return rule
 
 
-def add(t: Builder, node: Node) -> Result:
-    return total(t, [(ref, 1.0) for ref in t.refs(node)], is_term=t.is_term(node.outputs[0]))
+# -- sums and products ---------------------------------------------------------------------------
 
 
-def sub(t: Builder, node: Node) -> Result:
-    first, second = t.refs(node)
-    return total(t, [(first, 1.0), (second, -1.0)], is_term=t.is_term(node.outputs[0]))
+def add(builder: Builder, node: Node) -> Result:
+    is_partial = builder.is_partial_sum(node.outputs[0])
+    return add_scaled(builder, [(ref, 1.0) for ref in builder.refs(node)], is_partial=is_partial)
 
 
-def total(t: Builder, operands: Sequence[tuple[Ref | None, float]], *, is_term: bool = False) -> Result:
-    """The sum of operands times factors; a term where it `is_term` of another sum alone."""
-    views = [t.terms.scaled(ref, factor) for ref, factor in operands if isinstance(ref, View)]
-    constants = [(ref, factor) for ref, factor in operands if isinstance(ref, Fixed)]
+def sub(builder: Builder, node: Node) -> Result:
+    first, second = builder.refs(node)
+    is_partial = builder.is_partial_sum(node.outputs[0])
+    return add_scaled(builder, [(first, 1.0), (second, -1.0)], is_partial=is_partial)
+
+
+def add_scaled(
+    builder: Builder, operands: Sequence[tuple[Ref | None, float]], *, is_partial: bool = False
+) -> Result:
+    """The sum of operands times factors; `is_partial` if its only consumer is a sum."""
+    structure = builder.structure
+    views = [affine.scaled(structure, ref, factor) for ref, factor in operands if isinstance(ref, View)]
+    constants = [(ref, factor) for ref, factor in operands if isinstance(ref, WeightTensor)]
     if not views or len(views) + len(constants) < len(operands):
         return None
     weights = [ref for ref, _ in constants if ref.number is None and ref.table is None]
-    is_open = is_term and len(weights) == len(constants)
-    result = t.terms.total(views, weights, is_term=is_open)
+    is_partial = is_partial and len(weights) == len(constants)
+    result = addition.total(structure, views, weights, is_partial=is_partial)
     for ref, factor in constants:
         if result is None:
             return None
         if ref.table is not None:
-            result = t.terms.with_table(result, ref.shape, _scaled(ref.table, factor), is_added=True)
+            table = _scaled_table(ref.table, factor)
+            result = affine.with_table(structure, result, ref.shape, table, is_added=True)
         elif ref.number is not None and _is_covered(result, ref):
-            result = t.terms.plus_number(result, factor * ref.number)
+            result = affine.plus_number(structure, result, factor * ref.number)
         elif ref.number is not None:
-            result = t.terms.with_weight(result, replace(ref, number=factor * ref.number), is_added=True)
+            number = replace(ref, number=factor * ref.number)
+            result = affine.with_weight(structure, result, number, is_added=True)
     return None if result is None else [result]
 
 
-def _scaled(table: Table, factor: float) -> Table:
+def _scaled_table(table: Table, factor: float) -> Table:
     return table.mapped(lambda number: number * factor)
 
 
-def _is_covered(x: View, number: Fixed) -> bool:
-    """Whether adding or multiplying a number of that shape leaves the dimensions as they are."""
+def _is_covered(x: View, number: WeightTensor) -> bool:
+    """Whether x already has the dimensions of its broadcast with a number of that shape."""
     if len(number.shape) > len(x.dims):
         return math.prod(number.shape) == 1
     pairs = zip(reversed(number.shape), reversed(x.dims), strict=False)
     return all(size == 1 or size == extent(dim) for size, dim in pairs)
 
 
-def mul(t: Builder, node: Node) -> Result:
-    return times(t, *t.refs(node))
+def mul(builder: Builder, node: Node) -> Result:
+    return times(builder, *builder.refs(node))
 
 
-def times(t: Builder, first: Ref | None, second: Ref | None) -> Result:
+def times(builder: Builder, first: Ref | None, second: Ref | None) -> Result:
+    structure = builder.structure
     if isinstance(first, View) and isinstance(second, View):
-        result = t.terms.product(first, second)
+        result = multiplication.product(structure, first, second)
         return None if result is None else [result]
     x, weight = (first, second) if isinstance(first, View) else (second, first)
-    if not isinstance(x, View) or not isinstance(weight, Fixed):
+    if not isinstance(x, View) or not isinstance(weight, WeightTensor):
         return None
     if weight.number is not None and _is_covered(x, weight):
-        rank = max(len(x.dims), len(weight.shape))
-        x = replace(x, dims=((),) * (rank - len(x.dims)) + x.dims)
-        return [t.terms.scaled(x, weight.number)]
+        x = replace(x, dims=padded(x.dims, max(len(x.dims), len(weight.shape))))
+        return [affine.scaled(structure, x, weight.number)]
     if weight.table is not None:
-        return [t.terms.with_table(x, weight.shape, weight.table, is_added=False)]
-    return [t.terms.with_weight(x, weight, is_added=False)]
+        return [affine.with_table(structure, x, weight.shape, weight.table, is_added=False)]
+    return [affine.with_weight(structure, x, weight, is_added=False)]
 
 
-def div(t: Builder, node: Node) -> Result:
-    first, second = t.refs(node)
-    if not t.is_floating(node.outputs[0]):
+def div(builder: Builder, node: Node) -> Result:
+    first, second = builder.refs(node)
+    if not builder.is_floating(node.outputs[0]):
         return None
     if isinstance(second, View):
-        second = t.terms.not_expanded(second, first) if isinstance(first, View) else second
-        second = t.terms.power(second, -1.0)
-    elif isinstance(second, Fixed) and second.number is not None:
+        if isinstance(first, View):
+            second = alignment.before_expansion(builder.structure, second, first)
+        second = functions.power(builder.structure, second, -1.0)
+    elif isinstance(second, WeightTensor) and second.number is not None:
         if second.number == 0:
             return None
         second = replace(second, number=1 / second.number)
-    elif isinstance(second, Fixed):
-        table = second.table and second.table.mapped(lambda number: 1 / number if number else INFINITY)
+    elif isinstance(second, WeightTensor):
+        table = second.table and second.table.mapped(lambda number: 1 / number if number else math.inf)
         second = replace(second, name=f"1/{second.name}", table=table)
-    return times(t, first, second)
+    return times(builder, first, second)
 
 
-def power_rule(t: Builder, node: Node) -> Result:
-    x, exponent = t.view(node), t.number(node, 1, 1.0)
-    return None if x is None or exponent is None else [t.terms.power(x, exponent)]
+def power_rule(builder: Builder, node: Node) -> Result:
+    x, exponent = builder.view(node), builder.number(node, 1, 1.0)
+    return None if x is None or exponent is None else [functions.power(builder.structure, x, exponent)]
 
 
-def clip(t: Builder, node: Node) -> Result:
-    x = t.view(node)
-    low = t.number(node, 1, float(node.attribute("min", -INFINITY)))
-    high = t.number(node, 2, float(node.attribute("max", INFINITY)))
-    return None if x is None or low is None or high is None else [t.terms.clipped(x, low, high)]
+# -- limits and choices --------------------------------------------------------------------------
 
 
-def limit(t: Builder, node: Node) -> Result:
-    """Max and Min: with a number a limit, else of two values."""
-    refs, is_max = t.refs(node), node.op == "Max"
+def clip(builder: Builder, node: Node) -> Result:
+    x = builder.view(node)
+    low = builder.number(node, 1, float(node.attribute("min", -math.inf)))
+    high = builder.number(node, 2, float(node.attribute("max", math.inf)))
+    if x is None or low is None or high is None:
+        return None
+    return [functions.clipped(builder.structure, x, low, high)]
+
+
+def limit(builder: Builder, node: Node) -> Result:
+    """Max and Min: clipping where one of two operands is a number."""
+    refs, is_max = builder.refs(node), node.op == "Max"
     views = [ref for ref in refs if isinstance(ref, View)]
-    numbers = [ref.number for ref in refs if isinstance(ref, Fixed)]
+    numbers = [ref.number for ref in refs if isinstance(ref, WeightTensor)]
     if len(views) == 1 and len(refs) == 2 and numbers[0] is not None:
-        low, high = (numbers[0], INFINITY) if is_max else (-INFINITY, numbers[0])
-        return [t.terms.clipped(views[0], low, high)]
-    result = t.terms.elementwise(node.op, *_present(refs), is_ordered=False)
+        low, high = (numbers[0], math.inf) if is_max else (-math.inf, numbers[0])
+        return [functions.clipped(builder.structure, views[0], low, high)]
+    result = functions.elementwise(builder.structure, node.op, *_present(refs), is_ordered=False)
     return None if result is None or len(refs) > 2 else [result]
 
 
@@ -141,78 +163,99 @@ def _present(refs: Sequence[Ref | None]) -> list[Ref]:
     return [ref for ref in refs if ref is not None]
 
 
-def where(t: Builder, node: Node) -> Result:
-    condition, first, second = t.refs(node)
-    if t.is_floating(node.outputs[0]):
-        first, second = _with_infinite_number(first), _with_infinite_number(second)
+def where(builder: Builder, node: Node) -> Result:
+    structure = builder.structure
+    condition, first, second = builder.refs(node)
+    if builder.is_floating(node.outputs[0]):
+        first, second = _with_infinite_mask(first), _with_infinite_mask(second)
     match condition, first, second:
-        case View(), View(), View():
-            counted = t.terms.from_the_end(condition, first, second)
-            extents = t.extents_indexed(node.outputs[0])
-            if counted is not None and first in (t.terms.plus_number(second, extent) for extent in extents):
-                return [counted]
-        case View(dims=dims), Fixed(number=0.0), View() if t.terms.is_guard(condition, second):
+        case View(), View(), View() if is_wrapped(structure, condition, first, second):
+            extents = builder.extents_indexed(node.outputs[0])
+            if first in (affine.plus_number(structure, second, extent) for extent in extents):
+                return [second]
+        case View(dims=dims), WeightTensor(number=0.0), View() if _is_nan_guard(structure, condition, second):
             if dims == second.dims:
                 return [second]
-        case Fixed(table=Table() as seen), View(), Fixed(number=number) if number == -INFINITY:
-            return [_masked(t, first, condition, seen)]
-        case Fixed(table=Table() as hidden), Fixed(number=number), View() if number == -INFINITY:
-            return [_masked(t, second, condition, hidden.mapped(lambda flag: 1 - flag))]
-    result = t.terms.elementwise(node.op, *_present((condition, first, second)))
+        case WeightTensor(table=Table() as seen), View(), WeightTensor(number=number) if number == -math.inf:
+            return [_masked(builder, first, condition, seen)]
+        case WeightTensor(table=Table() as hidden), WeightTensor(number=number), View() if (
+            number == -math.inf
+        ):
+            return [_masked(builder, second, condition, hidden.mapped(lambda flag: 1 - flag))]
+    result = functions.elementwise(structure, node.op, *_present((condition, first, second)))
     return None if result is None else [result]
 
 
-def _masked(t: Builder, x: View, condition: Fixed, seen: Table) -> View:
-    """What is minus infinity where it is not seen, as a sum."""
-    mask = seen.mapped(lambda flag: 0.0 if flag else -INFINITY)
-    return t.terms.with_table(x, condition.shape, mask, is_added=True)
+def _is_nan_guard(structure: Structure, condition: View, x: View) -> bool:
+    """Whether a condition is that a softmax is NaN, as in a row that is masked entirely."""
+    guard = structure.entities[condition.value]
+    is_of_softmax = structure.entities[x.value].op == "softmax"
+    return is_of_softmax and guard.op == "IsNaN" and guard.term[0] == OfValue(x.value)
 
 
-def _with_infinite_number(ref: Ref | None) -> Ref | None:
-    if isinstance(ref, Fixed) and ref.number is not None:
-        return replace(ref, number=lowest_as_infinite(ref.number))
+def _masked(builder: Builder, x: View, condition: WeightTensor, seen: Table) -> View:
+    """x, or minus infinity where it is not seen, as a sum."""
+    mask = seen.mapped(lambda flag: 0.0 if flag else -math.inf)
+    return affine.with_table(builder.structure, x, condition.shape, mask, is_added=True)
+
+
+def _with_infinite_mask(ref: Ref | None) -> Ref | None:
+    if isinstance(ref, WeightTensor) and ref.number is not None:
+        return replace(ref, number=with_infinite_mask(ref.number))
     return ref
 
 
-def compare(t: Builder, node: Node) -> Result:
-    result = t.terms.elementwise(node.op, *_present(t.refs(node)))
+def compare(builder: Builder, node: Node) -> Result:
+    result = functions.elementwise(builder.structure, node.op, *_present(builder.refs(node)))
     return None if result is None else [result]
 
 
-def gelu(t: Builder, node: Node) -> Result:
-    x = t.view(node)
+# -- activations ---------------------------------------------------------------------------------
+
+
+def relu(structure: Structure, x: View) -> View:
+    return functions.clipped(structure, x, 0.0, math.inf)
+
+
+def gelu(builder: Builder, node: Node) -> Result:
+    structure, x = builder.structure, builder.view(node)
     if x is None:
         return None
     if node.attribute("approximate", "none") == "tanh":
-        cube = t.terms.scaled(t.terms.power(x, 3.0), 0.044715)
-        inner = t.terms.sum(x, cube)
-        gate = None if inner is None else t.terms.tanh(t.terms.scaled(inner, math.sqrt(2 / math.pi)))
+        cube = affine.scaled(structure, functions.power(structure, x, 3.0), 0.044715)
+        inner = addition.total(structure, [x, cube])
+        if inner is None:
+            return None
+        gate = functions.tanh(structure, affine.scaled(structure, inner, math.sqrt(2 / math.pi)))
     else:
-        gate = t.terms.erf(t.terms.scaled(x, math.sqrt(0.5)))
-    result = None if gate is None else t.terms.product(x, t.terms.plus_number(gate, 1.0))
-    return None if result is None else [t.terms.scaled(result, 0.5)]
+        gate = functions.erf(structure, affine.scaled(structure, x, math.sqrt(0.5)))
+    result = multiplication.product(structure, x, affine.plus_number(structure, gate, 1.0))
+    return None if result is None else [affine.scaled(structure, result, 0.5)]
 
 
-def _hard_sigmoid_of(t: Builder, x: View, alpha: float, beta: float) -> View:
-    return t.terms.clipped(t.terms.plus_number(t.terms.scaled(x, alpha), beta), 0.0, 1.0)
+def _hard_sigmoid_of(structure: Structure, x: View, alpha: float, beta: float) -> View:
+    line = affine.plus_number(structure, affine.scaled(structure, x, alpha), beta)
+    return functions.clipped(structure, line, 0.0, 1.0)
 
 
-def hard_sigmoid(t: Builder, node: Node) -> Result:
-    x = t.view(node)
+def hard_sigmoid(builder: Builder, node: Node) -> Result:
+    x = builder.view(node)
     alpha, beta = float(node.attribute("alpha", 0.2)), float(node.attribute("beta", 0.5))
-    return None if x is None else [_hard_sigmoid_of(t, x, alpha, beta)]
+    return None if x is None else [_hard_sigmoid_of(builder.structure, x, alpha, beta)]
 
 
-def hard_swish(t: Builder, node: Node) -> Result:
-    x = t.view(node)
-    result = None if x is None else t.terms.product(x, _hard_sigmoid_of(t, x, 1 / 6, 0.5))
+def hard_swish(builder: Builder, node: Node) -> Result:
+    structure, x = builder.structure, builder.view(node)
+    if x is None:
+        return None
+    result = multiplication.product(structure, x, _hard_sigmoid_of(structure, x, 1 / 6, 0.5))
     return None if result is None else [result]
 
 
-def swish(t: Builder, node: Node) -> Result:
-    x = t.view(node)
+def swish(builder: Builder, node: Node) -> Result:
+    structure, x = builder.structure, builder.view(node)
     if x is None:
         return None
-    gate = t.terms.unary("Sigmoid", t.terms.scaled(x, float(node.attribute("alpha", 1.0))), ())
-    result = t.terms.product(x, gate)
+    inner = affine.scaled(structure, x, float(node.attribute("alpha", 1.0)))
+    result = multiplication.product(structure, x, functions.unary(structure, "Sigmoid", inner, ()))
     return None if result is None else [result]

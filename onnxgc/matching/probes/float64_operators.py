@@ -1,4 +1,4 @@
-"""What operators of numbers, and of rows of numbers, give in float64."""
+"""Operators on numbers and on rows of numbers in float64."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _folded(function: Callable[[Any, Any], Any]) -> Rule:
 
 
 def _with(function: Callable[..., Any], **defaults: float) -> Rule:
-    """A function with attributes behind its operand."""
+    """A function of an operand and attributes."""
     return lambda node, x: np.asarray(
         function(x[0], *(float(node.attribute(key, default)) for key, default in defaults.items()))
     )
@@ -106,7 +106,7 @@ OF_NUMBERS: Mapping[str, Rule] = {
     "Or": _plain(np.logical_or),
     "Not": _plain(np.logical_not),
 }
-"""Element by element, with operands that are numbers or arrays of one length."""
+"""Elementwise operators; operands are numbers, or arrays of one shape."""
 
 
 def _logsumexp(x: Array) -> Array:
@@ -142,7 +142,7 @@ REDUCTIONS: Mapping[str, RowRule] = {
     "ReduceLogSum": lambda node, x: np.log(np.sum(x, axis=1, keepdims=True)),
     "ReduceLogSumExp": lambda node, x: _logsumexp(x),
 }
-"""Of an array of rows, one number of each."""
+"""Operators that reduce [rows, length] to [rows, 1]."""
 
 OF_ROWS: Mapping[str, RowRule] = {
     "Softmax": lambda node, x: np.exp(x - _logsumexp(x)),
@@ -150,4 +150,4 @@ OF_ROWS: Mapping[str, RowRule] = {
     "LpNormalization": _lp_normalized,
     "MeanVarianceNormalization": lambda node, x: _centred(x) / (np.std(x, axis=1, keepdims=True) + 1e-9),
 }
-"""Of an array of rows, rows as long."""
+"""Operators on [rows, length] that keep the shape."""

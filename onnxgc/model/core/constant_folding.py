@@ -1,4 +1,4 @@
-"""Evaluates operators on constants, so that shapes computed in the graph become known."""
+"""Evaluation of operators on constants, so that shapes computed in the graph become static."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from onnxgc.model.core.ir import Array, Node, TensorType
 
 logger = logging.getLogger(__name__)
 
-# Folding is there for shapes, masks and index tables, not to compute the network.
-LARGEST_FOLDED_INPUT = 1 << 16
-LARGEST_FOLDED_OUTPUT = 1 << 20
+# In elements. Folding serves shapes, masks and index tables; it does not compute the network.
+MAX_FOLDED_INPUT = 1 << 16
+MAX_FOLDED_OUTPUT = 1 << 20
 # Operators that draw random numbers.
 # fmt: off
 RANDOM = frozenset({
@@ -28,7 +28,7 @@ RANDOM = frozenset({
 
 
 def shape_value(node: Node, shape: tuple[int, ...]) -> Array | None:
-    """What Shape or Size gives for an input of this shape; None for any other operator."""
+    """The result of Shape or Size for an input of this shape; None for any other operator."""
     if node.domain or node.op not in ("Shape", "Size"):
         return None
     if node.op == "Size":
@@ -37,21 +37,21 @@ def shape_value(node: Node, shape: tuple[int, ...]) -> Array | None:
 
 
 def may_fold(node: Node) -> bool:
-    """Whether the operator gives the same result every time and reads its inputs only."""
+    """Whether the operator is deterministic and depends on its inputs only."""
     return not node.domain and node.op not in RANDOM and not captured_names(node)
 
 
 def evaluate(
     node: Node, values: Mapping[str, Array], outputs: Mapping[str, TensorType], opset: int
 ) -> dict[str, Array] | None:
-    """The node's outputs, or None where they cannot be computed as their inferred types say."""
-    read = {name: values[name] for name in node.inputs if name}
+    """The node's outputs; None where evaluation fails or contradicts their inferred shapes."""
+    feeds = {name: values[name] for name in node.inputs if name}
     names = [name for name in node.outputs if name]
     try:
-        # Old operators divide by zero and take logarithms of constants as quietly as runtimes do.
+        # Runtimes divide by zero without a warning, and so does folding.
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(_one_node(node, names, opset)).run(names, read)
-    except Exception as error:  # The evaluator fails in as many ways as there are operators.
+            found = ReferenceEvaluator(_one_node(node, names, opset)).run(names, feeds)
+    except Exception as error:  # Each operator of the evaluator has its own exceptions.
         logger.debug("node %s (%s) is not folded: %s", node.name, node.op, error)
         return None
     results: dict[str, Array] = {}
@@ -65,7 +65,7 @@ def evaluate(
 
 
 def _one_node(node: Node, names: list[str], opset: int) -> onnx.ModelProto:
-    """A model of the node alone: a bare node would be evaluated at its operator's newest version."""
+    """A model of the node alone; the evaluator takes a bare node for its operator's newest version."""
     graph = helper.make_graph(
         [node.to_proto()],
         "one_node",

@@ -1,12 +1,12 @@
 """The graph between two passes of reading: not yet static, not yet trainable.
 
-Every pass takes a `Draft` and returns a new one. A draft never holds a weight's contents, so that
-all of reading costs what the graph costs and not what its weights cost.
+Every pass takes a `Draft` and returns a new one. A draft never contains a weight's values, so the cost of
+reading depends on the size of the graph, not on the size of its weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from onnx import helper
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.ir import EMPTY_ATTRIBUTES, Node, TensorType, Weight
 
-# What hands a Loop or Scan its first state, where bodies stand beside the other nodes.
+# Connects the first state of a Loop or Scan to its body, where bodies are inlined into the graph.
 INITIAL_STATE = "InitialState"
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -26,10 +26,10 @@ ONNX_DOMAINS = ("", "ai.onnx")
 class Draft:
     """A flat graph with its weights lifted out.
 
-    `declared` holds the types that the file states for its inputs and inner tensors, `types` the
-    static ones found by `onnxgc.model.static_shapes`. `fixed` names the weights that must keep their
-    value through folding (parameters, statistics and frozen weights); `derived` names the constants that
-    folding computed. `problems` says, for each tensor without a static shape, why it has none.
+    `declared` contains the types that the file states for its inputs and inner tensors, `types` the
+    static ones inferred by `onnxgc.model.static_shapes`. `fixed` are the weights that must not be folded
+    (parameters, statistics and frozen weights); `derived` are the constants computed by folding.
+    `problems` gives the reason for each tensor without a static shape.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Draft:
         return replace(self, notes=(*self.notes, *notes))
 
     def producers(self) -> dict[str, Node]:
-        """The node that computes each tensor."""
+        """The node that computes each tensor, by its name."""
         return {output: node for node in self.nodes for output in node.outputs if output}
 
     def consumers(self) -> dict[str, list[tuple[Node, int]]]:
-        """The nodes that read each tensor, and at which input (-1 from inside a subgraph)."""
+        """The nodes that read each tensor, each with the input's index (-1 from inside a subgraph)."""
         readers: dict[str, list[tuple[Node, int]]] = {}
         for node in self.nodes:
             for index, name in enumerate(node.inputs):
@@ -70,18 +70,18 @@ class Draft:
         return readers
 
     def type_of(self, name: str) -> TensorType | None:
-        """The static type of a tensor or weight, where it is known."""
+        """The static type of a tensor or weight; None where unknown."""
         if name in self.weights:
             return self.weights[name].type
         return self.types.get(name)
 
     def without_stale_types(self) -> Draft:
-        """The draft without types of tensors that are gone: their names are free for others."""
-        there = set(self.tensor_names())
-        return self.with_changes(types={name: kind for name, kind in self.types.items() if name in there})
+        """The draft without types of removed tensors, whose names may be used again."""
+        present = set(self.tensor_names())
+        return self.with_changes(types={name: kind for name, kind in self.types.items() if name in present})
 
     def tensor_names(self) -> Iterator[str]:
-        """Every tensor name that is taken, subgraphs included."""
+        """Every tensor name in use, subgraphs included."""
         yield from self.inputs
         yield from self.weights
         for node in self.nodes:
@@ -92,7 +92,7 @@ class Draft:
 
 
 class NameSource:
-    """Hands out names that nothing else bears: `loss`, then `loss_2`, `loss_3`, ..."""
+    """A source of unused names: `loss`, then `loss_2`, `loss_3`, ..."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
@@ -102,7 +102,7 @@ class NameSource:
 
 
 def captured_names(node: Node) -> tuple[str, ...]:
-    """Outer tensors that a node's subgraphs (If, Loop, Scan) read."""
+    """Outer tensors read by a node's subgraphs (If, Loop, Scan)."""
     found: dict[str, None] = {}
     for graph in subgraphs(node):
         found.update(dict.fromkeys(_captured_by(graph)))
@@ -115,15 +115,15 @@ def reads_of(node: Node) -> tuple[str, ...]:
 
 
 def operator_name(node: Node) -> str:
-    """The operator as users know it: `Conv`, `com.microsoft::FastGelu`."""
+    """The operator with its domain, if not ONNX's own: `Conv`, `com.microsoft::FastGelu`."""
     return node.op if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op}"
 
 
 def topologically_sorted(nodes: Iterable[Node], available: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes with every tensor computed before it is read, in file order where that allows it.
+    """The nodes with every tensor computed before it is read, in the file's order where possible.
 
     Raises:
-        ModelFileError: a node reads a tensor that nothing provides, or nodes depend on each other.
+        ModelFileError: a tensor has no source, or nodes form a cycle.
     """
     ready = set(available)
     waiting = list(nodes)
@@ -143,7 +143,7 @@ def topologically_sorted(nodes: Iterable[Node], available: Iterable[str]) -> tup
 
 
 def without_dead_nodes(draft: Draft, wanted: Iterable[str]) -> Draft:
-    """The draft with only the nodes and weights that `wanted` tensors depend on."""
+    """The draft with only the nodes and weights on which `wanted` tensors depend."""
     needed = set(wanted)
     kept: list[Node] = []
     for node in reversed(draft.nodes):
@@ -157,8 +157,7 @@ def without_dead_nodes(draft: Draft, wanted: Iterable[str]) -> Draft:
 def attributes_of(proto: onnx.NodeProto) -> dict[str, Any]:
     """A node's attributes as Python values.
 
-    An empty list is left out: ONNX gives it the meaning of an absent attribute, and its type
-    cannot be told from its value.
+    Empty lists are omitted: to ONNX they mean an absent attribute, and their type is lost in Python.
     """
     values: dict[str, Any] = {}
     for attribute in proto.attribute:
@@ -182,7 +181,7 @@ def _text_or_bytes(value: bytes) -> str | bytes:
 
 
 def subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
-    """The graphs inside of an If, Loop or Scan."""
+    """The bodies and branches of an If, Loop or Scan."""
     for value in node.attributes.values():
         if isinstance(value, onnx.GraphProto):
             yield value
@@ -223,7 +222,7 @@ def _not_computable(blocked: list[Node], ready: set[str]) -> ModelFileError:
         for name in reads_of(node):
             if name not in ready and name not in computed:
                 return ModelFileError(
-                    f"node {node.named} ({operator_name(node)}) reads tensor '{name}', which no node, "
+                    f"node {node.label} ({operator_name(node)}) reads tensor '{name}', which no node, "
                     "input or initializer provides; the file is not a valid ONNX model"
                 )
     return ModelFileError(
@@ -233,9 +232,16 @@ def _not_computable(blocked: list[Node], ready: set[str]) -> ModelFileError:
 
 
 def fresh_name(wanted: str, taken: set[str]) -> str:
+    """An unused name, which becomes taken."""
+    name = unused_name(wanted, taken)
+    taken.add(name)
+    return name
+
+
+def unused_name(wanted: str, taken: Container[str]) -> str:
+    """`wanted`, with a suffix where it is taken."""
     name, suffix = wanted, 1
     while name in taken:
         suffix += 1
         name = f"{wanted}_{suffix}"
-    taken.add(name)
     return name

@@ -1,19 +1,19 @@
-"""Removal of Identity nodes, of casts that change nothing and of empty pads."""
+"""Removal of Identity nodes, redundant casts and empty pads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from onnxgc.model.core.draft import Draft, captured_names
+from onnxgc.model.core.export_marks import STOPPED
 from onnxgc.model.core.ir import Node
 from onnxgc.model.core.lossless_casts import keeps_all_values
-from onnxgc.model.core.marks import STOPPED
 
 
 def without_identities(draft: Draft) -> Draft:
-    """The draft without Identity nodes, Casts to the type that a tensor has already, and Pads of nothing.
+    """The draft without Identity nodes, Casts to a tensor's own type, and Pads by zero.
 
-    A Cast of what was cast without loss reads what was cast.
+    A Cast that follows a lossless Cast reads the first one's input.
     """
     renamed: dict[str, str] = {}
     kept: list[Node] = []
@@ -35,7 +35,7 @@ def without_identities(draft: Draft) -> Draft:
         elif source in fixed_names or source in captured:
             kept.append(node)
         else:
-            # The output's name is promised to the user, so it moves to the node that computes it.
+            # Users know the output by its name, so the node that computes it takes the name.
             renamed[source] = output
             fixed_names.add(output)
             kept = [_renamed(other, source, output) for other in kept]
@@ -49,7 +49,7 @@ def _as_cast(node: Node) -> dict[str, Node]:
 
 
 def _past_cast(node: Node, casts: Mapping[str, Node], draft: Draft) -> Node:
-    """A Cast that reads what a Cast in front of it reads, where that one keeps all values."""
+    """A Cast that bypasses a lossless Cast in front of it."""
     first = casts.get(node.inputs[0]) if _as_cast(node) else None
     kind = None if first is None else draft.type_of(first.inputs[0])
     if first is None or kind is None or not keeps_all_values(kind.dtype, int(first.attribute("to"))):

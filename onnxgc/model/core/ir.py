@@ -59,11 +59,11 @@ class TensorType:
 class Node:
     """One operator.
 
-    `inputs` holds "" where an optional input is absent. `origin` names the node of the source
-    model that this one stands for or was lowered from, and `module` the path of its module, where
-    the file has it. `rule` is the key of its gradient rule, normally the operator's name; the empty
-    rule stops the gradient. `once` marks a node that must run exactly once a step (batch statistics,
-    running statistics): its results are stored and it is never recomputed.
+    `inputs` contains "" where an optional input is absent. `origin` is the name of the source model's node
+    from which this one was lowered, `module` the path of its module where the file records it. `rule` is the
+    key of its gradient rule, normally the operator's name; the empty rule stops the gradient. `once` marks
+    a node that runs exactly once a step (batch statistics, running statistics): its results are kept and
+    it is never recomputed.
     """
 
     op: str
@@ -78,14 +78,14 @@ class Node:
     module: str = ""
 
     @property
-    def named(self) -> str:
-        """The node as a user finds it: its name in the source model, and its module's path."""
+    def label(self) -> str:
+        """The node's name in the source model, and its module's path."""
         return f"'{self.origin or self.name}'" + (f" in module '{self.module}'" if self.module else "")
 
     @property
-    def place(self) -> str:
-        """The operator with `named`, as in: Conv 'node_conv2d_3' in module 'layer1.0.conv1'."""
-        return f"{self.domain}::{self.op} {self.named}" if self.domain else f"{self.op} {self.named}"
+    def location(self) -> str:
+        """The operator and `label`, as in: Conv 'node_conv2d_3' in module 'layer1.0.conv1'."""
+        return f"{self.domain}::{self.op} {self.label}" if self.domain else f"{self.op} {self.label}"
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Value of an attribute as a Python value (int, float, str, list, TensorProto, ...)."""
@@ -95,7 +95,7 @@ class Node:
         return replace(self, **changes)
 
     def to_proto(self) -> onnx.NodeProto:
-        """The node as ONNX, without `rule` and `once`, which only this program reads."""
+        """The node as ONNX, without `rule` and `once`, which exist in memory only."""
         return helper.make_node(
             self.op,
             list(self.inputs),
@@ -107,19 +107,19 @@ class Node:
 
 
 class Weight(Protocol):
-    """The value of a parameter, constant or statistic; read from disk only when asked for."""
+    """A parameter, constant or statistic, whose value is read from disk on demand."""
 
     @property
     def type(self) -> TensorType: ...
 
     def load(self) -> Array:
-        """The value as a numpy array of the weight's shape."""
+        """The value, in the weight's shape."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A running statistic: the stored tensor and the tensor that holds its next value."""
+    """A running statistic: the stored tensor, and the tensor that contains its next value."""
 
     name: str
     updated: str
@@ -129,14 +129,13 @@ class Statistic:
 class TrainableModel:
     """A forward graph with its loss.
 
-    `weights` holds the value of every parameter, statistic and constant by name; `parameters`
-    and `statistics` say which of them train and which are running statistics; all others are
-    constants. `inputs` are the source model's inputs, `targets` the loss's (`labels` or
-    `target`), each in `types`. `outputs` are the source model's outputs (or what is left of
-    them once a trailing Softmax went into the loss). `loss` names the scalar to minimise.
-    `notes` are the things that a user should hear about what reading changed or assumed. `domains` are
-    the versions of operator sets other than ONNX's own. `draw` is one more input, the number of the run,
-    an int64 scalar on which random numbers depend; empty where nothing is drawn by it.
+    `weights` contains every parameter, statistic and constant by name; `parameters` and `statistics` list
+    the first two kinds, and all other weights are constants. `inputs` are the source model's inputs,
+    `targets` the loss's (`labels` or `target`), each in `types`. `outputs` are the source model's outputs;
+    where the loss absorbed a trailing Softmax, the tensor before it. `loss` is the scalar to minimise.
+    `notes` report to the user the changes and assumptions made while reading. `domains` are the versions
+    of operator sets other than ONNX's own. `draw` names an additional int64 input, the step counter that
+    seeds random numbers; it is empty if there are none.
     """
 
     name: str
@@ -158,7 +157,7 @@ class TrainableModel:
     draw: str = ""
 
     def constant(self, name: str) -> Array | None:
-        """Value of a constant, or None for a tensor that is computed, fed or trained."""
+        """Value of a constant; None for a tensor that is computed, fed or trained."""
         if name in self.weights and name not in self.parameters:
             return self.weights[name].load()
         return None

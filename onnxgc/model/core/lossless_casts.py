@@ -1,4 +1,4 @@
-"""Which casts lose nothing."""
+"""Casts between element types that lose no value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
-# Bits of a number without its sign, and whether it has one.
+# Bits without the sign, and whether there is a sign.
 _INTEGERS: Mapping[int, tuple[int, bool]] = {
     TensorProto.BOOL: (1, False),
     TensorProto.UINT8: (8, False),
@@ -28,7 +28,13 @@ _FLOATS: Mapping[int, tuple[int, int]] = {
 
 
 def keeps_all_values(source: int, target: int) -> bool:
-    """Whether every number of one element type is one of the other, so that a cast to it changes nothing."""
+    """Whether `target` represents every number of the element type `source` exactly.
+
+    >>> keeps_all_values(TensorProto.INT32, TensorProto.DOUBLE)
+    True
+    >>> keeps_all_values(TensorProto.INT32, TensorProto.FLOAT)
+    False
+    """
     if target == TensorProto.BOOL:
         return source == target
     if source in _INTEGERS and target in _INTEGERS:

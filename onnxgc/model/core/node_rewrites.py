@@ -1,9 +1,9 @@
-"""Small rewrites of single nodes that need static types."""
+"""Rewrites of single nodes that need static types."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,7 +14,7 @@ ValueOf = Callable[[str], Array | None]
 
 
 def cast_like_as_cast(node: Node, type_of: TypeOf) -> Node:
-    """CastLike as the Cast that it is once types are known."""
+    """CastLike as the equivalent Cast, where the types are known."""
     if node.domain or node.op != "CastLike":
         return node
     like = type_of(node.inputs[1])
@@ -24,7 +24,7 @@ def cast_like_as_cast(node: Node, type_of: TypeOf) -> Node:
 
 
 def range_value(node: Node, value_of: ValueOf) -> Array | None:
-    """What a Range of constants gives: ONNX's own functions pass vectors of one number to it."""
+    """The result of a Range of constants, scalars or (as in ONNX's own functions) vectors of one number."""
     if node.domain or node.op != "Range":
         return None
     values = [value_of(name) for name in node.inputs]
@@ -34,12 +34,3 @@ def range_value(node: Node, value_of: ValueOf) -> Array | None:
     start, limit, step = limits
     count = max(math.ceil((limit - start) / step), 0)
     return np.asarray(start + np.arange(count) * step, dtype=start.dtype)
-
-
-def unused(wanted: str, taken: Container[str]) -> str:
-    """`wanted`, with a suffix where it is taken."""
-    name, suffix = wanted, 1
-    while name in taken:
-        suffix += 1
-        name = f"{wanted}_{suffix}"
-    return name

@@ -1,4 +1,4 @@
-"""Weights, wherever a file keeps them: initializers, Constant nodes and ConstantOfShape nodes."""
+"""Weights of a file: initializers, Constant nodes and ConstantOfShape nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxgc.model.core.ir import Array, Node, TensorType, Weight
 
 
 class ExportedAs(StrEnum):
-    """What an exporter says that a weight is; NAMED is a parameter or a buffer."""
+    """A weight's role as the exporter states it; NAMED is a parameter or a buffer."""
 
     UNKNOWN = ""
     PARAMETER = "parameter"
@@ -28,9 +28,9 @@ class ExportedAs(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """A tensor as the file holds it; external data is read from `folder` when asked for.
+    """A tensor of the file; external data is read from `folder` on demand.
 
-    `is_initializer` tells an initializer from the value of a Constant node.
+    `is_initializer` is False for the value of a Constant node.
     """
 
     tensor: onnx.TensorProto
@@ -53,13 +53,13 @@ class StoredWeight:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelFileError(
                 f"the contents of tensor '{self.tensor.name}' cannot be read: {reason}; "
-                "export the model again, with its external data beside it"
+                "export the model again, with its external data in the same folder"
             ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilledWeight:
-    """A tensor of one repeated value, which takes no memory until it is loaded."""
+    """A tensor of one repeated value, without memory until it is loaded."""
 
     value: float | int | bool
     type: TensorType
@@ -70,7 +70,7 @@ class FilledWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayWeight:
-    """A tensor that was computed while reading."""
+    """A tensor computed while reading."""
 
     array: Array
 
@@ -83,12 +83,12 @@ class ArrayWeight:
 
 
 def is_external(weight: Weight) -> bool:
-    """Whether loading the weight would read another file."""
+    """Whether the weight's contents are in another file."""
     return isinstance(weight, StoredWeight) and weight.is_external
 
 
 def peek(weight: Weight) -> Array | None:
-    """The weight's value without reading more of an external file than is looked at; None if it cannot be."""
+    """The weight's value, memory-mapped where it is external; None where mapping fails."""
     if not isinstance(weight, StoredWeight) or not weight.is_external:
         return weight.load()
     file = external_file(weight)
@@ -101,7 +101,7 @@ def peek(weight: Weight) -> Array | None:
 
 
 def write_weight(weight: Weight, name: str, target: onnx.TensorProto) -> None:
-    """Put a weight's contents into a tensor of a model, as it is stored where that is possible."""
+    """Writes a weight into a tensor of a model, in its stored encoding where possible."""
     if isinstance(weight, StoredWeight) and not weight.is_external:
         target.CopyFrom(weight.tensor)
         target.name = name
@@ -110,7 +110,7 @@ def write_weight(weight: Weight, name: str, target: onnx.TensorProto) -> None:
 
 
 def external_file(weight: Weight) -> str | None:
-    """The file that holds a weight's contents, if it is not the model's own."""
+    """The external file that contains a weight; None for a weight in the model's own file."""
     if not isinstance(weight, StoredWeight) or not weight.is_external:
         return None
     locations = {entry.key: entry.value for entry in weight.tensor.external_data}
@@ -129,10 +129,10 @@ def initializers(graph: onnx.GraphProto, folder: str) -> dict[str, Weight]:
 
 
 def constant_value(node: onnx.NodeProto, folder: str) -> Weight:
-    """The value of a Constant node, in whichever of its attributes it is given.
+    """The value of a Constant node, from any of its attributes.
 
     Raises:
-        ModelFileError: the value is sparse, or there is none.
+        ModelFileError: the value is sparse or missing.
     """
     for attribute in node.attribute:
         if attribute.name == "value":
@@ -148,7 +148,7 @@ def constant_value(node: onnx.NodeProto, folder: str) -> Weight:
 
 
 def filled_value(node: Node, weights: Mapping[str, Weight]) -> FilledWeight | None:
-    """The value of a ConstantOfShape node, or None where its shape is computed or fed."""
+    """The value of a ConstantOfShape node; None where its shape is computed or fed."""
     shape = weights.get(node.inputs[0])
     if shape is None or is_external(shape):
         return None

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own domain that files name without it."""
+"""ONNX Runtime's own operators in files that omit their domain."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from onnxgc.model.core.draft import ONNX_DOMAINS, Draft
 LAYER_NORMALIZATION_OPSET = 17
 
 RUNTIME_DOMAIN = "com.microsoft"
-# With a scale for each group, and deprecated since.
-_FIRST_GROUP_NORMALIZATION = range(18, 21)
+# GroupNormalization-18, deprecated: a scale for each group instead of each channel.
+_DEPRECATED_GROUP_NORMALIZATION_OPSETS = range(18, 21)
 
 
 def move_to_runtime_domain(shell: onnx.ModelProto) -> None:
-    """Moves, in place, what ONNX's checker does not take, and onnxgc does, to the runtime's operator set.
+    """Moves, in place, supported operators that ONNX's checker refuses to the runtime's operator set.
 
-    Those are operators that ONNX Runtime adds to ONNX's own set, and GroupNormalization as it was first.
+    These are ONNX Runtime's additions to ONNX's own set, and the deprecated first GroupNormalization.
     """
     opset = max((entry.version for entry in shell.opset_import if entry.domain in ONNX_DOMAINS), default=1)
     moved = [
         node
         for node in shell.graph.node
         if _is_added(node.op_type, node.domain, opset)
-        or (node.op_type == "GroupNormalization" and opset in _FIRST_GROUP_NORMALIZATION)
+        or (node.op_type == "GroupNormalization" and opset in _DEPRECATED_GROUP_NORMALIZATION_OPSETS)
     ]
     for node in moved:
         node.domain = RUNTIME_DOMAIN
@@ -33,7 +33,7 @@ def move_to_runtime_domain(shell: onnx.ModelProto) -> None:
 
 
 def in_runtime_domain(draft: Draft) -> Draft:
-    """The draft with the same operators in the runtime's set."""
+    """The draft with ONNX Runtime's additions to ONNX's own set in the runtime's set."""
     return draft.with_changes(
         nodes=tuple(
             node.with_changes(domain=RUNTIME_DOMAIN, rule=f"{RUNTIME_DOMAIN}::{node.op}")

@@ -1,4 +1,4 @@
-"""The file that a model came from, in evaluation mode and with other values for its weights."""
+"""A model's source file in evaluation mode, with new values for its weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.ir import Array, Node
 
 _CONSTANTS = ("Constant", "ConstantOfShape")
-# Before it every initializer is a graph input too.
-_INITIALIZERS_ALONE = 4
+# Before this IR version every initializer is also a graph input.
+_FIRST_IR_VERSION_OF_BARE_INITIALIZERS = 4
 ValueOf = Callable[[str, int], Array]
-"""The value of a weight, in an element type."""
+"""The value of a weight, by its name and element type."""
 
 
-class Deployment:
-    """What was read, in evaluation mode and without the contents of the weights that are held elsewhere."""
+class EvaluationFile:
+    """The source file in evaluation mode, without the contents of weights that the caller supplies."""
 
     def __init__(
         self,
@@ -26,28 +26,30 @@ class Deployment:
         folder: str,
         nodes: Iterable[Node],
         weights: Iterable[str],
-        held: Mapping[str, int],
+        supplied: Mapping[str, int],
     ) -> None:
-        """`held` are the weights that are held elsewhere, with their element types in the file.
+        """`supplied` maps the weights that the caller supplies to their element types in the file.
 
-        `nodes` and `weights` are those that were read: a file may store running statistics together with
-        other weights, and then they have names of their own.
+        `nodes` and `weights` are those of the draft, in which running statistics have separate names even
+        where the file stores them in one tensor with other weights.
         """
-        self._held = dict(held)
+        self._supplied = dict(supplied)
         stored = {tensor.name for tensor in proto.graph.initializer}
         self._fed = frozenset(value.name for value in proto.graph.input if value.name not in stored)
-        self._file = _without(proto, folder, nodes, frozenset(weights), held)
+        self._file = _without_contents(proto, folder, nodes, frozenset(weights), supplied)
 
     def filled(self, value_of: ValueOf) -> onnx.ModelProto:
-        """The file with these values, in the element types that it has.
+        """The file with these values, in its own element types.
 
         Raises:
-            UnsupportedOperatorError: a weight lies inside of control flow.
+            UnsupportedOperatorError: a weight is inside a body or branch.
         """
         proto = onnx.ModelProto()
         proto.CopyFrom(self._file)
         graph = proto.graph
-        missing = {name: _tensor(name, value_of(name, dtype), dtype) for name, dtype in self._held.items()}
+        missing = {
+            name: _tensor(name, value_of(name, dtype), dtype) for name, dtype in self._supplied.items()
+        }
         for tensor in graph.initializer:
             if tensor.name in missing:
                 tensor.raw_data = missing.pop(tensor.name).raw_data
@@ -55,25 +57,31 @@ class Deployment:
         lost = [name for name in missing if name not in read]
         if lost:
             raise UnsupportedOperatorError(
-                f"weight '{lost[0]}' lies inside of control flow, where it cannot be written back; "
-                "export the model without it"
+                f"weight '{lost[0]}' is inside a control-flow body, where it cannot be written back; "
+                "export the model without control flow"
             )
-        makes_missing = [node.op_type in _CONSTANTS and node.output[0] in missing for node in graph.node]
-        kept = [node for node, goes in zip(graph.node, makes_missing, strict=True) if not goes]
         if missing:
-            made = [node for node, goes in zip(graph.node, makes_missing, strict=True) if goes]
-            removed = {name for node in made for name in node.input}
-            del graph.node[:]
-            graph.node.extend(kept)
-            idle = removed.difference(name for node in kept for name in node.input)
-            stored = [tensor for tensor in graph.initializer if tensor.name not in idle]
-            inputs = [value for value in graph.input if value.name not in idle.difference(self._fed)]
-            del graph.input[:]
-            graph.input.extend(inputs)
-            del graph.initializer[:]
-            graph.initializer.extend([*stored, *missing.values()])
-            proto.ir_version = max(proto.ir_version, _INITIALIZERS_ALONE)
+            self._replace_constants(graph, missing)
+            proto.ir_version = max(proto.ir_version, _FIRST_IR_VERSION_OF_BARE_INITIALIZERS)
         return proto
+
+    def _replace_constants(self, graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
+        """Replaces, in place, the constant nodes of these weights by initializers."""
+        replaced: list[onnx.NodeProto] = []
+        kept: list[onnx.NodeProto] = []
+        for node in graph.node:
+            is_replaced = node.op_type in _CONSTANTS and node.output[0] in tensors
+            (replaced if is_replaced else kept).append(node)
+        released = {name for node in replaced for name in node.input}
+        idle = released.difference(name for node in kept for name in node.input)
+        stored = [tensor for tensor in graph.initializer if tensor.name not in idle]
+        inputs = [value for value in graph.input if value.name not in idle.difference(self._fed)]
+        del graph.node[:]
+        graph.node.extend(kept)
+        del graph.input[:]
+        graph.input.extend(inputs)
+        del graph.initializer[:]
+        graph.initializer.extend([*stored, *tensors.values()])
 
 
 def _tensor(name: str, value: Array, dtype: int) -> onnx.TensorProto:
@@ -81,14 +89,14 @@ def _tensor(name: str, value: Array, dtype: int) -> onnx.TensorProto:
     return onnx.TensorProto(name=name, data_type=dtype, dims=value.shape, raw_data=value.tobytes())
 
 
-def _without(
+def _without_contents(
     source: onnx.ModelProto,
     folder: str,
     nodes: Iterable[Node],
     weights: frozenset[str],
-    held: Mapping[str, int],
+    supplied: Mapping[str, int],
 ) -> onnx.ModelProto:
-    """A copy of the file in which held weights are empty and all others inside."""
+    """A copy of the file in which supplied weights are empty and all others are embedded."""
     shell = onnx.ModelProto()
     for descriptor, value in source.ListFields():
         if descriptor.name == "graph":
@@ -100,18 +108,18 @@ def _without(
     graph = shell.graph
     for descriptor, value in source.graph.ListFields():
         if descriptor.name == "initializer":
-            graph.initializer.extend(_emptied(tensor, held, folder) for tensor in value)
+            graph.initializer.extend(_emptied(tensor, supplied, folder) for tensor in value)
         elif descriptor.is_repeated:
             getattr(graph, descriptor.name).extend(value)
         else:
             setattr(graph, descriptor.name, value)
-    _read_own_statistics(graph, nodes, weights)
-    _evaluate(graph)
+    _separate_statistics(graph, nodes, weights)
+    _set_evaluation_mode(graph)
     return shell
 
 
-def _emptied(tensor: onnx.TensorProto, held: Mapping[str, int], folder: str) -> onnx.TensorProto:
-    if tensor.name in held:
+def _emptied(tensor: onnx.TensorProto, supplied: Mapping[str, int], folder: str) -> onnx.TensorProto:
+    if tensor.name in supplied:
         return onnx.TensorProto(
             name=tensor.name,
             data_type=tensor.data_type,
@@ -128,8 +136,8 @@ def _emptied(tensor: onnx.TensorProto, held: Mapping[str, int], folder: str) -> 
     return copy
 
 
-def _evaluate(graph: onnx.GraphProto) -> None:
-    """Turns, in place, what an export in training mode left on to evaluation."""
+def _set_evaluation_mode(graph: onnx.GraphProto) -> None:
+    """Switches Dropout and BatchNormalization from training to evaluation, in place."""
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for node in graph.node:
         if node.op_type == "Dropout":
@@ -141,8 +149,8 @@ def _evaluate(graph: onnx.GraphProto) -> None:
             node.attribute.extend(kept)
 
 
-def _read_own_statistics(graph: onnx.GraphProto, nodes: Iterable[Node], weights: frozenset[str]) -> None:
-    """Nodes whose running statistics a file stores together with others read the ones that they got."""
+def _separate_statistics(graph: onnx.GraphProto, nodes: Iterable[Node], weights: frozenset[str]) -> None:
+    """Gives each BatchNormalization the running statistics that it reads in the draft, in place."""
     read = {node.outputs[0]: node.inputs[3:5] for node in nodes if node.op == "BatchNormalization"}
     for node in graph.node:
         own = read.get(node.output[0]) if node.op_type == "BatchNormalization" else None

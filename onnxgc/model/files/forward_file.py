@@ -1,4 +1,4 @@
-"""A trainable model's forward graph as an ONNX file: for tests, and to look at."""
+"""A trainable model's forward graph as an ONNX model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnxgc.model.core.ir import Array, TensorType, TrainableModel
 def to_proto(model: TrainableModel, values: Mapping[str, Array] | None = None) -> onnx.ModelProto:
     """The forward graph with its loss and updated statistics; weights are initializers.
 
-    `values` replaces the contents of weights by name. Outputs are the loss, the model's own outputs
-    and the running statistics' next values.
+    `values` replaces weights by name. Outputs are the loss, the model's own outputs and the next values of
+    running statistics.
     """
-    given = values or {}
+    replaced = values or {}
     outputs = dict.fromkeys((model.loss, *model.outputs, *(item.updated for item in model.statistics)))
     inputs = (*model.inputs, *model.targets, *filter(None, [model.draw]))
     initializers = [
-        numpy_helper.from_array(given[name] if name in given else weight.load(), name)
+        numpy_helper.from_array(replaced[name] if name in replaced else weight.load(), name)
         for name, weight in model.weights.items()
     ]
     graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""From a path or a ModelProto to a checked model without function calls."""
+"""Reading of ONNX files: a path or a ModelProto becomes a checked model without function calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, inliner, shape_inference
 
 from onnxgc.errors import ModelFileError
-from onnxgc.model.core.draft import ONNX_DOMAINS
-from onnxgc.model.core.node_rewrites import unused
+from onnxgc.model.core.draft import ONNX_DOMAINS, fresh_name
 from onnxgc.model.files.contrib_domain import move_to_runtime_domain
 
 _TEXT_SUFFIXES = (
@@ -28,33 +27,33 @@ _TEXT_SUFFIXES = (
     ".txtpb",
     ".pbtxt",
 )
-_CONSTANT_OF_FUNCTION = "onnxgc constant of "
+_CONSTANT_MARK = "onnxgc constant of "
 # A model file begins with the field `ir_version`: field 1, a varint.
 _FIRST_BYTE = b"\x08"
 
 
 def source_of(model: Any) -> str | os.PathLike[str] | onnx.ModelProto:
-    """What is read of a model in any form: a path and an `onnx.ModelProto` as they are.
+    """A model in any accepted form, as a path or an `onnx.ModelProto`.
 
-    An `onnx_ir.Model` and a `torch.onnx.ONNXProgram` as an `onnx.ModelProto`.
+    An `onnx_ir.Model` and a `torch.onnx.ONNXProgram` are converted to an `onnx.ModelProto`.
 
     Raises:
-        ModelFileError: it is none of these.
+        ModelFileError: `model` has another type.
     """
     if isinstance(model, str | os.PathLike | onnx.ModelProto):
         return model
     if isinstance(proto := getattr(model, "model_proto", None), onnx.ModelProto):
         return proto
     if type(model).__module__.startswith("onnx_ir"):
-        return _in_memory(import_module("onnx_ir").to_proto(model), model)
+        return _with_embedded_weights(import_module("onnx_ir").to_proto(model), model)
     raise ModelFileError(
         f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a torch.onnx.ONNXProgram, "
         f"not a {type(model).__name__}"
     )
 
 
-def _in_memory(proto: onnx.ModelProto, model: Any) -> onnx.ModelProto:
-    """An `onnx_ir.Model` as a proto with the weights that lie in files, which it knows the folder of."""
+def _with_embedded_weights(proto: onnx.ModelProto, model: Any) -> onnx.ModelProto:
+    """The proto of an `onnx_ir.Model` with external weights embedded: it does not record their folder."""
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor.raw_data = model.graph.initializers[tensor.name].const_value.tobytes()
@@ -64,10 +63,10 @@ def _in_memory(proto: onnx.ModelProto, model: Any) -> onnx.ModelProto:
 
 
 def check_model_file(path: str | os.PathLike[str]) -> None:
-    """Fail early where a path is that of no file that can be read as a model.
+    """Fails early for a path that is not a regular file.
 
     Raises:
-        ModelFileError: there is nothing, a folder, or something that can be read but once, such as a pipe.
+        ModelFileError: the path is missing, a directory, or readable only once, such as a pipe.
     """
     try:
         mode = os.stat(path).st_mode
@@ -80,17 +79,17 @@ def check_model_file(path: str | os.PathLike[str]) -> None:
         raise ModelFileError(f"'{path}' is a directory, not an ONNX file")
     if not stat.S_ISREG(mode):
         raise ModelFileError(
-            f"'{path}' is no regular file; a model is read more than once, so write it into one"
+            f"'{path}' is not a regular file; a model is read more than once, so write it to a regular file"
         )
 
 
 def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """The model, and the folder that its external data is relative to.
+    """The model, and the folder of its external data.
 
     External data is not read. Calls of model-local functions are replaced by their bodies.
 
     Raises:
-        ModelFileError: there is no such file, or it is not a valid ONNX model.
+        ModelFileError: the file is missing, or not a valid ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
         model, folder, label = source, "", f"model '{source.graph.name}'"
@@ -105,12 +104,12 @@ def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
 
 
 def is_text(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is ONNX in a text form, by its name."""
+    """Whether a file is ONNX in a text form, by its suffix."""
     return os.fspath(path).endswith(_TEXT_SUFFIXES)
 
 
-def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """A model's file and the files of its external data; only the first where it cannot be read."""
+def model_files(source: str | os.PathLike[str]) -> tuple[str, ...]:
+    """A model's file and the files of its external data; only the first where the model cannot be read."""
     path = os.fspath(source)
     try:
         check_model_file(path)
@@ -127,7 +126,7 @@ def files_of(source: str | os.PathLike[str]) -> tuple[str, ...]:
     return (path, *(os.path.join(folder, name) for name in sorted(found)))
 
 
-def without_payloads(graph: onnx.GraphProto) -> onnx.GraphProto:
+def _with_weights_as_inputs(graph: onnx.GraphProto) -> onnx.GraphProto:
     """A copy of the graph in which initializers are typed inputs."""
     shell = onnx.GraphProto(name=graph.name or "graph")
     shell.node.extend(graph.node)
@@ -174,7 +173,7 @@ def _read_text(path: str) -> onnx.ModelProto:
 
 def _loaded(path: str) -> onnx.ModelProto:
     with warnings.catch_warnings():
-        # ONNX says of some text forms that they may change.
+        # ONNX warns that some text forms may change.
         warnings.simplefilter("ignore")
         return onnx.load(path, load_external_data=False)
 
@@ -182,7 +181,7 @@ def _loaded(path: str) -> onnx.ModelProto:
 def _check_graph(model: onnx.ModelProto, label: str) -> None:
     if not model.HasField("graph") or (not model.ir_version and not model.graph.node):
         raise ModelFileError(
-            f"{label} is not an ONNX model, or is truncated: it holds no graph; export it again"
+            f"{label} is not an ONNX model, or is truncated: it has no graph; export it again"
         )
     if not model.graph.node:
         raise ModelFileError(f"{label} has an empty graph: there is no operator to train; export it again")
@@ -196,44 +195,44 @@ def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     shell = onnx.ModelProto()
     shell.CopyFrom(model) if not model.graph.initializer else _copy_without_graph(model, shell)
     if model.graph.initializer:
-        shell.graph.CopyFrom(without_payloads(model.graph))
+        shell.graph.CopyFrom(_with_weights_as_inputs(model.graph))
     _mark_constants(shell)
     try:
         _flatten_functions(shell)
         if _mixes_opsets(shell):
-            # The inliner converts bodies to the model's opset and asks for the types of what they read.
+            # The inliner converts bodies to the model's opset, and needs the types of their inputs.
             shell = shape_inference.infer_shapes(shell)
         inlined = inliner.inline_local_functions(shell, convert_version=True)
     except Exception as error:  # The inliner raises plain RuntimeErrors from C++.
         raise ModelFileError(
             f"the functions of {label} cannot be inlined: {_first_line(error).rpartition('failed: ')[2]}; "
-            "export it without functions, or with functions of its own opset"
+            "export it without functions, or with functions of the model's opset"
         ) from error
     if _mixes_opsets(shell):
-        _rename_what_is_defined_again(inlined.graph)
+        _rename_repeated_outputs(inlined.graph)
     _merge_constants(inlined.graph)
     return _with_payloads(inlined, model.graph)
 
 
 def _mark_constants(model: onnx.ModelProto) -> None:
-    """Gives each constant of a function a text by which its copies are known."""
+    """Marks each constant of a function by a text that identifies its copies after inlining."""
     for function in model.functions:
         for node in function.node:
             if node.op_type == "Constant" and not any(a.ref_attr_name for a in node.attribute):
-                whose = f"{function.domain}::{function.name}:{function.overload}"
-                node.doc_string = f"{_CONSTANT_OF_FUNCTION}{whose}/{node.output[0]}"
+                owner = f"{function.domain}::{function.name}:{function.overload}"
+                node.doc_string = f"{_CONSTANT_MARK}{owner}/{node.output[0]}"
 
 
 def _merge_constants(graph: onnx.GraphProto) -> None:
-    """Leaves one copy of each constant of a function: a weight stays one, however often it is called."""
-    promised = {value.name for value in graph.output}
+    """Merges the copies of each constant of a function, so that repeated calls share one weight."""
+    outputs = {value.name for value in graph.output}
     first: dict[str, str] = {}
     merged: dict[str, str] = {}
     kept = []
     for node in graph.node:
         _rename_reads(node, merged)
-        mark = node.doc_string if node.doc_string.startswith(_CONSTANT_OF_FUNCTION) else ""
-        if mark in first and node.output[0] not in promised:
+        mark = node.doc_string if node.doc_string.startswith(_CONSTANT_MARK) else ""
+        if mark in first and node.output[0] not in outputs:
             merged[node.output[0]] = first[mark]
             continue
         if mark:
@@ -244,21 +243,21 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
 
 
 def _flatten_functions(model: onnx.ModelProto) -> None:
-    """Puts bodies in the place of calls inside of functions, where both are of one opset.
+    """Inlines function calls inside functions of the same opset.
 
-    The inliner converts a body to the model's opset, and does not see what a call in it stands for.
+    The inliner converts a body to the model's opset, but cannot convert the calls in it.
     """
     local = {(function.domain, function.name) for function in model.functions}
     flat = []
     for function in model.functions:
         own = _default_opset(function.opset_import)
         calls = any((node.domain, node.op_type) in local for node in function.node)
-        alike = [f for f in model.functions if _default_opset(f.opset_import) in (None, own)]
+        same_opset = [f for f in model.functions if _default_opset(f.opset_import) in (None, own)]
         if not calls or own == _default_opset(model.opset_import):
             flat.append(function)
             continue
         shell = onnx.ModelProto(ir_version=model.ir_version, opset_import=function.opset_import)
-        shell.functions.extend(f for f in alike if f is not function)
+        shell.functions.extend(f for f in same_opset if f is not function)
         shell.graph.name = function.name
         shell.graph.node.extend(function.node)
         shell.graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
@@ -273,7 +272,7 @@ def _flatten_functions(model: onnx.ModelProto) -> None:
 
 
 def _mixes_opsets(model: onnx.ModelProto) -> bool:
-    """Whether a function was written for another opset than the model."""
+    """Whether a function has another opset than the model."""
     own = _default_opset(model.opset_import)
     return any(_default_opset(function.opset_import) not in (None, own) for function in model.functions)
 
@@ -282,8 +281,8 @@ def _default_opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int | None:
     return next((int(entry.version) for entry in imports if entry.domain in ONNX_DOMAINS), None)
 
 
-def _rename_what_is_defined_again(graph: onnx.GraphProto) -> None:
-    """Conversion numbers the tensors that it adds to a body alike in each, and only that body reads them."""
+def _rename_repeated_outputs(graph: onnx.GraphProto) -> None:
+    """Renames tensors that several converted bodies define: conversion adds equal names to each body."""
     defined = {value.name for value in graph.input}
     taken = defined | {name for node in graph.node for name in (*node.input, *node.output)}
     current: dict[str, str] = {}
@@ -291,8 +290,7 @@ def _rename_what_is_defined_again(graph: onnx.GraphProto) -> None:
         _rename_reads(node, current)
         for index, name in enumerate(node.output):
             if name and name in defined:
-                current[name] = node.output[index] = unused(name, taken)
-                taken.add(node.output[index])
+                current[name] = node.output[index] = fresh_name(name, taken)
             defined.add(name)
 
 
@@ -325,17 +323,17 @@ def _with_payloads(inlined: onnx.ModelProto, source: onnx.GraphProto) -> onnx.Mo
 def _check_model(model: onnx.ModelProto, label: str) -> None:
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(_with_default_domain(model.opset_import, model.graph.node))
-    shell.graph.CopyFrom(without_payloads(model.graph))
+    shell.graph.CopyFrom(_with_weights_as_inputs(model.graph))
     move_to_runtime_domain(shell)
     for value in (*shell.graph.input, *shell.graph.output):
-        # A missing shape is a matter of --input-shapes, not of the file.
+        # A missing shape is not an error of the file; --input-shapes supplies it.
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(shell)
     except onnx.checker.ValidationError as error:
         if "topologically sorted" in str(error):
-            # Lifting sorts the nodes, and says better what is wrong if that cannot be done.
+            # Lifting sorts the nodes, and its errors are clearer.
             return
         raise ModelFileError(
             f"{label} is not a valid ONNX model: {_first_line(error)}; export it again"
@@ -352,11 +350,11 @@ def _with_default_domain(
     return found
 
 
-def _holds_bytes(error: Exception) -> bool:
+def _has_bytes(error: Exception) -> bool:
     return bool(error.args) and isinstance(error.args[0], bytes)
 
 
 def _first_line(error: Exception) -> str:
-    text = error.args[0].decode(errors="replace") if _holds_bytes(error) else str(error)
+    text = error.args[0].decode(errors="replace") if _has_bytes(error) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""Brings single operators of newer opsets down to an older one, where they mean the same there.
+"""Conversion of single operators from a newer opset to an older one, where both have the same meaning.
 
-Most newer versions of an operator only add element types. The node is then the same at both opsets,
-which its operator's two definitions show: known attributes, number of inputs and element types. What a
-definition does not show stands in a table of its own.
+Most newer versions of an operator only add element types. A node is then equal at both opsets if the older
+definition has its attributes, number of inputs and element types. `_CHANGES` handles the operators whose
+definitions hide a difference.
 """
 
 from __future__ import annotations
@@ -17,47 +17,39 @@ from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, attributes_of, subgraph
 from onnxgc.model.core.ir import Node
 
 
-class CannotLowerError(Exception):
-    """An operator that has no like at the older opset; the text says why."""
+class CannotDowngradeError(Exception):
+    """An operator has no equivalent at the older opset; the text states the reason."""
 
 
-def lowered_nodes(draft: Draft, opset: int) -> tuple[Node, ...]:
-    """The draft's nodes at the older opset; types must be known.
+def downgraded_nodes(draft: Draft, opset: int) -> tuple[Node, ...]:
+    """The draft's nodes at the older opset; types must be inferred.
 
     Raises:
-        CannotLowerError: naming every operator that cannot come down, with its reason and first node.
+        CannotDowngradeError: lists every operator without an equivalent, its reason and first node.
     """
-    lowered: list[Node] = []
+    downgraded: list[Node] = []
     obstacles: dict[str, str] = {}
     for node in draft.nodes:
         try:
-            lowered.append(_lowered(node, draft, opset))
-        except CannotLowerError as error:
+            downgraded.append(_downgraded(node, draft, opset))
+        except CannotDowngradeError as error:
             obstacles.setdefault(str(error), node.name)
     if obstacles:
-        raise CannotLowerError("; ".join(f"{reason} at '{name}'" for reason, name in obstacles.items()))
-    return tuple(lowered)
+        raise CannotDowngradeError("; ".join(f"{reason} at '{name}'" for reason, name in obstacles.items()))
+    return tuple(downgraded)
 
 
-def is_newer_function(op: str, source_opset: int, opset: int) -> bool:
-    """Whether ONNX defines an operator that the older opset lacks by other operators."""
-    if defs.has(op, opset, "") or not defs.has(op, source_opset, ""):
-        return False
-    schema = defs.get_schema(op, source_opset, "")
-    return bool(schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]
-
-
-def _lowered(node: Node, draft: Draft, opset: int) -> Node:
+def _downgraded(node: Node, draft: Draft, opset: int) -> Node:
     if node.domain:
         return node
-    node = _with_lowered_bodies(node, draft, opset)
+    node = _with_downgraded_bodies(node, draft, opset)
     if not defs.has(node.op, draft.opset, ""):
         return node
     source = defs.get_schema(node.op, draft.opset, "")
     if source.since_version <= opset:
         return node
     if not defs.has(node.op, opset, ""):
-        raise CannotLowerError(f"{node.op} is new in opset {source.since_version}")
+        raise CannotDowngradeError(f"{node.op} is new in opset {source.since_version}")
     target = defs.get_schema(node.op, opset, "")
     if node.op in _CHANGES:
         node = _CHANGES[node.op](node, draft)
@@ -66,13 +58,13 @@ def _lowered(node: Node, draft: Draft, opset: int) -> Node:
 
 
 def _without_newer_attributes(node: Node, source: defs.OpSchema, target: defs.OpSchema) -> Node:
-    """The node without attributes that the older definition lacks and that say nothing."""
+    """The node without newer attributes, which must have neutral values."""
     kept: dict[str, Any] = {}
     for name, value in node.attributes.items():
         if name in target.attributes or name.startswith("__"):
             kept[name] = value
         elif not _is_neutral(name, value, source):
-            raise CannotLowerError(f"{node.op} has the attribute {name}, which is newer")
+            raise CannotDowngradeError(f"{node.op} has the attribute {name}, which needs a newer opset")
     return node.with_changes(attributes=kept)
 
 
@@ -86,17 +78,17 @@ def _is_neutral(name: str, value: Any, source: defs.OpSchema) -> bool:
 
 
 def _check_types(node: Node, draft: Draft, target: defs.OpSchema) -> None:
-    for names, formals, most in (
+    for names, formals, max_count in (
         (node.inputs, target.inputs, target.max_input),
         (node.outputs, target.outputs, target.max_output),
     ):
-        if len(names) > most:
-            raise CannotLowerError(f"{node.op} has {len(names)} inputs or outputs, more than before")
+        if len(names) > max_count:
+            raise CannotDowngradeError(f"{node.op} with {len(names)} inputs or outputs needs a newer opset")
         for index, name in enumerate(names):
             kind = draft.type_of(name) if name else None
             formal = formals[min(index, len(formals) - 1)]
             if kind is not None and _type_text(kind.dtype) not in formal.types:
-                raise CannotLowerError(f"{node.op} of {_element_name(kind.dtype)} is newer")
+                raise CannotDowngradeError(f"{node.op} of {_element_name(kind.dtype)} needs a newer opset")
 
 
 def _type_text(dtype: int) -> str:
@@ -107,21 +99,21 @@ def _element_name(dtype: int) -> str:
     return str(onnx.TensorProto.DataType.Name(dtype)).lower()
 
 
-def _with_lowered_bodies(node: Node, draft: Draft, opset: int) -> Node:
-    """The node with its bodies lowered too; the types of what they compute are not looked at."""
+def _with_downgraded_bodies(node: Node, draft: Draft, opset: int) -> Node:
+    """The node with its bodies at the older opset; element types inside bodies are not checked."""
     if not any(True for _ in subgraphs(node)):
         return node
     attributes = {
-        key: _lowered_body(value, draft, opset) if isinstance(value, onnx.GraphProto) else value
+        key: _downgraded_body(value, draft, opset) if isinstance(value, onnx.GraphProto) else value
         for key, value in node.attributes.items()
     }
     return node.with_changes(attributes=attributes)
 
 
-def _lowered_body(graph: onnx.GraphProto, draft: Draft, opset: int) -> onnx.GraphProto:
-    lowered = onnx.GraphProto()
-    lowered.CopyFrom(graph)
-    del lowered.node[:]
+def _downgraded_body(graph: onnx.GraphProto, draft: Draft, opset: int) -> onnx.GraphProto:
+    downgraded = onnx.GraphProto()
+    downgraded.CopyFrom(graph)
+    del downgraded.node[:]
     for proto in graph.node:
         domain = "" if proto.domain in ONNX_DOMAINS else proto.domain
         node = Node(
@@ -132,42 +124,42 @@ def _lowered_body(graph: onnx.GraphProto, draft: Draft, opset: int) -> onnx.Grap
             name=proto.name,
             domain=domain,
         )
-        lowered.node.append(_lowered(node, draft, opset).to_proto())
-    return lowered
+        downgraded.node.append(_downgraded(node, draft, opset).to_proto())
+    return downgraded
 
 
-# -- what changed beside types and attributes -------------------------------------------------
+# -- changes other than types and attributes --------------------------------------------------
 
 
-def _allowed(attribute: str, values: Sequence[str]) -> Callable[[Node, Draft], Node]:
-    """A change that only adds values of an attribute: others than these are newer."""
+def _with_values(attribute: str, values: Sequence[str]) -> Callable[[Node, Draft], Node]:
+    """Accepts only these values of an attribute; newer versions add others."""
 
     def check(node: Node, draft: Draft) -> Node:
         value = node.attribute(attribute, values[0])
         if value not in values:
-            raise CannotLowerError(f"{node.op} with {attribute} '{value}' is newer")
+            raise CannotDowngradeError(f"{node.op} with {attribute} '{value}' needs a newer opset")
         return node
 
     return check
 
 
 def _cast(node: Node, draft: Draft) -> Node:
-    """`saturate` and `round_mode` only matter to types that the older form does not have."""
+    """`saturate` and `round_mode` affect only types that the older version lacks."""
     kept = {key: node.attributes[key] for key in ("to",) if key in node.attributes}
     return node.with_changes(attributes=kept)
 
 
 def _dft(node: Node, draft: Draft) -> Node:
-    """The axis was an attribute, and counted from the front."""
+    """The older version has the axis as a nonnegative attribute."""
     kind = draft.type_of(node.inputs[0])
     axis = -2
     if len(node.inputs) > 2 and node.inputs[2]:
         weight = draft.weights.get(node.inputs[2])
         if weight is None:
-            raise CannotLowerError("DFT with a computed axis is newer")
+            raise CannotDowngradeError("DFT with a computed axis needs a newer opset")
         axis = int(weight.load().reshape(-1)[0])
     if kind is None:
-        raise CannotLowerError("DFT of unknown rank")
+        raise CannotDowngradeError("DFT of unknown rank needs a newer opset")
     return node.with_changes(
         inputs=node.inputs[:2] if len(node.inputs) > 1 and node.inputs[1] else node.inputs[:1],
         attributes={**node.attributes, "axis": axis % len(kind.shape)},
@@ -178,16 +170,16 @@ _GRID_SAMPLE_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "near
 
 
 def _grid_sample(node: Node, draft: Draft) -> Node:
-    """Modes had the names of two dimensions, and there were no other numbers of them."""
+    """The older version has two dimensions only, and names modes accordingly."""
     kind = draft.type_of(node.inputs[0])
     mode = node.attribute("mode", "linear")
     if mode not in _GRID_SAMPLE_MODES or (kind is not None and len(kind.shape) != 4):
-        raise CannotLowerError("GridSample of other than two dimensions is newer")
+        raise CannotDowngradeError("GridSample of other than two dimensions needs a newer opset")
     return node.with_changes(attributes={**node.attributes, "mode": _GRID_SAMPLE_MODES[mode]})
 
 
 def _group_normalization(node: Node, draft: Draft) -> Node:
-    raise CannotLowerError("GroupNormalization with a scale for each channel is newer")
+    raise CannotDowngradeError("GroupNormalization with a scale for each channel needs a newer opset")
 
 
 _CHANGES: Mapping[str, Callable[[Node, Draft], Node]] = {
@@ -196,8 +188,8 @@ _CHANGES: Mapping[str, Callable[[Node, Draft], Node]] = {
     "DFT": _dft,
     "GridSample": _grid_sample,
     "GroupNormalization": _group_normalization,
-    "Pad": _allowed("mode", ("constant", "reflect", "edge")),
-    "Resize": _allowed(
+    "Pad": _with_values("mode", ("constant", "reflect", "edge")),
+    "Resize": _with_values(
         "coordinate_transformation_mode",
         ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"),
     ),

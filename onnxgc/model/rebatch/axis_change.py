@@ -1,4 +1,4 @@
-"""Axes that hold more, or fewer, elements than in the file, and where reshaping puts them."""
+"""Axes whose size differs from the file's, and their positions after a reshape."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class AxisChange:
-    """An axis of `outer` x `old` x `inner` elements in the file, in this order, with `new` for `old` here.
+    """An axis of `outer` x `old` x `inner` elements in the file, of which `old` becomes `new`.
 
-    Its place is assumed where a literal alone told it.
+    `is_assumed`: the position is inferred from a literal only.
     """
 
     axis: int
@@ -31,56 +31,56 @@ class AxisChange:
         return self.outer * self.new * self.inner
 
     @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Of what the axis is made, and in which order."""
+    def layout(self) -> tuple[int, int, int, int]:
+        """The factors of the axis, outermost first."""
         return self.outer, self.old, self.new, self.inner
 
     @property
     def is_strict(self) -> bool:
-        """Whether operators must treat all slices along the axis alike, as they may be in any order."""
+        """Whether the order of slices is uncertain, so that operators must treat every slice equally."""
         return self.is_assumed or self.before != self.old
 
 
 def differing(before: Sequence[int], after: Sequence[int]) -> tuple[AxisChange, ...]:
-    """How each axis of a tensor has grown, by its two shapes alone."""
+    """The changes of a tensor's axes, by its two shapes alone."""
     pairs = enumerate(zip(before, after, strict=True))
     return tuple(AxisChange(axis, old, new) for axis, (old, new) in pairs if old != new)
 
 
 def reshaped(
-    growths: Sequence[AxisChange], before: Sequence[int], target: Sequence[int]
+    changes: Sequence[AxisChange], before: Sequence[int], target: Sequence[int]
 ) -> Iterator[tuple[AxisChange, ...]]:
-    """Where the axes that have grown may be once a tensor of the shape `before` has the shape `target`.
+    """The possible positions of changed axes after a reshape from `before` to `target`, likeliest first.
 
-    The likeliest places come first. There are several where the file's size is 1 alone.
+    There are several only where the file's size is 1.
     """
     choices = [
-        sorted(_places(growth, before, target), key=lambda place: _rank(place, target)) for growth in growths
+        sorted(_places(change, before, target), key=lambda place: _rank(place, target)) for change in changes
     ]
     yield from itertools.product(*choices)
 
 
-def grown_shape(shape: Sequence[int], growths: Iterable[AxisChange]) -> tuple[int, ...]:
-    """The file's shape with what has grown."""
+def changed_shape(shape: Sequence[int], changes: Iterable[AxisChange]) -> tuple[int, ...]:
+    """The file's shape after these changes."""
     sizes = list(shape)
-    for growth in growths:
-        sizes[growth.axis] = sizes[growth.axis] // growth.old * growth.new
+    for change in changes:
+        sizes[change.axis] = sizes[change.axis] // change.old * change.new
     return tuple(sizes)
 
 
-def merged(growths: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisChange, ...]:
-    """One growth for each axis; of what an axis with several is made is no longer known."""
+def merged(changes: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisChange, ...]:
+    """One change for each axis; if several affect one axis, only the total size is kept."""
     found: dict[int, list[AxisChange]] = {}
-    for growth in growths:
-        found.setdefault(growth.axis, []).append(growth)
+    for change in changes:
+        found.setdefault(change.axis, []).append(change)
     return tuple(
         together[0]
         if len(together) == 1
         else AxisChange(
             axis,
             target[axis],
-            grown_shape(target, together)[axis],
-            is_assumed=any(growth.is_assumed for growth in together),
+            changed_shape(target, together)[axis],
+            is_assumed=any(change.is_assumed for change in together),
         )
         for axis, together in sorted(found.items())
     )
@@ -89,7 +89,11 @@ def merged(growths: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisCh
 def resolved_target(
     entries: Sequence[int], shape: Sequence[int], keeps_zeros: bool = False
 ) -> tuple[int, ...] | None:
-    """What Reshape makes of its target, with the size for -1 and copies for 0; None where nothing fits."""
+    """The shape that Reshape infers from its target, which may contain -1 and 0; None where none fits.
+
+    >>> resolved_target([0, -1], (2, 3, 4))
+    (2, 12)
+    """
     if not keeps_zeros and 0 in entries[len(shape) :]:
         return None
     sizes = [shape[axis] if entry == 0 and not keeps_zeros else entry for axis, entry in enumerate(entries)]
@@ -102,20 +106,20 @@ def resolved_target(
     return tuple(sizes) if math.prod(sizes) == count else None
 
 
-def _places(growth: AxisChange, before: Sequence[int], target: Sequence[int]) -> Iterator[AxisChange]:
-    """The axes that can hold the same elements in the same order; those in front and behind fill the rest."""
-    outer = math.prod(before[: growth.axis]) * growth.outer
-    inner = growth.inner * math.prod(before[growth.axis + 1 :])
+def _places(change: AxisChange, before: Sequence[int], target: Sequence[int]) -> Iterator[AxisChange]:
+    """The axes of `target` that can contain the same elements in the same order."""
+    outer = math.prod(before[: change.axis]) * change.outer
+    inner = change.inner * math.prod(before[change.axis + 1 :])
     for axis, size in enumerate(target):
         front, behind = math.prod(target[:axis]), math.prod(target[axis + 1 :])
         if outer % front or inner % behind:
             continue
-        place = replace(growth, axis=axis, outer=outer // front, inner=inner // behind)
+        place = replace(change, axis=axis, outer=outer // front, inner=inner // behind)
         if place.before == size:
             yield place
 
 
 def _rank(place: AxisChange, target: Sequence[int]) -> tuple[bool, bool, bool, int]:
-    """Less for likelier places: alone, else in front of what it is merged with, and not on the last axis."""
+    """Sort key, likeliest first: unmerged axes, then merged but not last, then outermost position."""
     is_merged = place.before != place.old
     return is_merged, is_merged and place.axis == len(target) - 1, place.outer != 1, place.axis

@@ -1,4 +1,4 @@
-"""Constants that hold sizes of the file's own inputs, rewritten for others."""
+"""Constants that contain sizes of the file's inputs, rewritten for new sizes, operator by operator."""
 
 from __future__ import annotations
 
@@ -9,60 +9,61 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgc.model.core.ir import Array, Node
+from onnxgc.model.operators.einsum_equation import equation_labels
+from onnxgc.model.operators.registry import POINTWISE
 from onnxgc.model.rebatch.axis_change import (
     AxisChange,
+    changed_shape,
     differing,
-    grown_shape,
     merged,
     reshaped,
     resolved_target,
 )
-from onnxgc.model.rebatch.per_sample_constants import Copies
+from onnxgc.model.rebatch.per_sample_constants import OperandFitter
 from onnxgc.model.rebatch.shape_pair import PairWalk, ShapePair
-from onnxgc.model.rebatch.slice_independence import POINTWISE, einsum_terms
 
 INDEXING = ("Gather", "GatherND")
 _RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
-class Literals:
-    """Rewrites the constants of one node after the other, while a walk for other input shapes goes on."""
+class LiteralRewriter:
+    """Rewrites the constants of each node during the walk for the new input shapes."""
 
     def __init__(self, walks: ShapePair) -> None:
         self._walks = walks
-        self._copies = Copies(walks)
+        self._operands = OperandFitter(walks)
 
     def adapted(self, node: Node) -> Node:
-        """The node with its literals for the other shapes; what must stand before it has been visited.
+        """The node with literals for the new shapes; nodes added before it have been visited.
 
         Raises:
-            CannotRebatchError: no literal is right, or it is not known which.
+            CannotRebatchError: no literal fits, or the choice is ambiguous.
         """
         self._walks.placed = {}
-        adapt = _ADAPTING.get(node.op)
-        return node if adapt is None or node.domain else adapt(self, node)
+        rewrite = _REWRITES.get(node.op)
+        return node if rewrite is None or node.domain else rewrite(self, node)
 
     # -- reshaping --------------------------------------------------------------------------------
 
     def _reshape(self, node: Node) -> Node:
         walks, source, output = self._walks, node.inputs[0], node.outputs[0]
-        growths = walks.of(source)
+        changes = walks.changes_of(source)
         before, target = walks.shape_in_file(source), walks.shape_in_file(output)
-        if not growths or before is None or target is None or 0 in (*before, *target):
+        if not changes or before is None or target is None or 0 in (*before, *target):
             return node
-        choices = tuple(reshaped(growths, before, target))
+        choices = tuple(reshaped(changes, before, target))
         entries = walks.literal(node, "shape", 1) if node.op == "Reshape" else None
         if entries is None:
-            here = self._reshaped_here(node)
-            fitting = next((chosen for chosen in choices if grown_shape(target, chosen) == here), None)
+            new = self._new_shape(node)
+            fitting = next((chosen for chosen in choices if changed_shape(target, chosen) == new), None)
             if fitting is not None:
                 walks.placed[output] = merged(fitting, target)
             return node
-        told = f"the literal target {entries} for '{source}', in the file of {list(before)}"
+        literal = f"the literal target {entries} for '{source}', {list(before)} in the file,"
         if not choices:
-            raise walks.refused(node, f"{told}, does not tell which of its sizes follow")
+            raise walks.refusal(node, f"{literal} does not show which of its sizes change")
         chosen = choices[0]
-        wanted = grown_shape(target, chosen)
+        wanted = changed_shape(target, chosen)
         keeps_zeros = bool(node.attribute("allowzero", 0))
         numbers = list(entries)
         for place in chosen:
@@ -70,14 +71,14 @@ class Literals:
             if entries[place.axis] != -1 and not is_copy:
                 numbers[place.axis] = wanted[place.axis]
         if resolved_target(numbers, walks.shape(source), keeps_zeros) != wanted:
-            raise walks.refused(node, f"{told}, has no form for {list(wanted)}")
+            raise walks.refusal(node, f"{literal} cannot become {list(wanted)}")
         is_assumed = len(choices) > 1 or numbers != entries
         places = (replace(place, is_assumed=place.is_assumed or is_assumed) for place in chosen)
         walks.placed[output] = merged(places, target)
         return node if numbers == entries else walks.with_setting(node, "shape", 1, numbers)
 
-    def _reshaped_here(self, node: Node) -> tuple[int, ...] | None:
-        """The shape that a node without a literal target reshapes to."""
+    def _new_shape(self, node: Node) -> tuple[int, ...] | None:
+        """The result's shape in the new walk, of a node without a literal target."""
         shape = self._walks.shape(node.inputs[0])
         rank = len(shape)
         if node.op == "Reshape":
@@ -100,22 +101,22 @@ class Literals:
 
     def _expand(self, node: Node) -> Node:
         walks, source = self._walks, node.inputs[0]
-        here, there = walks.setting(node, "shape", 1), walks.setting(node, "shape", 1, walks.there)
-        if here is None or there is None:
+        new, in_file = walks.setting(node, "shape", 1), walks.setting(node, "shape", 1, walks.in_file)
+        if new is None or in_file is None:
             return node
-        shift = len(here) - len(walks.shape(source))
-        if here != there:
-            for growth in differing(there, here):
-                node = self._copies.fitted(node, 0, growth.axis - shift, growth)
+        shift = len(new) - len(walks.shape(source))
+        if new != in_file:
+            for change in differing(in_file, new):
+                node = self._operands.fit(node, 0, change.axis - shift, change)
             return node
-        sizes = list(here)
-        for growth in walks.of(source):
-            axis = growth.axis + shift
+        sizes = list(new)
+        for change in walks.changes_of(source):
+            axis = change.axis + shift
             if axis >= 0 and sizes[axis] != 1:
-                if sizes[axis] != growth.before:
-                    raise walks.refused(node, f"it expands axis {growth.axis} of '{source}' to {sizes[axis]}")
-                sizes[axis] = growth.after
-        return node if sizes == here else walks.with_setting(node, "shape", 1, sizes)
+                if sizes[axis] != change.before:
+                    raise walks.refusal(node, f"it expands axis {change.axis} of '{source}' to {sizes[axis]}")
+                sizes[axis] = change.after
+        return node if sizes == new else walks.with_setting(node, "shape", 1, sizes)
 
     def _resize(self, node: Node) -> Node:
         walks, rank = self._walks, len(self._walks.shape(node.inputs[0]))
@@ -124,36 +125,36 @@ class Literals:
             return node
         axes = [int(axis) % rank for axis in node.attribute("axes") or range(rank)]
         sizes = dict(zip(axes, literal, strict=True))
-        for growth in walks.of(node.inputs[0]):
-            if growth.axis in sizes and walks.is_bound(growth):
-                if sizes[growth.axis] != growth.before:
-                    raise walks.refused(node, f"it resizes axis {growth.axis}, along the batch")
-                sizes[growth.axis] = growth.after
+        for change in walks.changes_of(node.inputs[0]):
+            if change.axis in sizes and walks.must_check_constants(change):
+                if sizes[change.axis] != change.before:
+                    raise walks.refusal(node, f"it resizes axis {change.axis}, along the batch")
+                sizes[change.axis] = change.after
         numbers = list(sizes.values())
         return node if numbers == literal else walks.with_setting(node, "sizes", 3, numbers)
 
     def _tile(self, node: Node) -> Node:
-        """Repeats stand in front of what they repeat."""
-        repeats, growths = self._walks.setting(node, "repeats", 1), self._walks.of(node.inputs[0])
-        if repeats is not None and growths:
+        """Repeats are outermost in their axis."""
+        repeats, changes = self._walks.setting(node, "repeats", 1), self._walks.changes_of(node.inputs[0])
+        if repeats is not None and changes:
             self._walks.placed[node.outputs[0]] = tuple(
-                replace(growth, outer=growth.outer * repeats[growth.axis]) for growth in growths
+                replace(change, outer=change.outer * repeats[change.axis]) for change in changes
             )
         return node
 
     def _concat(self, node: Node) -> Node:
         walks = self._walks
         joined = int(node.attribute("axis", 1)) % max(len(walks.shape(node.inputs[0])), 1)
-        beside = {g.axis: g for name in node.inputs for g in walks.of(name) if g.axis != joined}
-        for axis, one in beside.items():
+        other = {g.axis: g for name in node.inputs for g in walks.changes_of(name) if g.axis != joined}
+        for axis, change in other.items():
             for index in range(len(node.inputs)):
-                node = self._copies.fitted(node, index, axis, one, is_exact=True)
-        parts = [growth for name in node.inputs if (growth := walks.on(name, joined)) is not None]
-        if len(parts) == len(node.inputs) and len({part.order[1:] for part in parts}) == 1:
-            read = [growth for name in node.inputs for growth in walks.of(name)]
+                node = self._operands.fit(node, index, axis, change, is_exact=True)
+        parts = [p for name in node.inputs if (p := walks.change_along(name, joined)) is not None]
+        if len(parts) == len(node.inputs) and len({part.layout[1:] for part in parts}) == 1:
+            read = [change for name in node.inputs for change in walks.changes_of(name)]
             rest = (
-                walks.propagate_growth(node, AxisChange(a, g.before, g.after), read)
-                for a, g in beside.items()
+                walks.propagated_change(node, AxisChange(a, g.before, g.after), read)
+                for a, g in other.items()
             )
             is_assumed = any(part.is_assumed for part in parts)
             whole = replace(parts[0], outer=sum(part.outer for part in parts), is_assumed=is_assumed)
@@ -163,59 +164,60 @@ class Literals:
     def _split(self, node: Node) -> Node:
         walks, source = self._walks, node.inputs[0]
         axis = int(node.attribute("axis", 0)) % max(len(walks.shape(source)), 1)
-        growth = walks.on(source, axis)
-        if growth is None or not walks.is_bound(growth):
+        change = walks.change_along(source, axis)
+        if change is None or not walks.must_check_constants(change):
             return node
         shapes = [walks.shape_in_file(output) for output in node.outputs]
         parts = [0 if shape is None else shape[axis] for shape in shapes]
-        if 0 in parts or any(part % (growth.old * growth.inner) for part in parts):
-            raise walks.refused(node, f"it cuts '{source}' into parts of {parts} along the batch")
+        if 0 in parts or any(part % (change.old * change.inner) for part in parts):
+            raise walks.refusal(node, f"it splits '{source}' into parts of {parts} along the batch")
         literal = walks.literal(node, "split", 1)
-        is_assumed = growth.is_assumed or literal is not None
+        is_assumed = change.is_assumed or literal is not None
         for output, part in zip(node.outputs, parts, strict=True):
-            whole = replace(growth, outer=part // (growth.old * growth.inner), is_assumed=is_assumed)
-            walks.placed[output] = (*walks.others(source, growth), whole)
-        sizes = [part // growth.old * growth.new for part in parts]
+            whole = replace(change, outer=part // (change.old * change.inner), is_assumed=is_assumed)
+            walks.placed[output] = (*walks.other_changes(source, change), whole)
+        sizes = [part // change.old * change.new for part in parts]
         return node if literal is None else walks.with_setting(node, "split", 1, sizes)
 
     # -- parts of an axis -------------------------------------------------------------------------
 
     def _slice(self, node: Node) -> Node:
-        for growth in filter(self._walks.is_bound, self._walks.of(node.inputs[0])):
-            node = self._sliced(node, growth)
+        for change in filter(self._walks.must_check_constants, self._walks.changes_of(node.inputs[0])):
+            node = self._sliced(node, change)
         return node
 
-    def _sliced(self, node: Node, growth: AxisChange) -> Node:
-        """The node with bounds that take the same samples of each part, or all of them."""
+    def _sliced(self, node: Node, change: AxisChange) -> Node:
+        """The node with bounds that select the same samples, or whole batches."""
         walks, source = self._walks, node.inputs[0]
-        here, there = self._cut(node, growth.axis, walks.here), self._cut(node, growth.axis, walks.there)
-        if here is None and there is None:
+        new = self._bounds(node, change.axis, walks.new)
+        in_file = self._bounds(node, change.axis, walks.in_file)
+        if new is None and in_file is None:
             return node
-        refused = walks.refused(node, f"it takes certain samples of '{source}'")
-        if here is None or there is None:
-            raise refused
-        first, last, step = there.indices(growth.before)
-        block = growth.old * growth.inner
+        refusal = walks.refusal(node, f"it selects particular samples of '{source}'")
+        if new is None or in_file is None:
+            raise refusal
+        first, last, step = in_file.indices(change.before)
+        block = change.old * change.inner
         if step != 1 or first >= last or first % block or last % block:
-            # What counts from the ends alone may stay where samples are in their own order.
-            if growth.is_strict or here != there or here.start > 0 or 0 <= here.stop <= growth.before:
-                raise refused
+            # Bounds that count from either end may stay if samples are in their order.
+            if change.is_strict or new != in_file or new.start > 0 or 0 <= new.stop <= change.before:
+                raise refusal
             return node
-        wanted = slice(first // growth.old * growth.new, last // growth.old * growth.new, 1)
-        is_right = here.indices(growth.after) == wanted.indices(growth.after)
+        wanted = slice(first // change.old * change.new, last // change.old * change.new, 1)
+        is_right = new.indices(change.after) == wanted.indices(change.after)
         if not is_right:
-            if here != there or here.start < 0 or here.stop < 0:
-                raise refused
-            node = self._with_bound(node, "starts", 1, growth.axis, wanted.start)
-            node = self._with_bound(node, "ends", 2, growth.axis, wanted.stop)
+            if new != in_file or new.start < 0 or new.stop < 0:
+                raise refusal
+            node = self._with_bound(node, "starts", 1, change.axis, wanted.start)
+            node = self._with_bound(node, "ends", 2, change.axis, wanted.stop)
         outer = (last - first) // block
-        is_assumed = growth.is_assumed or not is_right or outer != growth.outer
-        whole = replace(growth, outer=outer, is_assumed=is_assumed)
-        walks.placed[node.outputs[0]] = (*walks.others(source, growth), whole)
+        is_assumed = change.is_assumed or not is_right or outer != change.outer
+        whole = replace(change, outer=outer, is_assumed=is_assumed)
+        walks.placed[node.outputs[0]] = (*walks.other_changes(source, change), whole)
         return node
 
-    def _cut(self, node: Node, axis: int, walk: PairWalk) -> slice | None:
-        """What a Slice takes of an axis; None where that is all of it, or not known."""
+    def _bounds(self, node: Node, axis: int, walk: PairWalk) -> slice | None:
+        """The bounds of a Slice along an axis; None where it takes the whole axis, or is computed."""
         starts, ends = (self._walks.setting(node, *key, walk) for key in (("starts", 1), ("ends", 2)))
         steps, place = self._walks.setting(node, "steps", 4, walk), self._position(node, axis)
         if starts is None or ends is None or place is None:
@@ -223,7 +225,7 @@ class Literals:
         return slice(starts[place], ends[place], steps[place] if steps else 1)
 
     def _position(self, node: Node, axis: int) -> int | None:
-        """Which of a Slice's settings are for an axis."""
+        """The index of an axis in a Slice's settings."""
         rank = len(self._walks.shape(node.inputs[0]))
         axes = self._walks.setting(node, "axes", 3) or range(
             len(self._walks.setting(node, "starts", 1) or ())
@@ -237,107 +239,115 @@ class Literals:
         return self._walks.with_setting(node, key, index, changed)
 
     def _gather(self, node: Node) -> Node:
-        """Indices of what each sample has at the same place, as those of strides are."""
+        """Indices with the same pattern for each sample, as exporters write them for strided views."""
         walks, source = self._walks, node.inputs[0]
-        here, there = walks.here.value(node.inputs[1]), walks.there.value(node.inputs[1])
-        growth = walks.on(source, 0)
+        new, in_file = walks.new.value(node.inputs[1]), walks.in_file.value(node.inputs[1])
+        change = walks.change_along(source, 0)
         is_first = not node.attribute("axis", 0) and not node.attribute("batch_dims", 0)
-        if growth is None or not is_first or walks.others(source, growth) or here is None or there is None:
+        if (
+            change is None
+            or not is_first
+            or walks.other_changes(source, change)
+            or new is None
+            or in_file is None
+        ):
             return node
         is_vector = node.op == "GatherND"
-        found = _sample_by_sample(there if is_vector else there[..., None], growth)
+        found = _indices_per_sample(in_file if is_vector else in_file[..., None], change)
         if found is None:
             return node
         wanted = found[1] if is_vector else found[1][..., 0]
-        if not np.array_equal(here, wanted):
-            if not np.array_equal(here, there):
+        if not np.array_equal(new, wanted):
+            if not np.array_equal(new, in_file):
                 return node
-            fresh = walks.here.add_fresh_constant(f"{node.inputs[1]}_{node.name}", wanted)
+            fresh = walks.new.add_fresh_constant(f"{node.inputs[1]}_{node.name}", wanted)
             node = walks.with_input(node, 1, fresh)
-        walks.placed[node.outputs[0]] = (AxisChange(found[0], growth.old, growth.new, is_assumed=True),)
+        walks.placed[node.outputs[0]] = (AxisChange(found[0], change.old, change.new, is_assumed=True),)
         return node
 
     def _elements(self, node: Node) -> Node:
-        """Indices, and what is scattered, for the samples of the data."""
+        """Indices and updates for the samples of the data."""
         walks = self._walks
         own = int(node.attribute("axis", 0)) % max(len(walks.shape(node.inputs[0])), 1)
-        for growth in walks.of(node.inputs[0]):
+        for change in walks.changes_of(node.inputs[0]):
             for index in range(1, len(node.inputs)):
-                if growth.axis != own:
-                    node = self._copies.fitted(node, index, growth.axis, growth, is_exact=True)
+                if change.axis != own:
+                    node = self._operands.fit(node, index, change.axis, change, is_exact=True)
         return node
 
     # -- operands that must fit ---------------------------------------------------------------------
 
     def _pointwise(self, node: Node) -> Node:
-        return self._copies.beside(node, range(len(node.inputs)))
+        return self._operands.fit_broadcast(node, range(len(node.inputs)))
 
     def _matmul(self, node: Node) -> Node:
-        return self._copies.beside(node, (0, 1), nearest=3)
+        return self._operands.fit_broadcast(node, (0, 1), nearest=3)
 
     def _gemm(self, node: Node) -> Node:
-        growth = self._walks.on(node.inputs[0], 1 if node.attribute("transA", 0) else 0)
-        if growth is None or not self._walks.has(node, 2) or len(self._walks.shape(node.inputs[2])) < 2:
+        change = self._walks.change_along(node.inputs[0], 1 if node.attribute("transA", 0) else 0)
+        if change is None or not self._walks.has_input(node, 2) or len(self._walks.shape(node.inputs[2])) < 2:
             return node
-        return self._copies.fitted(node, 2, 0, growth)
+        return self._operands.fit(node, 2, 0, change)
 
     def _einsum(self, node: Node) -> Node:
-        terms, _ = einsum_terms(node, [len(self._walks.shape(name)) for name in node.inputs])
+        terms, _ = equation_labels(
+            str(node.attribute("equation")), [len(self._walks.shape(name)) for name in node.inputs]
+        )
         for name, term in zip(node.inputs, terms, strict=True):
-            for growth in self._walks.of(name):
-                letter = term[growth.axis]
+            for change in self._walks.changes_of(name):
+                letter = term[change.axis]
                 for index, other in enumerate(terms):
                     if letter in other:
-                        node = self._copies.fitted(node, index, other.index(letter), growth, is_exact=True)
+                        node = self._operands.fit(node, index, other.index(letter), change, is_exact=True)
         return node
 
     def _recurrent(self, node: Node) -> Node:
-        """States and lengths of sequences have the samples of the data."""
+        """Initial states and lengths of sequences follow the samples of the data."""
         samples = 0 if node.attribute("layout", 0) else 1
-        growth = self._walks.on(node.inputs[0], samples)
+        change = self._walks.change_along(node.inputs[0], samples)
         for index, axis in ((4, 0), (5, samples), (6, samples)):
-            if growth is not None and self._walks.has(node, index):
-                node = self._copies.fitted(node, index, axis, growth, is_exact=True)
+            if change is not None and self._walks.has_input(node, index):
+                node = self._operands.fit(node, index, axis, change, is_exact=True)
         return node
 
     def _reverse_sequence(self, node: Node) -> Node:
-        growth = self._walks.on(node.inputs[0], int(node.attribute("batch_axis", 1)))
-        return node if growth is None else self._copies.fitted(node, 1, 0, growth, is_exact=True)
+        change = self._walks.change_along(node.inputs[0], int(node.attribute("batch_axis", 1)))
+        return node if change is None else self._operands.fit(node, 1, 0, change, is_exact=True)
 
 
-def _sample_by_sample(indices: Array, growth: AxisChange) -> tuple[int, Array] | None:
-    """The axis along which vectors of indices go from sample to sample, and the indices for the new samples.
+def _indices_per_sample(indices: Array, change: AxisChange) -> tuple[int, Array] | None:
+    """The axis of samples among vectors of indices, and the indices for the new samples.
 
-    The samples are on the first axis of what is indexed, each of `growth.inner` elements.
+    Samples lie along the indexed tensor's first axis, each of `change.inner` elements.
     """
     step = np.zeros(indices.shape[-1], indices.dtype)
-    step[0] = growth.inner
+    step[0] = change.inner
     for axis, size in enumerate(indices.shape[:-1]):
-        if size != growth.old or growth.outer != 1:
+        if size != change.old or change.outer != 1:
             continue
         first = np.moveaxis(indices, axis, -2)[..., :1, :]
-        if np.any(first[..., 0] < 0) or np.any(first[..., 0] >= growth.inner):
+        if np.any(first[..., 0] < 0) or np.any(first[..., 0] >= change.inner):
             continue
-        of_file, wanted = (first + np.arange(count)[:, None] * step for count in (growth.old, growth.new))
+        of_file, wanted = (first + np.arange(count)[:, None] * step for count in (change.old, change.new))
         if np.array_equal(of_file, np.moveaxis(indices, axis, -2)):
             return axis, np.moveaxis(wanted, -2, axis).astype(indices.dtype)
     return None
 
 
-_ADAPTING: Mapping[str, Callable[[Literals, Node], Node]] = {
-    **dict.fromkeys(POINTWISE, Literals._pointwise),
-    **dict.fromkeys(_RESHAPING, Literals._reshape),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), Literals._recurrent),
-    **dict.fromkeys(INDEXING, Literals._gather),
-    **dict.fromkeys(("GatherElements", "ScatterElements"), Literals._elements),
-    "Concat": Literals._concat,
-    "Einsum": Literals._einsum,
-    "Expand": Literals._expand,
-    "Gemm": Literals._gemm,
-    "MatMul": Literals._matmul,
-    "Resize": Literals._resize,
-    "ReverseSequence": Literals._reverse_sequence,
-    "Slice": Literals._slice,
-    "Split": Literals._split,
-    "Tile": Literals._tile,
+_REWRITES: Mapping[str, Callable[[LiteralRewriter, Node], Node]] = {
+    **dict.fromkeys(POINTWISE, LiteralRewriter._pointwise),
+    **dict.fromkeys(_RESHAPING, LiteralRewriter._reshape),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), LiteralRewriter._recurrent),
+    **dict.fromkeys(INDEXING, LiteralRewriter._gather),
+    **dict.fromkeys(("GatherElements", "ScatterElements"), LiteralRewriter._elements),
+    "Concat": LiteralRewriter._concat,
+    "Einsum": LiteralRewriter._einsum,
+    "Expand": LiteralRewriter._expand,
+    "Gemm": LiteralRewriter._gemm,
+    "MatMul": LiteralRewriter._matmul,
+    "Resize": LiteralRewriter._resize,
+    "ReverseSequence": LiteralRewriter._reverse_sequence,
+    "Slice": LiteralRewriter._slice,
+    "Split": LiteralRewriter._split,
+    "Tile": LiteralRewriter._tile,
 }

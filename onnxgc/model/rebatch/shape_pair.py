@@ -1,4 +1,4 @@
-"""What two walks over a graph know together: one for the file's own input shapes, one for others."""
+"""Two shape walks over one graph: for the file's own input shapes, and for new ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onnxgc.model.core.draft import Draft, NameSource, operator_name
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.rebatch.axis_change import AxisChange, differing
 
-CURE = "export the model with dynamic dimensions, or for these input shapes"
+REMEDY = "export the model with dynamic dimensions, or for these input shapes"
 
 
 class CannotRebatchError(Exception):
-    """A node that cannot be shown to mean the same for the other input shapes; the text says why."""
+    """The new input shapes may change the meaning of a node; the text states the reason."""
 
 
 class PairWalk(Protocol):
-    """What is asked of a walk that finds static shapes."""
+    """The interface of a walk that infers static shapes."""
 
     nodes: list[Node]
 
@@ -34,141 +34,140 @@ class PairWalk(Protocol):
 
 
 class ShapePair:
-    """Tensors in the file (`there`) and for the shapes that are wanted (`here`), and how they have grown.
+    """The walks for the file's shapes (`in_file`) and the `new` ones, and the changes of each tensor.
 
-    `batch` is the first dimension there and here, where it differs. `dependent` are the tensors that are
-    computed from inputs that have grown; `placed` says how outputs of the node at hand have grown, where its
-    settings tell more than their shapes.
+    `batch` is the first dimension in both, where it differs. `dependent` are the tensors computed from
+    changed inputs, `random` those computed from random numbers but no input. `placed`: output changes known
+    from the node's settings rather than from shapes. `added`: file shapes of tensors created only in the new
+    walk.
     """
 
-    def __init__(self, there: PairWalk, here: PairWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
-        self.there = there
-        self.here = here
+    def __init__(self, in_file: PairWalk, new: PairWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
+        self.in_file = in_file
+        self.new = new
         self.batch = batch
         self.opset = draft.opset
         self.names = NameSource((*draft.tensor_names(), *(node.name for node in draft.nodes)))
-        self.growths: dict[str, tuple[AxisChange, ...]] = {}
+        self.changes: dict[str, tuple[AxisChange, ...]] = {}
         self.placed: dict[str, tuple[AxisChange, ...]] = {}
-        # The shapes in the file of tensors that only the walk for other shapes has.
         self.added: dict[str, tuple[int, ...]] = {}
-        # Those that random numbers are in, but nothing of the inputs.
-        self.drawn: set[str] = set()
-        self.dependent = {name for name in draft.inputs if self.of(name)}
+        self.random: set[str] = set()
+        self.dependent = {name for name in draft.inputs if self.changes_of(name)}
         self.rewritten: list[str] = []
 
     def made_for(self) -> str:
         made_for = f"a batch of {self.batch[0]}" if self.batch else "other input shapes"
         return f"the file was made for {made_for}"
 
-    def refused(self, node: Node, reason: str) -> CannotRebatchError:
+    def refusal(self, node: Node, reason: str) -> CannotRebatchError:
         return CannotRebatchError(
-            f"node {node.named} ({operator_name(node)}) cannot be read for these input "
+            f"node {node.label} ({operator_name(node)}) cannot be read for these input "
             f"shapes: {reason} "
-            f"({self.made_for()}); {CURE}"
+            f"({self.made_for()}); {REMEDY}"
         )
 
-    def of(self, name: str) -> tuple[AxisChange, ...]:
-        """How a tensor has grown; inputs and constants show it by their shapes."""
-        if name not in self.growths:
+    def changes_of(self, name: str) -> tuple[AxisChange, ...]:
+        """The changes of a tensor's axes; those of inputs and constants follow from their shapes."""
+        if name not in self.changes:
             before, after = self.shape_in_file(name), self.shape(name)
             is_known = before is not None and len(before) == len(after)
             found = differing(before, after) if before is not None and is_known else ()
-            self.growths[name] = tuple(self._of_copies(name, growth) for growth in found)
-        return self.growths[name]
+            self.changes[name] = tuple(self._with_factors(name, change) for change in found)
+        return self.changes[name]
 
-    def _of_copies(self, name: str, growth: AxisChange) -> AxisChange:
-        """The growth of a constant, told more exactly where it holds copies, one for each sample."""
-        here, there = self.here.value(name), self.there.value(name)
-        if self.batch is None or self.is_batch(growth) or here is None or there is None:
-            return growth
-        old, new = self.batch
-        finer = AxisChange(growth.axis, old, new, inner=growth.old // old)
-        if (finer.before, finer.after) != (growth.old, growth.new):
-            return growth
-        copied = copied_to_all(there, finer)
-        return finer if copied is not None and np.array_equal(copied, here) else growth
+    def _with_factors(self, name: str, change: AxisChange) -> AxisChange:
+        """The change of a constant, with factors if it contains one copy for each sample."""
+        new, in_file = self.new.value(name), self.in_file.value(name)
+        if self.batch is None or self.is_batch(change) or new is None or in_file is None:
+            return change
+        old_batch, new_batch = self.batch
+        finer = AxisChange(change.axis, old_batch, new_batch, inner=change.old // old_batch)
+        if (finer.before, finer.after) != (change.old, change.new):
+            return change
+        copied = copied_per_sample(in_file, finer)
+        return finer if copied is not None and np.array_equal(copied, new) else change
 
-    def on(self, name: str, axis: int) -> AxisChange | None:
-        return next((growth for growth in self.of(name) if growth.axis == axis), None)
+    def change_along(self, name: str, axis: int) -> AxisChange | None:
+        return next((change for change in self.changes_of(name) if change.axis == axis), None)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        kind = self.here.type_of(name) if name else None
+        kind = self.new.type_of(name) if name else None
         return () if kind is None else kind.shape
 
     def shape_in_file(self, name: str) -> tuple[int, ...] | None:
-        kind = self.there.type_of(name) if name else None
+        kind = self.in_file.type_of(name) if name else None
         return self.added.get(name, None if kind is None else kind.shape)
 
-    def is_batch(self, growth: AxisChange) -> bool:
-        return (growth.old, growth.new) == self.batch
+    def is_batch(self, change: AxisChange) -> bool:
+        return (change.old, change.new) == self.batch
 
-    def is_bound(self, growth: AxisChange) -> bool:
-        """Whether constants must be looked at that say what becomes of each slice along the axis."""
-        return growth.is_strict or self.is_batch(growth)
+    def must_check_constants(self, change: AxisChange) -> bool:
+        """Whether constants that act on individual slices along the axis must be checked."""
+        return change.is_strict or self.is_batch(change)
 
-    def propagate_growth(self, node: Node, changed: AxisChange, read: Sequence[AxisChange]) -> AxisChange:
-        """How an axis of a result has grown: as those have that the node reads, where they are alike."""
-        alike = [growth for growth in read if (growth.before, growth.after) == (changed.old, changed.new)]
-        if not alike and any(growth.is_strict for growth in read):
-            raise self.refused(node, f"an axis of {changed.old} becomes one of {changed.new}")
-        if len({growth.order for growth in alike}) > 1:
-            raise self.refused(node, "it joins samples in different orders")
-        is_assumed = any(growth.is_assumed for growth in alike)
-        return replace(alike[0], axis=changed.axis, is_assumed=is_assumed) if alike else changed
+    def propagated_change(self, node: Node, changed: AxisChange, read: Sequence[AxisChange]) -> AxisChange:
+        """The change of a result's axis, derived from input changes of the same sizes."""
+        equal = [change for change in read if (change.before, change.after) == (changed.old, changed.new)]
+        if not equal and any(change.is_strict for change in read):
+            raise self.refusal(node, f"an axis of {changed.old} changes to {changed.new}")
+        if len({change.layout for change in equal}) > 1:
+            raise self.refusal(node, "it joins samples in different orders")
+        is_assumed = any(change.is_assumed for change in equal)
+        return replace(equal[0], axis=changed.axis, is_assumed=is_assumed) if equal else changed
 
-    def others(self, name: str, growth: AxisChange) -> tuple[AxisChange, ...]:
-        """How a tensor's other axes have grown."""
-        return tuple(other for other in self.of(name) if other.axis != growth.axis)
+    def other_changes(self, name: str, change: AxisChange) -> tuple[AxisChange, ...]:
+        """The changes of a tensor's other axes."""
+        return tuple(other for other in self.changes_of(name) if other.axis != change.axis)
 
-    def keep(self, name: str, growth: AxisChange, before: tuple[int, ...]) -> None:
-        """Notes a tensor that this walk alone has, and its shape in the file."""
+    def record_added(self, name: str, change: AxisChange, before: tuple[int, ...]) -> None:
+        """Records a tensor that only the new walk has, with its shape in the file."""
         self.added[name] = before
-        self.growths[name] = (growth,)
+        self.changes[name] = (change,)
 
     # -- settings, as attributes or inputs --------------------------------------------------------
 
     def setting(self, node: Node, key: str, index: int, walk: PairWalk | None = None) -> list[int] | None:
-        """The numbers of an attribute or a constant input; None where there is none, or it is computed."""
+        """The numbers of an attribute or a constant input; None where absent or computed."""
         if key in node.attributes:
             return [int(number) for number in node.attributes[key]]
-        value = (walk or self.here).value(node.inputs[index]) if self.has(node, index) else None
+        value = (walk or self.new).value(node.inputs[index]) if self.has_input(node, index) else None
         return None if value is None else [int(number) for number in value.reshape(-1)]
 
     def literal(self, node: Node, key: str, index: int) -> list[int] | None:
-        """A setting that the file's own walk finds alike, and so is not computed from shapes."""
-        here = self.setting(node, key, index)
-        return here if here == self.setting(node, key, index, self.there) else None
+        """A setting with equal values in both walks, hence not computed from shapes."""
+        new = self.setting(node, key, index)
+        return new if new == self.setting(node, key, index, self.in_file) else None
 
     def with_setting(self, node: Node, key: str, index: int, numbers: Sequence[int]) -> Node:
         if key in node.attributes:
             self._note(node)
             return node.with_changes(attributes={**node.attributes, key: list(numbers)})
         wanted = f"{node.inputs[index]}_{node.name}"
-        name = self.here.add_fresh_constant(wanted, np.asarray(numbers, np.int64))
+        name = self.new.add_fresh_constant(wanted, np.asarray(numbers, np.int64))
         return self.with_input(node, index, name)
 
     def with_input(self, node: Node, index: int, name: str) -> Node:
-        """The node with another tensor as input `index`, which is told."""
+        """The node with input `index` replaced; the rewrite is recorded for the notes."""
         self._note(node)
         return node.with_changes(inputs=(*node.inputs[:index], name, *node.inputs[index + 1 :]))
 
     def _note(self, node: Node) -> None:
-        """What was added for a node of the file counts as that node."""
+        # An added node counts as the node of the file for which it was added.
         name = node.origin or node.name
         if name not in self.rewritten:
             self.rewritten.append(name)
 
-    def has(self, node: Node, index: int) -> bool:
+    def has_input(self, node: Node, index: int) -> bool:
         return index < len(node.inputs) and bool(node.inputs[index])
 
 
-def copied_to_all(value: Array, growth: AxisChange) -> Array | None:
-    """A value with a copy for each of the new samples; None where it is not the same for each in the file."""
-    axis = growth.axis
+def copied_per_sample(value: Array, change: AxisChange) -> Array | None:
+    """A value with one copy for each new sample; None where samples differ in the file."""
+    axis = change.axis
     apart = value.reshape(
-        *value.shape[:axis], growth.outer, growth.old, growth.inner, *value.shape[axis + 1 :]
+        *value.shape[:axis], change.outer, change.old, change.inner, *value.shape[axis + 1 :]
     )
-    copied = np.take(apart, [0] * growth.new, axis=axis + 1)
-    if not np.array_equal(np.take(apart, [0] * growth.old, axis=axis + 1), apart):
+    copied = np.take(apart, [0] * change.new, axis=axis + 1)
+    if not np.array_equal(np.take(apart, [0] * change.old, axis=axis + 1), apart):
         return None
-    return copied.reshape(*value.shape[:axis], growth.after, *value.shape[axis + 1 :])
+    return copied.reshape(*value.shape[:axis], change.after, *value.shape[axis + 1 :])

@@ -1,8 +1,8 @@
-"""Replaces sequences of tensors by the tensors in them.
+"""Replaces sequences of tensors by their members.
 
 Exporters write torch's `chunk` and `split` as SplitToSequence with SequenceAt, and a list that grows in
-a loop as SequenceInsert. With static shapes and constant positions the tensors of a sequence are known,
-and the sequence itself is never needed.
+a loop as SequenceInsert. With static shapes and constant positions the members of a sequence are known,
+so no sequence remains in the graph.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Any
 import numpy as np
 
 from onnxgc.errors import ShapeError
-from onnxgc.model.core.ir import Array, Node, TensorType
-from onnxgc.model.core.node_rewrites import unused
+from onnxgc.model.core.draft import unused_name
+from onnxgc.model.core.ir import Array, Node
+from onnxgc.model.core.node_rewrites import TypeOf, ValueOf
+from onnxgc.model.static_shapes.opset_changes import SETTINGS_AS_INPUTS
 
-TypeOf = Callable[[str], TensorType | None]
-ValueOf = Callable[[str], Array | None]
 AddConstant = Callable[[str, Array], str]
-# From here on Split, Squeeze and Unsqueeze take their settings as inputs.
-_SETTINGS_ARE_INPUTS = 13
 
 
 class Sequences:
-    """Knows the tensors in each sequence that was met, and lowers the operators on them."""
+    """Tracks the members of each sequence, and lowers the operators on sequences."""
 
     def __init__(self, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant, opset: int) -> None:
         self._type_of = type_of
@@ -37,53 +35,63 @@ class Sequences:
         return name in self._members
 
     def lower(self, node: Node, taken: Container[str]) -> tuple[Node, ...] | None:
-        """What stands for a node on sequences; None where it is kept as it is."""
+        """The nodes that replace an operator on sequences; None where it cannot be lowered."""
         if node.domain:
             return None
         if node.op == "SequenceConstruct":
-            return self._becomes(node, node.inputs)
+            return self._record(node, node.inputs)
         if node.op == "SequenceEmpty":
-            return self._becomes(node, ())
+            return self._record(node, ())
         if node.op == "SplitToSequence":
             return self._split(node, taken)
         members = self._members.get(node.inputs[0]) if node.inputs else None
         if members is None:
             return None
         if node.op == "Identity":
-            return self._becomes(node, members)
-        if node.op == "SequenceInsert":
-            place = self._position(node, 2, len(members), len(members) + 1)
-            return place and self._becomes(node, (*members[: place[0]], node.inputs[1], *members[place[0] :]))
-        if node.op == "SequenceErase":
-            place = self._position(node, 1, len(members) - 1, len(members))
-            return place and self._becomes(node, (*members[: place[0]], *members[place[0] + 1 :]))
+            return self._record(node, members)
+        if node.op in ("SequenceAt", "SequenceErase", "SequenceInsert"):
+            return self._lower_at_position(node, members)
         if node.op == "SequenceLength":
             count = self._add_constant(f"{node.outputs[0]}_count", np.asarray(len(members), np.int64))
             return (_plain(node, "Identity", (count,), node.outputs),)
-        if node.op == "SequenceAt":
-            place = self._position(node, 1, 0, len(members))
-            return place and (_plain(node, "Identity", (members[place[0]],), node.outputs),)
         if node.op == "ConcatFromSequence" and members:
-            return self._joined(node, members, taken)
+            return self._concatenate(node, members, taken)
         return None
 
-    def _becomes(self, node: Node, members: tuple[str, ...]) -> tuple[Node, ...]:
+    def _record(self, node: Node, members: tuple[str, ...]) -> tuple[Node, ...]:
         self._members[node.outputs[0]] = members
         return ()
 
-    def _position(self, node: Node, index: int, default: int, count: int) -> tuple[int] | None:
-        """The place that input `index` names, from 0; None where it is not known or out of range."""
+    def _lower_at_position(self, node: Node, members: tuple[str, ...]) -> tuple[Node, ...] | None:
+        count = len(members)
+        if node.op == "SequenceAt":
+            position = self._position(node, 1, 0, count)
+            if position is None:
+                return None
+            return (_plain(node, "Identity", (members[position],), node.outputs),)
+        if node.op == "SequenceErase":
+            position = self._position(node, 1, count - 1, count)
+            if position is None:
+                return None
+            return self._record(node, (*members[:position], *members[position + 1 :]))
+        position = self._position(node, 2, count, count + 1)
+        if position is None:
+            return None
+        return self._record(node, (*members[:position], node.inputs[1], *members[position:]))
+
+    def _position(self, node: Node, index: int, default: int, count: int) -> int | None:
+        """The value of input `index`, counted from 0; None where it is unknown or out of range."""
         if index >= len(node.inputs) or not node.inputs[index]:
-            return (default,)
+            return default
         value = self._value_of(node.inputs[index])
-        # To insert, the end counts as -0 would: -1 is the place before the last tensor.
+        # SequenceInsert with -1 inserts before the last tensor.
         size = count - 1 if node.op == "SequenceInsert" else count
         if value is None or not -size <= int(value) < count:
             return None
         position = int(value)
-        return (position + size if position < 0 else position,)
+        return position + size if position < 0 else position
 
-    def _joined(self, node: Node, members: tuple[str, ...], taken: Container[str]) -> tuple[Node, ...]:
+    def _concatenate(self, node: Node, members: tuple[str, ...], taken: Container[str]) -> tuple[Node, ...]:
         axis = int(node.attribute("axis"))
         if not node.attribute("new_axis", 0):
             return (_plain(node, "Concat", members, node.outputs, {"axis": axis}),)
@@ -91,7 +99,7 @@ class Sequences:
         if axis < 0 and kind is not None:
             axis += len(kind.shape) + 1
         output = node.outputs[0]
-        wide = tuple(unused(f"{output}_{index}", taken) for index in range(len(members)))
+        wide = tuple(unused_name(f"{output}_{index}", taken) for index in range(len(members)))
         unsqueezed = (
             self._with_setting(
                 node, "Unsqueeze", member, (name,), "axes", [axis], name=f"{node.name}_{index}"
@@ -135,15 +143,15 @@ class Sequences:
         attributes: dict[str, Any] | None = None,
         name: str = "",
     ) -> Node:
-        """An operator whose setting is an input or an attribute, as the opset wants it."""
+        """An operator whose setting is an input or an attribute, depending on the opset."""
         given = dict(attributes or {})
-        if self._opset < _SETTINGS_ARE_INPUTS:
+        if self._opset < SETTINGS_AS_INPUTS:
             return _plain(node, op, (source,), outputs, {**given, setting: values}, name)
         constant = self._add_constant(f"{outputs[0]}_{setting}", np.asarray(values, dtype=np.int64))
         return _plain(node, op, (source, constant), outputs, given, name)
 
     def _sizes(self, node: Node, length: int) -> list[int] | None:
-        """Lengths of the parts; a single number is the length of each but the last."""
+        """Lengths of the parts; a scalar gives the length of all parts but the last."""
         if len(node.inputs) < 2 or not node.inputs[1]:
             return [1] * length
         split = self._value_of(node.inputs[1])
@@ -154,8 +162,8 @@ class Sequences:
         step = int(split)
         if step < 1:
             raise ShapeError(
-                f"{node.place} splits into parts of {step} elements; "
-                "export the model with parts of one or more"
+                f"{node.location} splits into parts of {step} elements; "
+                "export the model with parts of one element or more"
             )
         return [min(step, length - start) for start in range(0, length, step)]
 

@@ -1,4 +1,4 @@
-"""What all unrolling of steps has in common: how far it may go."""
+"""A limit on the number of operators that unrolling adds to a model."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.ir import Node
 
-# Beyond this a graph is too long for planning and for sessions.
-LARGEST_UNROLLED = 100_000
+MAX_UNROLLED_OPERATORS = 100_000
+"""Longer graphs are too slow to plan and to load into a session."""
 
 
 @dataclass(slots=True)
 class UnrollLimit:
-    """How many operators unrolling has made so far."""
+    """Counts the operators that unrolling adds."""
 
-    taken: int = 0
+    operators: int = 0
 
-    def take(self, node: Node, steps: int, operators: int) -> None:
-        """Counts what a node's unrolled steps come to.
+    def add(self, node: Node, steps: int, operators: int) -> None:
+        """Adds the operators of a node's unrolled steps.
 
         Raises:
-            UnsupportedOperatorError: with it, the unrolled graph grows too long.
+            UnsupportedOperatorError: the total exceeds `MAX_UNROLLED_OPERATORS`.
         """
-        self.taken += operators
-        if self.taken > LARGEST_UNROLLED:
+        self.operators += operators
+        if self.operators > MAX_UNROLLED_OPERATORS:
             raise UnsupportedOperatorError(
-                f"{node.place} has {steps} steps, and unrolled the model would come to more than "
-                f"{self.taken} operators, over the limit of {LARGEST_UNROLLED}; export it for shorter "
-                "sequences, or pass --input-shapes with fewer steps"
+                f"{node.location} has {steps} steps; unrolled, the model would have at least "
+                f"{self.operators} operators, over the limit of {MAX_UNROLLED_OPERATORS}; export it for "
+                "shorter sequences, or pass --input-shapes with fewer steps"
             )

@@ -1,9 +1,9 @@
-"""Random numbers by a number that is fed, so that training which goes on in another session draws the same.
+"""Counter-based random numbers, reproducible across sessions: a function of the step's number, an input.
 
-A tensor of random bits is the product of two vectors of odd integers, one along some of its axes and
-one along the others: `bits = rows * columns`, in int32, which wraps. Its upper bits are as good as
-random, and it is so cheap that it may be computed again. The vectors of all tensors are parts of one, a
-hash of constants and of the number of the run, that is computed once a step.
+A tensor of random bits is the outer product of two vectors of odd integers, one along some of its axes and
+one along the others: `bits = rows * columns` in int32, which wraps. Its upper bits are statistically random,
+and it is cheap to recompute. The vectors of all tensors are parts of one hash of constants and the step's
+number, which is computed once a step.
 """
 
 from __future__ import annotations
@@ -25,48 +25,49 @@ from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.core.stored_weights import ArrayWeight
 
 DRAW = "draw"
-# 2 ** 32 over the golden ratio: the steps from run to run are spread over all integers.
 _STRIDE = 0x9E3779B1
+"""2^32 over the golden ratio: multiples of it spread evenly over all integers."""
 _ROUNDS = 2
-# Of the 32 bits of a product the upper ones are random; a float32 has 24.
+# Only the upper bits of the 32 of a product are random; a float32 has 24.
 _UNIT = 2.0**-24
 _LOWER_BITS = 256
 
 
-def with_counted_draws(draft: Draft) -> tuple[Draft, str]:
-    """The draft whose random numbers depend on an input and on nothing else, and that input's name.
+def with_counter_based_random(draft: Draft) -> tuple[Draft, str]:
+    """The draft with random numbers that depend only on a new input, and that input's name.
 
-    It is an int64 scalar, the number of the run; the name is empty where nothing is drawn. Counted are
-    each Dropout that is on, RandomUniform, RandomNormal, both of another tensor's shape, and Bernoulli.
+    The input is an int64 scalar, the number of the step; its name is "" where nothing is random. The
+    operators are Dropout in training mode, RandomUniform, RandomNormal, RandomUniformLike, RandomNormalLike
+    and Bernoulli; a note lists the others.
     """
     names = NameSource(draft.tensor_names())
-    counting = _Counting(draft, names, NameSource(node.name for node in draft.nodes), names.fresh(DRAW))
+    forms = _CounterBasedForms(draft, names, NameSource(node.name for node in draft.nodes), names.fresh(DRAW))
     for node in draft.nodes:
         rule = None if node.domain else _RULES.get(node.op)
-        if rule is None or not rule(counting, node):
-            counting.nodes.append(node)
+        if rule is None or not rule(forms, node):
+            forms.nodes.append(node)
     notes = [
-        f"{node.op} '{node.name}' draws from the runtime's own generator: a run that is resumed in another "
+        f"{node.op} '{node.name}' uses the runtime's random generator: training that resumes in another "
         "session draws other numbers"
-        for node in counting.nodes
-        if _draws(node, draft)
+        for node in forms.nodes
+        if _uses_runtime_generator(node, draft)
     ]
     draft = draft.with_notes(*notes)
-    if not counting.parts:
+    if not forms.parts:
         return draft, ""
     return draft.with_changes(
-        nodes=(*counting.hashed(), *counting.nodes),
-        weights={**draft.weights, **counting.constants},
-        inputs=(*draft.inputs, counting.draw),
-        types={**draft.types, counting.draw: TensorType(TensorProto.INT64, ())},
-    ), counting.draw
+        nodes=(*forms.hash_nodes(), *forms.nodes),
+        weights={**draft.weights, **forms.constants},
+        inputs=(*draft.inputs, forms.draw),
+        types={**draft.types, forms.draw: TensorType(TensorProto.INT64, ())},
+    ), forms.draw
 
 
-def _draws(node: Node, draft: Draft) -> bool:
-    """Whether a node's numbers are still the runtime's, those of its subgraphs included."""
+def _uses_runtime_generator(node: Node, draft: Draft) -> bool:
+    """Whether a node, or one in its subgraphs, draws random numbers at run time."""
     if node.op == "Dropout" and not node.domain:
         is_on = len(node.inputs) > 2 and bool(node.inputs[2])
-        return is_on and _dropped_share(node, draft) is None
+        return is_on and _constant_ratio(node, draft) is None
     inner = itertools.chain.from_iterable(map(_inner_nodes, subgraphs(node)))
     return (node.op in RANDOM and not node.domain) or any(
         other.op_type in RANDOM and (other.op_type != "Dropout" or len(other.input) > 2) for other in inner
@@ -80,16 +81,16 @@ def _inner_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
             yield from itertools.chain.from_iterable(map(_inner_nodes, (attribute.g, *attribute.graphs)))
 
 
-def _dropped_share(node: Node, draft: Draft) -> float | None:
-    """What a Dropout in training mode drops; None where that, or whether it does, is found when it runs."""
+def _constant_ratio(node: Node, draft: Draft) -> float | None:
+    """The ratio of a Dropout in training mode; None if ratio or mode are not constant."""
     if len(node.inputs) < 3 or not {*node.inputs[1:]} <= draft.weights.keys():
         return None
     return float(draft.weights[node.inputs[1]].load().reshape(-1)[0])
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A vector of the hash: `seed` tells it from others, `name` is the tensor of `shape` that it becomes."""
+class _HashPart:
+    """A part of the hash with its own `seed`, which becomes the tensor `name` of `shape`."""
 
     seed: int
     name: str
@@ -97,12 +98,14 @@ class _Part:
 
     @property
     def positions(self) -> Array:
-        drawn = np.random.Philox(key=self.seed).random_raw(math.prod(self.shape))
-        return (drawn >> np.uint64(32)).astype(np.uint32).view(np.int32)
+        raw = np.random.Philox(key=self.seed).random_raw(math.prod(self.shape))
+        return (raw >> np.uint64(32)).astype(np.uint32).view(np.int32)
 
 
 @dataclass(slots=True)
-class _Counting:
+class _CounterBasedForms:
+    """Replaces random operators, and collects the nodes of the new graph."""
+
     draft: Draft
     tensors: NameSource
     node_names: NameSource
@@ -110,17 +113,17 @@ class _Counting:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, ArrayWeight] = field(default_factory=dict)
     shared: dict[tuple[str, bytes], str] = field(default_factory=dict)
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[_HashPart] = field(default_factory=list)
 
     # -- operators ---------------------------------------------------------------------------------
 
     def dropout(self, node: Node) -> bool:
-        """y = x kept / (1 - ratio), in two products: backward reads the mask of one byte an element."""
-        dropped = _dropped_share(node, self.draft)
-        if not dropped:
+        """y = x mask / (1 - ratio), in two products: backward reads a mask of one byte per element."""
+        ratio = _constant_ratio(node, self.draft)
+        if not ratio:
             return False
         kind = self._type_of(node.outputs[0])
-        kept = max(0.0, 1.0 - dropped)
+        kept = max(0.0, 1.0 - ratio)
         limit = min(round(kept * 2**32) - 2**31, 2**31 - 1)
         mask = node.outputs[1] if len(node.outputs) > 1 else ""
         mask = mask or self.tensors.fresh(f"{node.outputs[0]}_mask")
@@ -140,7 +143,7 @@ class _Counting:
         return True
 
     def normal(self, node: Node) -> bool:
-        """By Box and Muller: sqrt(-2 ln a) cos(2 pi b) of two uniform numbers."""
+        """sqrt(-2 ln a) cos(2 pi b) of two uniform numbers a, b. Source: Box and Muller, 1958."""
         mean, scale = (
             float(node.attribute(key, default)) for key, default in (("mean", 0.0), ("scale", 1.0))
         )
@@ -157,44 +160,44 @@ class _Counting:
         if self._type_of(chance).dtype != TensorProto.FLOAT:
             chance = self._emit(node, "Cast", chance, to=TensorProto.FLOAT)
         shape = self._type_of(node.outputs[0]).shape
-        self._finish(node, "Less", self._unit(node, shape), chance, made=TensorProto.BOOL)
+        self._finish(node, "Less", self._unit(node, shape), chance, dtype=TensorProto.BOOL)
         return True
 
     # -- random numbers ----------------------------------------------------------------------------
 
     def _bits(self, node: Node, shape: tuple[int, ...]) -> str:
-        """Odd int32 numbers, equally often below and above any limit."""
+        """Odd int32 numbers, uniform over the whole range."""
         names = []
-        for side, part in zip(("rows", "columns"), _two_parts(shape), strict=True):
+        for side, part in zip(("rows", "columns"), _broadcast_factors(shape), strict=True):
             name = self.tensors.fresh(f"{node.outputs[0]}_{side}")
-            self.parts.append(_Part(len(self.parts) + 1, name, part))
+            self.parts.append(_HashPart(len(self.parts) + 1, name, part))
             names.append(name)
         return self._emit(node, "Mul", *names)
 
     def _unit(self, node: Node, shape: tuple[int, ...], above: float = 0.0) -> str:
-        """Float32 numbers in [0, 1), or the middles of their steps with `above` 0.5: those are never 0."""
+        """Uniform float32 numbers in [0, 1); with `above` 0.5 they are shifted by half a step and never 0."""
         upper = self._emit(node, "Div", self._bits(node, shape), self._number(_LOWER_BITS, np.int32))
         value = self._emit(node, "Cast", upper, to=TensorProto.FLOAT)
         if above:
             value = self._emit(node, "Add", value, self._number(above))
         return self._emit(node, "Add", self._emit(node, "Mul", value, self._number(_UNIT)), self._number(0.5))
 
-    def hashed(self) -> list[Node]:
-        """The nodes that compute all parts from the number of the run, each of them once a step."""
+    def hash_nodes(self) -> list[Node]:
+        """The nodes that compute all parts from the step's number; they run once a step."""
         nodes: list[Node] = []
 
         def emit(op: str, *inputs: str, outputs: tuple[str, ...] = (), **attributes: Any) -> str:
-            made = outputs or (self.tensors.fresh(f"{self.draw}/{op}"),)
+            results = outputs or (self.tensors.fresh(f"{self.draw}/{op}"),)
             name = self.node_names.fresh(f"{self.draw}/{op}")
-            nodes.append(Node(op, inputs, made, attributes, name=name, origin=self.draw, once=True))
-            return made[0]
+            nodes.append(Node(op, inputs, results, attributes, name=name, origin=self.draw, once=True))
+            return results[0]
 
         stride = np.asarray(_STRIDE, np.uint32).view(np.int32)
         run = emit("Mul", emit("Cast", self.draw, to=TensorProto.INT32), self._constant("stride", stride))
         positions = np.concatenate([part.positions for part in self.parts])
         value = emit("Add", self._constant("positions", positions), run)
         for _ in range(_ROUNDS):
-            # x (2x + 1) carries lower bits upwards, the division upper ones downwards.
+            # x (2x + 1) mixes lower bits into upper ones, the division upper bits into lower ones.
             factor = emit("Add", emit("Add", value, value), self._number(1, np.int32))
             value = emit("Mul", value, factor)
             value = emit("Add", value, emit("Div", value, self._number(1 << 16, np.int32)))
@@ -217,7 +220,7 @@ class _Counting:
     def _write(
         self, node: Node, op: str, inputs: tuple[str, ...], output: str, rule: str = "", **attributes: Any
     ) -> None:
-        """An operator in the place of a node, which keeps the node's name if it makes its output."""
+        """Adds an operator, which takes the name of the replaced node if it computes its output."""
         name = node.name if output == node.outputs[0] else self.node_names.fresh(f"{node.name}_{op}")
         self.nodes.append(
             Node(
@@ -232,10 +235,10 @@ class _Counting:
             )
         )
 
-    def _finish(self, node: Node, op: str, *inputs: str, made: int = TensorProto.FLOAT) -> None:
-        """The operator that makes a node's output, with a Cast behind it where that has another type."""
+    def _finish(self, node: Node, op: str, *inputs: str, dtype: int = TensorProto.FLOAT) -> None:
+        """Adds the operator that computes a node's output, and a Cast where the output has another type."""
         to = self._type_of(node.outputs[0]).dtype
-        if to == made:
+        if to == dtype:
             self._write(node, op, inputs, node.outputs[0])
         else:
             self._write(node, "Cast", (self._emit(node, op, *inputs),), node.outputs[0], to=to)
@@ -257,19 +260,23 @@ class _Counting:
         return self.shared[key]
 
 
-_RULES: Mapping[str, Callable[[_Counting, Node], bool]] = {
-    "Bernoulli": _Counting.bernoulli,
-    "Dropout": _Counting.dropout,
-    "RandomNormal": _Counting.normal,
-    "RandomNormalLike": _Counting.normal,
-    "RandomUniform": _Counting.uniform,
-    "RandomUniformLike": _Counting.uniform,
+_RULES: Mapping[str, Callable[[_CounterBasedForms, Node], bool]] = {
+    "Bernoulli": _CounterBasedForms.bernoulli,
+    "Dropout": _CounterBasedForms.dropout,
+    "RandomNormal": _CounterBasedForms.normal,
+    "RandomNormalLike": _CounterBasedForms.normal,
+    "RandomUniform": _CounterBasedForms.uniform,
+    "RandomUniformLike": _CounterBasedForms.uniform,
 }
-"""Each writes a node anew, and says whether it did."""
+"""Each adds the new form of a node, and returns whether it did."""
 
 
-def _two_parts(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes that are broadcast to this one, with the fewest elements together."""
+def _broadcast_factors(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two shapes that broadcast to this one, with the smallest sum of elements.
+
+    >>> _broadcast_factors((2, 4, 64, 64))
+    ((2, 1, 64, 1), (1, 4, 1, 64))
+    """
     sides = itertools.product(*[((size, 1), (1, size)) for size in shape])
     choices = ((tuple(one for one, _ in axes), tuple(two for _, two in axes)) for axes in sides)
-    return min(choices, key=lambda two: math.prod(two[0]) + math.prod(two[1]))
+    return min(choices, key=lambda pair: math.prod(pair[0]) + math.prod(pair[1]))

@@ -1,7 +1,7 @@
-"""Pooling with pads that are written out.
+"""Pooling with explicit pads in place of auto_pad and ceil_mode.
 
-Tools infer the extents of ceil_mode differently from what runtimes compute, and runtimes do not agree on
-what auto_pad means where it has nothing to pad.
+For ceil_mode, inferred extents differ from computed ones; for auto_pad without any padding, runtimes
+disagree.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from onnxgc.model.core.stored_weights import ArrayWeight
 
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 _SAME = ("SAME_UPPER", "SAME_LOWER")
-# A slice's end that is beyond any extent.
-_TO_THE_END = np.iinfo(np.int64).max
+# Beyond the end of any axis.
+_SLICE_END = np.iinfo(np.int64).max
 
 
 def with_explicit_pads(draft: Draft) -> Draft:
-    """The draft, at the target opset, with pads in the place of auto_pad; shapes must be known.
+    """The draft, at the target opset and with static shapes, with pads in place of auto_pad.
 
-    Where strides pass over more than there is, no padding is needed, and windows begin at the first element.
-    ONNX Runtime refuses that for AveragePool and MaxPool. For LpPool it cuts at both ends, and so does this.
+    Where the windows do not reach the end of an axis, there is no padding and the first window begins at the
+    first element. ONNX Runtime rejects that for AveragePool and MaxPool; for LpPool it crops at both ends, as
+    does this form.
 
     Raises:
-        UnsupportedOperatorError: auto_pad with dilations.
+        UnsupportedOperatorError: a node has auto_pad and dilations.
     """
     names, weights, nodes = NameSource(draft.tensor_names()), dict(draft.weights), list[Node]()
     for node in draft.nodes:
@@ -37,11 +38,11 @@ def with_explicit_pads(draft: Draft) -> Draft:
         is_lower = node.attribute("auto_pad") == "SAME_LOWER"
         begins = [(max(total, 0) + is_lower) // 2 for total in totals]
         ends = [max(total, 0) - begin for total, begin in zip(totals, begins, strict=True)]
-        cuts = [max(-total - is_lower, 0) // 2 for total in totals] if node.op == "LpPool" else []
-        if any(cuts):
-            cut = names.fresh(f"{node.outputs[0]}_cut")
-            limits = {"starts": cuts, "ends": [_TO_THE_END] * len(cuts), "axes": range(2, 2 + len(cuts))}
-            settings = [names.fresh(f"{cut}_{part}") for part in limits]
+        crops = [max(-total - is_lower, 0) // 2 for total in totals] if node.op == "LpPool" else []
+        if any(crops):
+            cropped = names.fresh(f"{node.outputs[0]}_cut")
+            limits = {"starts": crops, "ends": [_SLICE_END] * len(crops), "axes": range(2, 2 + len(crops))}
+            settings = [names.fresh(f"{cropped}_{part}") for part in limits]
             weights |= {
                 name: ArrayWeight(np.asarray(values, np.int64))
                 for name, values in zip(settings, limits.values(), strict=True)
@@ -49,10 +50,17 @@ def with_explicit_pads(draft: Draft) -> Draft:
             inputs = (node.inputs[0], *settings)
             nodes.append(
                 Node(
-                    "Slice", inputs, (cut,), {}, f"{node.name}/cut", node.origin, "Slice", module=node.module
+                    "Slice",
+                    inputs,
+                    (cropped,),
+                    {},
+                    f"{node.name}/cut",
+                    node.origin,
+                    "Slice",
+                    module=node.module,
                 )
             )
-            node = node.with_changes(inputs=(cut,))
+            node = node.with_changes(inputs=(cropped,))
         dropped = ("auto_pad", "ceil_mode")
         attributes = {key: value for key, value in node.attributes.items() if key not in dropped}
         nodes.append(node.with_changes(attributes={**attributes, "pads": [*begins, *ends]}))
@@ -60,7 +68,7 @@ def with_explicit_pads(draft: Draft) -> Draft:
 
 
 def _total_pads(node: Node, draft: Draft) -> list[int] | None:
-    """The elements that auto_pad adds to each axis, negative where some are left over; None without it."""
+    """The elements that auto_pad adds to each axis, negative where it crops; None without auto_pad."""
     if node.domain or node.op not in _POOLING or node.attribute("auto_pad") not in _SAME:
         return None
     source, result = draft.type_of(node.inputs[0]), draft.type_of(node.outputs[0])
@@ -70,8 +78,8 @@ def _total_pads(node: Node, draft: Draft) -> list[int] | None:
     strides = node.attribute("strides") or [1] * len(kernel)
     if any(dilation > 1 for dilation in node.attribute("dilations") or ()):
         raise UnsupportedOperatorError(
-            f"{node.place} has auto_pad and dilations, which ONNX Runtime pads for "
-            "fewer elements than ONNX says; export the model with explicit pads"
+            f"{node.location} has auto_pad and dilations, for which ONNX Runtime adds less padding than ONNX "
+            "requires; export the model with explicit pads"
         )
     return [
         (extent - 1) * stride + size - total
@@ -82,15 +90,14 @@ def _total_pads(node: Node, draft: Draft) -> list[int] | None:
 
 
 def with_floor_pooling(draft: Draft) -> Draft:
-    """The draft with ceil_mode turned into end pads, wherever these mean the same.
+    """The draft with end pads in place of ceil_mode, where the two are equivalent; shapes must be static.
 
-    Shapes must be known. A window that reaches past the padded input is one that the end pads
-    reach; only an average that counts its padding tells the two apart.
+    They differ only for an average that counts its padding.
     """
-    return draft.with_changes(nodes=tuple(_floored(node, draft) for node in draft.nodes))
+    return draft.with_changes(nodes=tuple(_with_floor_mode(node, draft) for node in draft.nodes))
 
 
-def _floored(node: Node, draft: Draft) -> Node:
+def _with_floor_mode(node: Node, draft: Draft) -> Node:
     if node.domain or node.op not in _POOLING or not node.attribute("ceil_mode", 0):
         return node
     source, result = draft.type_of(node.inputs[0]), draft.type_of(node.outputs[0])

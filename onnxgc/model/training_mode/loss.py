@@ -1,7 +1,7 @@
-"""Chooses what to minimise, and appends it as plain standard operators.
+"""Chooses the loss, and appends it as standard operators.
 
-Choosing comes before the opset is raised: the converter would turn a trailing Softmax over four
-dimensions into several nodes, and the Softmax is taken into the loss.
+The choice precedes opset conversion: the converter would split a trailing Softmax over four dimensions into
+several nodes, but the loss absorbs that Softmax.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from onnxgc.model.core.stored_weights import ArrayWeight
 
 CROSS_ENTROPY, MSE, L1, BCE, OUTPUT = "cross-entropy", "mse", "l1", "bce", "output"
 LOSS_KINDS = (CROSS_ENTROPY, MSE, BCE, L1)
-# The label that is left out of the mean, as in torch.
 IGNORED_LABEL = -100
+"""The mean leaves out samples with this label, as in torch."""
 _REARRANGING = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"])
 _FEATURES_LAST = frozenset(["MatMul", "Gemm", "Einsum"])
 
 
 @dataclass(frozen=True, slots=True)
 class LossChoice:
-    """What is minimised: `kind` of the tensor `of`, which stands for the model's output `output`.
+    """The loss `kind` of the tensor `of`, from which the model computes its output `output`.
 
     `class_axis` is the axis of the classes in `of` for cross-entropy.
     """
@@ -41,9 +41,10 @@ class LossChoice:
 
 
 def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> tuple[Draft, LossChoice]:
-    """The loss that was asked for, and the draft with a note of what was chosen.
+    """The draft with a note on the loss, and the loss: a kind, an output of the model, or `auto`.
 
-    Outputs that depend on a weight that is `trained` come before others.
+    `auto` takes a scalar output, else cross-entropy for class scores, else mean squared error. Outputs that
+    depend on a `trained` weight precede others.
 
     Raises:
         LossError: no output fits, or the named output does not exist or is no float scalar.
@@ -59,23 +60,23 @@ def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> 
                 )
     output = _first_floating(draft, trained)
     choice = _automatic(draft, output) if requested == "auto" else _explicit(draft, output, requested)
-    return draft.with_notes(_told(draft, choice)), choice
+    return draft.with_notes(_choice_note(draft, choice)), choice
 
 
 def with_loss(draft: Draft, choice: LossChoice) -> tuple[Draft, dict[str, str]]:
     """The draft with its loss appended, and the names of `loss` and of `labels` or `target`."""
     draft = draft.without_stale_types()
-    head = _Head(
+    builder = _LossBuilder(
         draft, choice, NameSource(draft.tensor_names()), NameSource(node.name for node in draft.nodes)
     )
-    _BUILDERS[choice.kind](head)
+    _BUILDERS[choice.kind](builder)
     added = draft.with_changes(
-        nodes=(*draft.nodes, *head.nodes),
-        weights={**draft.weights, **head.constants},
-        inputs=(*draft.inputs, *head.targets),
-        types={**draft.types, **head.targets},
+        nodes=(*draft.nodes, *builder.nodes),
+        weights={**draft.weights, **builder.constants},
+        inputs=(*draft.inputs, *builder.targets),
+        types={**draft.types, **builder.targets},
     )
-    return added, head.roles
+    return added, builder.roles
 
 
 def _named_output(draft: Draft, name: str) -> LossChoice:
@@ -100,7 +101,7 @@ def _named_output(draft: Draft, name: str) -> LossChoice:
 
 
 def _computed_outputs(draft: Draft, trained: Collection[str]) -> list[str]:
-    """Outputs that are neither weights nor inputs, and of these those that training changes, if any."""
+    """Outputs that are neither weights nor inputs; only those that training changes, if there are any."""
     computed = [name for name in draft.outputs if name not in draft.weights and name not in draft.inputs]
     changed = set(trained)
     for node in draft.nodes:
@@ -119,13 +120,13 @@ def _first_floating(draft: Draft, trained: Collection[str]) -> str:
             raise ShapeError(draft.problems[output])
     names = ", ".join(f"'{output}'" for output in draft.outputs)
     raise LossError(
-        f"none of the outputs ({names}) is a floating-point tensor that the model computes, so there is "
-        "nothing to train on; export the model with the scores or the loss as an output"
+        f"no output ({names}) is a floating-point tensor that the model computes, so there is no loss; "
+        "export the model with the scores or the loss as an output"
     )
 
 
 def _automatic(draft: Draft, output: str) -> LossChoice:
-    softmax = _behind(draft, output, ("Softmax", "LogSoftmax"))
+    softmax = _final_operator(draft, output, ("Softmax", "LogSoftmax"))
     axis = None if softmax is None else _class_axis(draft, softmax)
     if softmax is not None and axis is not None:
         return LossChoice(CROSS_ENTROPY, output, softmax.inputs[0], axis)
@@ -137,7 +138,7 @@ def _automatic(draft: Draft, output: str) -> LossChoice:
 
 def _explicit(draft: Draft, output: str, kind: str) -> LossChoice:
     if kind == CROSS_ENTROPY:
-        softmax = _behind(draft, output, ("Softmax", "LogSoftmax"))
+        softmax = _final_operator(draft, output, ("Softmax", "LogSoftmax"))
         axis = None if softmax is None else _class_axis(draft, softmax)
         if softmax is not None and axis is not None:
             return LossChoice(kind, output, softmax.inputs[0], axis)
@@ -149,14 +150,14 @@ def _explicit(draft: Draft, output: str, kind: str) -> LossChoice:
             )
         return LossChoice(kind, output, output, _axis_by_producer(draft, output, len(shape)))
     if kind == BCE:
-        sigmoid = _behind(draft, output, ("Sigmoid",))
+        sigmoid = _final_operator(draft, output, ("Sigmoid",))
         if sigmoid is not None:
             return LossChoice(kind, output, sigmoid.inputs[0])
     return LossChoice(kind, output, output)
 
 
-def _behind(draft: Draft, output: str, wanted: tuple[str, ...]) -> Node | None:
-    """The operator that an output ends in, before it was only rearranged."""
+def _final_operator(draft: Draft, output: str, wanted: tuple[str, ...]) -> Node | None:
+    """The last operator before an output that does more than rearrange, if it is one of `wanted`."""
     producers = draft.producers()
     node = producers.get(output)
     while node is not None and not node.domain:
@@ -169,7 +170,7 @@ def _behind(draft: Draft, output: str, wanted: tuple[str, ...]) -> Node | None:
 
 
 def _class_axis(draft: Draft, softmax: Node) -> int | None:
-    """The one axis that a Softmax sums over, or None where it sums over several."""
+    """The axis that a Softmax sums over; None if it sums over several, or over samples."""
     shape = _shape(draft, softmax.inputs[0])
     rank = len(shape)
     if rank < 2:
@@ -184,30 +185,29 @@ def _class_axis(draft: Draft, softmax: Node) -> int | None:
     return axis if axis > 0 else None
 
 
-# Scales, biases and caps of logits.
-_KEEPING_AXES = ("Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub", "Tanh", "Where")
+_LOGIT_ADJUSTMENTS = ("Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub", "Tanh", "Where")
+"""Scales, biases and caps of logits; they do not move axes."""
 
 
 def _axis_by_producer(draft: Draft, output: str, rank: int) -> int:
-    """Where the classes are: last behind a matrix product (language models), else second."""
+    """The axis of the classes: the last after a matrix product (language models), else the second."""
     producers = draft.producers()
     node = producers.get(output)
-    while node is not None and node.op in _KEEPING_AXES:
+    while node is not None and node.op in _LOGIT_ADJUSTMENTS:
         node = next((producers[name] for name in node.inputs if name in producers), None)
     return rank - 1 if node is not None and node.op in _FEATURES_LAST else 1
 
 
-def _told(draft: Draft, choice: LossChoice) -> str:
+def _choice_note(draft: Draft, choice: LossChoice) -> str:
     shape = list(_shape(draft, choice.of))
-    taken = "" if choice.of == choice.output else f", taken before its final activation from '{choice.of}'"
+    source = (
+        "" if choice.of == choice.output else f", computed from '{choice.of}' before the final activation"
+    )
     axis = f", classes on axis {choice.class_axis}" if choice.kind == CROSS_ENTROPY and len(shape) > 2 else ""
     others = [output for output in draft.outputs if output != choice.output]
-    among = (
-        f"; the other outputs ({', '.join(repr(name) for name in others)}) have no part in it"
-        if others
-        else ""
-    )
-    return f"loss: {choice.kind} of output '{choice.output}' {shape}{taken}{axis}{among}"
+    listed = ", ".join(repr(name) for name in others)
+    unused = f"; the loss does not use the other outputs ({listed})" if others else ""
+    return f"loss: {choice.kind} of output '{choice.output}' {shape}{source}{axis}{unused}"
 
 
 def _is_scalar_float(kind: TensorType | None) -> bool:
@@ -222,8 +222,8 @@ def _shape(draft: Draft, name: str) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class _Head:
-    """Collects the nodes of a loss."""
+class _LossBuilder:
+    """Collects the nodes, constants and inputs of a loss."""
 
     draft: Draft
     choice: LossChoice
@@ -259,13 +259,13 @@ class _Head:
         return name
 
     def in_float32(self, name: str) -> str:
-        """The tensor at float32 or wider, as a mean over a batch needs it."""
+        """The tensor in float32 or float64, for the mean over a batch."""
         if self.type.dtype in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
             return name
         return self.add("Cast", name, named=f"{name}_float32", to=onnx.TensorProto.FLOAT)
 
     def finish(self, op: str, *inputs: str, **attributes: Any) -> None:
-        """Ends in the float32 scalar `loss`."""
+        """Adds the last operator, whose float32 scalar is the loss."""
         if self.type.dtype != onnx.TensorProto.DOUBLE:
             self.roles["loss"] = self.add(op, *inputs, named="loss", **attributes)
             return
@@ -273,74 +273,74 @@ class _Head:
         self.roles["loss"] = self.add("Cast", wide, named="loss", to=onnx.TensorProto.FLOAT)
 
 
-def _cross_entropy(head: _Head) -> None:
-    """Mean over labels that are not ignored of `-log_softmax(logits)[label]`."""
-    shape, axis = head.type.shape, head.choice.class_axis
-    logits = head.in_float32(head.choice.of)
+def _cross_entropy(loss: _LossBuilder) -> None:
+    """Mean of `-log_softmax(logits)[label]` over the labels that are not ignored."""
+    shape, axis = loss.type.shape, loss.choice.class_axis
+    logits = loss.in_float32(loss.choice.of)
     if len(shape) > 2 and all(size == 1 for position, size in enumerate(shape) if position not in (0, axis)):
         shape, axis = (shape[0], shape[axis]), 1
-        logits = head.add("Reshape", logits, head.constant("loss_shape", np.asarray(shape, np.int64)))
-    dtype = np.float64 if head.type.dtype == onnx.TensorProto.DOUBLE else np.float32
-    labels = head.target("labels", TensorType(onnx.TensorProto.INT64, shape[:axis] + shape[axis + 1 :]))
-    axes = head.constant("loss_class_axis", np.asarray([axis], np.int64))
+        logits = loss.add("Reshape", logits, loss.constant("loss_shape", np.asarray(shape, np.int64)))
+    dtype = np.float64 if loss.type.dtype == onnx.TensorProto.DOUBLE else np.float32
+    labels = loss.target("labels", TensorType(onnx.TensorProto.INT64, shape[:axis] + shape[axis + 1 :]))
+    axes = loss.constant("loss_class_axis", np.asarray([axis], np.int64))
 
-    ignored = head.add(
-        "Equal", labels, head.constant("loss_ignored_label", np.asarray(IGNORED_LABEL, np.int64))
+    ignored = loss.add(
+        "Equal", labels, loss.constant("loss_ignored_label", np.asarray(IGNORED_LABEL, np.int64))
     )
-    counted = head.add("Not", ignored)
-    weight = head.add("Cast", counted, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
-    # An ignored label is no valid index, so it points at class 0 and its weight of 0 removes it.
-    index = head.add("Where", ignored, head.constant("loss_class_0", np.asarray(0, np.int64)), labels)
-    column = head.add("Unsqueeze", index, axes)
+    counted = loss.add("Not", ignored)
+    weight = loss.add("Cast", counted, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
+    # An ignored label is no valid index: class 0 replaces it, with weight 0.
+    index = loss.add("Where", ignored, loss.constant("loss_class_0", np.asarray(0, np.int64)), labels)
+    column = loss.add("Unsqueeze", index, axes)
 
-    log_probability = head.add("LogSoftmax", logits, axis=axis)
-    picked = head.add("GatherElements", log_probability, column, axis=axis)
-    negative = head.add("Neg", head.add("Squeeze", picked, axes))
-    total = head.add("ReduceSum", head.add("Mul", negative, weight), keepdims=0)
-    # At least 1, so that a batch without any label has loss 0 and not NaN.
-    count = head.add(
-        "Max", head.add("ReduceSum", weight, keepdims=0), head.constant("loss_one", np.asarray(1, dtype))
+    log_probability = loss.add("LogSoftmax", logits, axis=axis)
+    picked = loss.add("GatherElements", log_probability, column, axis=axis)
+    negative = loss.add("Neg", loss.add("Squeeze", picked, axes))
+    total = loss.add("ReduceSum", loss.add("Mul", negative, weight), keepdims=0)
+    # At least 1, so that the loss of a batch without labels is 0, not NaN.
+    count = loss.add(
+        "Max", loss.add("ReduceSum", weight, keepdims=0), loss.constant("loss_one", np.asarray(1, dtype))
     )
-    head.finish("Div", total, count)
+    loss.finish("Div", total, count)
 
 
-def _difference(head: _Head) -> str:
-    target = head.in_float32(head.target("target", head.type))
-    return head.add("Sub", head.in_float32(head.choice.of), target)
+def _difference(loss: _LossBuilder) -> str:
+    target = loss.in_float32(loss.target("target", loss.type))
+    return loss.add("Sub", loss.in_float32(loss.choice.of), target)
 
 
-def _mean_squared_error(head: _Head) -> None:
-    difference = _difference(head)
-    head.finish("ReduceMean", head.add("Mul", difference, difference), keepdims=0)
+def _mean_squared_error(loss: _LossBuilder) -> None:
+    difference = _difference(loss)
+    loss.finish("ReduceMean", loss.add("Mul", difference, difference), keepdims=0)
 
 
-def _mean_absolute_error(head: _Head) -> None:
-    head.finish("ReduceMean", head.add("Abs", _difference(head)), keepdims=0)
+def _mean_absolute_error(loss: _LossBuilder) -> None:
+    loss.finish("ReduceMean", loss.add("Abs", _difference(loss)), keepdims=0)
 
 
-def _binary_cross_entropy(head: _Head) -> None:
+def _binary_cross_entropy(loss: _LossBuilder) -> None:
     """Mean of `softplus(x) - x t`, which is -t log s(x) - (1 - t) log(1 - s(x)) without overflow."""
-    logits = head.in_float32(head.choice.of)
-    target = head.in_float32(head.target("target", head.type))
-    terms = head.add("Sub", head.add("Softplus", logits), head.add("Mul", logits, target))
-    head.finish("ReduceMean", terms, keepdims=0)
+    logits = loss.in_float32(loss.choice.of)
+    target = loss.in_float32(loss.target("target", loss.type))
+    terms = loss.add("Sub", loss.add("Softplus", logits), loss.add("Mul", logits, target))
+    loss.finish("ReduceMean", terms, keepdims=0)
 
 
-def _own_output(head: _Head) -> None:
-    """The model's own scalar, made a float32 of rank 0 where it is not."""
-    name, is_float32 = head.choice.of, head.type.dtype == onnx.TensorProto.FLOAT
-    if head.type.shape != ():
-        scalar = head.constant("loss_shape", np.zeros((0,), np.int64))
-        name = head.add("Reshape", name, scalar, named="loss" if is_float32 else "loss_scalar")
-    head.roles["loss"] = (
-        name if is_float32 else head.add("Cast", name, named="loss", to=onnx.TensorProto.FLOAT)
+def _model_output(loss: _LossBuilder) -> None:
+    """The model's scalar output, as a float32 of rank 0."""
+    name, is_float32 = loss.choice.of, loss.type.dtype == onnx.TensorProto.FLOAT
+    if loss.type.shape != ():
+        scalar = loss.constant("loss_shape", np.zeros((0,), np.int64))
+        name = loss.add("Reshape", name, scalar, named="loss" if is_float32 else "loss_scalar")
+    loss.roles["loss"] = (
+        name if is_float32 else loss.add("Cast", name, named="loss", to=onnx.TensorProto.FLOAT)
     )
 
 
-_BUILDERS: Mapping[str, Callable[[_Head], None]] = {
+_BUILDERS: Mapping[str, Callable[[_LossBuilder], None]] = {
     CROSS_ENTROPY: _cross_entropy,
     MSE: _mean_squared_error,
     L1: _mean_absolute_error,
     BCE: _binary_cross_entropy,
-    OUTPUT: _own_output,
+    OUTPUT: _model_output,
 }

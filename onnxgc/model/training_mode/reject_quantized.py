@@ -1,6 +1,6 @@
-"""Quantised models: told and refused, since whole numbers have no gradient.
+"""Rejects quantised models, since integers have no gradient.
 
-Weights that are only stored as whole numbers and dequantised in the graph do no harm: they stay as they are.
+Weights that are stored as integers and dequantised in the graph are allowed; they stay constant.
 """
 
 from __future__ import annotations
@@ -21,37 +21,40 @@ _QUANTIZING = frozenset(
         "QuantizeLinear",
     ]
 )
-# Beginnings of what ONNX Runtime calls its quantised operators.
-_OTHER_QUANTIZING = (
+# Prefixes of ONNX Runtime's quantised operators.
+_QUANTIZING_PREFIXES = (
     "DynamicQuantize", "MatMulInteger", "MulInteger", "QAttention", "QEmbed", "QGemm", "QLinear", "QMoE",
     "QOrdered", "Quantize",
 )  # fmt: skip
 
 
 def check_not_quantized(draft: Draft, parameters: Iterable[str]) -> None:
-    """Raises `UnsupportedOperatorError` where quantisation cuts parameters off, naming every operator.
+    """Checks that no quantisation lies between a parameter and the outputs.
 
-    It cuts off those in front of it. A model without parameters has them only as whole numbers.
+    In a model without parameters, whose weights must be integers, any quantisation is an error.
+
+    Raises:
+        UnsupportedOperatorError: with the number and the first node of each quantising operator.
     """
     reached = set(parameters)
-    every = not reached
-    cutting: dict[str, list[str]] = {}
+    has_no_parameters = not reached
+    quantizing: dict[str, list[str]] = {}
     for node in draft.nodes:
         is_reached = any(name in reached for name in reads_of(node))
         if is_reached:
             reached.update(node.outputs)
-        if _is_quantizing(node) and (is_reached or every):
-            cutting.setdefault(operator_name(node), []).append(node.named)
-    if not cutting:
+        if _is_quantizing(node) and (is_reached or has_no_parameters):
+            quantizing.setdefault(operator_name(node), []).append(node.label)
+    if not quantizing:
         return
     listed = ", ".join(
-        f"{len(names)} {operator} (first {names[0]})" for operator, names in sorted(cutting.items())
+        f"{len(names)} {operator} (first {names[0]})" for operator, names in sorted(quantizing.items())
     )
     raise UnsupportedOperatorError(
-        f"the model is quantised, and whole numbers have no gradient: {listed}; train the floating-point "
-        "model that it was made from, and quantise the result"
+        f"the model is quantised, and integers have no gradient: {listed}; train the floating-point "
+        "model from which it was made, and quantise the result"
     )
 
 
 def _is_quantizing(node: Node) -> bool:
-    return node.op in _QUANTIZING or (bool(node.domain) and node.op.startswith(_OTHER_QUANTIZING))
+    return node.op in _QUANTIZING or (bool(node.domain) and node.op.startswith(_QUANTIZING_PREFIXES))

@@ -1,12 +1,13 @@
-"""Operators that ONNX Runtime computes or rewrites wrongly, in forms that it does not.
+"""Replaces operators that ONNX Runtime computes or fuses wrongly by equivalent safe forms.
 
-`onnxgc.runtime.known_faults` describes each fault. A training file must be right in a session with default
-settings too, so its forward part avoids them as well.
+`onnxgc.runtime.known_faults` describes each fault. A training file must be correct in any session, also with
+default settings, so its forward part avoids them too.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -17,39 +18,35 @@ from onnxgc.model.core.draft import Draft, NameSource
 from onnxgc.model.core.ir import Array, Node, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight, is_external
 
-_RACING = ("add", "mul")
-_SAME = ("SAME_UPPER", "SAME_LOWER")
+_RACING_REDUCTIONS = ("add", "mul")
+_SAME_PADDING = ("SAME_UPPER", "SAME_LOWER")
 
 
 def without_runtime_faults(draft: Draft) -> Draft:
-    """The draft, with all shapes known, in forms that every ONNX Runtime session computes alike."""
-    writer = _Writer(draft)
+    """The draft, which must have static shapes, in forms that every ONNX Runtime session computes equally."""
+    writer = _GraphWriter(draft)
     producers = draft.producers()
     for node in draft.nodes:
-        node = _without_own_attributes(node)
+        node = _without_private_attributes(node)
         rewrite = None if node.domain else _REWRITES.get(node.op)
         if rewrite is None or not rewrite(writer, node, producers):
             writer.nodes.append(node)
-    if len(writer.nodes) == len(draft.nodes) and all(map(_is, writer.nodes, draft.nodes)):
+    if len(writer.nodes) == len(draft.nodes) and all(map(operator.is_, writer.nodes, draft.nodes)):
         return draft
     return draft.with_changes(nodes=tuple(writer.nodes), weights=writer.weights)
 
 
-def _without_own_attributes(node: Node) -> Node:
-    """The node without attributes of no operator, which fusions hand on to operators that refuse them."""
-    own = [name for name in node.attributes if name.startswith("__")]
-    if not own or node.domain:
+def _without_private_attributes(node: Node) -> Node:
+    """The node without attributes such as `__x`, which fusions copy to operators that reject them."""
+    public = {name: value for name, value in node.attributes.items() if not name.startswith("__")}
+    if len(public) == len(node.attributes) or node.domain:
         return node
-    return node.with_changes(attributes={k: v for k, v in node.attributes.items() if k not in own})
-
-
-def _is(one: Node, other: Node) -> bool:
-    return one is other
+    return node.with_changes(attributes=public)
 
 
 @dataclass(slots=True)
-class _Writer:
-    """The nodes written so far, and the constants that they read."""
+class _GraphWriter:
+    """Collects the nodes and weights of the new graph."""
 
     draft: Draft
     nodes: list[Node] = field(default_factory=list)
@@ -72,7 +69,7 @@ class _Writer:
     def add(
         self, of: Node, op: str, inputs: tuple[str, ...], part: str, output: str = "", **more: int
     ) -> str:
-        """A node that stands for a part of another; returns its output."""
+        """Adds a node that replaces a part of another, and returns its output."""
         output = output or self.names.fresh(f"{of.outputs[0]}_{part}")
         name = f"{of.name}/{part}"
         self.nodes.append(Node(op, inputs, (output,), more, name, of.origin or of.name, op))
@@ -85,8 +82,8 @@ class _Writer:
         )
 
 
-def _matrix_product(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
-    """A product with a vector as a product of matrices, whatever transposes them."""
+def _multiply_matrices(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+    """A product with a vector as a product of matrices."""
     shapes = [writer.shape(name) for name in node.inputs]
     result = writer.shape(node.outputs[0])
     left, right = shapes
@@ -103,10 +100,13 @@ def _matrix_product(writer: _Writer, node: Node, producers: dict[str, Node]) -> 
     return True
 
 
-def _scattered(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
-    """Sums and products at index vectors as ScatterElements over flat indices, which threads do not share."""
+def _scatter_elements(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+    """ScatterND with a sum or product as ScatterElements over flat indices, whose kernel has no data race."""
     data, index, updates = (writer.draft.type_of(name) for name in node.inputs)
-    if node.attribute("reduction", "none") not in (*_RACING, *(text.encode() for text in _RACING)):
+    if node.attribute("reduction", "none") not in (
+        *_RACING_REDUCTIONS,
+        *(text.encode() for text in _RACING_REDUCTIONS),
+    ):
         return False
     if data is None or index is None or updates is None:
         return False
@@ -116,12 +116,14 @@ def _scattered(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
     width, count = math.prod(data.shape[len(indexed) :]), math.prod(index.shape[:-1])
     strides = [math.prod(indexed[axis + 1 :]) for axis in range(len(indexed))]
     sizes = writer.constant(indexed, f"{node.outputs[0]}_sizes")
-    # Negative indices count from the end: with the size added, the remainder is the index from the start.
+    # A negative index counts from the end; (index + size) mod size counts from the start.
     shifted = writer.add(node, "Add", (node.inputs[1], sizes), "shifted")
     within = writer.add(node, "Mod", (shifted, sizes), "within")
-    steps = writer.add(node, "Mul", (within, writer.constant(strides, f"{node.outputs[0]}_strides")), "steps")
+    offsets = writer.add(
+        node, "Mul", (within, writer.constant(strides, f"{node.outputs[0]}_strides")), "steps"
+    )
     axes = writer.constant([-1], f"{node.outputs[0]}_axes")
-    flat = writer.add(node, "ReduceSum", (steps, axes), "places", keepdims=0)
+    flat = writer.add(node, "ReduceSum", (offsets, axes), "places", keepdims=0)
     column = writer.reshape(node, flat, (count, 1), "column")
     target = writer.constant((count, width), f"{node.outputs[0]}_spread_shape")
     places = writer.add(node, "Expand", (column, target), "spread")
@@ -143,15 +145,15 @@ def _scattered(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
 
 
 def are_distinct(index: Weight | None) -> bool:
-    """Whether index vectors are known and none occurs twice; negative ones are taken to be others."""
+    """Whether index vectors are constant, not negative, and each occurs once."""
     if index is None or is_external(index):
         return False
     vectors = index.load().reshape(-1, index.type.shape[-1])
     return bool((vectors >= 0).all() and len(np.unique(vectors, axis=0)) == len(vectors))
 
 
-def _expanded(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
-    """What is expanded to nothing is cut to nothing first, so that Expand does change no size to zero."""
+def _expand(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+    """Slices axes that Expand changes from 1 to 0 to size 0 first, so that Expand keeps their size."""
     source, result = writer.shape(node.inputs[0]), writer.shape(node.outputs[0])
     if source is None or result is None:
         return False
@@ -164,18 +166,18 @@ def _expanded(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
     tensor = node.inputs[0]
     if aligned != source:
         tensor = writer.reshape(node, tensor, aligned, "aligned")
-    zeros, axes = ([0] * len(emptied), emptied)
+    zeros = [0] * len(emptied)
     settings = (
         writer.constant(values, f"{node.outputs[0]}_{part}")
-        for part, values in (("starts", zeros), ("ends", zeros), ("axes", axes))
+        for part, values in (("starts", zeros), ("ends", zeros), ("axes", emptied))
     )
     cut = writer.add(node, "Slice", (tensor, *settings), "cut")
     writer.nodes.append(node.with_changes(inputs=(cut, *node.inputs[1:])))
     return True
 
 
-def _root(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
-    """A square root that ends what ONNX Runtime takes for a normalisation's deviation, as a power."""
+def _root_as_power(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+    """A Sqrt that ONNX Runtime mistakes for a normalisation's standard deviation, as a power."""
     if not is_mistaken_deviation(node, producers, writer.draft):
         return False
     kind = writer.draft.type_of(node.inputs[0])
@@ -188,56 +190,56 @@ def _root(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
 
 
 def is_mistaken_deviation(root: Node, producers: dict[str, Node], draft: Draft) -> bool:
-    """Whether a Sqrt is that of LayerNormFusion's pattern in another sense than a normalisation's.
+    """Whether a Sqrt matches LayerNormFusion's pattern although it is no normalisation's deviation.
 
-    The fusion takes Sub, Pow, ReduceMean, Add and Sqrt with the Div that reads it for a normalisation
-    whatever the exponent, the order of the operands of Sub and Div, and what is added where that is no
-    constant scalar on the right.
+    The fusion matches Sub, Pow, ReduceMean, Add, Sqrt and Div, but ignores the exponent, the order of the
+    operands of Sub and Div, and an epsilon that is no constant scalar on the right.
     """
 
-    def behind(node: Node | None, index: int, op: str) -> Node | None:
+    def producer_of(node: Node | None, index: int, op: str) -> Node | None:
         found = None if node is None or len(node.inputs) <= index else producers.get(node.inputs[index])
         while found is not None and found.op in ("Cast", "Identity"):
             found = producers.get(found.inputs[0])
         return found if found is not None and found.op == op and not found.domain else None
 
-    added = behind(root, 0, "Add")
+    added = producer_of(root, 0, "Add")
     if added is None:
         return False
-    side = next((side for side in (0, 1) if behind(added, side, "ReduceMean")), None)
+    side = next((side for side in (0, 1) if producer_of(added, side, "ReduceMean")), None)
     if side is None:
         return False
-    mean = behind(added, side, "ReduceMean")
-    square = behind(mean, 0, "Pow")
+    mean = producer_of(added, side, "ReduceMean")
+    square = producer_of(mean, 0, "Pow")
     if square is None:
-        product = behind(mean, 0, "Mul")
+        product = producer_of(mean, 0, "Mul")
         if product is None or product.inputs[0] != product.inputs[1]:
             return False
         square = product
     epsilon = draft.weights.get(added.inputs[1 - side])
     if side != 0 or epsilon is None or epsilon.type.element_count != 1:
         return True
-    centred = behind(square, 0, "Sub")
+    centred = producer_of(square, 0, "Sub")
     if centred is None:
         return False
     if square.op == "Pow":
         exponent = draft.weights.get(square.inputs[1])
         if exponent is None or exponent.type.element_count != 1 or float(exponent.load().item()) != 2:
             return True
-    if behind(centred, 0, "ReduceMean"):
+    if producer_of(centred, 0, "ReduceMean"):
         return True
     return any(node.op == "Div" and root.outputs[0] == node.inputs[0] for node in draft.nodes)
 
 
-def _transposed(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool:
-    """ConvTranspose with auto_pad and output_padding in explicit pads, on which inference and kernels agree.
+def _pad_transposed_convolution(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+    """ConvTranspose with explicit pads in place of auto_pad and output_padding.
 
-    Source: ONNX ConvTranspose-11, the extent by `auto_pad` and the pads that `output_shape` stands for.
+    ONNX's inference and the kernels disagree on the combination. Source: ONNX ConvTranspose-11, the extent
+    by `auto_pad`, and the pads that follow from `output_shape`.
     """
     auto_pad = node.attribute("auto_pad", "NOTSET")
     auto_pad = auto_pad.decode() if isinstance(auto_pad, bytes) else auto_pad
     padding = node.attribute("output_padding") or ()
-    if auto_pad not in _SAME or not any(padding) or node.attribute("output_shape"):
+    if auto_pad not in _SAME_PADDING or not any(padding) or node.attribute("output_shape"):
         return False
     sizes, kernel = writer.shape(node.inputs[0]), writer.shape(node.inputs[1])
     if sizes is None or kernel is None:
@@ -259,11 +261,11 @@ def _transposed(writer: _Writer, node: Node, producers: dict[str, Node]) -> bool
     return True
 
 
-_Rewrite = Callable[[_Writer, Node, dict[str, Node]], bool]
+_Rewrite = Callable[[_GraphWriter, Node, dict[str, Node]], bool]
 _REWRITES: dict[str, _Rewrite] = {
-    "ConvTranspose": _transposed,
-    "Expand": _expanded,
-    "MatMul": _matrix_product,
-    "ScatterND": _scattered,
-    "Sqrt": _root,
+    "ConvTranspose": _pad_transposed_convolution,
+    "Expand": _expand,
+    "MatMul": _multiply_matrices,
+    "ScatterND": _scatter_elements,
+    "Sqrt": _root_as_power,
 }

@@ -1,8 +1,8 @@
-"""Weights that a file stores once for several uses, or several times for one.
+"""Unties weights that an exporter merged, and reports tied weights that it stored twice.
 
-Exporters merge weights that are equal when the file is written, such as fresh zero biases; trained as
-one, their gradients are summed. And they write a tied weight twice, once transposed; trained apart, the
-two drift away from one another.
+Exporters merge weights that are equal at export, such as untrained zero biases; trained as one, their
+gradients are summed. They also store a tied weight twice, once transposed; trained apart, the two copies
+diverge.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, NameSource
 from onnxgc.model.core.identity_removal import without_identities
 from onnxgc.model.core.ir import Array, Node, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight, FilledWeight, peek
-from onnxgc.model.weight_roles.classify import ParameterDecision, Role
+from onnxgc.model.weight_roles.roles import ParameterDecision, Role
 
-# Operators for which all operands are one role.
+# Operators whose operands are interchangeable.
 _COMMUTATIVE = frozenset({"Add", "Mul", "Sum", "Mean", "Max", "Min"})
-_SMALLEST_TWIN = 16
-_SAMPLE = 16
+_MIN_DUPLICATE_ELEMENTS = 16
+_SAMPLE_SIZE = 16
 
 
-def untied(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
-    """The draft with a parameter of its own for each node that uses one in the same way as others do.
+def with_untied_parameters(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
+    """The draft with separate parameters for nodes that share one as the same input of the same operator.
 
-    A parameter whose uses differ in kind, as an embedding that is also the output projection, stays one.
-    What the steps of a loop share they go on sharing: a node of its body is one node.
+    A parameter whose uses differ, such as an embedding that is also the output projection, stays tied. The
+    steps of a loop keep sharing their parameters: a node of its body counts once.
     """
     draft = without_identities(draft)
-    reads = [_Reads(node) for node in draft.nodes]
+    readers = [_Reader(node) for node in draft.nodes]
     uses: dict[str, list[_Slot]] = {}
-    for slot in (slot for node in reads for slot in node.slots):
+    for slot in (slot for reader in readers for slot in reader.slots):
         uses.setdefault(slot.names[slot.index], []).append(slot)
     names = NameSource(draft.tensor_names())
     weights, notes = dict(draft.weights), []
@@ -44,27 +44,27 @@ def untied(draft: Draft, decisions: Iterable[ParameterDecision]) -> Draft:
         if decision.role is not Role.PARAMETER or len(found) < 2 or len(kinds) > 1:
             continue
         for slot in found[1:]:
-            own = names.fresh(decision.name)
-            weights[own] = draft.weights[decision.name]
-            slot.names[slot.index] = own
+            separate = names.fresh(decision.name)
+            weights[separate] = draft.weights[decision.name]
+            slot.names[slot.index] = separate
         notes.append(
-            f"parameter '{decision.name}' was stored once for {len(found)} nodes; each has its own now"
+            f"parameter '{decision.name}' was shared by {len(found)} nodes; each now has a separate parameter"
         )
-    nodes = tuple(node.changed() for node in reads)
+    nodes = tuple(reader.renamed() for reader in readers)
     return draft.with_changes(nodes=nodes, weights=weights).with_notes(*notes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a node reads a tensor: one of its names, to be changed in place."""
+    """A position at which a node reads a tensor; its name can be changed in place."""
 
     kind: tuple[str, str, int]
     names: MutableSequence[str]
     index: int
 
 
-class _Reads:
-    """A node and its bodies, whose reads can be renamed."""
+class _Reader:
+    """A node whose inputs, and those of its bodies, can be renamed."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -76,14 +76,14 @@ class _Reads:
         for graph in self._graphs.values():
             self.slots += _slots_in(graph)
 
-    def changed(self) -> Node:
+    def renamed(self) -> Node:
         attributes = {**self._node.attributes, **self._graphs}
         return self._node.with_changes(inputs=tuple(self._inputs), attributes=attributes)
 
 
 def _slots(domain: str, op: str, names: MutableSequence[str]) -> list[_Slot]:
-    is_any = op in _COMMUTATIVE and not domain
-    return [_Slot((domain, op, 0 if is_any else index), names, index) for index in range(len(names))]
+    is_commutative = op in _COMMUTATIVE and not domain
+    return [_Slot((domain, op, 0 if is_commutative else index), names, index) for index in range(len(names))]
 
 
 def _slots_in(graph: GraphProto) -> list[_Slot]:
@@ -102,48 +102,48 @@ def _copy_of(graph: GraphProto) -> GraphProto:
     return copy
 
 
-def twin_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
-    """One line for each pair of parameters that hold the same values, of which a file should hold one.
+def duplicate_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
+    """One line for each pair of equal parameters that are probably one tied weight.
 
-    Those are a table that is gathered from with its like, and matrices of which one is the other
-    transposed. Other equal weights are those of layers that started alike.
+    Such a pair is an embedding table with its copy, or a matrix with its transpose. Other equal parameters
+    are those of layers with the same initial values.
     """
     gathered = {node.inputs[0] for node in draft.nodes if node.op == "Gather"}
-    alike: dict[tuple[object, ...], list[str]] = {}
+    names_by_type: dict[tuple[object, ...], list[str]] = {}
     for decision in decisions:
         kind = decision.type
-        if decision.role is Role.PARAMETER and kind.element_count >= _SMALLEST_TWIN:
-            alike.setdefault((kind.dtype, *sorted(kind.shape)), []).append(decision.name)
+        if decision.role is Role.PARAMETER and kind.element_count >= _MIN_DUPLICATE_ELEMENTS:
+            names_by_type.setdefault((kind.dtype, *sorted(kind.shape)), []).append(decision.name)
     notes = []
-    for names in alike.values():
+    for names in names_by_type.values():
         shapes = {draft.weights[name].type.shape for name in names}
         if len(names) > 1 and (len(shapes) > 1 or not gathered.isdisjoint(names)):
             notes += [
-                f"parameters '{one}' and '{two}' hold the same values{how}; if the model ties them, "
-                "the file does not, and they train apart"
-                for one, two, how in _twins(names, draft.weights)
+                f"parameters '{one}' and '{two}' have equal values{how}; if the model ties them, the file "
+                "does not, and they train separately"
+                for one, two, how in _equal_pairs(names, draft.weights)
                 if how or one in gathered or two in gathered
             ]
     return tuple(notes)
 
 
-def _twins(names: Iterable[str], weights: Mapping[str, Weight]) -> list[tuple[str, str, str]]:
-    """Weights that equal an earlier one, with that one, and how."""
+def _equal_pairs(names: Iterable[str], weights: Mapping[str, Weight]) -> list[tuple[str, str, str]]:
+    """Pairs of equal weights: the first, the later one, and how they are equal."""
     groups: dict[bytes, list[str]] = {}
     for name in names:
-        sample = _sample(weights[name])
-        if sample is not None:
-            groups.setdefault(sample, []).append(name)
+        entries = _sample(weights[name])
+        if entries is not None:
+            groups.setdefault(entries, []).append(name)
     return [
         (first, name, how)
         for first, *others in groups.values()
         for name in others
-        if (how := _equal(weights[first], weights[name])) is not None
+        if (how := _equality(weights[first], weights[name])) is not None
     ]
 
 
-def _equal(one: Weight, two: Weight) -> str | None:
-    """How two weights are equal, in words, or None."""
+def _equality(one: Weight, two: Weight) -> str | None:
+    """How two weights are equal, as the end of a clause; None if they differ."""
     first, second = peek(one), peek(two)
     if first is None or second is None:
         return None
@@ -155,12 +155,12 @@ def _equal(one: Weight, two: Weight) -> str | None:
 
 
 def _sample(weight: Weight) -> bytes | None:
-    """A few entries that a transposition leaves where they are; None if they are all one value."""
+    """A few diagonal entries, which a transpose leaves in place; None if all are equal."""
     if isinstance(weight, FilledWeight | ArrayWeight):
         return None
     value: Array | None = peek(weight)
     if value is None:
         return None
     entries = np.diagonal(value) if value.ndim == 2 else value.reshape(-1)
-    chosen = np.ascontiguousarray(entries[:_SAMPLE])
+    chosen = np.ascontiguousarray(entries[:_SAMPLE_SIZE])
     return None if np.all(chosen == chosen[0]) else chosen.tobytes()

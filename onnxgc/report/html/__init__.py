@@ -1,6 +1,5 @@
-"""A page that shows where the memory of a training step goes: one HTML file that needs nothing else.
+"""Pages that show memory over a training step: each is one HTML file that loads nothing.
 
-`data` says what is shown, of a step and of each of its schedules; `curves`, `strip`, `trade_off` and
-`tables` draw one part each, readable as they are; `payload` is what the script reads to make them
-interactive; `page` puts the parts together.
+`curves`, `strip`, `trade_off` and `tables` draw one part each, readable without JavaScript; `payload` is the
+data for the script that makes them interactive; `page` and `comparison` assemble the parts.
 """

@@ -1,4 +1,4 @@
-"""Memory over the training step: what is held at each run, by what it is held for."""
+"""Memory over the training step, by roles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxgc.report.html.memory_data import Course, Lifetime, MemoryRole, Phase, Run, step_number
+from onnxgc.report.data.memory_curve import Lifetime, MemoryCurve, MemoryRole, Phase, Run, step_number
 from onnxgc.report.html.svg import (
     area_path,
     blocks_path,
@@ -14,20 +14,20 @@ from onnxgc.report.html.svg import (
     coordinate,
     level_lines,
     percent_of_width,
-    quarters,
+    place_marks,
     steps_path,
     stretched,
     ticks,
 )
 from onnxgc.report.html.tables import Column, size, swatch, table
 from onnxgc.report.html.tags import Html, joined, tag
-from onnxgc.report.tables import megabytes
+from onnxgc.report.text.units import megabytes
 
 HEIGHT = 300
 _HEADROOM = 1.04
 LANE = 14
-ROWS_AT_THE_PEAK = 50
-"""Tensors that are listed without a script."""
+MAX_ROWS = 50
+"""Rows of the table of live tensors without a script."""
 _KEYS = (
     "Left and right arrow: one step. Page up and page down: a twentieth. Home, End: first and last step. "
     "P: the peak. Plus and minus: zoom, 0: all of it. With a pointer: drag to zoom, double click for all."
@@ -35,23 +35,23 @@ _KEYS = (
 
 
 def memory_figure(
-    courses: Sequence[Course],
+    curves: Sequence[MemoryCurve],
     budget_bytes: int | None = None,
     *,
     name: str = "memory",
     places: Sequence[int] | None = None,
     lists_tensors: bool = True,
 ) -> Html:
-    """The first course in full, a line for each of the others, and the budget.
+    """The first curve by roles, a line for each of the others, and the budget.
 
-    The script finds the courses of the figure `name` at these `places` in its data, by default the first.
-    What is held at a step is in `alive_table`, or, unless it `lists_tensors`, in a line below the picture.
+    The script finds the curves of the figure `name` at these `places` of its data, by default the first.
+    Live tensors at a step are in `alive_table`, or, unless it `lists_tensors`, in a line below the picture.
     """
-    shown = courses[0]
-    peaks = [int(course.held_bytes().sum(axis=0).max(initial=0)) for course in courses]
+    shown = curves[0]
+    peaks = [int(curve.live_bytes().sum(axis=0).max(initial=0)) for curve in curves]
     highest = _HEADROOM * max([*peaks, budget_bytes or 0, 1])
-    longest = max(len(course.runs) for course in courses)
-    at = peak_run(shown)
+    longest = max(len(curve.runs) for curve in curves)
+    summary = _summary(curves, peaks, budget_bytes)
 
     def y_of(size_bytes: float) -> float:
         return HEIGHT * (1 - size_bytes / highest)
@@ -62,57 +62,56 @@ def memory_figure(
         stretched(
             HEIGHT,
             *_areas(shown, highest, longest),
-            *(_line(number, course, highest, longest) for number, course in enumerate(courses)),
+            *(_line(number, curve, highest, longest) for number, curve in enumerate(curves)),
         ),
         *_budget(budget_bytes, y_of),
         *_base(shown, y_of),
-        tag(
-            "circle",
-            cx=percent_of_width((at + 0.5) / longest),
-            cy=coordinate(y_of(peaks[0])),
-            r=5,
-            class_="peak",
-        ),
-        tag(
-            "text",
-            f"peak {megabytes(peaks[0])}",
-            x=percent_of_width((at + 0.5) / longest),
-            dx=-6 if at > longest / 2 else 6,
-            y=coordinate(y_of(peaks[0]) - 8),
-            text_anchor="end" if at > longest / 2 else "start",
-            class_="peak-label",
-        ),
+        *_peak(peaks[0], (peak_run(shown) + 0.5) / longest, y_of(peaks[0])),
         class_="plot",
         width="100%",
         height=HEIGHT,
         role="img",
-        aria_label=_summary(courses, peaks, budget_bytes),
+        aria_label=summary,
     )
-    caption = tag(
-        "figcaption",
-        _summary(courses, peaks, budget_bytes),
+    areas = (
         " The coloured areas are ",
         tag("span", shown.label, class_="shown"),
-        "; below them, what runs.",
+        "; the rows below are phases.",
     )
     return tag(
         "figure",
-        _key(courses, budget_bytes),
+        _key(curves, budget_bytes),
         plot,
         _lanes(shown, longest),
-        caption,
+        tag("figcaption", summary, *areas),
         tag("p", _KEYS, class_="keys", hidden=True),
         id=name,
         class_="memory",
         data_highest=highest,
-        data_courses=" ".join(map(str, places or range(len(courses)))),
+        data_courses=" ".join(map(str, places or range(len(curves)))),
         data_table="alive" if lists_tensors else None,
     )
 
 
-def _key(courses: Sequence[Course], budget_bytes: int | None) -> Html:
-    """What each line stands for; the key to the areas is the table of roles."""
-    lines = [(f"line course-{min(number, 4)}", course.label) for number, course in enumerate(courses)]
+def _peak(peak_bytes: int, share: float, y: float) -> tuple[Html, Html]:
+    """The mark and the label of the peak at a share of the width."""
+    is_right = share > 0.5
+    x = percent_of_width(share)
+    label = tag(
+        "text",
+        f"peak {megabytes(peak_bytes)}",
+        x=x,
+        dx=-6 if is_right else 6,
+        y=coordinate(y - 8),
+        text_anchor="end" if is_right else "start",
+        class_="peak-label",
+    )
+    return tag("circle", cx=x, cy=coordinate(y), r=5, class_="peak"), label
+
+
+def _key(curves: Sequence[MemoryCurve], budget_bytes: int | None) -> Html:
+    """The key to the lines; the table of roles is the key to the areas."""
+    lines = [(f"line course-{min(number, 4)}", curve.label) for number, curve in enumerate(curves)]
     if budget_bytes is not None:
         lines.append(("budget", f"budget, {megabytes(budget_bytes)}"))
     entries = [
@@ -133,31 +132,31 @@ def _key(courses: Sequence[Course], budget_bytes: int | None) -> Html:
     return tag("ul", *entries, class_="key")
 
 
-def _areas(course: Course, highest: float, longest: int) -> list[Html]:
-    """One area for each role, the topmost first, so that each is seen above the next."""
-    held = course.held_bytes()
-    # A column shows its highest run, whatever lies beside it.
+def _areas(curve: MemoryCurve, highest: float, longest: int) -> list[Html]:
+    """One area for each role, the topmost first, so that none hides another."""
+    live = curve.live_bytes()
+    # A column shows its highest run.
     highest_runs = [
-        place.start + int(np.argmax(held[:, place.start : place.stop].sum(axis=0)))
-        for place in columns(len(course.runs))
+        place.start + int(np.argmax(live[:, place.start : place.stop].sum(axis=0)))
+        for place in columns(len(curve.runs))
     ]
-    tops = np.cumsum(held[:, highest_runs], axis=0)
-    share = len(course.runs) / longest
+    tops = np.cumsum(live[:, highest_runs], axis=0)
+    share = len(curve.runs) / longest
     found = []
     for number in reversed(range(len(MemoryRole))):
         heights = HEIGHT * (1 - tops[number] / highest)
-        path = area_path(heights.tolist(), HEIGHT, share) if held[number].any() else ""
+        path = area_path(heights.tolist(), HEIGHT, share) if live[number].any() else ""
         found.append(tag("path", d=path, class_=f"area role-{number}", data_role=number))
     return found
 
 
-def _line(number: int, course: Course, highest: float, longest: int) -> Html:
-    total = course.held_bytes().sum(axis=0)
+def _line(number: int, curve: MemoryCurve, highest: float, longest: int) -> Html:
+    total = curve.live_bytes().sum(axis=0)
     heights = [
         HEIGHT * (1 - int(total[place.start : place.stop].max()) / highest)
-        for place in columns(len(course.runs))
+        for place in columns(len(curve.runs))
     ]
-    path = steps_path(heights, len(course.runs) / longest)
+    path = steps_path(heights, len(curve.runs) / longest)
     return tag("path", d=path, class_=f"line course-{min(number, 4)}", data_course=number)
 
 
@@ -179,50 +178,39 @@ def _budget(budget_bytes: int | None, y_of: Callable[[float], float]) -> list[Ht
     ]
 
 
-def _base(course: Course, y_of: Callable[[float], float]) -> list[Html]:
-    """The name of what is held throughout, on its level."""
-    state = state_bytes(course)
+def _base(curve: MemoryCurve, y_of: Callable[[float], float]) -> list[Html]:
+    """The label of the optimizer state, at its level."""
+    state = state_bytes(curve)
     if not state:
         return []
     level = y_of(state)
-    # Below the level, where the lines are not, as long as there is room.
+    # Lines are above the level, so the label is below it if there is room.
     y = coordinate(level + 15 if level < HEIGHT - 20 else level - 5)
     return [tag("text", f"{MemoryRole.STATE.value} {megabytes(state)}", x=6, y=y, class_="base-label")]
 
 
-def state_bytes(course: Course) -> int:
-    """What an optimizer holds, whatever runs."""
-    return sum(life.size_bytes for life in course.lifetimes if life.role is MemoryRole.STATE)
+def state_bytes(curve: MemoryCurve) -> int:
+    """Bytes of the optimizer state, which is live throughout."""
+    return sum(life.size_bytes for life in curve.lifetimes if life.role is MemoryRole.STATE)
 
 
-def _lanes(course: Course, longest: int) -> Html:
-    """A row for each phase: place tells them apart, colour only helps."""
-    share = len(course.runs) / longest
-    places = columns(len(course.runs))
+def _lanes(curve: MemoryCurve, longest: int) -> Html:
+    """A row for each phase, distinguished by position as well as colour."""
+    share = len(curve.runs) / longest
+    places = columns(len(curve.runs))
     rows, labels = [], []
     for number, phase in enumerate(Phase):
-        filled = [any(course.runs[run].phase is phase for run in place) for place in places]
+        filled = [any(curve.runs[run].phase is phase for run in place) for place in places]
         path = blocks_path(filled, number * LANE + 1, LANE - 2, share)
         rows.append(tag("path", d=path, class_=f"lane phase-{number}", data_phase=number))
         y = coordinate((number + 0.8) * LANE)
         labels.append(tag("text", phase.value, x=-8, y=y, text_anchor="end"))
     height = LANE * len(Phase)
-    marks = [
-        tag(
-            "text",
-            place if number else f"step {place}",
-            x=percent_of_width(number / 4),
-            y=height + 16,
-            text_anchor="start" if not number else "end" if number == 4 else "middle",
-            class_="mark between" if number % 2 else "mark",
-        )
-        for number, place in enumerate(quarters(longest))
-    ]
     return tag(
         "svg",
         *labels,
         stretched(height, *rows),
-        *marks,
+        *place_marks(longest, "step", height + 16),
         class_="lanes",
         width="100%",
         height=height + 22,
@@ -230,78 +218,78 @@ def _lanes(course: Course, longest: int) -> Html:
     )
 
 
-def _summary(courses: Sequence[Course], peaks: Sequence[int], budget_bytes: int | None) -> str:
-    told = [
-        f"{course.label}: peak {megabytes(peak)} at {course.step_text(peak_run(course))}, "
-        f"{_run_text(course.runs[peak_run(course)])}."
-        for course, peak in zip(courses, peaks, strict=True)
-        if course.runs
+def _summary(curves: Sequence[MemoryCurve], peaks: Sequence[int], budget_bytes: int | None) -> str:
+    sentences = [
+        f"{curve.label}: peak {megabytes(peak)} at {curve.step_text(peak_run(curve))}, "
+        f"{_run_text(curve.runs[peak_run(curve)])}."
+        for curve, peak in zip(curves, peaks, strict=True)
+        if curve.runs
     ]
     if budget_bytes is not None:
-        told.append(f"Budget: {megabytes(budget_bytes)}.")
-    if state_bytes(courses[0]):
-        told.append(
-            f"The {MemoryRole.STATE.value}, {megabytes(state_bytes(courses[0]))}, is held throughout."
+        sentences.append(f"Budget: {megabytes(budget_bytes)}.")
+    if state_bytes(curves[0]):
+        sentences.append(
+            f"The {MemoryRole.STATE.value}, {megabytes(state_bytes(curves[0]))}, is live throughout."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
-def peak_run(course: Course) -> int:
-    """The first run at which most is held."""
-    held = course.held_bytes().sum(axis=0)
-    return int(np.argmax(held)) if len(held) else 0
+def peak_run(curve: MemoryCurve) -> int:
+    """The first run at the peak."""
+    live = curve.live_bytes().sum(axis=0)
+    return int(np.argmax(live)) if len(live) else 0
 
 
 def _run_text(run: Run) -> str:
-    """An operator with what it is run for."""
+    """An operator with its phase."""
     reason = {
         Phase.FORWARD: "in forward",
-        Phase.AGAIN: f"which runs '{run.source}' again",
+        Phase.RECOMPUTATION: f"which recomputes '{run.source}'",
         Phase.BACKWARD: f"in the backward of '{run.source}'",
     }[run.phase]
     return f"{run.kind} '{run.name}' {reason}"
 
 
-def roles_table(courses: Sequence[Course]) -> Html:
-    """What is held at the peak of each course, by role: the key to the colours as well."""
-    peaks = [course.held_bytes()[:, peak_run(course)] for course in courses if course.runs]
+def roles_table(curves: Sequence[MemoryCurve]) -> Html:
+    """Live bytes at the peak of each curve, by role; also the key to the colours."""
+    peaks = [curve.live_bytes()[:, peak_run(curve)] for curve in curves if curve.runs]
     shown = [
         (number, role)
         for number, role in enumerate(MemoryRole)
-        if any(course.held_bytes()[number].any() for course in courses)
+        if any(curve.live_bytes()[number].any() for curve in curves)
     ]
     rows: list[list[str | int]] = [
         [joined(swatch(f"role-{number}"), role.value), *(int(peak[number]) for peak in peaks)]
         for number, role in reversed(shown)
     ]
     rows.append(["all", *(int(peak.sum()) for peak in peaks)])
-    headings = [Column(course.label, size) for course in courses]
-    caption = "What memory is held for, each at its peak"
-    return table(caption, [Column("held for"), *headings], rows, footer=True, class_="wraps")
+    headings = [Column(curve.label, size) for curve in curves]
+    caption = "Memory at the peak of each curve, by role"
+    return table(caption, [Column("role"), *headings], rows, footer=True, class_="wraps")
 
 
-def alive_table(course: Course) -> Html:
-    """The tensors at the peak, the largest first; a script shows those of other steps here."""
-    at = peak_run(course)
-    alive = course.alive_at(at)
-    listed, left = alive[:ROWS_AT_THE_PEAK], alive[ROWS_AT_THE_PEAK:]
+def alive_table(curve: MemoryCurve) -> Html:
+    """Live tensors at the peak, the largest first; the script replaces them by those of other steps."""
+    at = peak_run(curve)
+    alive = curve.alive_at(at)
+    listed, others = alive[:MAX_ROWS], alive[MAX_ROWS:]
     rows: list[list[str | int]] = [_alive_row(life) for life in listed]
-    if left:
-        rest = sum(life.size_bytes for life in left)
-        rows.append([f"{len(left):,} more", "", "", rest, ""])
+    if others:
+        rest = sum(life.size_bytes for life in others)
+        rows.append([f"{len(others):,} more", "", "", rest, ""])
     rows.append(["all", "", "", sum(life.size_bytes for life in alive), ""])
-    run = course.runs[at] if course.runs else Run("nothing", "", Phase.FORWARD)
-    caption = f"Held at {course.step_text(at)} ({course.label}, the peak): {_run_text(run)}"
-    headings = [Column("tensor"), Column("type"), Column("held for"), Column("size", size)]
+    run = curve.runs[at] if curve.runs else Run("nothing", "", Phase.FORWARD)
+    caption = f"Live at {curve.step_text(at)} ({curve.label}, the peak): {_run_text(run)}"
+    headings = [Column("tensor"), Column("type"), Column("role"), Column("size", size)]
     return table(caption, [*headings, Column("from, to step")], rows, footer=True, id="alive")
 
 
 def _alive_row(life: Lifetime) -> list[str | int]:
-    held_for = joined(swatch(f"role-{list(MemoryRole).index(life.role)}"), life.role.value)
+    role = joined(swatch(f"role-{list(MemoryRole).index(life.role)}"), life.role.value)
     return [
         tag("span", life.tensor, class_="name"),
         life.form,
-        held_for,
+        role,
         life.size_bytes,
         f"{step_number(life.first):,} to {step_number(life.last):,}",
     ]

@@ -1,4 +1,4 @@
-"""The page: its parts in one file that loads nothing."""
+"""The page of `optimize --report`, and the frame of all pages."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
-from typing import Any
 
 from onnxgc import __version__
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.planning.schedule import Schedule
-from onnxgc.report.budgets import duration, percent
+from onnxgc.report.data.memory_curve import forward_operators, memory_curve, operator_kinds
+from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.report.html.curves import alive_table, memory_figure, roles_table
-from onnxgc.report.html.memory_data import course_of, forward_operators, kinds_of_operators
+from onnxgc.report.html.network_strip import checkpoints_table, network_figure, segments_table
 from onnxgc.report.html.payload import payload
-from onnxgc.report.html.strip import checkpoints_table, network_figure, segments_table
 from onnxgc.report.html.tables import kinds_table, tensors_table
 from onnxgc.report.html.tags import Html, joined, tag
 from onnxgc.report.html.trade_off import trade_off_figure, trade_off_table
-from onnxgc.report.tables import megabytes
+from onnxgc.report.text.units import duration, megabytes, percent
 from onnxgc.tracing.step_graph import TrainingStep
 
-PLANNED, REGULAR = "planned", "storing everything"
+PLANNED, REGULAR = "planned", "baseline"
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "highspy", "numba")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A planned step as the page needs it.
+class PageData:
+    """The data of a page: a planned step with its figures.
 
-    `report` are the figures of `--json`, `durations_ns` times of operators by name, taken from `timing`,
-    and `settings` what was asked for beside the model.
+    `durations_ns` are durations of operators by name, and `timing` their source; `settings` are the user's
+    options with their values.
     """
 
-    report: Mapping[str, Any]
+    report: OptimizeReport
     step: TrainingStep
     schedule: Schedule
     regular_step: TrainingStep
@@ -48,19 +47,19 @@ class Shown:
     settings: Sequence[tuple[str, str]]
 
 
-def page(shown: Shown) -> str:
-    """The HTML of the page, in ASCII whatever the model's names have: the same bytes for the same result."""
+def page(shown: PageData) -> str:
+    """The HTML of the page, in ASCII: the same bytes for the same result."""
     report = shown.report
-    courses = [
-        course_of(PLANNED, shown.step, shown.schedule),
-        course_of(REGULAR, shown.regular_step, shown.regular_schedule),
+    curves = [
+        memory_curve(PLANNED, shown.step, shown.schedule),
+        memory_curve(REGULAR, shown.regular_step, shown.regular_schedule),
     ]
-    network = forward_operators(shown.step, shown.schedule, courses[0], shown.checkpoints)
+    network = forward_operators(shown.step, shown.schedule, curves[0], shown.checkpoints)
     sections = [
         ("memory-section", "Memory over the step", [
-            memory_figure(courses, report["budget"]["bytes"] if "budget" in report else None),
-            roles_table(courses),
-            alive_table(courses[0]),
+            memory_figure(curves, report["budget"]["bytes"] if "budget" in report else None),
+            roles_table(curves),
+            alive_table(curves[0]),
         ]),
         *([("trade-off", "Extra time against peak", [trade_off_figure(report), trade_off_table(report)])]
           if report.get("frontier") else []),
@@ -70,19 +69,19 @@ def page(shown: Shown) -> str:
             _folded("Segments", segments_table(network)),
         ]),
         ("operators", "Operators", [
-            kinds_table(kinds_of_operators(shown.step, courses[0], shown.durations_ns), PLANNED)
+            kinds_table(operator_kinds(shown.step, curves[0], shown.durations_ns), PLANNED)
         ]),
-        ("tensors", "Largest tensors", [tensors_table(courses[0], network)]),
-        ("assumed", "What was assumed", _assumed(shown)),
+        ("tensors", "Largest tensors", [tensors_table(curves[0], network)]),
+        ("assumed", "Assumptions", _assumed(shown)),
     ]  # fmt: skip
     title = f"{os.path.basename(report['model'])}: memory of one training step"
-    return document(title, _headline(report), sections, payload(courses, network))
+    return document(title, _headline(report), sections, payload(curves, network))
 
 
 def document(
     title: str, headline: Html, sections: Sequence[tuple[str, str, Sequence[Html]]], data: str
 ) -> str:
-    """A page with the given sections (name, heading, parts), and the data that its script reads."""
+    """A page with the given sections (name, heading, parts) and the data of its script."""
     body = tag(
         "body",
         tag("a", "Skip to the content", href="#content", class_="skip"),
@@ -122,7 +121,7 @@ def _hash(text: str) -> str:
 
 
 def _patterns() -> Html:
-    """Fillings that tell areas apart without colour, one for each class that is not plain."""
+    """Fillings that distinguish areas without colour."""
 
     def pattern(name: str, size: int, *shapes: Html) -> Html:
         ground = tag("rect", width=size, height=size, class_="ground")
@@ -169,18 +168,16 @@ def _folded(summary: str, content: Html) -> Html:
     return tag("details", tag("summary", summary), content)
 
 
-def _headline(report: Mapping[str, Any]) -> Html:
-    """The figures that decide, in large type."""
+def _headline(report: OptimizeReport) -> Html:
+    """The main figures, in large type."""
     regular, planned = (report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
     found = report.get("budget")
     figures = [
-        ("peak, storing everything", megabytes(regular)),
+        ("peak, baseline", megabytes(regular)),
         ("peak, planned", megabytes(planned) + (f" ({planned / regular:.0%})" if regular else "")),
     ]
     if found is None:
-        figures.append(
-            ("computed again, of the step's flops", f"{report['planned']['extra_flops_ratio']:.1%}")
-        )
+        figures.append(("recomputed, of the step's flops", f"{report['planned']['extra_flops_ratio']:.1%}"))
     else:
         if found["bytes"] is not None:
             figures.append(("budget", megabytes(found["bytes"])))
@@ -191,7 +188,7 @@ def _headline(report: Mapping[str, Any]) -> Html:
     )
 
 
-def _assumed(shown: Shown) -> list[Html]:
+def _assumed(shown: PageData) -> list[Html]:
     notes = shown.report["notes"]
     return [
         tag(
@@ -204,7 +201,7 @@ def _assumed(shown: Shown) -> list[Html]:
     ]
 
 
-def _facts(shown: Shown) -> list[tuple[str, str]]:
+def _facts(shown: PageData) -> list[tuple[str, str]]:
     report = shown.report
     return [
         ("model", report["model"]),
@@ -216,39 +213,39 @@ def _facts(shown: Shown) -> list[tuple[str, str]]:
         ("objective", report["objective"]),
         ("solver", f"{report['solver']}: {report['status']}"),
         *_bound(report),
-        ("times", shown.timing),
+        ("durations", shown.timing),
         (
             "settings",
             "; ".join(f"{option} {value}".strip() for option, value in shown.settings) or "all default",
         ),
         ("versions", ", ".join(f"{name} {version}" for name, version in _versions())),
-        ("memory", "tensors as an allocator is asked for them; parameters and fed tensors are not counted"),
+        ("memory", "tensors as allocated, excluding inputs and parameters"),
     ]
 
 
-def _bound(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _bound(report: OptimizeReport) -> list[tuple[str, str]]:
     found = report.get("budget")
     least = megabytes(report["lower_bound_bytes"])
-    operator = f", which '{report['bound_operator']}' alone takes" if report["bound_operator"] else ""
+    operator = f" (the working set of '{report['bound_operator']}')" if report["bound_operator"] else ""
     if found is None:
         return [
-            ("no plan is below", f"{least}{operator}"),
+            ("lower bound on the peak", f"{least}{operator}"),
             ("gap", percent(report["gap"]) if report["gap"] > 0 else "none: the plan is optimal"),
         ]
-    budget = "none: the least peak" if found["bytes"] is None else megabytes(found["bytes"])
-    gap = f"{percent(found['gap'])} of the time, {percent(found['gap_of_extra'])} of the extra"
-    told = [("budget", budget), ("order of first runs", found["order"])]
+    budget = "none: the lowest peak" if found["bytes"] is None else megabytes(found["bytes"])
+    gap = f"{percent(found['gap'])} of the time, {percent(found['gap_of_extra'])} of the extra time"
+    facts = [("budget", budget), ("operator order", found["order"])]
     if found["bytes"] is None:
-        told.append(("no plan is below", f"{least}{operator}"))
+        facts.append(("lower bound on the peak", f"{least}{operator}"))
     if found["most_extra_time_ratio"] is not None:
-        told.append(("extra time allowed", percent(found["most_extra_time_ratio"])))
-    told += [
-        ("time of every operator once", duration(found["regular_seconds"])),
+        facts.append(("extra time allowed", percent(found["most_extra_time_ratio"])))
+    facts += [
+        ("time of the baseline", duration(found["regular_seconds"])),
         ("extra time", percent(found["extra_time_ratio"])),
-        ("no plan adds less than", percent(found["lower_bound_ratio"])),
+        ("lower bound on extra time", percent(found["lower_bound_ratio"])),
         ("gap", gap if found["gap"] > 0 else "none"),
     ]
-    return told
+    return facts
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -1,12 +1,13 @@
-// Makes the page's pictures interactive; all of it can be read without.
+// Makes the page's pictures interactive; the page is readable without it.
+// One file of more than 450 lines, since the page contains it as one script with one hash.
 "use strict";
 (() => {
   // As in svg.py, curves.py and strip.py.
   const WIDTH = 1000;
   const HEIGHT = 300, LANE = 14;
-  const ARCS = 80, MARKS = 18, BARS = 90, SEGMENTS = 18, MOST_ARCS = 1500;
+  const ARCS = 80, MARKS = 18, BARS = 90, SEGMENTS = 18, MAX_ARCS = 1500;
   const BOTTOM = ARCS + MARKS + BARS;
-  // Rows of the table of tensors while a pointer moves, and once it rests.
+  // Rows of the table of tensors while a pointer moves, and after it stops.
   const FEW = 30;
   const MANY = 1000;
 
@@ -18,8 +19,8 @@
     return size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + " MB";
   };
   const count = (value) => value.toLocaleString("en-US");
-  // Places are counted from 0, and told from 1 on.
-  const told = (place) => count(place + 1);
+  // Places are counted from 0, and shown from 1.
+  const numbered = (place) => count(place + 1);
   const short = (value) => String(Math.round(value * 10) / 10);
 
   function make(name, attributes = {}, ...children) {
@@ -64,7 +65,7 @@
     return path;
   }
 
-  // A picture whose places can be pointed at, walked through by keyboard, and zoomed.
+  // A picture whose places can be selected by pointer or keyboard, and zoomed.
   class Explorer {
     constructor(figure, label, unit) {
       this.figure = figure;
@@ -113,7 +114,7 @@
       this.draw(this.low, this.high);
       this.marks.forEach((mark, number) => {
         const place = Math.min(this.low + Math.floor(wide * number / 4), this.high - 1);
-        mark.textContent = number ? told(place) : `${this.unit} ${told(place)}`;
+        mark.textContent = number ? numbered(place) : `${this.unit} ${numbered(place)}`;
       });
       this.place();
     }
@@ -139,7 +140,7 @@
       }
       this.place();
       cancelAnimationFrame(this.frame);
-      this.frame = requestAnimationFrame(() => this.tell(this.at));
+      this.frame = requestAnimationFrame(() => this.showAt(this.at));
       if (isSpoken) {
         this.handle.setAttribute("aria-valuenow", this.at + 1);
         this.handle.setAttribute("aria-valuetext", this.text(this.at));
@@ -238,7 +239,7 @@
     }
 
     chooser() {
-      const field = make("fieldset", {}, make("legend", {}, "Look into"));
+      const field = make("fieldset", {}, make("legend", {}, "Show"));
       this.courses.forEach((course, number) => {
         const radio = make("input", { type: "radio", name: `course of ${this.figure.id}` });
         radio.checked = number === 0;
@@ -251,9 +252,9 @@
     choose(number) {
       this.course = this.courses[number];
       this.shown.textContent = this.course.label;
-      // The picture is as wide as the longest course, whichever is looked into.
+      // The picture is as wide as the longest course, whichever is shown.
       this.begin(this.course.size, this.course.peakAt, this.longest);
-      this.tell(this.at);
+      this.showAt(this.at);
     }
 
     draw(low, high) {
@@ -308,23 +309,23 @@
       const source = data.texts[course.source[run]];
       const phase = data.phases[course.phase[run]];
       const reason = phase === "forward" ? "in forward"
-        : phase === "backward" ? `in the backward of '${source}'` : `which runs '${source}' again`;
+        : phase === "backward" ? `in the backward of '${source}'` : `which recomputes '${source}'`;
       return `${data.texts[course.kind[run]]} '${data.texts[course.name[run]]}' ${reason}`;
     }
 
     text(run) {
-      return `step ${told(run)}, ${megabytes(this.course.total[run])}`;
+      return `step ${numbered(run)}, ${megabytes(this.course.total[run])}`;
     }
 
     spoken(run) {
       const { data, course } = this;
       const largest = this.alive(run).slice(0, 3)
         .map((life) => `${data.texts[course.tensor[life]]}, ${megabytes(course.bytes[life])}, ${data.roles[course.role[life]]}`);
-      return `Step ${told(run)} of ${count(course.size)}: ${this.runText(run)}; ${megabytes(course.total[run])} held. `
+      return `Step ${numbered(run)} of ${count(course.size)}: ${this.runText(run)}; ${megabytes(course.total[run])} live. `
         + `Largest: ${largest.join("; ")}.`;
     }
 
-    tell(run) {
+    showAt(run) {
       if (this.readout) {
         this.readout.textContent = this.spoken(run);
         return;
@@ -342,7 +343,7 @@
         make("td", {}, data.texts[course.form[life]]),
         make("td", {}, swatch(`role-${course.role[life]}`), `\n${data.roles[course.role[life]]}`),
         make("td", { class: "number", "data-value": course.bytes[life] }, megabytes(course.bytes[life])),
-        make("td", {}, `${told(course.first[life])} to ${told(course.last[life])}`));
+        make("td", {}, `${numbered(course.first[life])} to ${numbered(course.last[life])}`));
       const sum = (lives) => lives.reduce((total, life) => total + course.bytes[life], 0);
       const summary = (text, bytes) => make("tr", {}, make("th", { scope: "row" }, text), make("td"), make("td"),
         make("td", { class: "number", "data-value": bytes }, megabytes(bytes)), make("td"));
@@ -353,7 +354,7 @@
       table.tBodies[0].replaceChildren(...rows);
       table.tFoot.replaceChildren(summary("all", sum(alive)));
       const peak = run === course.peakAt ? ", the peak" : "";
-      table.caption.firstChild.textContent = `Held at step ${told(run)} of ${count(course.size)} (${course.label}${peak}): ${this.runText(run)}`;
+      table.caption.firstChild.textContent = `Live at step ${numbered(run)} of ${count(course.size)} (${course.label}${peak}): ${this.runText(run)}`;
       this.table.setAttribute("aria-label", table.caption.textContent);
       this.table.dataset.step = run;
       this.table.dataset.held = course.total[run];
@@ -382,7 +383,7 @@
       figure.querySelector("figcaption").before(this.readout);
       this.keys = { c: () => this.next(), C: () => this.next() };
       this.begin(this.network.name.length, 0);
-      this.tell(0);
+      this.showAt(0);
     }
 
     next() {
@@ -419,21 +420,21 @@
         const [left, right] = [source, reader].map((index) => short((index + 0.5 - low) * unit));
         const top = short(ARCS - 1.3 * ARCS * Math.log(1 + reader - source) / Math.log(1 + this.size));
         arcs += `M${left} ${ARCS}C${left} ${top} ${right} ${top} ${right} ${ARCS}`;
-        if (++drawn === MOST_ARCS) break;
+        if (++drawn === MAX_ARCS) break;
       }
       this.plot.querySelector(".arcs").setAttribute("d", arcs);
     }
 
     text(index) {
-      return `operator ${told(index)}, ${this.data.texts[this.network.kind[index]]}`;
+      return `operator ${numbered(index)}, ${this.data.texts[this.network.kind[index]]}`;
     }
 
     described(index) {
       const { network, data } = this;
       const again = network.again[index] > 1 ? `, ${network.again[index]} times` : "";
       const parts = [
-        `Operator ${told(index)} of ${count(this.size)}: ${data.texts[network.kind[index]]} `,
-        named(data.texts[network.name[index]]), " makes ", named(data.texts[network.tensor[index]]),
+        `Operator ${numbered(index)} of ${count(this.size)}: ${data.texts[network.kind[index]]} `,
+        named(data.texts[network.name[index]]), " outputs ", named(data.texts[network.tensor[index]]),
         ` (${data.texts[network.form[index]]}, ${megabytes(network.bytes[index])}), ${data.fates[network.fate[index]]}${again}`,
       ];
       if (network.segment[index] >= 0) parts.push(`, in segment ${network.segment[index]}`);
@@ -445,7 +446,7 @@
       return this.described(index).map((part) => part.textContent ?? part).join("");
     }
 
-    tell(index) {
+    showAt(index) {
       this.readout.replaceChildren(...this.described(index));
     }
   }

@@ -1,7 +1,7 @@
-"""Drawing in SVG that is as wide as the page lets it be, with text that keeps its size.
+"""SVG as wide as the page, with text of constant size.
 
-Shapes lie in an inner picture that is stretched to the width; what must not be stretched (text, marks) lies
-around it, at a share of the width.
+Shapes are in an inner picture that is stretched to the width; text and marks are outside of it, at shares of
+the width.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import pairwise
 from onnxgc.report.html.tags import Html, tag
 
 WIDTH = 1000
-"""Units across the inner picture, and the most columns that are drawn: a screen shows no more."""
+"""Width of the inner picture in units, and the maximum number of columns, about that of a screen."""
 
 
 def columns(count: int) -> list[range]:
-    """`count` places in order, gathered into at most `WIDTH` columns of nearly equal width."""
+    """`count` places in order, grouped into at most `WIDTH` columns of nearly equal width."""
     number = min(count, WIDTH)
     edges = [place * count // number for place in range(number + 1)] if number else [0]
     return [range(first, last) for first, last in pairwise(edges)]
@@ -40,13 +40,13 @@ def steps_path(heights: Sequence[float], share: float = 1.0) -> str:
 
 
 def area_path(heights: Sequence[float], bottom: float, share: float = 1.0) -> str:
-    """The area between that line and the bottom."""
+    """The area between the line of `steps_path` and the bottom."""
     line = steps_path(heights, share)
     return f"{line}V{coordinate(bottom)}H0Z" if line else ""
 
 
 def blocks_path(filled: Sequence[bool], top: float, height: float, share: float = 1.0) -> str:
-    """A row of blocks where columns are filled; neighbours are one block."""
+    """A row of blocks at the filled columns; neighbours form one block."""
     path: list[str] = []
     start = None
     for number, is_filled in enumerate([*filled, False]):
@@ -72,8 +72,23 @@ def stretched(height: int, *shapes: str) -> Html:
 
 
 def quarters(count: int) -> list[str]:
-    """Numbers of places, counted from 1, at the quarters of a picture from the first to the last."""
+    """Numbers of places, from 1, at the quarters of a picture."""
     return [f"{min(count * number // 4 + 1, count):,}" for number in range(5)]
+
+
+def place_marks(count: int, unit: str, y: float) -> list[Html]:
+    """The numbers at the quarters of a picture; the first one with its unit."""
+    return [
+        tag(
+            "text",
+            place if number else f"{unit} {place}",
+            x=percent_of_width(number / 4),
+            y=y,
+            text_anchor="start" if not number else "end" if number == 4 else "middle",
+            class_="mark between" if number % 2 else "mark",
+        )
+        for number, place in enumerate(quarters(count))
+    ]
 
 
 def percent_of_width(share: float) -> str:
@@ -81,7 +96,7 @@ def percent_of_width(share: float) -> str:
 
 
 def ticks(highest: float, wanted: int = 8) -> list[float]:
-    """Round values from 0 to `highest`, about as many as wanted."""
+    """Round values from 0 to `highest`, about `wanted` of them."""
     if highest <= 0:
         return [0.0]
     scale = 10.0

@@ -1,29 +1,28 @@
-"""Tables of the page: each scrolls by itself where it is wider than the page."""
+"""Tables of a page, which scroll where they are wider than the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnxgc.report.budgets import duration
-from onnxgc.report.html.memory_data import (
-    NOT_MADE,
-    Course,
+from onnxgc.report.data.memory_curve import (
+    NOT_OUTPUTS,
     ForwardOperator,
-    KindOfOperator,
+    MemoryCurve,
     MemoryRole,
+    OperatorKind,
     Phase,
     TensorFate,
 )
 from onnxgc.report.html.tags import Html, joined, tag
-from onnxgc.report.tables import megabytes
+from onnxgc.report.text.units import duration, megabytes
 
-LARGEST_TENSORS = 50
+MAX_TENSORS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading, and how numbers below it are written."""
+    """A heading, and the format of the numbers below it."""
 
     heading: str
     written: Callable[[float], str] | None = None
@@ -31,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number that is written already, with the value that it is sorted by."""
+    """A number as text, with its value for sorting."""
 
     written: str
     value: float
@@ -47,7 +46,7 @@ def table(
     class_: str = "",
     **attributes: str,
 ) -> Html:
-    """A table with a caption; the first cell of a row is its heading, and the last row may be a sum."""
+    """A table with a caption; the first cell of a row is its heading, and the last row may be a total."""
     head = tag(
         "tr",
         *(
@@ -57,7 +56,7 @@ def table(
     )
     written = [_row(headings, row) for row in rows]
     end = len(written) - 1 if footer else len(written)
-    # A region that scrolls can be reached by keyboard, and says what it is.
+    # A scrolling region is reachable by keyboard, and has a label.
     return tag(
         "div",
         tag(
@@ -97,7 +96,7 @@ def _row(headings: Sequence[Column], row: Sequence[str | int | float | Figure]) 
 
 
 def swatch(kind: str) -> Html:
-    """A small field in the colour and pattern of an area; its name stands beside it."""
+    """A small field in the colour and pattern of an area."""
     return tag(
         "svg",
         tag("rect", width=14, height=14, class_=f"area {kind}"),
@@ -113,7 +112,7 @@ def count(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """As `megabytes`, but of what is small enough to count, the bytes."""
+    """As `megabytes`, but in bytes below 1,000."""
     return megabytes(value) if value >= 1000 else f"{value:.0f} B" if value else "0"
 
 
@@ -121,8 +120,8 @@ def nanoseconds(value: float) -> str:
     return duration(value / 1e9) if value else "0"
 
 
-def kinds_table(kinds: Sequence[KindOfOperator], label: str) -> Html:
-    """Operators by kind: how many, what they hold for backward, and what they take."""
+def kinds_table(kinds: Sequence[OperatorKind], label: str) -> Html:
+    """Operators by kind: their number, the bytes they keep for backward, and their time."""
     rows: list[list[str | int]] = [
         [
             tag("span", kind.kind, class_="name"),
@@ -142,39 +141,39 @@ def kinds_table(kinds: Sequence[KindOfOperator], label: str) -> Html:
         Column("in forward", count),
         Column("in backward", count),
         Column("kept for backward", size),
-        Column("runs again", count),
+        Column("recomputed", count),
         Column("time", nanoseconds),
-        Column("of it again", nanoseconds),
+        Column("of which recomputed", nanoseconds),
     ]
     return table(f"Operators by kind ({label})", headings, rows, footer=True, sortable=True)
 
 
-def tensors_table(course: Course, network: Sequence[ForwardOperator]) -> Html:
-    """The largest tensors that the step makes, and what becomes of each; copies are not listed apart."""
-    times = {operator.name: operator.times_again for operator in network}
+def tensors_table(curve: MemoryCurve, network: Sequence[ForwardOperator]) -> Html:
+    """The largest tensors of the step with their fates, without recomputed copies."""
+    times = {operator.name: operator.recomputations for operator in network}
     firsts = [
         life
-        for life in course.lifetimes
-        if life.tensor == life.original and life.role not in (*NOT_MADE, MemoryRole.AGAIN)
+        for life in curve.lifetimes
+        if life.tensor == life.original and life.role not in (*NOT_OUTPUTS, MemoryRole.RECOMPUTED)
     ]
     firsts.sort(key=lambda life: (-life.size_bytes, life.first))
     rows: list[list[str | int]] = []
-    for life in firsts[:LARGEST_TENSORS]:
-        run = course.runs[life.first]
+    for life in firsts[:MAX_TENSORS]:
+        run = curve.runs[life.first]
         again = times.get(run.name, 0) if run.phase is Phase.FORWARD else 0
         rows.append(
             [
                 tag("span", life.tensor, class_="name"),
                 life.form,
                 life.size_bytes,
-                f"computed again, {again} times"
+                f"recomputed {again} times"
                 if again > 1
-                else TensorFate.AGAIN.value
+                else TensorFate.RECOMPUTED.value
                 if again
                 else life.role.value,
                 joined(run.kind, " ", tag("span", run.name, class_="name")),
             ]
         )
-    caption = f"The largest tensors ({len(rows):,} of {len(firsts):,}; {course.label})"
-    headings = [Column("tensor"), Column("type"), Column("size", size), Column("what becomes of it")]
-    return table(caption, [*headings, Column("made by")], rows, sortable=True)
+    caption = f"The largest tensors ({len(rows):,} of {len(firsts):,}; {curve.label})"
+    headings = [Column("tensor"), Column("type"), Column("size", size), Column("fate")]
+    return table(caption, [*headings, Column("produced by")], rows, sortable=True)

@@ -1,4 +1,4 @@
-"""Writing HTML and SVG in which text of a model stays text."""
+"""HTML and SVG in which a model's text is escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VOID = frozenset({"br", "input", "link", "meta"})
 
 
 class Html(str):
-    """Text that is HTML already; all other text is escaped where it is put into a tag."""
+    """Text that is HTML already; a tag escapes all other text."""
 
     __slots__ = ()
 
@@ -20,7 +20,7 @@ def escaped(text: str) -> Html:
 
 
 def tag(element: str, /, *children: str, **attributes: Attribute) -> Html:
-    """An element; `class_` is written `class`, `aria_label` is `aria-label`, and None or False left out."""
+    """An element; `class_` becomes `class`, `aria_label` `aria-label`; None and False are left out."""
     written = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(str(value))}"')
         for key, value in attributes.items()

@@ -1,13 +1,12 @@
-"""Extra time against peak: what each budget costs, and which plan was taken."""
+"""Extra time against peak for each budget, and the chosen plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from onnxgc.report.budgets import FRONTIER_HEADINGS, percent
+from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.report.html.svg import (
     WIDTH,
     coordinate,
@@ -18,7 +17,8 @@ from onnxgc.report.html.svg import (
 )
 from onnxgc.report.html.tables import Column, table
 from onnxgc.report.html.tags import Html, joined, tag
-from onnxgc.report.tables import megabytes
+from onnxgc.report.text.trade_off import FRONTIER_HEADINGS, chosen_point, gap_text
+from onnxgc.report.text.units import megabytes, percent
 
 HEIGHT = 220
 _MARGIN = 0.06
@@ -26,89 +26,81 @@ _MARGIN = 0.06
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Where a peak and an extra time lie: shares of the width, and units from the top."""
+    """Positions of a peak and an extra time: a share of the width, and units from the top."""
 
     least_bytes: int
     most_bytes: int
-    most_extra: float
+    max_extra: float
 
     def x(self, peak_bytes: int) -> float:
         span = self.most_bytes - self.least_bytes
         return 0.5 if not span else _MARGIN + (1 - 2 * _MARGIN) * (peak_bytes - self.least_bytes) / span
 
     def y(self, extra: float) -> float:
-        return HEIGHT * (1 - 0.92 * extra / self.most_extra)
+        return HEIGHT * (1 - 0.92 * extra / self.max_extra)
 
 
-def trade_off_figure(report: Mapping[str, Any]) -> Html:
-    """Points of the trade-off with the line that no point is needed below, and the chosen plan."""
+def trade_off_figure(report: OptimizeReport) -> Html:
+    """Points of the trade-off, the lower envelope of the points, and the chosen plan."""
     plans = [(point["simulated_peak_bytes"], point["extra_time_ratio"]) for point in report["frontier"]]
     chosen = (report["planned"]["simulated_peak_bytes"], report["budget"]["extra_time_ratio"])
     peaks = [peak for peak, _ in (*plans, chosen)]
     axes = _Axes(min(peaks), max(peaks), max(extra for _, extra in (*plans, chosen)) or 1.0)
-    levels = [(axes.y(level), percent(level) if level else "0") for level in ticks(axes.most_extra, 4)]
-    points = [
-        tag(
-            "circle",
-            tag("title", _told(plan)),
-            cx=percent_of_width(axes.x(plan[0])),
-            cy=coordinate(axes.y(plan[1])),
-            r=4,
-        )
-        for plan in dict.fromkeys(plans)
-    ]
-    x, y = percent_of_width(axes.x(chosen[0])), axes.y(chosen[1])
-    anchor = "end" if axes.x(chosen[0]) > 0.5 else "start"
+    levels = [(axes.y(level), percent(level) if level else "0") for level in ticks(axes.max_extra, 4)]
     picture = tag(
         "svg",
         level_lines(levels),
         stretched(HEIGHT, tag("path", d=_line([*plans, chosen], axes), class_="line course-0")),
-        *points,
-        tag("circle", tag("title", f"chosen: {_told(chosen)}"), cx=x, cy=coordinate(y), r=9, class_="chosen"),
-        tag(
-            "text",
-            "chosen",
-            x=x,
-            dx=-14 if anchor == "end" else 14,
-            y=coordinate(y - 10 if y > 24 else y + 22),
-            text_anchor=anchor,
-            class_="chosen-label",
-        ),
-        tag(
-            "text",
-            megabytes(axes.least_bytes),
-            x=percent_of_width(_MARGIN),
-            y=HEIGHT + 18,
-            text_anchor="middle",
-        ),
-        tag("text", "peak", x="50%", y=HEIGHT + 18, text_anchor="middle"),
-        tag(
-            "text",
-            megabytes(axes.most_bytes),
-            x=percent_of_width(1 - _MARGIN),
-            y=HEIGHT + 18,
-            text_anchor="middle",
-        ),
+        *(_point(plan, axes) for plan in dict.fromkeys(plans)),
+        *_chosen(chosen, axes),
+        _x_label(megabytes(axes.least_bytes), _MARGIN),
+        _x_label("peak", 0.5),
+        _x_label(megabytes(axes.most_bytes), 1 - _MARGIN),
         class_="plot",
         width="100%",
         height=HEIGHT + 24,
         role="img",
-        aria_label=f"Extra time against peak; chosen: {_told(chosen)}. The table below has all points.",
+        aria_label=f"Extra time against peak; chosen: {_plan_text(chosen)}. The table below has all points.",
     )
     caption = tag(
         "figcaption",
-        "Extra time (upwards) of the best plan found for each peak (to the right), "
-        f"as a share of the time of every operator once. Chosen: {_told(chosen)}.",
+        "Extra time (vertical) of the best plan found for each peak (horizontal), "
+        f"as a share of the baseline's time. Chosen: {_plan_text(chosen)}.",
     )
     return tag("figure", picture, caption, id="trade-off-figure")
 
 
-def _told(plan: tuple[int, float]) -> str:
+def _point(plan: tuple[int, float], axes: _Axes) -> Html:
+    x, y = percent_of_width(axes.x(plan[0])), coordinate(axes.y(plan[1]))
+    return tag("circle", tag("title", _plan_text(plan)), cx=x, cy=y, r=4)
+
+
+def _chosen(plan: tuple[int, float], axes: _Axes) -> tuple[Html, Html]:
+    x, y = percent_of_width(axes.x(plan[0])), axes.y(plan[1])
+    is_right = axes.x(plan[0]) > 0.5
+    title = tag("title", f"chosen: {_plan_text(plan)}")
+    label = tag(
+        "text",
+        "chosen",
+        x=x,
+        dx=-14 if is_right else 14,
+        y=coordinate(y - 10 if y > 24 else y + 22),
+        text_anchor="end" if is_right else "start",
+        class_="chosen-label",
+    )
+    return tag("circle", title, cx=x, cy=coordinate(y), r=9, class_="chosen"), label
+
+
+def _x_label(text: str, share: float) -> Html:
+    return tag("text", text, x=percent_of_width(share), y=HEIGHT + 18, text_anchor="middle")
+
+
+def _plan_text(plan: tuple[int, float]) -> str:
     return f"{megabytes(plan[0])}, {percent(plan[1])} extra time"
 
 
 def _line(plans: Sequence[tuple[int, float]], axes: _Axes) -> str:
-    """From the least peak to the right: a plan serves every larger budget, until one takes less time."""
+    """The lower envelope: each plan is valid for all larger budgets, until a plan takes less time."""
     path, least = "", math.inf
     for peak, extra in sorted(plans):
         if extra >= least:
@@ -119,15 +111,10 @@ def _line(plans: Sequence[tuple[int, float]], axes: _Axes) -> str:
     return path
 
 
-def trade_off_table(report: Mapping[str, Any]) -> Html:
-    """A row for each budget, and one for the chosen plan."""
+def trade_off_table(report: OptimizeReport) -> Html:
+    """A row for the chosen plan, and one for each budget."""
     regular = report["regular"]["simulated_peak_bytes"]
-    planned = report["planned"]["simulated_peak_bytes"]
-    chosen = {
-        **report["budget"],
-        "budget_bytes": report["budget"]["bytes"] or planned,
-        "simulated_peak_bytes": planned,
-    }
+    chosen = chosen_point(report)
     rows: list[list[str]] = [
         [
             joined(tag("strong", "chosen: "), megabytes(point["budget_bytes"]))
@@ -137,9 +124,9 @@ def trade_off_table(report: Mapping[str, Any]) -> Html:
             megabytes(point["simulated_peak_bytes"]),
             percent(point["extra_time_ratio"]),
             percent(point["lower_bound_ratio"]),
-            percent(point["gap"]) if point["gap"] > 0 else "optimal",
+            gap_text(point),
         ]
-        for point in (chosen, *sorted(report["frontier"], key=lambda point: -int(point["budget_bytes"])))
+        for point in (chosen, *sorted(report["frontier"], key=lambda point: -point["budget_bytes"]))
     ]
     headings = [
         Column(heading, megabytes if number else None) for number, heading in enumerate(FRONTIER_HEADINGS)

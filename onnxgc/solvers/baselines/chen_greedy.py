@@ -1,9 +1,8 @@
-"""Sublinear memory, greedily: close a segment as soon as it holds more than a budget; try some budgets.
+"""Sublinear memory, greedily: end a segment as soon as it exceeds a budget, for several budgets.
 
 Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, Algorithm 3 and the
-search over its budget. The candidates for checkpoints are the tensors that every path visits (all
-inner tensors of a chain), and every plan is judged by the paper's objective here instead of by
-the sum that the algorithm keeps.
+search over its budget. Candidates for checkpoints are the tensors on every path (all inner tensors of a
+chain). Deviation: plans are compared by the objective of Feng & Huang, not by the algorithm's own sum.
 """
 
 from __future__ import annotations
@@ -11,47 +10,55 @@ from __future__ import annotations
 from math import isqrt
 
 from onnxgc.graph.computation_graph import Vertex
-from onnxgc.graph.terminals import VirtualTerminal, forced_checkpoints
+from onnxgc.graph.virtual_terminals import VirtualTerminal, forced_checkpoints
 from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.bounds import any_plan_lower_bound_bytes
 from onnxgc.solvers.families import splitting_vertices
+from onnxgc.solvers.plan_bounds import paper_lower_bound_bytes
 
-GRID = 16
-"""How many budgets are tried between B / sqrt(2) and sqrt(2) B."""
+BUDGETS_TRIED = 16
+"""Number of budgets between B / sqrt(2) and sqrt(2) B."""
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The best of the plans for a budget of 0 and for a grid of budgets around B.
+    """The best plan for a budget of 0 and for a grid of budgets around B. O(vertices + edges) for each.
 
-    With x bytes of checkpoints, without the ends that are always kept, and segments of up to y bytes
-    at a budget of 0, B is sqrt(x y). Of equally good plans it takes the one of the least budget.
+    B is sqrt(x y), where the plan for budget 0 has x bytes of checkpoints, without the ends, and segments
+    of up to y bytes. Among equally good plans the one with the least budget is returned.
+
+    Args:
+        problem: any acyclic graph, sizes in bytes.
+        options: none is used.
+
+    Source: Chen et al. 2016, Algorithm 3.
     """
-    del options  # Nothing to choose.
+    del options  # No option applies.
     candidates = frozenset(splitting_vertices(problem))
     plan, peak_bytes = _plan_under(problem, candidates, 0)
     best, value = plan, paper_objective(problem, plan)
     end_bytes = sum(problem.size_bytes(vertex) for vertex in forced_checkpoints(problem.graph))
     for budget_bytes in _grid((value.checkpoint_bytes - end_bytes) * peak_bytes):
         plan, _ = _plan_under(problem, candidates, budget_bytes)
-        judged = paper_objective(problem, plan)
-        if judged.total_bytes < value.total_bytes:
-            best, value = plan, judged
-    return Finding(best, Status.FEASIBLE, any_plan_lower_bound_bytes(problem))
+        candidate = paper_objective(problem, plan)
+        if candidate.total_bytes < value.total_bytes:
+            best, value = plan, candidate
+    return Finding(best, Status.FEASIBLE, paper_lower_bound_bytes(problem))
 
 
 def _grid(square: int) -> list[int]:
-    """Budgets from B / sqrt(2) to sqrt(2) B at equal distances, in whole bytes, given B squared."""
+    """Evenly spaced budgets in bytes from B / sqrt(2) to sqrt(2) B, given B squared."""
     low, high = isqrt(square // 2), isqrt(2 * square)
-    return list(dict.fromkeys(low + (high - low) * step // (GRID - 1) for step in range(GRID)))
+    return list(
+        dict.fromkeys(low + (high - low) * step // (BUDGETS_TRIED - 1) for step in range(BUDGETS_TRIED))
+    )
 
 
 def _plan_under(
     problem: CheckpointProblem, candidates: frozenset[Vertex], budget_bytes: int
 ) -> tuple[CheckpointPlan, int]:
-    """Algorithm 3: a plan, and the heaviest run of tensors up to and with a checkpoint."""
+    """Algorithm 3: a plan, and the heaviest run of tensors up to and including a checkpoint."""
     ends = forced_checkpoints(problem.graph)
     kept: list[Vertex] = []
     run_bytes = heaviest_bytes = 0

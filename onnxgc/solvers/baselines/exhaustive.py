@@ -1,6 +1,6 @@
-"""Every set of checkpoints, by the definition: the truth that other solvers are tested against.
+"""Every set of checkpoints, by definition: ground truth for tests of other solvers.
 
-It shares no code with them on purpose: neither segments nor division trees nor cuts.
+On purpose it shares no code with them: neither segments nor division trees nor cuts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ MAX_ORDERS = 200
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """Minimise an objective over all sets of checkpoints that it admits; for the peak, and all orders.
+    """Minimise an objective over all valid sets of checkpoints; for the peak, also over all orders.
 
-    Of equally good sets it takes one with fewest checkpoints, then the first in order of bits.
+    Among equally good sets, the one with the fewest checkpoints, then the first in the order of bits, is
+    returned. O(2^vertices (vertices + edges)), times the number of orders for the peak.
+
+    Args:
+        problem: at most `MAX_VERTICES` vertices; for the peak, `MAX_VERTICES_FOR_PEAK` and
+            `MAX_ORDERS` orders.
+        options: `objective` is used.
 
     Raises:
-        PlanError: too many sets and orders to try for the peak.
+        PlanError: there are too many sets or orders for the peak.
     """
     if options.objective is Objective.PEAK:
         return _least_peak(problem)
@@ -37,7 +43,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
             continue
         components = neighbourhood.components(kept)
         if options.objective is Objective.GENERAL:
-            valid = neighbourhood.can_follow_one_another(components)
+            valid = neighbourhood.can_be_ordered(components)
         else:
             valid = all(map(neighbourhood.is_independent, components))
         if not valid:
@@ -52,7 +58,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
 
 
 def _least_peak(problem: CheckpointProblem) -> Finding:
-    """Every order of the vertices with every set of them, as the judge sees it."""
+    """The least simulated peak over all orders and all sets of the vertices."""
     vertices = problem.graph.vertices
     if len(vertices) > MAX_VERTICES_FOR_PEAK:
         raise PlanError(
@@ -75,7 +81,7 @@ def _least_peak(problem: CheckpointProblem) -> Finding:
 
 
 def topological_sorts(graph: ComputationGraph) -> Iterator[tuple[Vertex, ...]]:
-    """All orders of the vertices in which each comes after what it is computed from.
+    """All topological orders of the vertices.
 
     Raises:
         PlanError: there are more than `MAX_ORDERS`.
@@ -100,8 +106,7 @@ def topological_sorts(graph: ComputationGraph) -> Iterator[tuple[Vertex, ...]]:
 class _Neighbourhood:
     """A graph in bitsets: bit n is the vertex at topological index n.
 
-    Where there are several sources, one more bit stands for the virtual source, and likewise for
-    the target.
+    Several sources are connected to an additional bit for the virtual source; several targets likewise.
     """
 
     def __init__(self, graph: ComputationGraph) -> None:
@@ -124,7 +129,7 @@ class _Neighbourhood:
                 edges[end] |= 1 << virtual
 
     def components(self, kept: int) -> list[int]:
-        """The weakly connected components of what is not kept."""
+        """The weakly connected components of the discarded vertices."""
         components = []
         left = self._all & ~kept
         while left:
@@ -139,13 +144,13 @@ class _Neighbourhood:
         return components
 
     def is_independent(self, component: int) -> bool:
-        """Whether exactly one vertex feeds a component and exactly one is fed by it."""
+        """Whether a component has exactly one entry and one exit."""
         feeding = self._union(self._feeding, component) & ~component
         fed = self._union(self._fed, component) & ~component
         return feeding.bit_count() == 1 and fed.bit_count() == 1
 
-    def can_follow_one_another(self, components: list[int]) -> bool:
-        """Whether no component waits, over whatever path, for itself or for one that waits for it."""
+    def can_be_ordered(self, components: list[int]) -> bool:
+        """Whether the components, contracted to one vertex each, leave a graph without cycles."""
         waiting = [*components, *(1 << n for n in range(self._all.bit_length()))]
         waiting = [part for n, part in enumerate(waiting) if n < len(components) or part & ~sum(components)]
         done = 0

@@ -1,21 +1,21 @@
-"""The user's own checkpoints, any set of them."""
+"""The user's own checkpoints."""
 
 from __future__ import annotations
 
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.bounds import any_plan_bound
+from onnxgc.solvers.plan_bounds import plan_lower_bound
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """Take `options.checkpoints` as they are; segments may have several entries and exits.
+    """The plan with `options.checkpoints`. Any set is valid: segments may have several entries and exits.
 
     Raises:
-        PlanError: a checkpoint is no vertex of the graph; the closest names are given.
+        PlanError: a checkpoint is no vertex of the graph; the message suggests the closest names.
     """
     plan = CheckpointPlan.for_graph(problem.graph, options.checkpoints)
-    bound, operator = any_plan_bound(problem, options.objective)
+    bound, operator = plan_lower_bound(problem, options.objective)
     return Finding(plan, Status.FEASIBLE, bound, operator)
 
 

@@ -1,6 +1,6 @@
-"""The paper's baseline: the best of some random sets of checkpoints.
+"""The paper's baseline: the best of several random sets of checkpoints.
 
-Source: the paper, section 6 and the caption of its Table 1.
+Source: Feng & Huang, CVPR 2021, section 6 and the caption of Table 1.
 """
 
 from __future__ import annotations
@@ -13,28 +13,34 @@ from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.plan import CheckpointPlan, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.bounds import any_plan_lower_bound_bytes
+from onnxgc.solvers.plan_bounds import paper_lower_bound_bytes
 
-MOST_CHECKPOINTS = 5
-MOST_TRIALS = 100
-"""How many draws in a row may be invalid before it gives up."""
+MAX_CHECKPOINTS = 5
+MAX_INVALID_DRAWS = 100
+"""Number of consecutive invalid draws that ends the search."""
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The best of `options.draws` valid draws (reading A) of 1 to 5 of all tensors.
+    """The best of several valid draws (reading A) of 1 to 5 tensors. O(vertices + edges) for each draw.
 
-    A draw that is not valid is drawn again. When 100 in a row are not, the search ends with the
-    valid ones so far: the paper does not say what it does if there are some, but not enough.
+    An invalid draw is repeated. After 100 consecutive invalid draws the search ends with the valid ones; the
+    paper does not define this case.
+
+    Args:
+        problem: any acyclic graph, sizes in bytes.
+        options: `draws` is the number of valid draws, `seed` that of the random numbers.
 
     Raises:
-        PlanError: not one of the first 100 draws is valid: the paper's "not applicable".
+        PlanError: the first 100 draws are all invalid: the paper's "not applicable".
+
+    Source: the paper, section 6.
     """
     random = Random(options.seed)
     vertices = problem.graph.vertices
     plans: list[CheckpointPlan] = []
     failed = 0
-    while len(plans) < max(options.draws, 1) and failed < MOST_TRIALS:
-        drawn = random.sample(vertices, min(random.randint(1, MOST_CHECKPOINTS), len(vertices)))
+    while len(plans) < max(options.draws, 1) and failed < MAX_INVALID_DRAWS:
+        drawn = random.sample(vertices, min(random.randint(1, MAX_CHECKPOINTS), len(vertices)))
         if is_valid_reading_a(problem.graph, drawn):
             plans.append(CheckpointPlan.for_graph(problem.graph, drawn))
             failed = 0
@@ -42,11 +48,11 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
             failed += 1
     if not plans:
         raise PlanError(
-            f"solver 'random' is not applicable: none of {MOST_TRIALS} draws of 1 to {MOST_CHECKPOINTS} "
+            f"solver 'random' is not applicable: none of {MAX_INVALID_DRAWS} draws of 1 to {MAX_CHECKPOINTS} "
             f"from {len(vertices)} vertices leaves independent segments; use solver 'acg'"
         )
     best = min(plans, key=lambda plan: paper_objective(problem, plan).total_bytes)
-    return Finding(best, Status.FEASIBLE, any_plan_lower_bound_bytes(problem))
+    return Finding(best, Status.FEASIBLE, paper_lower_bound_bytes(problem))
 
 
 RANDOM = Solver(

@@ -1,7 +1,7 @@
-"""Binomial checkpointing: the fewest forward steps that reverse a chain with so many stored states.
+"""Binomial checkpointing: the fewest forward steps that reverse a chain within a number of slots.
 
-Source: A. Griewank, A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000. Slots include the
-one of the initial state, as there; the forward step inside each backward step is not counted.
+Source: A. Griewank, A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000. As there, the slots
+include the one of the initial state, and the forward step inside each backward step is not counted.
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from __future__ import annotations
 from math import comb
 
 from onnxgc.errors import PlanError
-from onnxgc.planning.plan import CheckpointPlan, Status
+from onnxgc.planning.plan import Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.bounds import any_plan_lower_bound_bytes
-from onnxgc.solvers.chain_reversal import (
+from onnxgc.solvers.baselines.reversal_plan import reversal_plan
+from onnxgc.solvers.families import GraphFamily
+from onnxgc.solvers.plan_bounds import paper_lower_bound_bytes
+from onnxgc.solvers.reversal_schedule import (
     Action,
     ReversalObjective,
-    check_sizes,
     default_slots,
-    first_sweep_states,
     unroll,
 )
-from onnxgc.solvers.families import GraphFamily
 
 
-def optimal_evaluations(steps: int, slots: int) -> int:
-    """The fewest forward steps: r l - C(s + r, r - 1) for l steps and s slots.
+def reversal_schedule(steps: int, slots: int) -> tuple[Action, ...]:
+    """A schedule with the fewest forward steps and at most `slots` stored states. O(forward steps).
 
-    Here r is the most often that any step advances, the least number with l <= C(s + r, r). Twenty
-    steps with three slots, each advanced at most three times:
+    For l steps and s slots these are r l - C(s + r, r - 1) forward steps, where r is the largest number of
+    times that any step advances: the least number with l <= C(s + r, r).
 
-    >>> optimal_evaluations(20, 3)
+    >>> from onnxgc.solvers.reversal_schedule import Advance
+    >>> schedule = reversal_schedule(20, 3)
+    >>> sum(action.stop - action.start for action in schedule if isinstance(action, Advance))
     45
 
     Raises:
@@ -38,39 +39,33 @@ def optimal_evaluations(steps: int, slots: int) -> int:
 
     Source: Griewank & Walther 2000, Proposition 1.
     """
-    check_sizes(steps, slots)
-    if steps < 2:
-        return 0
-    repeats = _repeats(steps, slots)
-    return repeats * steps - comb(slots + repeats, repeats - 1)
-
-
-def reversal_schedule(steps: int, slots: int) -> tuple[Action, ...]:
-    """A schedule with `optimal_evaluations` forward steps and never more than `slots` stored states.
-
-    Raises:
-        ValueError: `steps` is negative, or `slots` is less than 1.
-    """
     return unroll(steps, slots, _split)
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The states that the first sweep of the optimal schedule stores, for `options.slots`.
+    """The optimal reversal schedule as a sequence, with the states of its first sweep as checkpoints.
+
+    O(forward steps).
+
+    Args:
+        problem: a chain of equal tensors.
+        options: `slots` is the number of states stored at once (default: `default_slots`).
 
     Raises:
-        PlanError: there are less than 1 slots.
+        PlanError: there are fewer than 1 slots.
+
+    Source: Griewank & Walther 2000.
     """
-    vertices = problem.graph.vertices
-    steps = len(vertices) - 1
+    steps = len(problem.graph) - 1
     slots = default_slots(steps) if options.slots is None else options.slots
     if slots < 1:
-        raise PlanError(f"{slots} slots cannot hold the first state of a chain; give at least 1")
-    states = first_sweep_states(reversal_schedule(steps, slots))
-    plan = CheckpointPlan.for_graph(problem.graph, [vertices[state] for state in states])
-    return Finding(plan, Status.FEASIBLE, any_plan_lower_bound_bytes(problem))
+        raise PlanError(f"{slots} slots have no room for the first state of a chain; give at least 1")
+    plan = reversal_plan(problem, reversal_schedule(steps, slots))
+    return Finding(plan, Status.FEASIBLE, paper_lower_bound_bytes(problem))
 
 
 def _repeats(steps: int, slots: int) -> int:
+    """The largest number of times that a step advances."""
     repeats, reach = 0, 1  # reach = C(slots + repeats, repeats)
     while reach < steps:
         repeats += 1
@@ -79,10 +74,10 @@ def _repeats(steps: int, slots: int) -> int:
 
 
 def _split(steps: int, slots: int) -> int:
-    """The longest first part that an optimal schedule can have.
+    """The longest first part of an optimal schedule.
 
-    With r repeats for the whole, the first part may be as long as r - 1 repeats can reverse; and
-    the second must leave nothing of what r - 1 repeats can reverse with a slot less.
+    With r repeats for the whole, r - 1 repeats reverse the first part, and the second part is at least as
+    long as r - 1 repeats can reverse with one slot less.
     """
     repeats = _repeats(steps, slots)
     return min(
@@ -94,7 +89,7 @@ def _split(steps: int, slots: int) -> int:
 
 REVOLVE = Solver(
     name="revolve",
-    summary="Griewank and Walther's reversal schedule; as a plan, only the states of its first sweep",
+    summary="Griewank and Walther's reversal schedule: the fewest forward steps for a number of states",
     search=search,
     exact_for=ReversalObjective.FORWARD_STEPS,
     exact_on=GraphFamily.EQUAL_CHAIN,

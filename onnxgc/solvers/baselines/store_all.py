@@ -1,15 +1,16 @@
-"""Keep everything: regular training, the yardstick for the others."""
+"""The baseline: keep every tensor, without recomputation."""
 
 from __future__ import annotations
 
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.bounds import any_plan_bound
+from onnxgc.solvers.plan_bounds import plan_lower_bound
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    bound, operator = any_plan_bound(problem, options.objective)
+    """The plan that keeps every tensor."""
+    bound, operator = plan_lower_bound(problem, options.objective)
     return Finding(CheckpointPlan(problem.graph.vertices), Status.FEASIBLE, bound, operator)
 
 

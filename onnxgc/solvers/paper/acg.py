@@ -3,33 +3,33 @@
 The plan minimises the paper's objective over all sets of checkpoints whose segments are independent
 (reading A of `onnxgc.graph.segments`), on any directed acyclic graph.
 
-Source: the paper, Algorithms 1, 5 and 6. What differs from the printed text:
+Source: Feng & Huang, CVPR 2021, Algorithms 1, 5 and 6, with two deviations from the printed text:
 
-* Algorithm 5 on a Linear segment is one shortest path over all of its splitting vertices, on which a
-  member that is too heavy stands alone, its two ends kept, and is then broken. (As printed it solves
-  only what stands before such a member, and recurses into the wrong segment.)
+* Algorithm 5 on a Linear segment is one shortest path over all of its splitting vertices. A member that
+  is too heavy is bounded by kept vertices at both ends and then divided. (As printed, the algorithm
+  solves only the part before such a member, and recurses into the wrong segment.)
 * Algorithm 6 does not try every cost of every segment as the cap C on segments:
-  `onnxgc.solvers.paper.segment_cap_search` halves intervals of C instead.
+  `onnxgc.solvers.paper.segment_cap_search` bisects intervals of C instead.
 
-Why the division tree loses nothing. Call a tree node *closed* when both its ends are kept.
+Why the division tree loses no solution. A tree node is *closed* if both its ends are kept.
 
-1. A Branch or Complicate segment (no splitting vertex) with an inner checkpoint is closed. Suppose
+1. A Branch or Complicate segment (without splitting vertex) with an inner checkpoint is closed. Suppose
    its target j is not kept, and let K be the component of j. On a path through the inner checkpoint
    to j, the last checkpoint w feeds K. Since w does not split the segment, and no path reaches the
    segment's source through w, there is a path from the graph's source to j without w; its last
-   checkpoint feeds K too. So K has two entries. The argument for the source mirrors this.
+   checkpoint feeds K too. So K has two entries. The argument for the source is symmetric.
 2. So between two neighbouring kept splitting vertices of a closed Linear segment there is either one
-   member, itself closed, or several that are whole and form one component.
-3. In a closed Branch segment each branch is a component, or closed, on its own.
+   member, itself closed, or several undivided members that form one component.
+3. In a closed Branch segment each branch is a component, or closed, independently of the others.
 4. A Complicate segment with an inner checkpoint keeps all its connectors. Suppose connector x is not
    kept, and let a, b be the entry and exit of its component K. Removing two vertices never
-   separates connectors (ends included): what is cut off from both ends of the segment would be
+   separates connectors (ends included): the part separated from both ends of the segment would be
    a smaller segment around one of them. So K has all connectors but a and b, and those are the
    two ends, which are kept by 1; then K is the whole interior and there is no inner checkpoint.
 
-By induction from the root, whose ends are always kept, every valid set is found in the tree, and
-each set found there is valid. A cap leaves a choice only among the splitting vertices of a Linear
-segment: what is heavier than the cap is broken in every set. So one walk from the root down suffices.
+By induction from the root, whose ends are always kept, every valid set appears in the tree, and each set
+that appears there is valid. A cap leaves a choice only among the splitting vertices of a Linear segment:
+any other segment heavier than the cap is divided in every set. So one walk from the root suffices.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from onnxgc.graph.computation_graph import Vertex
-from onnxgc.graph.division import DivisionKind, DivisionTree, build_division_tree
+from onnxgc.graph.division_tree import DivisionKind, DivisionTree, build_division_tree
 from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.base import Finding, Solver, SolverOptions
-from onnxgc.solvers.paper.segment_cap_search import CappedOptimum, deadline_of, search_caps
+from onnxgc.solvers.base import Finding, Solver, SolverOptions, deadline_of
+from onnxgc.solvers.paper.segment_cap_search import CappedOptimum, search_caps
 
 
 class CappedSearch:
     """Algorithm 5: the cheapest checkpoints such that no segment is heavier than a cap.
 
-    Build it once a problem (one division tree), ask it for any number of caps.
+    The constructor builds the division tree, which serves all caps.
     """
 
     def __init__(self, problem: CheckpointProblem) -> None:
@@ -62,11 +62,11 @@ class CappedSearch:
             number[id(tree)] = len(self._nodes)
             self._nodes.append(self._prepare(problem, tree, [number[id(member)] for member in tree.members]))
 
-    def under(self, cap_bytes: int) -> CappedOptimum:
-        """The optimum where each segment has at most `cap_bytes`, which is at least 0: O(vertices)."""
+    def cheapest_under(self, cap_bytes: int) -> CappedOptimum:
+        """The optimum with segments of at most `cap_bytes`, at least 0. O(vertices)."""
         checkpoints: list[Vertex] = []
         kept_bytes = heaviest_bytes = 0
-        closed = self._nodes[-1:]  # the root; none where the graph is one vertex
+        closed = self._nodes[-1:]  # The root; empty for a graph of one vertex.
         while closed:
             node = closed.pop()
             if node.kind is DivisionKind.BRANCH:
@@ -101,11 +101,11 @@ class CappedSearch:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A division tree node with its sizes added up.
+    """A node of the division tree with its sums of bytes.
 
     `members` are node numbers. The stops of a node are its source, its connectors and its target;
-    `stop_sizes` counts the two ends as 0. In a Linear node, `bytes_before[stop]` is all that lies
-    between the source and that stop.
+    `stop_sizes` counts the two ends as 0. In a Linear node, `bytes_before[stop]` is the sum between the
+    source and that stop.
     """
 
     kind: DivisionKind
@@ -116,23 +116,22 @@ class _Node:
     bytes_before: list[int]
 
     def segment_bytes(self, start: int, stop: int) -> int:
-        """All that lies between two stops of a Linear node."""
+        """Bytes between two stops of a Linear node."""
         return self.bytes_before[stop] - self.bytes_before[start] - self.stop_sizes[start]
 
     def cheapest_stops(self, cap_bytes: int) -> list[int]:
-        """The stops of a Linear node to keep, both ends among them, in order.
+        """The stops of a Linear node to keep, both ends included, in order. O(stops).
 
-        Algorithm 1: a shortest path on which neighbouring stops have one member between them, which
-        may be broken, or a segment under the cap. What may precede a stop is a sliding window.
+        Algorithm 1: a shortest path. Between neighbouring stops lies one member, which may be divided, or
+        a segment under the cap. The possible predecessors of a stop form a sliding window.
         """
         sizes = self.stop_sizes
-        # Of sets of equal bytes the one with fewest checkpoints: each counts 1 more, in a unit of
-        # a byte that is larger than any number of them.
+        # Among sets of equal bytes, prefer the fewest checkpoints: a byte weighs `unit`, a checkpoint 1.
         unit = len(sizes)
         weight = [0] * unit
         previous = [0] * unit
-        # Stops from which a segment may still reach the current one, the cheapest in front. Each is
-        # dearer than those in front of it and stays in reach for longer; no other is ever needed.
+        # Stops from which a segment may still reach the current one, by rising weight. A later stop stays
+        # in reach for longer, so an earlier one of no less weight is dropped.
         window: deque[int] = deque()
         for stop in range(1, unit):
             nearest = stop - 1
@@ -151,12 +150,18 @@ class _Node:
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """Algorithm 6: the best cap on segments, by halving.
+    """Minimise the paper's objective over all sets of reading A. Exact without a time limit.
 
-    With a time limit the best plan so far is returned when time is up, with a lower bound.
+    O(vertices) for each cap, after one division of the graph.
+
+    Args:
+        problem: any acyclic graph, sizes in bytes.
+        options: `time_limit_seconds` is used; it gives the best plan found and a lower bound.
+
+    Source: the paper, Algorithm 6.
     """
     deadline = deadline_of(options)
-    return search_caps(problem, CappedSearch(problem).under, deadline)
+    return search_caps(problem, CappedSearch(problem).cheapest_under, deadline)
 
 
 ACG = Solver(

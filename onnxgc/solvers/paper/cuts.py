@@ -1,8 +1,8 @@
-"""The best cuts over one order of the steps: a segment is what is computed between two cuts.
+"""The best cuts over one order of the vertices: a segment lies between two cuts.
 
-A cut after some step keeps all that was computed by then and is read later. Nothing needs to be
-independent for that, so cuts serve where the paper's segments are large; but they depend on the
-order, and at a cut they keep everything that is alive.
+A cut at a position keeps every tensor that is computed before it and read after it. Segments need not be
+independent, so cuts help where the paper's segments are large. They depend on the order, however, and
+a cut keeps everything that is live at its position.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgc.graph.contraction import contracts_without_cycle
 from onnxgc.solvers.paper.indexed_problem import IndexedProblem
 
-MOST_PAIRS = 2_000_000
-"""Pairs of cuts over one order; in a larger graph, cuts that are far apart are left out."""
-MOST_STEPS = 100_000
-"""The effort of all searches over one order: paths that are searched, times vertices."""
+MAX_PAIRS = 2_000_000
+"""Pairs of cuts over one order; in a larger graph, pairs that are far apart are left out."""
+MAX_PATH_EFFORT = 100_000
+"""Effort of all searches over one order: shortest paths times vertices."""
 
 _NEVER = 2**60
 """More than any number of bytes."""
@@ -31,8 +32,8 @@ _NEVER = 2**60
 class _Reach:
     """The cuts that may follow one cut, the nearest first.
 
-    Of each: the heaviest segment between the two (rising), and the bytes that it keeps beside what
-    the first one keeps.
+    By following cut: the heaviest segment between the two (rising), and the bytes that it keeps in addition
+    to those that the first cut keeps.
     """
 
     heaviest_bytes: list[int]
@@ -42,14 +43,13 @@ class _Reach:
 class CutSearch:
     """The cheapest cuts over an order such that no segment is heavier than a cap.
 
-    Build it once an order; it holds pairs of cuts with segments of up to `most_bytes` between them,
-    and ends early, with fewer pairs, at `deadline`.
-
-    Cut number c lies after the first c steps.
+    Cut number c lies after the first c vertices of the order. The constructor tabulates all pairs of cuts
+    with segments of up to `max_bytes` between them: O(vertices * edges) at worst, for at most `MAX_PAIRS`
+    pairs. After `deadline` it includes neighbouring cuts only.
     """
 
     def __init__(
-        self, problem: IndexedProblem, order: Sequence[int], most_bytes: int, deadline: float
+        self, problem: IndexedProblem, order: Sequence[int], max_bytes: int, deadline: float
     ) -> None:
         self._problem = problem
         self._order = order
@@ -60,25 +60,25 @@ class CutSearch:
         self._last_read = [
             max([position[v], *(position[head] for head in problem.successors[v])]) for v in order
         ]
-        self._paths_left = MOST_STEPS // len(problem)
+        self._paths_left = MAX_PATH_EFFORT // len(problem)
         self._convex: dict[tuple[int, int], bool] = {}
-        self._tables = self._tabulate(most_bytes, deadline)
+        self._tables = self._tabulate(max_bytes, deadline)
 
-    def under(self, cap_bytes: int) -> list[int] | None:
-        """The vertices to keep under a cap; `None` if cuts cannot meet it, or all effort is spent."""
+    def cheapest_under(self, cap_bytes: int) -> list[int] | None:
+        """The vertices to keep under a cap; `None` if no cuts meet it, or the effort is spent."""
         while self._paths_left > 0:
             self._paths_left -= 1
             cuts = self._shortest_path(cap_bytes)
             if cuts is None:
                 return None
-            crooked = [arc for arc in pairwise(cuts) if not self._is_convex(*arc)]
-            if not crooked:
+            not_convex = [arc for arc in pairwise(cuts) if not self._is_convex(*arc)]
+            if not not_convex:
                 return self._kept_at(cuts)
-            for start, stop in crooked:
+            for start, stop in not_convex:
                 self._tables[start].added_bytes[stop - start - 1] = _NEVER
         return None
 
-    def _tabulate(self, most_bytes: int, deadline: float) -> list[_Reach]:
+    def _tabulate(self, max_bytes: int, deadline: float) -> list[_Reach]:
         problem, order = self._problem, self._order
         count = len(order)
         sizes = [0 if problem.forced[v] else problem.sizes[v] for v in order]
@@ -97,15 +97,15 @@ class CutSearch:
             added_bytes: list[int] = []
             root: dict[int, int] = {}
             weight: dict[int, int] = {}
-            heaviest = alive = 0
-            most = MOST_PAIRS // count if time.perf_counter() < deadline else 1
-            stops = range(start, min(count, start + most))
+            heaviest = live = 0
+            max_stops = MAX_PAIRS // count if time.perf_counter() < deadline else 1
+            stops = range(start, min(count, start + max_stops))
             for stop in stops:
-                alive += sizes[stop]
+                live += sizes[stop]
                 for place in ending[stop]:
                     if place < start:
                         continue
-                    alive -= sizes[place]
+                    live -= sizes[place]
                     root[place] = place
                     total = sizes[place]
                     for neighbour in neighbours[place]:
@@ -118,10 +118,10 @@ class CutSearch:
                     weight[place] = total
                     if total > heaviest:
                         heaviest = total
-                if heaviest > most_bytes:
+                if heaviest > max_bytes:
                     break
                 heaviest_bytes.append(heaviest)
-                added_bytes.append(alive)
+                added_bytes.append(live)
             tables.append(_Reach(heaviest_bytes, np.array(added_bytes, dtype=np.int64)))
         return tables
 
@@ -151,47 +151,37 @@ class CutSearch:
         stop = iter(cuts)
         cut = next(stop)
         for place, vertex in enumerate(self._order):
-            while cut <= place:  # The first cut behind the step of the vertex.
+            while cut <= place:  # The first cut after the vertex.
                 cut = next(stop)
             if self._last_read[place] >= cut:
                 kept.append(vertex)
         return kept
 
     def _is_convex(self, start: int, stop: int) -> bool:
-        """Whether the segments between two cuts can be put in a row."""
+        """Whether the segments between two cuts can be ordered."""
         known = self._convex.get((start, stop))
         if known is None:
-            known = self._convex[start, stop] = self._contracts_without_cycle(start, stop)
+            known = self._convex[start, stop] = self._segments_contract(start, stop)
         return known
 
-    def _contracts_without_cycle(self, start: int, stop: int) -> bool:
+    def _segments_contract(self, start: int, stop: int) -> bool:
         problem, order = self._problem, self._order
         inside = {order[place]: place for place in range(start, stop)}
-        loose = {v for v, place in inside.items() if self._last_read[place] < stop and not problem.forced[v]}
+        discarded = {
+            v for v, place in inside.items() if self._last_read[place] < stop and not problem.forced[v]
+        }
         group: dict[int, int] = {}
         for first in inside:
             if first in group:
                 continue
             group[first] = first
             found = [first]
-            for vertex in found:  # grows while it is walked
-                if vertex not in loose:
+            for vertex in found:  # Grows during the loop.
+                if vertex not in discarded:
                     break
                 for neighbour in (*problem.predecessors[vertex], *problem.successors[vertex]):
-                    if neighbour in loose and neighbour not in group:
+                    if neighbour in discarded and neighbour not in group:
                         group[neighbour] = first
                         found.append(neighbour)
-        heads: dict[int, list[int]] = {number: [] for number in group.values()}
-        waiting = dict.fromkeys(heads, 0)
-        for tail in inside:
-            for head in problem.successors[tail]:
-                if head in inside and group[head] != group[tail]:
-                    heads[group[tail]].append(group[head])
-                    waiting[group[head]] += 1
-        ready = [number for number, left in waiting.items() if left == 0]
-        for number in ready:  # grows while it is walked
-            for head in heads[number]:
-                waiting[head] -= 1
-                if waiting[head] == 0:
-                    ready.append(head)
-        return len(ready) == len(heads)
+        edges = ((tail, head) for tail in inside for head in problem.successors[tail] if head in inside)
+        return contracts_without_cycle(group, edges)

@@ -1,11 +1,12 @@
-"""A problem in plain lists, for searches that visit its vertices many times."""
+"""A checkpoint problem as plain lists, for searches that visit its vertices many times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onnxgc.graph.terminals import forced_checkpoints
+from onnxgc.graph.contraction import contracts_without_cycle
+from onnxgc.graph.virtual_terminals import forced_checkpoints
 from onnxgc.planning.problem import CheckpointProblem
 
 
@@ -36,10 +37,10 @@ class IndexedProblem:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def judged(self, kept: Iterable[int]) -> JudgedSet | None:
-        """What a set is worth, forced vertices added; `None` if it is not valid under reading G.
+    def evaluate(self, kept: Iterable[int]) -> EvaluatedSet | None:
+        """Evaluate a set together with the forced vertices; `None` if it is invalid under reading G.
 
-        Time: O(vertices + edges).
+        O(vertices + edges).
         """
         is_kept = list(self.forced)
         for vertex in kept:
@@ -53,16 +54,17 @@ class IndexedProblem:
             elif group[start] < 0:
                 group[start] = number = len(weights)
                 found = [start]
-                for vertex in found:  # grows while it is walked
+                for vertex in found:  # Grows during the loop.
                     for neighbours in (self.predecessors[vertex], self.successors[vertex]):
                         for neighbour in neighbours:
                             if group[neighbour] < 0 and not is_kept[neighbour]:
                                 group[neighbour] = number
                                 found.append(neighbour)
                 weights.append(sum(self.sizes[vertex] for vertex in found))
-        if not self._contracts_without_cycle(group, len(weights)):
+        edges = ((tail, head) for tail, heads in enumerate(self.successors) for head in heads)
+        if not contracts_without_cycle(dict(enumerate(group)), edges):
             return None
-        return JudgedSet(
+        return EvaluatedSet(
             kept=tuple(v for v in range(len(self)) if is_kept[v]),
             interior_bytes=sum(
                 size for v, size in enumerate(self.sizes) if is_kept[v] and not self.forced[v]
@@ -70,28 +72,12 @@ class IndexedProblem:
             heaviest_segment_bytes=max(weights),
         )
 
-    def _contracts_without_cycle(self, group: Sequence[int], count: int) -> bool:
-        heads: list[list[int]] = [[] for _ in range(count)]
-        waiting = [0] * count
-        for tail, successors in enumerate(self.successors):
-            for head in successors:
-                if group[tail] != group[head]:
-                    heads[group[tail]].append(group[head])
-                    waiting[group[head]] += 1
-        ready = [number for number in range(count) if waiting[number] == 0]
-        for number in ready:  # grows while it is walked
-            for head in heads[number]:
-                waiting[head] -= 1
-                if waiting[head] == 0:
-                    ready.append(head)
-        return len(ready) == count
-
 
 @dataclass(frozen=True, slots=True)
-class JudgedSet:
+class EvaluatedSet:
     """A valid set of checkpoints and its two terms of the paper's objective.
 
-    `kept` holds the forced vertices too, `interior_bytes` leaves them out.
+    `kept` includes the forced vertices, `interior_bytes` excludes them.
     """
 
     kept: tuple[int, ...]

@@ -1,8 +1,8 @@
 """The paper's search for linear computation graphs: chains of tensors of any sizes.
 
-Source: the paper, Algorithm 1. What differs from the printed text: the accessibility graph under a
-cap is never built, since what may precede a tensor is a window that slides along the chain; and
-not every cost of a pair is tried as the cap (`onnxgc.solvers.paper.segment_cap_search`).
+Source: Feng & Huang, CVPR 2021, Algorithm 1, with two deviations. The accessibility graph under a cap is not
+built: the possible predecessors of a tensor form a window that slides along the chain. The cap is found by
+bisection (`onnxgc.solvers.paper.segment_cap_search`), not by trying the cost of every pair.
 """
 
 from __future__ import annotations
@@ -13,18 +13,27 @@ from itertools import accumulate, pairwise
 
 from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.base import Finding, Solver, SolverOptions
+from onnxgc.solvers.base import Finding, Solver, SolverOptions, deadline_of
 from onnxgc.solvers.families import GraphFamily
-from onnxgc.solvers.paper.segment_cap_search import CappedOptimum, deadline_of, search_caps
+from onnxgc.solvers.paper.segment_cap_search import CappedOptimum, search_caps
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """Algorithm 1: for each cap C worth trying, the shortest path in the accessibility graph."""
+    """Minimise the paper's objective on a chain: for each cap, a shortest path in the accessibility graph.
+
+    O(vertices) for each cap.
+
+    Args:
+        problem: a chain, sizes in bytes.
+        options: `time_limit_seconds` is used; it gives the best plan found and a lower bound.
+
+    Source: the paper, Algorithm 1.
+    """
     vertices = problem.graph.vertices
     sizes = [problem.size_bytes(vertex) for vertex in vertices]
     before = list(accumulate(sizes, initial=0))
 
-    def under(cap_bytes: int) -> CappedOptimum:
+    def cheapest_under(cap_bytes: int) -> CappedOptimum:
         stops = cheapest_stops(sizes, cap_bytes)
         return CappedOptimum(
             checkpoints=tuple(vertices[stop] for stop in stops[1:-1]),
@@ -32,21 +41,24 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
             heaviest_segment_bytes=max((before[b] - before[a + 1] for a, b in pairwise(stops)), default=0),
         )
 
-    return search_caps(problem, under, deadline_of(options))
+    return search_caps(problem, cheapest_under, deadline_of(options))
 
 
 def cheapest_stops(sizes: Sequence[int], cap_bytes: int) -> list[int]:
-    """Places of the cheapest checkpoints of a chain with at most `cap_bytes` between neighbours.
+    """Positions of the cheapest checkpoints of a chain with at most `cap_bytes` between neighbours.
 
-    The first and the last place are always kept. Of equally cheap sets it takes one with fewest
-    checkpoints. O(len(sizes)).
+    The first and the last position are always kept. Among equally cheap sets, one with the fewest
+    checkpoints is returned. O(len(sizes)).
+
+    >>> cheapest_stops([1, 5, 1, 5, 1], cap_bytes=5)
+    [0, 2, 4]
     """
     before = list(accumulate(sizes, initial=0))
-    # Bytes and number of the cheapest checkpoints up to a place, and the one before it among them.
+    # By position: bytes and number of the cheapest checkpoints up to it, and the previous checkpoint.
     paths: list[tuple[int, int]] = [(0, 0)]
     previous = [0]
-    # Places from which the current one is accessible, best first. One that is no better than a later
-    # one is never needed again: the later one stays accessible for longer.
+    # Positions from which the current one is accessible, best first. A position no better than a later
+    # one is dropped, because the later one stays accessible for longer.
     window: deque[int] = deque()
     for place in range(1, len(sizes)):
         while window and paths[window[-1]] >= paths[place - 1]:

@@ -10,7 +10,7 @@ from onnxgc.solvers.peak.step_model import IntArray, StepModel, allocated
 
 
 class FirstForward:
-    """What the first forward of the phases needs beside what is kept for the phases below them."""
+    """Memory of the first forward of phases, without the tensors kept for lower phases."""
 
     def __init__(self, model: StepModel, longest: int) -> None:
         self._model = model
@@ -18,10 +18,10 @@ class FirstForward:
         self._late = self._late_storages()
 
     def needs(self, cut: int, width: int) -> tuple[IntArray, IntArray]:
-        """For the `width` phases that end at a cut, entry k with the lower cut `cut - 1 - k`.
+        """Memory of the `width` phases that end at a cut; entry k has the lower cut `cut - 1 - k`.
 
-        What waits at the lower cut is left out. The second array is how far the first may be too low:
-        bytes of tensors that forward has done with and that the cut keeps for backward.
+        Waiting storages of the lower cut are excluded. The second array bounds the error of the first: bytes
+        of tensors after their last reader in forward that the cut keeps for backward.
         """
         late = np.zeros(width, np.int64)
         for place in range(cut, cut - width, -1):
@@ -32,22 +32,22 @@ class FirstForward:
     def need(
         self, lower: int, cut: int, waiting: frozenset[int], used: Sequence[int], backward_need: int
     ) -> int:
-        """For one phase, with what waits at its lower cut; exact above `backward_need`."""
+        """Memory of one phase, including waiting storages of its lower cut; exact above `backward_need`."""
         storages = self._model.storages
-        held = sum(storages[s].size for s in waiting)
+        live_bytes = sum(storages[s].size for s in waiting)
         needs, late = self.needs(cut, cut - lower)
-        at_most = int(needs[-1] + late[-1]) + held
-        if at_most <= backward_need:
-            return at_most
-        # What nothing will ever use ends with its last reader in forward.
+        upper_bound = int(needs[-1] + late[-1]) + live_bytes
+        if upper_bound <= backward_need:
+            return upper_bound
+        # Storages that are never used again end with their last reader in forward.
         idle = [s for s in waiting if s not in used and not self._model.is_wanted_after(s, cut)]
         if not idle and not late[-1]:
-            return at_most
-        held -= sum(storages[s].size for s in idle)
-        return held + self._exact_need(lower, cut, idle)
+            return upper_bound
+        live_bytes -= sum(storages[s].size for s in idle)
+        return live_bytes + self._exact_need(lower, cut, idle)
 
     def _late_storages(self) -> dict[int, list[tuple[int, int]]]:
-        """By place: sizes of what backward reads after forward has done with it, and where that is."""
+        """By place: size and last forward reader of storages that backward reads after that reader."""
         model = self._model
         late: dict[int, list[tuple[int, int]]] = {}
         for storage in model.storages:
@@ -60,7 +60,7 @@ class FirstForward:
     def _all_needs(self, longest: int) -> list[IntArray]:
         model = self._model
         needs: list[IntArray] = []
-        alive: dict[int, int] = {}  # Storages in memory, and their places.
+        live: dict[int, int] = {}  # Live storages, and their places.
         before = np.zeros(0, np.int64)
         for place in range(model.places):
             width = min(place + 1, longest)
@@ -69,52 +69,52 @@ class FirstForward:
             for index in model.operators_of[place]:
                 operator = model.operators[index]
                 for number in allocated(operator, model.storages):
-                    alive[number] = model.storages[number].place
+                    live[number] = model.storages[number].place
                 # Entry k counts the storages made after the cut place - 1 - k.
                 made = np.zeros(width, np.int64)
-                for number, where in alive.items():
+                for number, where in live.items():
                     if where > place - width:
                         made[place - where] += model.storages[number].size
-                held = np.cumsum(made) + model.forward_base[index]
+                live_bytes = np.cumsum(made) + model.forward_base[index]
                 reused = operator.reuses
                 if reused is not None and model.storages[reused].readers[-1] == index:
-                    held[place - model.storages[reused].place :] -= model.storages[reused].size
-                need = np.maximum(need, held)
+                    live_bytes[place - model.storages[reused].place :] -= model.storages[reused].size
+                need = np.maximum(need, live_bytes)
                 for number in (*operator.reads, *operator.writes):
-                    if number in alive and self._ends_in_forward(number, index):
-                        del alive[number]
+                    if number in live and self._ends_in_forward(number, index):
+                        del live[number]
             needs.append(need)
             before = need
         return needs
 
     def _exact_need(self, lower: int, cut: int, idle: Sequence[int]) -> int:
-        """Operator by operator; `idle` is there at the beginning and ends with its last reader."""
+        """Exact memory, operator by operator; `idle` storages are live until their last reader."""
         model = self._model
-        alive = {s: model.storages[s].size for s in idle}
+        live = {s: model.storages[s].size for s in idle}
         need = 0
         for place in range(lower + 1, cut + 1):
             for index in model.operators_of[place]:
                 operator = model.operators[index]
                 written = allocated(operator, model.storages, for_backward=model.crosses(place, cut))
-                alive.update((s, model.storages[s].size) for s in written)
-                held = sum(alive.values()) + model.forward_base[index]
+                live.update((s, model.storages[s].size) for s in written)
+                live_bytes = sum(live.values()) + model.forward_base[index]
                 reused = operator.reuses
-                if reused in alive and self._ends(reused, index, cut):
-                    held -= alive[reused]
-                need = max(need, held)
+                if reused in live and self._ends(reused, index, cut):
+                    live_bytes -= live[reused]
+                need = max(need, live_bytes)
                 for number in (*operator.reads, *operator.writes):
                     if self._ends(number, index, cut):
-                        alive.pop(number, None)
+                        live.pop(number, None)
         return need
 
     def _ends(self, number: int, index: int, cut: int) -> bool:
-        """Whether a storage ends with an operator that touches it, where a cut keeps what it keeps."""
+        """Whether a storage ends with an operator that reads or writes it, under the cut of the phase."""
         storage = self._model.storages[number]
         kept = storage.slots and self._model.crosses(storage.place, cut)
         return not kept and self._ends_in_forward(number, index)
 
     def _ends_in_forward(self, number: int, index: int) -> bool:
-        """Whether a storage that no cut keeps ends with a forward operator that touches it."""
+        """Whether a storage that no cut keeps ends with an operator that reads or writes it."""
         storage = self._model.storages[number]
         if self._model.operators[storage.producer].once and storage.slots:
             return False

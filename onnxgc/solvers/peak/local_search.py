@@ -1,4 +1,4 @@
-"""The peak of any set of kept vertices in one order, and sets that lie one vertex away."""
+"""Local search over sets of kept vertices in one order: keep or discard one vertex at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from onnxgc.solvers.peak.step_model import StepModel, allocated
 
 
 def peak_of_kept(model: StepModel, kept: Iterable[int]) -> int:
-    """Peak of the step that keeps the vertices at some places, as the judge has it.
+    """Simulated peak in bytes of the step that keeps the vertices at the given places.
 
-    Every other tensor is computed again right before its first reader in backward. O(operators and
-    slots of the model).
+    Every other tensor is recomputed right before its first reader in backward. O(operators + slots).
     """
     kept_places = set(kept)
     storages, operators = model.storages, model.operators
@@ -26,21 +25,21 @@ def peak_of_kept(model: StepModel, kept: Iterable[int]) -> int:
     for number, position in last_use.items():
         ends.setdefault(position, []).append(number)
     peak = _first_forward(model, [stay and number in last_use for number, stay in enumerate(stays)])
-    held = sum(storages[number].size for number in last_use if stays[number])
+    live_bytes = sum(storages[number].size for number in last_use if stays[number])
     start_bytes = 0
     next_slots = [slot for _, slot in events if slot is not None]
     passed = 0
     for position, (index, slot) in enumerate(events):
         if slot is not None:
             passed += 1
-            peak = max(peak, held + model.slots[slot].peak_bytes)
+            peak = max(peak, live_bytes + model.slots[slot].peak_bytes)
         else:
             start_bytes = model.slots[next_slots[passed]].start_bytes
             operator = operators[index]
             idle = 0
             for place, number in enumerate(operator.writes):
                 if number in last_use:
-                    held += storages[number].size
+                    live_bytes += storages[number].size
                 elif (
                     place == 0
                     or operator.needs_all_outputs
@@ -49,13 +48,13 @@ def peak_of_kept(model: StepModel, kept: Iterable[int]) -> int:
                     idle += storages[number].size
             reused = operator.reuses
             saved = storages[reused].size if reused is not None and last_use.get(reused) == position else 0
-            peak = max(peak, held + idle - saved + start_bytes + operator.workspace_bytes)
-        held -= sum(storages[number].size for number in ends.get(position, ()))
+            peak = max(peak, live_bytes + idle - saved + start_bytes + operator.workspace_bytes)
+        live_bytes -= sum(storages[number].size for number in ends.get(position, ()))
     return peak
 
 
 def _events(model: StepModel, stays: list[bool]) -> list[tuple[int, int | None]]:
-    """Operators that run again (with no slot) and slots, in order of time."""
+    """Recomputed operators (without slot) and slots, in order of time: (operator, slot)."""
     operators = model.operators
     there = list(stays)
     events: list[tuple[int, int | None]] = []
@@ -76,44 +75,50 @@ def _events(model: StepModel, stays: list[bool]) -> list[tuple[int, int | None]]
 
 
 def _first_forward(model: StepModel, needed: list[bool]) -> int:
-    """Peak of the first forward, where some storages are needed in backward too."""
+    """Peak of the first forward; `needed` storages stay live for backward."""
     storages = model.storages
-    alive: set[int] = set()
-    held = peak = 0
+    live: set[int] = set()
+    live_bytes = peak = 0
     for index, operator in enumerate(model.operators):
         written = allocated(operator, storages, for_backward=any(needed[w] for w in operator.writes))
-        alive.update(written)
-        held += sum(storages[number].size for number in written)
+        live.update(written)
+        live_bytes += sum(storages[number].size for number in written)
         reused = operator.reuses
         saved = 0
-        if reused in alive and not needed[reused] and storages[reused].readers[-1] == index:
+        if reused in live and not needed[reused] and storages[reused].readers[-1] == index:
             saved = storages[reused].size
-        peak = max(peak, held - saved + model.forward_base[index])
+        peak = max(peak, live_bytes - saved + model.forward_base[index])
         for number in dict.fromkeys((*operator.reads, *operator.writes)):
             readers = storages[number].readers
-            if number in alive and not needed[number] and (not readers or readers[-1] == index):
-                alive.remove(number)
-                held -= storages[number].size
+            if number in live and not needed[number] and (not readers or readers[-1] == index):
+                live.remove(number)
+                live_bytes -= storages[number].size
     return peak
 
 
 def descend_peak(
     model: StepModel,
     kept: Iterable[int],
-    most_events: int,
+    max_events: int,
     deadline: float,
     changeable: Sequence[int] | None = None,
 ) -> tuple[int, list[int]]:
-    """A set no worse than `kept`: vertices are kept or given up one by one while the peak falls.
+    """Keep or discard vertices one by one while the peak falls; returns the peak and the kept places.
 
-    It looks at `most_events` operators and slots, or as many as time allows. Only what is `changeable`
-    is decided anew, which is all where nothing is said.
+    Each candidate costs O(operators + slots).
+
+    Args:
+        model: the step in one order.
+        kept: places of the vertices kept at first.
+        max_events: limit on the operators and slots evaluated.
+        deadline: end of the search on the clock of `time.perf_counter`.
+        changeable: places of the vertices that may change; `None` for all.
     """
     places = range(model.places) if changeable is None else changeable
     best = set(kept)
     peak = peak_of_kept(model, best)
     cost = len(model.operators) + len(model.slots)
-    tries = most_events // cost
+    tries = max_events // cost
     since_improved = 0
     number = 0
     while since_improved < len(places) and tries > 0 and time.perf_counter() < deadline:

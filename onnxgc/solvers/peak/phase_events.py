@@ -13,18 +13,18 @@ from onnxgc.solvers.peak.step_model import IntArray, StepModel
 
 @dataclass(frozen=True, slots=True)
 class PhaseEvents:
-    """What happens in the phases that end at one cut, down to a lowest place.
+    """The events of the phases that end at one cut, down to a lowest place.
 
-    Events (operators that run again, and slots) are in order of time; a phase has those whose
-    `event_place` lies above its lower cut. Storage `held[n]` of place `held_place[n]` is there from event
-    `begin[n]` to event `end[n]`, both included.
+    Events (recomputed operators and slots) are in order of time. The events of a phase are those with an
+    `event_place` above its lower cut. Live storage number n, of `live_place[n]` and `live_size[n]`, is live
+    from event `begin[n]` to event `end[n]`, both included.
     """
 
     lowest: int
     event_place: IntArray
     base: IntArray
-    held_place: IntArray
-    held_size: IntArray
+    live_place: IntArray
+    live_size: IntArray
     begin: IntArray
     end: IntArray
     operator_at: Mapping[int, int]
@@ -35,18 +35,18 @@ class PhaseEvents:
 
 
 class EventWriter:
-    """Puts together the events of phases of one model."""
+    """Builds the events of phases of one model."""
 
     def __init__(self, model: StepModel) -> None:
         self.model = model
 
     def of_phases(self, cut: int, lowest: int) -> PhaseEvents:
-        """Computing again, each right before its first reader, what a cut does not keep."""
+        """Backward below a cut; each discarded tensor is recomputed right before its first reader."""
         model = self.model
         first = model.first_slot[cut + 1]
         end = model.first_slot[lowest]
         wanted: dict[int, int] = {}
-        again: list[tuple[int, int]] = []
+        recomputed: list[tuple[int, int]] = []
         for place in range(cut, lowest - 1, -1):
             if model.crosses(place, cut):
                 continue
@@ -60,18 +60,18 @@ class EventWriter:
                 if not slots:
                     continue
                 slot = min(slots)
-                again.append((slot, index))
+                recomputed.append((slot, index))
                 for storage in operator.reads:
                     wanted[storage] = min(wanted.get(storage, slot), slot)
-        again.sort()
+        recomputed.sort()
         operator_at: dict[int, int] = {}
         slot_at: dict[int, int] = {}
         places: list[int] = []
         base: list[int] = []
         position = 0
         for number, at in enumerate(model.slots[first:end], start=first):
-            while position < len(again) and again[position][0] == number:
-                index = again[position][1]
+            while position < len(recomputed) and recomputed[position][0] == number:
+                index = recomputed[position][1]
                 operator_at[index] = len(base)
                 places.append(model.operators[index].place)
                 base.append(at.start_bytes + model.operators[index].workspace_bytes)
@@ -92,9 +92,9 @@ class EventWriter:
             for s in model.operators[index].writes
             if s not in begin
         )
-        return self._assembled(lowest, cut, places, base, begin, frozenset(kept), operator_at, slot_at)
+        return self._as_arrays(lowest, cut, places, base, begin, frozenset(kept), operator_at, slot_at)
 
-    def _assembled(
+    def _as_arrays(
         self,
         lowest: int,
         cut: int,
@@ -105,15 +105,15 @@ class EventWriter:
         operator_at: Mapping[int, int],
         slot_at: Mapping[int, int],
     ) -> PhaseEvents:
-        """The sequence of some events, in which storages begin as given."""
+        """The events as arrays; `begin` gives the first event of each storage."""
         storages = self.model.storages
         first = self.model.first_slot[cut + 1]
         last = {number: self._last_event(number, first, operator_at, slot_at) for number in begin}
-        held: list[tuple[int, int, int, int]] = []
+        live: list[tuple[int, int, int, int]] = []
         for number, start in begin.items():
             end = last[number]
             if end is None and number not in kept:
-                # Unread, it is allocated all the same, unless it is one of the trailing outputs.
+                # A storage without reader is allocated too, unless it is a trailing output.
                 operator = self.model.operators[storages[number].producer]
                 behind = operator.writes[operator.writes.index(number) + 1 :]
                 if (
@@ -123,8 +123,8 @@ class EventWriter:
                 ):
                     end = start
             if end is not None:
-                held.append((storages[number].place, storages[number].size, start, end))
-        columns = np.asarray(held, np.int64).reshape(-1, 4).T
+                live.append((storages[number].place, storages[number].size, start, end))
+        columns = np.asarray(live, np.int64).reshape(-1, 4).T
         return PhaseEvents(
             lowest,
             np.asarray(places, np.int64),
@@ -141,7 +141,7 @@ class EventWriter:
         )
 
     def _first_need(self, number: int, first: int, wanted: Mapping[int, int]) -> int | None:
-        """The first slot for which a storage must be there."""
+        """The first slot that needs a storage."""
         slots = self.model.storages[number].slots
         index = bisect_left(slots, first)
         by_slot = slots[index] if index < len(slots) else None
@@ -153,7 +153,7 @@ class EventWriter:
     def _last_event(
         self, number: int, first: int, operator_at: Mapping[int, int], slot_at: Mapping[int, int]
     ) -> int | None:
-        """The last event that holds a storage of the phase."""
+        """The last event at which a storage of the phase is live."""
         storage = self.model.storages[number]
         last = slot_at[storage.slots[-1]] if storage.slots and storage.slots[-1] >= first else None
         for reader in storage.readers:
@@ -162,8 +162,8 @@ class EventWriter:
                 last = at - 1 if self.model.operators[reader].reuses == number else at
         return last
 
-    def of_the_last_phase(self, lowest: int) -> PhaseEvents:
-        """The last phase: forward for the first time, everything stored, then backward."""
+    def of_last_phase(self, lowest: int) -> PhaseEvents:
+        """The last phase: first forward, which keeps every tensor, then backward."""
         model = self.model
         indices = [i for place in range(lowest, model.places) for i in model.operators_of[place]]
         operator_at = {index: position for position, index in enumerate(indices)}
@@ -174,6 +174,6 @@ class EventWriter:
         places += [slot.place for slot in model.slots[:end]]
         base += [slot.peak_bytes for slot in model.slots[:end]]
         begin = {s: at for index, at in operator_at.items() for s in model.operators[index].writes}
-        return self._assembled(
+        return self._as_arrays(
             lowest, model.places - 1, places, base, begin, frozenset(), operator_at, slot_at
         )

@@ -1,8 +1,8 @@
-"""A training step as seen from the forward tensors that it holds, for one order of vertices.
+"""A training step reduced to its forward tensors, for one order of vertices.
 
-The bytes of gradients and temporaries are those of the judge's profile of the step that stores
-everything: backward does the same in the same order under every plan, and only the forward tensors
-that are there at the time differ. All sizes are in bytes, places of vertices are counted from 0.
+Under every plan, backward runs the same operators in the same order; plans differ only in the forward
+tensors that are live at each time. The bytes of gradients and temporaries are therefore taken from the
+simulated profile of the baseline. All sizes are in bytes; places of vertices are counted from 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxgc.graph.computation_graph import Vertex
-from onnxgc.planning.joint import vertex_of_operators
+from onnxgc.planning.joint_graph import vertex_of_operators
 from onnxgc.planning.schedule import StepGraph, build_schedule
 from onnxgc.planning.simulate import simulate
 
@@ -24,7 +24,7 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class StepOperator:
-    """A forward operator; `reuses` is the storage in which it works, if that ends there."""
+    """A forward operator; `reuses` is the storage that it overwrites in place, if that ends there."""
 
     place: int
     writes: tuple[int, ...]
@@ -38,7 +38,7 @@ class StepOperator:
 
 @dataclass(slots=True)
 class StepStorage:
-    """Memory of one forward tensor and its views; `readers` and `slots` read it, in rising order."""
+    """Memory of one forward tensor and its views, with its readers in forward and backward, both rising."""
 
     size: int
     place: int
@@ -49,10 +49,10 @@ class StepStorage:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Backward of one place between two moments at which something may be computed again.
+    """A part of backward of one place; recomputation is possible only before and after it.
 
-    `start_bytes` and `peak_bytes` are what the step that stores everything holds when the slot
-    begins, and at its worst, without the forward tensors.
+    `start_bytes` and `peak_bytes` are the live bytes of the baseline at the slot's beginning and at its
+    peak, without forward tensors.
     """
 
     place: int
@@ -63,12 +63,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """One training step as seen from its forward storages.
+    """One training step reduced to its forward storages.
 
-    `forward_base` is what is held beside storages while a forward operator runs for the first time.
-    `first_slot[p]` is the first slot of a place at or below p - 1, so `first_slot[0]` is their number.
-    `last_reader` is the place of a vertex's last reader in forward; the number of places where the
-    vertex cannot be computed again.
+    `forward_base` gives the live bytes outside of storages during the first run of each forward operator.
+    `first_slot[p]` is the first slot of a place at or below p - 1, so `first_slot[0]` is the number of slots.
+    `last_reader` is the place of a vertex's last reader in forward, or the number of places if the vertex
+    cannot be recomputed.
     """
 
     places: int
@@ -86,7 +86,7 @@ class StepModel:
         return place <= cut < self.last_reader[place]
 
     def is_wanted_after(self, number: int, cut: int) -> bool:
-        """Whether anything reads a storage in forward after a cut, or in backward above it."""
+        """Whether forward after the cut, or backward of places above it, reads the storage."""
         storage = self.storages[number]
         if storage.readers and self.operators[storage.readers[-1]].place > cut:
             return True
@@ -96,9 +96,39 @@ class StepModel:
 def step_model(
     step: StepGraph, members: Mapping[Vertex, tuple[str, ...]], order: Sequence[Vertex]
 ) -> StepModel:
-    """The model of a step whose forward operators come vertex after vertex in `order`."""
+    """The model of a step whose forward operators are sorted by the vertices of `order`."""
     places = vertex_of_operators(step, members, order)
     place_of = {tensor: number for number, vertex in enumerate(order) for tensor in members[vertex]}
+    operators, storages, storage_of = _operators_and_storages(step, places, place_of)
+    slots = _slots(step, places, storage_of, storages)
+    count = len(order)
+    place_after = [-slot.place for slot in slots]
+    last_reader = [0] * count
+    for storage in storages:
+        last = operators[storage.readers[-1]].place if storage.readers else 0
+        if operators[storage.producer].once:
+            last = count
+        last_reader[storage.place] = max(last_reader[storage.place], last)
+    return StepModel(
+        count,
+        tuple(operators),
+        tuple(storages),
+        tuple(slots),
+        tuple(_forward_base(step, operators, storages)),
+        tuple(bisect_left(place_after, 1 - place) for place in range(count + 1)),
+        _grouped(count, [operator.place for operator in operators]),
+        _grouped(count, [storage.place for storage in storages]),
+        tuple(last_reader),
+    )
+
+
+def _operators_and_storages(
+    step: StepGraph, places: Sequence[int], place_of: Mapping[str, int]
+) -> tuple[list[StepOperator], list[StepStorage], dict[str, int]]:
+    """Forward operators, storages, and the storage of each tensor; views share the storage of their source.
+
+    Step outputs and tensors of no vertex have no storage.
+    """
     storage_of: dict[str, int] = {}
     storages: list[StepStorage] = []
     operators: list[StepOperator] = []
@@ -121,8 +151,8 @@ def step_model(
             storages.append(StepStorage(step.sizes[name], place_of[name], index))
             if position == 0 and operator.in_place and source is not None:
                 reuses = source if storages[source].size == step.sizes[name] else None
-        for storage in reads:
-            storages[storage].readers.append(index)
+        for number in reads:
+            storages[number].readers.append(index)
         operators.append(
             StepOperator(
                 place,
@@ -135,25 +165,7 @@ def step_model(
                 operator.needs_all_outputs,
             )
         )
-    slots = _slots(step, places, storage_of, storages)
-    count = len(order)
-    place_after = [-slot.place for slot in slots]
-    last_reader = [0] * count
-    for stored in storages:
-        seen = operators[stored.readers[-1]].place if stored.readers else 0
-        last = count if operators[stored.producer].once else seen
-        last_reader[stored.place] = max(last_reader[stored.place], last)
-    return StepModel(
-        count,
-        tuple(operators),
-        tuple(storages),
-        tuple(slots),
-        tuple(_forward_base(step, operators, storages)),
-        tuple(bisect_left(place_after, 1 - place) for place in range(count + 1)),
-        _grouped(count, [operator.place for operator in operators]),
-        _grouped(count, [storage.place for storage in storages]),
-        tuple(last_reader),
-    )
+    return operators, storages, storage_of
 
 
 def _grouped(count: int, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -166,7 +178,7 @@ def _grouped(count: int, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 def _slots(
     step: StepGraph, places: Sequence[int], storage_of: dict[str, int], storages: Sequence[StepStorage]
 ) -> list[Slot]:
-    """Backward, cut where a chunk reads what the one before it did not, or no longer what it did."""
+    """Backward, divided where a chunk reads other storages than the chunk before it."""
     profile = simulate(build_schedule(step, frozenset(), str), step)
     place_of = {operator.name: place for operator, place in zip(step.forward, places, strict=True)}
     chunks: list[tuple[int, frozenset[int], int, int]] = []
@@ -182,13 +194,13 @@ def _slots(
                 storage_of[operator.outputs[0]] = storage_of[operator.inputs[0]]
         last_chunk.update(dict.fromkeys(reads, len(chunks)))
         peak = max(profile.timeline[position : position + len(chunk)])
-        chunks.append((place_of[source], frozenset(reads), profile.held_before[position], peak))
+        chunks.append((place_of[source], frozenset(reads), profile.live_before[position], peak))
         position += len(chunk)
     parts: list[tuple[int, frozenset[int], int, int]] = []
     for number, (place, read, start, peak) in enumerate(chunks):
         if parts and parts[-1][0] == place and parts[-1][1] >= read:
             _, before, earlier_start, earlier_peak = parts[-1]
-            # What ends there may have to stay under a plan that computes something from it again.
+            # A storage that ends there may stay live under a plan that recomputes a tensor from it.
             if all(last_chunk[storage] >= number for storage in before):
                 parts[-1] = (place, before, earlier_start, max(peak, earlier_peak))
                 continue
@@ -210,27 +222,27 @@ def _forward_base(
     alone = StepGraph(step.forward, (), (), step.sizes, step.resident, step.outputs, step.parameter_gradients)
     profile = simulate(build_schedule(alone, frozenset(), str), alone)
     base: list[int] = []
-    alive = 0
+    live = 0
     for index, (operator, held) in enumerate(zip(operators, profile.timeline, strict=True)):
         written = [storages[number] for number in allocated(operator, storages)]
-        alive += sum(storage.size for storage in written)
+        live += sum(storage.size for storage in written)
         reused = operator.reuses is not None and storages[operator.reuses].readers[-1] == index
         base.append(
-            held - alive + (storages[operator.reuses].size if reused and operator.reuses is not None else 0)
+            held - live + (storages[operator.reuses].size if reused and operator.reuses is not None else 0)
         )
-        alive -= sum(
+        live -= sum(
             storages[number].size for number in operator.reads if storages[number].readers[-1] == index
         )
-        alive -= sum(storage.size for storage in written if not storage.readers)
+        live -= sum(storage.size for storage in written if not storage.readers)
     return base
 
 
 def allocated(
     operator: StepOperator, storages: Sequence[StepStorage], *, for_backward: bool = False
 ) -> list[int]:
-    """What an operator writes in forward: trailing outputs are left out where nobody reads them.
+    """The storages that an operator allocates in forward; trailing outputs without readers are omitted.
 
-    Backward reads them only if they are kept `for_backward`.
+    Backward counts as a reader only with `for_backward`.
     """
     writes = list(operator.writes)
     while len(writes) > 1 and not operator.needs_all_outputs:

@@ -1,1 +1,1 @@
-"""ONNX operators as functions on torch tensors; `registry` is the table of all."""
+"""ONNX operators as functions on torch tensors; `registry` maps names to functions."""

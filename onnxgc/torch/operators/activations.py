@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from onnxgc.torch.operators.settings import Number, number
+from onnxgc.torch.operators.setting_values import Number, number
 
 _SELU_ALPHA = 1.6732632423543772
 _SELU_GAMMA = 1.0507009873554805
-# Beyond it log(1 + e^x) is x: for float32 as in torch's own default, for float64 later.
-_LINEAR_FROM = {torch.float64: 40.0}
+# Inputs from which log(1 + e^x) equals x; torch's default of 20 suits float32.
+_LINEAR_THRESHOLDS = {torch.float64: 40.0}
 
 
 def clip(x: Tensor, low: Number | None = None, high: Number | None = None) -> Tensor:
     if isinstance(low, Tensor) or isinstance(high, Tensor):
-        # torch takes two numbers or two tensors, and one after the other means the same.
+        # torch.clamp takes two numbers or two tensors.
         bounded = x if low is None else torch.clamp(x, min=low)
         return bounded if high is None else torch.clamp(bounded, max=high)
     return x if low is None and high is None else torch.clamp(x, low, high)
@@ -44,18 +44,18 @@ def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
 
 
 def prelu(x: Tensor, slope: Tensor) -> Tensor:
-    """x: [N, C, ...]; the slope is one number, one for each channel, or broadcast in any other way."""
-    each = (x.shape[1], *(1,) * (x.ndim - 2)) if x.ndim > 1 else ()
-    if slope.numel() == 1 or tuple(slope.shape) == each:
+    """x: [N, C, ...]; the slope is one number, one per channel, or broadcast to x."""
+    per_channel = (x.shape[1], *(1,) * (x.ndim - 2)) if x.ndim > 1 else ()
+    if slope.numel() == 1 or tuple(slope.shape) == per_channel:
         return F.prelu(x, slope.reshape(-1))
     return torch.where(x > 0, x, x * slope)
 
 
 def selu(x: Tensor, *, alpha: float = _SELU_ALPHA, gamma: float = _SELU_GAMMA) -> Tensor:
-    is_usual = math.isclose(alpha, _SELU_ALPHA, rel_tol=1e-7) and math.isclose(
+    is_default = math.isclose(alpha, _SELU_ALPHA, rel_tol=1e-7) and math.isclose(
         gamma, _SELU_GAMMA, rel_tol=1e-7
     )
-    return F.selu(x) if is_usual else gamma * F.elu(x, alpha)
+    return F.selu(x) if is_default else gamma * F.elu(x, alpha)
 
 
 def shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
@@ -63,7 +63,7 @@ def shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    return F.softplus(x, threshold=_LINEAR_FROM.get(x.dtype, 20.0))
+    return F.softplus(x, threshold=_LINEAR_THRESHOLDS.get(x.dtype, 20.0))
 
 
 def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
@@ -83,13 +83,13 @@ def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
 
 
 def masked_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """Rows that are minus infinity throughout become NaN, which other operators replace; none goes back."""
+    """Rows of minus infinity become NaN, which later operators replace; their gradients are zero."""
     is_masked = torch.isneginf(x).all(axis, keepdim=True)
     return F.softmax(x.masked_fill(is_masked, 0), axis).masked_fill(is_masked, math.nan)
 
 
 def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """1 at the first maximum along an axis, else 0."""
+    """One at the first maximum along an axis, zero elsewhere."""
     return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1)
 
 
@@ -102,11 +102,11 @@ def dropout(
     outputs: int,
     seed: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """On in training mode, whatever the file says; masks come from torch's generator, not from a seed."""
-    share = 0.5 if ratio is None else number(ratio)
+    """On in training mode, regardless of the file; torch's generator draws masks, regardless of `seed`."""
+    rate = 0.5 if ratio is None else number(ratio)
     if outputs == 1:
-        return F.dropout(x, share, training)
-    if not training or share == 0:
+        return F.dropout(x, rate, training)
+    if not training or rate == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
-    y, mask = torch.native_dropout(x, share, True)
+    y, mask = torch.native_dropout(x, rate, True)
     return y, mask

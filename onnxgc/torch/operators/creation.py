@@ -1,11 +1,11 @@
-"""Operators that make tensors out of nothing: on the device of the module, and in its floating type."""
+"""Operators that create tensors, on the module's device and in its floating type."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from onnxgc.torch.operators.settings import Ints, Number, ints, number
+from onnxgc.torch.operators.setting_values import Ints, Number, ints, number
 
 
 def constant_of_shape(

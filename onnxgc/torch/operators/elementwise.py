@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and other operators that treat each element alone."""
+"""Arithmetic, comparisons and other elementwise operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from onnxgc.torch.operators.settings import Ints, Number, ints, number
+from onnxgc.torch.operators.setting_values import Ints, Number, ints, number
 
 
 def identity(x: Tensor, *, stopped: int = 0) -> Tensor:
@@ -24,7 +24,7 @@ def mod(x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
 
 
 def power(x: Tensor, y: Tensor) -> Tensor:
-    """In the type of x."""
+    """The result has the type of x."""
     return torch.pow(x, y).to(x.dtype)
 
 

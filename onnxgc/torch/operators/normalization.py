@@ -1,4 +1,4 @@
-"""Normalisations. x: [N, C, spatial...] unless they take an axis."""
+"""Normalisations. x: [N, C, spatial...] for operators without an axis."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def batch_normalization(
     training_mode: int = 0,
     evaluated: int = 0,
 ) -> Tensor | tuple[Tensor, ...]:
-    """By the batch's statistics in training mode, and by the running ones in evaluation or if `evaluated`.
+    """Normalises by the batch's statistics in training mode, by running ones in evaluation or if `evaluated`.
 
-    Training moves the running statistics in place, with the unbiased variance, as torch does.
+    Training updates the running statistics in place, with the unbiased variance, as torch does.
     """
     by_batch = training and not evaluated
     y = F.batch_norm(x, mean, variance, scale, bias, by_batch, 1 - momentum, epsilon)
@@ -43,7 +43,7 @@ def layer_normalization(
     if scale.shape == shape and (bias is None or bias.shape == shape):
         y = F.layer_norm(x, shape, scale, bias, epsilon)
     else:
-        # Of another shape they broadcast over x.
+        # Scale and bias of another shape are broadcast to x.
         y = F.layer_norm(x, shape, None, None, epsilon) * scale
         y = y if bias is None else y + bias
     if outputs == 1:
@@ -69,7 +69,7 @@ def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: f
 def lrn(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     if size % 2:
         return F.local_response_norm(x, size, alpha, beta, bias)
-    # torch's window lies one channel earlier than ONNX's.
+    # torch's even windows begin one channel before ONNX's.
     squares = x.square().flatten(2).unsqueeze(1)
     padded = F.pad(squares, (0, 0, (size - 1) // 2, size // 2))
     means = F.avg_pool2d(padded, (size, 1), stride=1).reshape(x.shape)
@@ -77,7 +77,7 @@ def lrn(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: 
 
 
 def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    """A row of zeros stays zero, and hands no gradient on."""
+    """A row of zeros stays zero and has no gradient."""
     total = (x.abs() if p == 1 else x.square()).sum(axis, keepdim=True)
     is_zero = total == 0
     norm = total.masked_fill(is_zero, 1)

@@ -1,4 +1,4 @@
-"""Pooling. x: [N, C, spatial...]; auto_pad is written out by the reader."""
+"""Pooling. x: [N, C, spatial...]; the reader replaces `auto_pad` by explicit padding."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from onnxgc.torch.operators.products import in_order_of_torch
-from onnxgc.torch.operators.settings import Ints
+from onnxgc.torch.operators.products import torch_pad_order
+from onnxgc.torch.operators.setting_values import Ints
 
 _MAX_POOL: Mapping[int, Callable[..., tuple[Tensor, Tensor]]] = {
     1: F.max_pool1d_with_indices,
@@ -23,7 +23,7 @@ _CONV: Mapping[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.con
 
 
 class _Windows:
-    """Sliding windows with every default filled in."""
+    """Sliding windows, with defaults filled in."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class _Windows:
 
     @property
     def suits_torch(self) -> bool:
-        """Whether both ends are padded alike, and by no more than torch takes."""
+        """Whether torch supports the padding: equal at both ends, and at most half a window."""
         halves = (begin <= k // 2 for begin, k in zip(self.begins, self.kernel, strict=True))
         return self.begins == self.ends and all(halves)
 
     def whole_ends(self) -> list[int]:
-        """Pads at the end that all windows reach, and no window more.
+        """Padding at the end up to the last window.
 
         Source: ONNX, MaxPool, `ceil_mode`: no window begins in the padding at the end.
         """
@@ -81,20 +81,20 @@ def max_pool(
     padded, begins, ceils = x, w.begins, w.ceil_mode
     if not w.suits_torch:
         least = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        padded = F.pad(x, in_order_of_torch(w.begins, w.whole_ends()), value=least)
+        padded = F.pad(x, torch_pad_order(w.begins, w.whole_ends()), value=least)
         begins, ceils = [0] * w.rank, False
     settings = (w.kernel, w.strides, begins, w.dilations, ceils)
     if outputs == 1:
         return _MAX_POOL_ALONE[w.rank](padded, *settings)
     y, places = _MAX_POOL[w.rank](padded, *settings)
     shifts = [0] * w.rank if w.suits_torch else w.begins
-    return y, _through_all_of(x, places, padded.shape[2:], shifts, by_columns=bool(storage_order))
+    return y, _flat_indices(x, places, padded.shape[2:], shifts, by_columns=bool(storage_order))
 
 
-def _through_all_of(
+def _flat_indices(
     x: Tensor, places: Tensor, padded: Sequence[int], shifts: Sequence[int], *, by_columns: bool
 ) -> Tensor:
-    """Places in each image, with its padding, as places in the whole of x. Source: ONNX, MaxPool, Indices."""
+    """Indices into padded images as flat indices into x. Source: ONNX, MaxPool, Indices."""
     sizes = x.shape[2:]
     coordinates = []
     for size, shift in zip(reversed(padded), reversed(shifts), strict=True):
@@ -119,7 +119,7 @@ def max_unpool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    """x at places of zeros that count through the whole of the result, then in a larger shape if given."""
+    """Scatters x into zeros, at flat indices of the result."""
     rank = x.ndim - 2
     steps, around = strides or [1] * rank, pads or [0] * (2 * rank)
     sizes = [
@@ -148,17 +148,17 @@ def average_pool(
         return _AVERAGE_POOL[w.rank](x, w.kernel, w.strides, w.begins, w.ceil_mode, counts_pads)
     counted = x.new_ones(1, 1, *w.sizes)
     if count_include_pad:
-        counted = F.pad(counted, in_order_of_torch(w.begins, w.ends), value=1.0)
-        # What lies past the padding, under ceil_mode, never counts.
+        counted = F.pad(counted, torch_pad_order(w.begins, w.ends), value=1.0)
+        # Positions past the padding, under ceil_mode, never count.
         rest = [whole - end for whole, end in zip(w.whole_ends(), w.ends, strict=True)]
-        counts = _window_sum(F.pad(counted, in_order_of_torch([0] * w.rank, rest)), w)
+        counts = _window_sum(F.pad(counted, torch_pad_order([0] * w.rank, rest)), w)
     else:
-        counts = _window_sum(F.pad(counted, in_order_of_torch(w.begins, w.whole_ends())), w)
-    return _window_sum(F.pad(x, in_order_of_torch(w.begins, w.whole_ends())), w) / counts
+        counts = _window_sum(F.pad(counted, torch_pad_order(w.begins, w.whole_ends())), w)
+    return _window_sum(F.pad(x, torch_pad_order(w.begins, w.whole_ends())), w) / counts
 
 
 def _window_sum(padded: Tensor, w: _Windows) -> Tensor:
-    """Sums over windows: convolution of each image with ones."""
+    """Sums over windows, as convolution of each image with ones."""
     images = padded.reshape(-1, 1, *padded.shape[2:])
     ones = padded.new_ones(1, 1, *w.kernel)
     sums = _CONV[w.rank](images, ones, None, w.strides, 0, w.dilations)
@@ -177,20 +177,20 @@ def lp_pool(
     strides: Sequence[int] | None = None,
 ) -> Tensor:
     w = _Windows(x, kernel_shape, strides, dilations, pads, ceil_mode)
-    powers = F.pad(_power_of_size(x, p), in_order_of_torch(w.begins, w.whole_ends()))
+    powers = F.pad(_absolute_power(x, p), torch_pad_order(w.begins, w.whole_ends()))
     return _root(_window_sum(powers, w), p)
 
 
 def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
-    return _root(_power_of_size(x, p).sum(dim=tuple(range(2, x.ndim)), keepdim=True), p)
+    return _root(_absolute_power(x, p).sum(dim=tuple(range(2, x.ndim)), keepdim=True), p)
 
 
-def _power_of_size(x: Tensor, p: int) -> Tensor:
+def _absolute_power(x: Tensor, p: int) -> Tensor:
     return x.abs() if p == 1 else x.abs().pow(p)
 
 
 def _root(total: Tensor, p: int) -> Tensor:
-    """The root of each sum; that of 0 is 0 and hands no gradient on."""
+    """The p-th root of each sum; the root of 0 is 0 and has no gradient."""
     if p == 1:
         return total
     is_zero = total == 0

@@ -1,4 +1,4 @@
-"""Convolutions and products of matrices. x: [N, C, spatial...]."""
+"""Convolutions and matrix products. x: [N, C, spatial...]."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def conv(
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     begins, ends = _pads(x.shape[2:], weight.shape[2:], strides, dilations, auto_pad, pads)
     if begins != ends:
-        # torch pads both ends alike.
-        x, begins = F.pad(x, in_order_of_torch(begins, ends)), [0] * rank
+        # torch pads both ends equally.
+        x, begins = F.pad(x, torch_pad_order(begins, ends)), [0] * rank
     return _CONV[rank](x, weight, bias, strides, begins, dilations, group)
 
 
@@ -46,7 +46,7 @@ def _pads(
     auto_pad: str,
     pads: Sequence[int] | None,
 ) -> tuple[list[int], list[int]]:
-    """Source: ONNX, Conv, `auto_pad`: with SAME as many windows as strides fit into the input."""
+    """Padding at begins and ends. Source: ONNX, Conv, `auto_pad`: SAME yields ceil(size / stride) windows."""
     rank = len(sizes)
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         given = [0] * (2 * rank) if pads is None or auto_pad == "VALID" else list(pads)
@@ -55,16 +55,16 @@ def _pads(
         max(0, (math.ceil(size / stride) - 1) * stride + (k - 1) * dilation + 1 - size)
         for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True)
     ]
-    return halves(totals, more_at_the_end=auto_pad == "SAME_UPPER")
+    return split_padding(totals, more_at_the_end=auto_pad == "SAME_UPPER")
 
 
-def halves(totals: Sequence[int], *, more_at_the_end: bool) -> tuple[list[int], list[int]]:
+def split_padding(totals: Sequence[int], *, more_at_the_end: bool) -> tuple[list[int], list[int]]:
     less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (less, more) if more_at_the_end else (more, less)
 
 
-def in_order_of_torch(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Pads as torch takes them: begin and end of the last axis first."""
+def torch_pad_order(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Pads in the order of `F.pad`: begin and end of the last axis first."""
     return [side for pair in reversed(list(zip(begins, ends, strict=True))) for side in pair]
 
 
@@ -91,7 +91,7 @@ def conv_transpose(
         for size, k, stride, dilation in zip(x.shape[2:], weight.shape[2:], strides, dilations, strict=True)
     ]
     if output_shape is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        # Runtimes add nothing where strides pass over more than the kernel reaches.
+        # Runtimes do not extend the output where a stride exceeds the kernel's extent.
         output_shape = [
             min(size * stride, r + f)
             for size, stride, r, f in zip(x.shape[2:], strides, reached, further, strict=True)
@@ -99,7 +99,7 @@ def conv_transpose(
     if output_shape is not None:
         wanted = output_shape[-rank:]
         totals = [max(0, r + f - w) for r, f, w in zip(reached, further, wanted, strict=True)]
-        begins, ends = halves(totals, more_at_the_end=auto_pad == "SAME_UPPER")
+        begins, ends = split_padding(totals, more_at_the_end=auto_pad == "SAME_UPPER")
     else:
         given = list(pads) if pads is not None and auto_pad != "VALID" else [0] * (2 * rank)
         begins, ends = given[:rank], given[rank:]
@@ -108,10 +108,10 @@ def conv_transpose(
     beyond = [w + b - r for w, b, r in zip(wanted, begins, reached, strict=True)]
     symmetric = [b + rest for b, rest in zip(begins, beyond, strict=True)]
     if all(0 <= f < max(s, d) for f, s, d in zip(symmetric, strides, dilations, strict=True)):
-        # torch cuts as much from both ends, and adds at the end.
+        # torch crops both ends equally, and extends the end.
         return run(x, weight, bias, strides, begins, symmetric, group, dilations)
     y = run(x, weight, None, strides, 0, 0, group, dilations)
-    y = F.pad(y, in_order_of_torch([-b for b in begins], beyond))
+    y = F.pad(y, torch_pad_order([-b for b in begins], beyond))
     return y if bias is None else y + bias.reshape(-1, *[1] * rank)
 
 
@@ -125,7 +125,7 @@ def gemm(
     transA: int = 0,  # noqa: N803 - ONNX's own names
     transB: int = 0,  # noqa: N803
 ) -> Tensor:
-    """alpha a b + beta c, by the kernel of a linear layer where it is one."""
+    """alpha a b + beta c, as a linear layer where possible."""
     a = a.t() if transA else a
     if alpha == 1 and (c is None or (beta == 1 and c.shape == (b.shape[0 if transB else 1],))):
         return F.linear(a, b if transB else b.t(), c)

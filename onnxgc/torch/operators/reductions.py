@@ -1,4 +1,4 @@
-"""Reductions along axes, and positions of extremes."""
+"""Reductions along axes, and indices of extrema."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from onnxgc.torch.operators.settings import Ints, ints
+from onnxgc.torch.operators.setting_values import Ints, ints
 
 
 def _reduced(
     function: Callable[..., Tensor], x: Tensor, axes: Ints | None, keepdims: int, noop_with_empty_axes: int
 ) -> Tensor:
-    """Without axes all of them, or where `noop_with_empty_axes` says so none."""
+    """Reduces along all axes if none are given, or along none if `noop_with_empty_axes`."""
     along = [] if axes is None else ints(axes)
     if not along and noop_with_empty_axes:
         return x
@@ -60,8 +60,8 @@ def reduce_l2(
     x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     # Without axes the norm of each element.
-    is_of_each = noop_with_empty_axes and not (axes is not None and ints(axes))
-    return x.abs() if is_of_each else _reduced(_norm, x, axes, keepdims, noop_with_empty_axes)
+    is_elementwise = noop_with_empty_axes and not (axes is not None and ints(axes))
+    return x.abs() if is_elementwise else _reduced(_norm, x, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_log_sum(
@@ -83,7 +83,7 @@ def reduce_sum_square(
 
 
 def _sum(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
-    # torch sums int32 as int64.
+    # torch sums int32 as int64 by default.
     return x.sum(axes, keepdim=keepdim, dtype=x.dtype)
 
 
@@ -107,14 +107,14 @@ def _product(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
 
 
 def arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _place_of(torch.argmax, x, axis, keepdims, select_last_index)
+    return _index_of(torch.argmax, x, axis, keepdims, select_last_index)
 
 
 def arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _place_of(torch.argmin, x, axis, keepdims, select_last_index)
+    return _index_of(torch.argmin, x, axis, keepdims, select_last_index)
 
 
-def _place_of(
+def _index_of(
     find: Callable[..., Tensor], x: Tensor, axis: int, keepdims: int, select_last_index: int
 ) -> Tensor:
     if not select_last_index:

@@ -1,9 +1,9 @@
-"""Which function computes which operator: the whole of it on one page.
+"""The function of each ONNX operator.
 
-A function takes the node's inputs by position and its attributes by name, so that its signature tells what
-it knows. It may further ask for `training` (whether the module is in training mode), `outputs` (how many of
-its results are read; above one it returns a tuple) and `like` (a tensor of the module's device and floating
-type).
+A function takes the node's inputs by position and its attributes by name; its signature lists the attributes
+that it supports. Further parameters are `training` (whether the module is in training mode), `outputs` (how
+many of its results are read; for more than one it returns a tuple) and `like` (a tensor with the module's
+device and floating type).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from onnxgc.torch.operators import (
     activations,
     creation,
+    data_movement,
     elementwise,
-    gathering,
-    moving,
+    indexing,
     normalization,
     pooling,
     products,
@@ -143,34 +143,34 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     # sampling
     "GridSample": resampling.grid_sample,
     "Resize": resampling.resize,
-    # moving elements
-    "Col2Im": moving.col2im,
-    "Concat": moving.concat,
-    "DepthToSpace": moving.depth_to_space,
-    "Expand": moving.expand,
-    "Flatten": moving.flatten,
-    "Pad": moving.pad,
-    "Reshape": moving.reshape,
-    "ReverseSequence": moving.reverse_sequence,
-    "Slice": moving.slice_,
-    "SpaceToDepth": moving.space_to_depth,
-    "Split": moving.split,
-    "Squeeze": moving.squeeze,
-    "Tile": moving.tile,
-    "Transpose": moving.transpose,
-    "Unsqueeze": moving.unsqueeze,
-    # indices
-    "Gather": gathering.gather,
-    "GatherElements": gathering.gather_elements,
-    "GatherND": gathering.gather_nd,
-    "NonZero": gathering.non_zero,
-    "OneHot": gathering.one_hot,
-    "ScatterElements": gathering.scatter_elements,
-    "ScatterND": gathering.scatter_nd,
-    "Shape": gathering.shape_of,
-    "Size": gathering.size_of,
-    "TopK": gathering.top_k,
-    # out of nothing
+    # data movement
+    "Col2Im": data_movement.col2im,
+    "Concat": data_movement.concat,
+    "DepthToSpace": data_movement.depth_to_space,
+    "Expand": data_movement.expand,
+    "Flatten": data_movement.flatten,
+    "Pad": data_movement.pad,
+    "Reshape": data_movement.reshape,
+    "ReverseSequence": data_movement.reverse_sequence,
+    "Slice": data_movement.slice_,
+    "SpaceToDepth": data_movement.space_to_depth,
+    "Split": data_movement.split,
+    "Squeeze": data_movement.squeeze,
+    "Tile": data_movement.tile,
+    "Transpose": data_movement.transpose,
+    "Unsqueeze": data_movement.unsqueeze,
+    # gather and scatter
+    "Gather": indexing.gather,
+    "GatherElements": indexing.gather_elements,
+    "GatherND": indexing.gather_nd,
+    "NonZero": indexing.non_zero,
+    "OneHot": indexing.one_hot,
+    "ScatterElements": indexing.scatter_elements,
+    "ScatterND": indexing.scatter_nd,
+    "Shape": indexing.shape_of,
+    "Size": indexing.size_of,
+    "TopK": indexing.top_k,
+    # creation
     "Bernoulli": creation.bernoulli,
     "ConstantOfShape": creation.constant_of_shape,
     "EyeLike": creation.eye_like,
@@ -204,7 +204,7 @@ SETTINGS: Mapping[str, tuple[int, ...]] = {
     "Unsqueeze": (1,),
     **{op: (1,) for op in OPERATORS if op.startswith("Reduce")},
 }
-"""Inputs that a function takes as numbers where they are constant, so that no device is asked for them."""
+"""Inputs that a function takes as numbers if they are constant, without a copy from a device."""
 
 INDICES: Mapping[str, int] = {"Gather": 1}
-"""Inputs that a function takes as a number where they are one constant scalar."""
+"""Inputs that a function takes as a number if they are a constant scalar."""

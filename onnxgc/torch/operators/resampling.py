@@ -1,4 +1,4 @@
-"""Images in another size, or read at given points."""
+"""Resampling of images, to another size or at given points."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from onnxgc.gradients.resizing import Resize, resamplings
+from onnxgc.gradients.resize_matrices import ResizeNode, axis_resamplings
 from onnxgc.model.core.ir import Array
-from onnxgc.torch.operators.settings import Ints, ints
+from onnxgc.torch.operators.setting_values import Ints, ints
 
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
-# torch's names of a mode, by the number of axes that are resampled.
+# torch's names of modes, by the number of spatial axes.
 _INTERPOLATIONS = {
     "linear": {1: "linear", 2: "bilinear", 3: "trilinear"},
     "cubic": {2: "bicubic"},
@@ -44,7 +44,7 @@ def resize(
     sizes: Ints | None = None,
     **attributes: Any,
 ) -> Tensor:
-    """By torch's own interpolation where it is the same, else by the taps of each axis."""
+    """Torch's interpolation where it is equivalent, otherwise weighted sums along each axis."""
     given = {
         "roi": _numbers(roi),
         "scales": _numbers(scales),
@@ -98,7 +98,7 @@ def _interpolation(
     axes: Sequence[int],
     attributes: dict[str, Any],
 ) -> dict[str, Any] | None:
-    """The settings of torch's interpolation that does the same, or None."""
+    """The settings of torch's equivalent interpolation, or None."""
     mode = attributes.get("mode", "nearest")
     torch_mode = _INTERPOLATIONS[mode].get(x.ndim - 2)
     is_plain = not any(attributes.get(name) for name in ("antialias", "exclude_outside"))
@@ -126,13 +126,13 @@ def _taps(
     attributes: tuple[tuple[str, Any], ...],
     given: tuple[tuple[str, Any], ...],
 ) -> tuple[_Taps, ...]:
-    """The axes that change, with the elements that each result sums, and their weights."""
+    """For each resampled axis, the source indices and weights of each result."""
     settings = dict(given)
 
     def setting(name: str) -> Array | None:
         return None if settings[name] is None else np.asarray(settings[name])
 
-    found = resamplings(Resize(shape, output_shape, dict(attributes), setting))
+    found = axis_resamplings(ResizeNode(shape, output_shape, dict(attributes), setting))
     return tuple((along.axis, along.places, along.weights) for along in found if along.repeats != 1)
 
 
@@ -141,8 +141,8 @@ def _resampled(x: Tensor, taps: Sequence[_Taps]) -> Tensor:
         shape = [1] * x.ndim
         shape[axis] = places.shape[1]
         total = x.new_zeros([*x.shape[:axis], places.shape[1], *x.shape[axis + 1 :]])
-        for of_tap, weight in zip(places, weights, strict=True):
-            taken = x.index_select(axis, torch.from_numpy(of_tap).to(x.device))
+        for indices, weight in zip(places, weights, strict=True):
+            taken = x.index_select(axis, torch.from_numpy(indices).to(x.device))
             if (weight != 1).any():
                 taken = taken * torch.from_numpy(weight).to(taken).reshape(shape)
             total = total + taken

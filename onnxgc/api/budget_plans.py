@@ -1,0 +1,285 @@
+"""Plans for a traced step within a budget, at the lowest peak, or along the trade-off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.from_step import StepProblem, problem_of
+from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.operator_problem import simulate_sequence
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence
+from onnxgc.budget.trade_off import trade_off
+from onnxgc.errors import PlanError
+from onnxgc.planning.deadline import LEAST_PEAK_SHARE, REORDERING_SHARE, TRADE_OFF_END, Deadline
+from onnxgc.planning.memory_budget import Budget, parse_budget_options
+from onnxgc.planning.order_choice import Order
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.runtime.calibrate import calibration_in
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.budget_solver import BUDGET, floor_operator, plan_of, plans_of_least_peak, search_options
+from onnxgc.tracing.devices import Device
+from onnxgc.tracing.devices import device as find_device
+from onnxgc.tracing.durations import durations_ns
+from onnxgc.tracing.step_graph import TrainingStep
+
+DEFAULT_DEVICE = "a100"
+"""Source of durations without a device or a calibration."""
+FRONTIER_POINTS = 12
+"""Budgets of a trade-off, including the lowest peak found and the baseline's."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRequest:
+    """A user's request for a budget or a trade-off, or neither."""
+
+    budget: Budget | None = None
+    pareto: bool = False
+    order: Order = Order.FREE
+    device: Device | None = None
+    calibrate: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        budget: str | float | None,
+        *,
+        extra_time: str | float | None = None,
+        pareto: bool,
+        order: str,
+        device: str | None,
+        calibrate: str | os.PathLike[str] | None,
+        solver: str | None,
+        objective: Objective | None,
+    ) -> BudgetRequest:
+        """Check the options before any file is read.
+
+        Raises:
+            BudgetFormError: the budget is not valid.
+            PlanError: options contradict each other.
+            DurationError: the device is unknown.
+        """
+        request = cls(
+            parse_budget_options(budget, extra_time),
+            pareto,
+            Order.named(order),
+            None if device is None else find_device(device),
+            None if calibrate is None else os.fspath(calibrate),
+        )
+        if request.is_requested and solver == "manual":
+            raise PlanError("--checkpoints chooses the plan by hand, a budget by a search; drop one of them")
+        if request.is_requested and objective is not None:
+            raise PlanError(f"--objective {objective.value} does not apply to a budget; drop one of them")
+        if request.is_requested and solver not in (None, BUDGET.name):
+            raise PlanError(
+                f"--budget and --pareto use the solver '{BUDGET.name}', not '{solver}'; leave --solver out"
+            )
+        if solver == BUDGET.name and not request.is_requested:
+            raise PlanError(f"the solver '{BUDGET.name}' needs --budget, such as 8GiB or 60%")
+        check_duration_source(device, calibrate)
+        return request
+
+    @property
+    def is_requested(self) -> bool:
+        return self.budget is not None or self.pareto
+
+    def durations(self, step: TrainingStep) -> tuple[dict[str, int], str, str]:
+        """Durations of all operators in nanoseconds, their source, and a note on it or ""."""
+        if self.calibrate is not None:
+            timing, note = calibration_in(self.calibrate, step)
+            return durations_ns(step, timing), f"measured, kept in '{self.calibrate}'", note
+        chosen = self.device or find_device(DEFAULT_DEVICE)
+        return durations_ns(step, chosen), f"data sheet of {chosen.name}", ""
+
+
+def check_duration_source(device: str | None, calibrate: str | os.PathLike[str] | None) -> None:
+    """Check the source of durations.
+
+    Raises:
+        PlanError: two sources are given.
+        DurationError: the device is unknown.
+    """
+    if device is not None and calibrate is not None:
+        raise PlanError("--device and --calibrate are both sources of durations; give one of them")
+    if device is not None:
+        find_device(device)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """A budget of a trade-off and its plan."""
+
+    budget_bytes: int
+    solution: Solution
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSolution:
+    """The requested plan, and the trade-off if requested.
+
+    `order_alone_peak_bytes` is the lowest peak found by reordering only; None in fixed order.
+    """
+
+    solution: Solution
+    frontier: tuple[FrontierPoint, ...]
+    order_alone_peak_bytes: int | None
+
+
+def plan_for_request(
+    request: BudgetRequest,
+    problem: CheckpointProblem,
+    durations: Mapping[str, int],
+    options: SolverOptions,
+) -> BudgetSolution:
+    """The requested plans, within one time limit.
+
+    Without a budget the plan is that of the lowest peak in the trade-off.
+
+    Raises:
+        BudgetError: no plan fits.
+    """
+    options = with_default_limit(options)
+    if request.order is Order.FREE:
+        # Imported here, since it imports the compiler; the time limit excludes compilation.
+        from onnxgc.budget.search import compile_loops
+
+        compile_loops(options.progress)
+    deadline, budget = Deadline(options.time_limit_seconds), request.budget
+    order_alone = None
+    if request.order is Order.FREE:
+        order, order_alone = _reordering_only(problem, durations, options)
+        options = replace(options, sequences=(*options.sequences, order))
+    frontier: tuple[FrontierPoint, ...] = ()
+    if request.pareto:
+        end = 1.0 if budget is None or budget == Budget() else TRADE_OFF_END
+        first = replace(options, time_limit_seconds=deadline.left(end))
+        frontier = frontier_of(problem, durations, first)
+    interrupted = any(point.solution.interrupted for point in frontier)
+    if frontier and (budget is None or budget == Budget()):
+        solution = frontier[-1].solution
+    else:
+        assert budget is not None, "there is a budget or a trade-off"
+        options = replace(options, time_limit_seconds=0.0 if interrupted else deadline.left())
+        solution = solution_within(problem, budget, durations, options, frontier)
+    solution = replace(solution, seconds=deadline.elapsed(), interrupted=interrupted or solution.interrupted)
+    return BudgetSolution(solution, frontier, order_alone)
+
+
+def _reordering_only(
+    problem: CheckpointProblem, durations: Mapping[str, int], options: SolverOptions
+) -> tuple[tuple[str, ...], int]:
+    """Each operator once, in the order of the lowest peak found, and that peak."""
+    # Imported here, since it imports the compiler.
+    from onnxgc.budget.improve.local_moves import order_of_least_peak
+
+    options.progress("planning: reordering only")
+    deadline = Deadline(options.time_limit_seconds).phase(REORDERING_SHARE)
+    step_problem = problem_of(problem.joint().step, durations)
+    order = order_of_least_peak(step_problem.problem, deadline.is_over, options.seed)
+    return step_problem.names_of(order), simulate_sequence(step_problem.problem, order).peak
+
+
+def with_default_limit(options: SolverOptions) -> SolverOptions:
+    """The options with the default time limit if nothing else ends the search."""
+    if options.time_limit_seconds is None and options.max_rounds is None:
+        return replace(options, time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS)
+    return options
+
+
+def solution_within(
+    problem: CheckpointProblem,
+    budget: Budget,
+    durations: Mapping[str, int],
+    options: SolverOptions,
+    frontier: Sequence[FrontierPoint] = (),
+) -> Solution:
+    """The plan of least extra time within a budget, or of the lowest peak found.
+
+    The search starts with the plans of a `frontier`.
+
+    Raises:
+        BudgetError: no plan fits.
+    """
+    if budget.is_least:
+        return _least_peak_solution(
+            problem, problem_of(problem.joint().step, durations), options, budget.max_extra
+        )
+    regular = regular_peak_bytes(problem)
+    within = replace(options, budget_bytes=budget.bytes_of(regular), durations=durations, objective=None)
+    known = (*options.sequences, *(point.solution.plan.sequence for point in frontier))
+    return BUDGET.solve(problem, replace(within, sequences=known))
+
+
+def frontier_of(
+    problem: CheckpointProblem, durations: Mapping[str, int], options: SolverOptions
+) -> tuple[FrontierPoint, ...]:
+    """Plans at `FRONTIER_POINTS` budgets, from the baseline's peak down to the lowest found."""
+    deadline = Deadline(options.time_limit_seconds)
+    step_problem = problem_of(problem.joint().step, durations)
+    first = replace(options, time_limit_seconds=deadline.share(LEAST_PEAK_SHARE))
+    least = _least_peak_solution(problem, step_problem, first)
+    regular, lowest = regular_peak_bytes(problem), least.objective_bytes
+    steps = FRONTIER_POINTS - 1
+    budgets = [lowest + (regular - lowest) * number // steps for number in range(FRONTIER_POINTS)]
+    left = 0.0 if least.interrupted else deadline.left()
+    number = {name: index for index, name in enumerate(step_problem.names)}
+    known = [[number[name] for name in least.plan.sequence]]
+    points = trade_off(
+        step_problem.problem, budgets, search_options(replace(options, time_limit_seconds=left)), known
+    )
+    return tuple(
+        FrontierPoint(point.budget, _solution(problem, step_problem, point.found, least)) for point in points
+    )
+
+
+def _least_peak_solution(
+    problem: CheckpointProblem,
+    step_problem: StepProblem,
+    options: SolverOptions,
+    max_extra: Fraction | None = None,
+) -> Solution:
+    """The plan of the lowest peak found; `max_extra` limits the extra time, as a share of the baseline's."""
+    deadline = Deadline(options.time_limit_seconds)
+    floor = floor_of_problem(step_problem.problem)
+    options.progress("planning: a first plan")
+    known = plans_of_least_peak(problem, step_problem, options)
+    options = replace(options, time_limit_seconds=deadline.left())
+    most = None if max_extra is None else int(max_extra * step_problem.problem.duration)
+    least = least_peak(step_problem.problem, floor.size, search_options(options), known, most)
+    found = least.found
+    solution = Solution(
+        CheckpointPlan(()),
+        BUDGET.name,
+        found.status,
+        Objective.TIME,
+        found.peak,
+        least.floor,
+        found.seconds,
+        floor_operator(step_problem, floor) if least.floor <= floor.size else "",
+    )
+    solved = _solution(problem, step_problem, found, solution)
+    return solved if found.peak <= least.floor else replace(solved, status=Status.FEASIBLE)
+
+
+def _solution(
+    problem: CheckpointProblem, step_problem: StepProblem, found: BudgetedSequence, like: Solution
+) -> Solution:
+    return replace(
+        like,
+        plan=plan_of(problem, problem.joint().step, step_problem, found.sequence),
+        status=found.status,
+        objective_bytes=found.peak,
+        seconds=found.seconds,
+        time=TimeCost(step_problem.problem.duration, found.extra, found.lower_bound),
+        interrupted=found.interrupted or like.interrupted,
+    )
+
+
+def regular_peak_bytes(problem: CheckpointProblem) -> int:
+    """Simulated peak of the baseline."""
+    stored = CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)
+    return problem.joint().profile(stored).peak_bytes

@@ -1,0 +1,136 @@
+"""A training step under a plan: its schedule and simulated memory, and the graph emitted from it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from onnxgc.api.budget_plans import BudgetRequest, FrontierPoint
+from onnxgc.api.read_options import ReadOptions
+from onnxgc.emission.plan_files import METADATA_KEY, plan_as_json
+from onnxgc.emission.training_graph import TrainingGraph, emit_training_graph
+from onnxgc.gradients.differentiate import fresh_name
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.planning.objective import PaperObjective, paper_objective
+from onnxgc.planning.plan import Solution
+from onnxgc.planning.schedule import Schedule, build_schedule, with_late_replacements
+from onnxgc.planning.simulate import MemoryProfile, simulate
+from onnxgc.tracing.checkpoint_problem import TracedProblem, checkpoint_problem
+from onnxgc.tracing.optimizers import Optimizer
+from onnxgc.tracing.step_graph import TrainingStep, trace
+
+LOSS_SCALE = "loss_scale"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A model's training step under a plan, with schedules and simulated memory of plan and baseline.
+
+    `step` has the plan's order of forward, the baseline (`regular_*`) has the model's. With a budget,
+    `request` is the user's request, `timing` the source of durations, `frontier` the trade-off if requested,
+    and `order_alone_peak_bytes` the lowest peak by reordering only.
+    """
+
+    model: TrainableModel
+    step: TrainingStep
+    traced: TracedProblem
+    solution: Solution
+    schedule: Schedule
+    profile: MemoryProfile
+    regular_schedule: Schedule
+    regular_profile: MemoryProfile
+    notes: tuple[str, ...] = ()
+    request: BudgetRequest = field(default_factory=BudgetRequest)
+    budget_bytes: int | None = None
+    timing: str = ""
+    frontier: tuple[FrontierPoint, ...] = ()
+    order_alone_peak_bytes: int | None = None
+
+    @property
+    def raises_the_peak(self) -> bool:
+        return self.profile.peak_bytes > self.regular_profile.peak_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an optimizer's state."""
+        return 0 if self.step.updates is None else self.step.updates.state_bytes
+
+    @property
+    def objective(self) -> PaperObjective:
+        return paper_objective(self.traced.problem, self.solution.plan)
+
+    @property
+    def extra_flops_ratio(self) -> float:
+        """Recomputed floating-point operations, as a share of the baseline's."""
+        graph = self.step.graph
+        regular = sum(operator.flops for operator in graph.forward)
+        regular += sum(operator.flops for chunk in graph.chunks for operator in chunk)
+        return self.schedule.extra_flops / regular if regular else 0.0
+
+
+def trace_problem(
+    model: TrainableModel, keep_outputs: bool = False, optimizer: Optimizer | None = None
+) -> TracedProblem:
+    """The training step of a model as a problem for solvers."""
+    seed = fresh_name(LOSS_SCALE, set(model.types))
+    return checkpoint_problem(trace(model, seed=seed, keep_outputs=keep_outputs, optimizer=optimizer))
+
+
+def schedule_solution(
+    model: TrainableModel, traced: TracedProblem, solution: Solution, like: PlannedStep | None = None
+) -> PlannedStep:
+    """Schedule and simulate a solution, and the baseline.
+
+    `like` is another plan of the same traced step; its baseline is used again.
+    """
+    joint = traced.problem.joint()
+    names = _copy_namer(traced.step)
+    graph, schedule = joint.scheduled(solution.plan, names)
+    step = traced.step_in_order(tuple(operator.name for operator in graph.forward))
+    schedule = with_late_replacements(schedule, graph)
+    profile = simulate(schedule, graph)
+    if like is not None:
+        regular_schedule, regular_profile = like.regular_schedule, like.regular_profile
+    else:
+        regular_schedule = build_schedule(joint.step, frozenset(), names)
+        regular_profile = simulate(regular_schedule, joint.step)
+    return PlannedStep(model, step, traced, solution, schedule, profile, regular_schedule, regular_profile)
+
+
+def store_all_schedule(planned: PlannedStep) -> Schedule:
+    """The baseline's schedule in the plan's order; a plan is verified against it."""
+    return build_schedule(planned.step.graph, frozenset(), _copy_namer(planned.step))
+
+
+def emit(
+    planned: PlannedStep,
+    *,
+    schedule: Schedule | None = None,
+    values: Mapping[str, Array] | None = None,
+    options: ReadOptions | None = None,
+) -> TrainingGraph:
+    """The training graph of a planned step, or of another schedule of the same step."""
+    chosen = schedule or planned.schedule
+    peak = simulate(chosen, planned.step.graph).peak_bytes
+    solution = planned.solution
+    metadata = {
+        METADATA_KEY: json.dumps(plan_as_json(solution.plan, solution.solver)),
+        "onnxgc.simulated_peak_bytes": str(peak),
+        "onnxgc.loss": planned.model.loss_kind,
+        "onnxgc.options": (options or ReadOptions()).to_json(),
+    }
+    return emit_training_graph(planned.step, chosen, metadata=metadata, values=values)
+
+
+def _copy_namer(step: TrainingStep) -> Callable[[str], str]:
+    taken = set(step.types) | set(step.constants)
+    copies: Counter[str] = Counter()
+
+    def name_of_copy(name: str) -> str:
+        copies[name] += 1
+        suffix = "__recompute" if copies[name] == 1 else f"__recompute{copies[name]}"
+        return fresh_name(f"{name}{suffix}", taken)
+
+    return name_of_copy

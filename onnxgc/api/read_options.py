@@ -1,0 +1,71 @@
+"""How a model is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+import onnx
+
+from onnxgc.model.core.ir import TrainableModel
+from onnxgc.model.files.load import load_proto
+from onnxgc.model.read import read_model
+from onnxgc.tracing.optimizers import Optimizer, optimizer_as_json, optimizer_from_json
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of reading and tracing a model; a training file contains them, so that both can be repeated."""
+
+    loss: str = "auto"
+    trainable: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    keep_outputs: bool = False
+    freeze_bn: bool = False
+    untie: bool = False
+    optimizer: Optimizer | None = None
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ReadOptions:
+        """The options that `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: the text has another form.
+        """
+        found = json.loads(text)
+        trainable, freeze = (tuple(map(str, found[key])) for key in ("trainable", "freeze"))
+        # Files of earlier versions do not state these.
+        later = {key: bool(found.get(key, False)) for key in ("freeze_bn", "untie")}
+        optimizer = optimizer_from_json(found.get("optimizer"))
+        loss, keep_outputs = str(found["loss"]), bool(found["keep_outputs"])
+        return cls(loss, trainable, freeze, keep_outputs, **later, optimizer=optimizer)
+
+
+def read_with_options(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    options: ReadOptions,
+    input_shapes: Mapping[str, tuple[int, ...]] | None,
+) -> TrainableModel:
+    model = read_model(
+        source,
+        input_shapes=input_shapes,
+        loss=options.loss,
+        trainable=options.trainable,
+        freeze=options.freeze,
+        freeze_bn=options.freeze_bn,
+        untie=options.untie,
+        # A run with an optimizer may be resumed, and must then draw the same numbers.
+        counted_draws=options.optimizer is not None,
+    )
+    if not options.keep_outputs:
+        return model
+    graph = load_proto(source)[0].graph
+    fed = {value.name for value in (*graph.input, *graph.initializer)}
+    excluded = [repr(value.name) for value in graph.output if value.name in fed]
+    note = f"--keep-outputs excludes {', '.join(excluded)}, which are inputs of the step"
+    return replace(model, notes=(*model.notes, note)) if excluded else model

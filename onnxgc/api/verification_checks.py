@@ -1,0 +1,159 @@
+"""The checks of a training file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgc.api.planned_step import PlannedStep
+from onnxgc.api.training_metadata import TrainingMetadata
+from onnxgc.errors import RuntimeFailedError
+from onnxgc.model.core.ir import Array
+from onnxgc.runtime.execution_check import check_execution
+from onnxgc.runtime.measure import Measurement
+
+# Gradients below this share of the largest are too small for a meaningful comparison.
+MIN_GRADIENT_SHARE = 1e-6
+# Relative tolerance of the loss in a session with default settings.
+DEFAULT_LOSS_TOLERANCE = 1e-2
+# Relative change of the loss by float32 rounding when parameters without effect move.
+INVARIANCE_TOLERANCE = 1e-4
+# Relative tolerance of the measured peak.
+PEAK_TOLERANCE = 0.01
+# Memory that the simulator ignores: a few bytes a node for barriers and shapes, and per-channel vectors.
+_PEAK_ALLOWANCE_BYTES = 160 << 10
+# Buffer of each thread in a convolution.
+_THREAD_BUFFER_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: whether it passed, and the observation."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterShift:
+    """Parameters with vanishing gradients, and the change of the loss when they move by `distance`."""
+
+    parameters: tuple[str, ...]
+    loss_change: float = 0.0
+    distance: float = 0.0
+
+
+def loss_check(loss: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> Check:
+    one, two = float(expected[loss]), float(actual[loss])
+    if not np.isfinite(one):
+        detail = f"{two!r}: the baseline has {one!r} already, with these weights and random inputs"
+        return Check("loss", False, detail)
+    return Check("loss", one == two, f"{two!r}, baseline {one!r}")
+
+
+def gradient_check(planned: PlannedStep, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> Check:
+    names = [name for name in planned.step.graph.outputs if name != planned.model.loss]
+    different = [name for name in names if not _identical(expected[name], actual[name])]
+    if not different:
+        count = len(planned.step.parameter_gradients)
+        kind = "gradients" if planned.step.updates is None else "new parameters, all states"
+        return Check("gradients", True, f"{count} {kind} and all statistics are bit-identical")
+    worst = max(different, key=lambda name: _distance(expected[name], actual[name]))
+    return Check(
+        "gradients",
+        False,
+        f"{len(different)} of {len(names)} outputs differ, '{worst}' most: relative distance "
+        f"{_distance(expected[worst], actual[worst]):.1e}",
+    )
+
+
+def _identical(expected: Array, actual: Array) -> bool:
+    """Whether all elements are equal, or not a number in both."""
+    if not np.issubdtype(expected.dtype, np.floating):
+        return np.array_equal(expected, actual)
+    return np.array_equal(expected, actual, equal_nan=True)
+
+
+def _distance(expected: Array, actual: Array) -> float:
+    scale = float(np.linalg.norm(expected.astype(np.float64))) or 1.0
+    difference = float(np.linalg.norm(expected.astype(np.float64) - actual.astype(np.float64)))
+    return difference / scale if np.isfinite(difference) else float("inf")
+
+
+def _gradient_norms(planned: PlannedStep, outputs: Mapping[str, Array]) -> dict[str, float]:
+    return {
+        parameter: float(np.linalg.norm(outputs[gradient].astype(np.float64)))
+        for parameter, gradient in planned.step.parameter_gradients.items()
+    }
+
+
+def vanishing_gradients(planned: PlannedStep, outputs: Mapping[str, Array]) -> tuple[str, ...]:
+    """Parameters whose gradient is negligible compared with the largest."""
+    norms = _gradient_norms(planned, outputs)
+    limit = MIN_GRADIENT_SHARE * max(norms.values())
+    return tuple(name for name, norm in norms.items() if norm < limit)
+
+
+def size_check(planned: PlannedStep, expected: Mapping[str, Array], shift: ParameterShift) -> Check:
+    """Gradients are large enough for their comparison to be meaningful.
+
+    A vanishing gradient is correct only if the parameter has no effect, like a bias before a batch
+    normalisation. So moving all these parameters must not change the loss by more than their gradients and
+    rounding allow.
+    """
+    norms = _gradient_norms(planned, expected)
+    largest = max(norms.values())
+    others = {name: norm for name, norm in norms.items() if name not in shift.parameters} or norms
+    least = min(others, key=lambda name: others[name])
+    detail = f"from {others[least]:.1e} ('{least}') to {largest:.1e}"
+    if not np.isfinite(list(norms.values())).all():
+        return Check("gradient sizes", False, f"{detail}, some are not finite")
+    if not shift.parameters:
+        return Check("gradient sizes", True, detail)
+    loss = abs(float(expected[planned.model.loss]))
+    allowed = INVARIANCE_TOLERANCE * loss + MIN_GRADIENT_SHARE * largest * shift.distance
+    holds = abs(shift.loss_change) <= allowed
+    effect = "without effect on the loss"
+    if not holds:
+        effect = f"vanishing, yet moving it changes the loss by {shift.loss_change:.1e}"
+    more = f" and {len(shift.parameters) - 1} more" if len(shift.parameters) > 1 else ""
+    return Check("gradient sizes", holds, f"{detail}; '{shift.parameters[0]}'{more} {effect}")
+
+
+def default_check(
+    metadata: TrainingMetadata, expected: Mapping[str, Array], default: Measurement | RuntimeFailedError
+) -> Check:
+    """The file loads and runs in a session with default settings."""
+    if isinstance(default, RuntimeFailedError):
+        return Check("default session", False, str(default))
+    one, two = float(expected[metadata.loss]), float(default.outputs[metadata.loss])
+    # Fused kernels round differently.
+    holds = abs(two - one) <= DEFAULT_LOSS_TOLERANCE * max(abs(one), 1.0)
+    detail = f"loss {two!r}, {default.in_use_peak_bytes / 1e6:.1f} MB in use"
+    return Check("default session", holds, detail)
+
+
+def order_check(metadata: TrainingMetadata, measured: Measurement) -> Check:
+    found = check_execution(metadata.proto, measured.steady.order)
+    if found.lost:
+        detail = f"{len(found.lost)} recomputed nodes did not run, the first '{found.lost[0]}'"
+    elif found.moved:
+        detail = f"node '{found.moved}' ran out of file order"
+    else:
+        detail = f"{found.executed} nodes ran in file order, {found.recomputed} of them recomputed"
+    return Check("order", found.holds, detail)
+
+
+def peak_check(metadata: TrainingMetadata, measured: Measurement) -> Check:
+    peak = measured.requested_peak_bytes
+    threads = measured.threads or os.cpu_count() or 1
+    allowance = _PEAK_ALLOWANCE_BYTES + threads * _THREAD_BUFFER_BYTES
+    allowed = max(PEAK_TOLERANCE * metadata.peak_bytes, allowance)
+    holds = abs(peak - metadata.peak_bytes) <= allowed
+    return Check(
+        "peak", holds, f"measured {peak / 1e6:.1f} MB requested, simulated {metadata.peak_bytes / 1e6:.1f} MB"
+    )

@@ -1,0 +1,195 @@
+"""Atomic writing of files: completely, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+
+from onnxgc.errors import OutputFileError
+from onnxgc.model.files.load import is_text
+
+# Protobuf is limited to 2 GiB. The file without its weights stays well below the difference.
+_MAX_SINGLE_FILE_BYTES = 2_000_000_000
+_MIN_EXTERNAL_BYTES = 1024
+# Runtimes map the file into memory.
+_ALIGNMENT_BYTES = 4096
+
+
+def data_file(path: str | os.PathLike[str]) -> str:
+    """The file of a model's external weights."""
+    return f"{os.fspath(path)}.data"
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Fails early, before any work is done.
+
+    Raises:
+        OutputFileError: the path is not a regular file, its folder does not exist, or it is not writable.
+    """
+    try:
+        target = Path(path).resolve()
+        folder = target.parent
+        if target.is_dir():
+            raise OutputFileError(f"cannot write '{path}': it is a directory; give a file name")
+        if target.exists() and not target.is_file():
+            raise OutputFileError(f"cannot write '{path}': it is not a regular file; give a file name")
+        if not folder.is_dir():
+            raise OutputFileError(f"cannot write '{path}': folder '{folder}' does not exist; create it first")
+        if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+            raise OutputFileError(f"cannot write '{path}': permission denied; choose another location")
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links, before 3.13
+        raise OutputFileError(
+            f"cannot write '{path}': {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+def check_model_writable(path: str | os.PathLike[str]) -> None:
+    """Fails early if a model cannot be written under this name.
+
+    Raises:
+        OutputFileError: as `check_writable`, or the name has the suffix of a text format.
+    """
+    if is_text(path):
+        suffix = os.path.splitext(path)[1]
+        raise OutputFileError(
+            f"cannot write '{path}': the file is binary, and {suffix} is for text; give it the suffix .onnx"
+        )
+    check_writable(path)
+
+
+def write_model(
+    model: onnx.ModelProto, path: str | os.PathLike[str], *, external_data: bool = False
+) -> tuple[Path, ...]:
+    """Writes a model atomically; returns the files written.
+
+    Weights go into `<name>.data` next to it with `external_data`, or if a single file would exceed protobuf's
+    limit. Even if writing is interrupted, the model under that name reads the weights that it was written
+    with. Symbolic links are followed.
+
+    Raises:
+        OutputFileError: the file cannot be written, or its name has the suffix of a text format; an earlier
+            file of that name is unchanged.
+    """
+    check_model_writable(path)
+    with _staging_folder(path) as (folder, target):
+        written = folder / target.name
+        has_large_weights = any(_is_large(tensor) for tensor in model.graph.initializer)
+        if not has_large_weights or not (external_data or model.ByteSize() > _MAX_SINGLE_FILE_BYTES):
+            written.write_bytes(model.SerializeToString())
+            os.replace(written, target)
+            return (target,)
+        data = Path(data_file(target))
+        with open(folder / data.name, "wb") as stream:
+            shell = _externalize_weights(stream, model, data.name)
+        temporaries = _temporary_names(data)
+        temporary = temporaries[-1]
+        if data.exists():
+            # The earlier model reads `data` until it is replaced, so the new weights get another name first.
+            os.replace(folder / data.name, temporary)
+            written.write_bytes(_with_location(shell, temporary.name).SerializeToString())
+            os.replace(written, target)
+            data.unlink()
+            try:
+                # A copy, since ONNX rejects weight files with a second hard link.
+                shutil.copyfile(temporary, folder / data.name)
+            except OSError:
+                return target, temporary
+        os.replace(folder / data.name, data)
+        written.write_bytes(shell.SerializeToString())
+        os.replace(written, target)
+        # In reverse, so that interruptions leave no gap in the numbers.
+        for unread in reversed(temporaries):
+            unread.unlink(missing_ok=True)
+        return target, data
+
+
+def _temporary_names(data: Path) -> list[Path]:
+    """Temporary names of weight files: those left by interrupted writes, and the first free one."""
+    names = [data.with_name(f"{data.name}.onnxgc-1")]
+    while names[-1].exists():
+        names.append(data.with_name(f"{data.name}.onnxgc-{len(names) + 1}"))
+    return names
+
+
+def _with_location(shell: onnx.ModelProto, location: str) -> onnx.ModelProto:
+    """A copy that reads its weights from another file."""
+    moved = onnx.ModelProto()
+    moved.CopyFrom(shell)
+    for tensor in moved.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    return moved
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    # Shapes and axes stay in the model, since runtimes need their values for shape inference.
+    return len(tensor.raw_data) >= _MIN_EXTERNAL_BYTES
+
+
+def _externalize_weights(stream: BinaryIO, model: onnx.ModelProto, location: str) -> onnx.ModelProto:
+    """The model with its large weights written to `stream`; weights are not copied in memory."""
+    graph = onnx.GraphProto(name=model.graph.name, doc_string=model.graph.doc_string)
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(model.graph, field))
+    for tensor in model.graph.initializer:
+        if not _is_large(tensor):
+            graph.initializer.add().CopyFrom(tensor)
+            continue
+        outside = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        outside.data_location = onnx.TensorProto.EXTERNAL
+        place = {"location": location, "offset": stream.tell(), "length": stream.write(tensor.raw_data)}
+        for key, value in place.items():
+            outside.external_data.add(key=key, value=str(value))
+        stream.write(bytes(-stream.tell() % _ALIGNMENT_BYTES))
+    return onnx.ModelProto(
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        opset_import=model.opset_import,
+        metadata_props=model.metadata_props,
+        graph=graph,
+    )
+
+
+def write_text(text: str, path: str | os.PathLike[str]) -> None:
+    """Writes a text file atomically.
+
+    Raises:
+        OutputFileError: as `write_model`.
+    """
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(contents: bytes, path: str | os.PathLike[str]) -> None:
+    """Writes a file atomically, flushed to disk on return.
+
+    Raises:
+        OutputFileError: as `write_model`.
+    """
+    with _staging_folder(path) as (folder, target):
+        written = folder / target.name
+        with open(written, "wb") as stream:
+            stream.write(contents)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(written, target)
+
+
+@contextmanager
+def _staging_folder(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
+    """A temporary folder next to the target, and the target with links resolved."""
+    check_writable(path)
+    target = Path(path).resolve()
+    try:
+        with tempfile.TemporaryDirectory(prefix=".onnxgc-", dir=target.parent) as folder:
+            yield Path(folder), target
+    except OSError as error:
+        raise OutputFileError(f"cannot write '{path}': {error.strerror or error}") from error

@@ -1,0 +1,71 @@
+"""Tensors of two networks that hold one value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxgc.matching.network_view import NetworkView, Pair, full_key, key_ignoring_layout, key_ignoring_scale
+from onnxgc.matching.normal_form.entities import View
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPairs:
+    """Pairs tensors of matched values. `uses_a` and `uses_b` are digests of the uses of each tensor."""
+
+    a: NetworkView
+    b: NetworkView
+    uses_a: Mapping[str, str]
+    uses_b: Mapping[str, str]
+
+    def of(self, here: Sequence[str], there: Sequence[str]) -> list[Pair]:
+        """Pairs of the tensors of a value: by equal keys, then without layout, then without scale."""
+        pairs: list[Pair] = []
+        views_a, views_b = self.a.structure.views, self.b.structure.views
+        rest_a, rest_b = list(here), list(there)
+        for key_of in (full_key, key_ignoring_layout, key_ignoring_scale):
+            groups_a = _grouped(here, {name: key_of(views_a[name]) for name in here})
+            groups_b = _grouped(there, {name: key_of(views_b[name]) for name in there})
+            for key, names in groups_a.items():
+                for name, other in self._disambiguated(names, groups_b.get(key, [])):
+                    if name in rest_a or other in rest_b:
+                        pairs.append(_pair(name, other, views_a[name], views_b[other]))
+            # A weaker key does not resolve an ambiguity.
+            rest_a = [name for name in rest_a if key_of(views_a[name]) not in groups_b]
+            rest_b = [name for name in rest_b if key_of(views_b[name]) not in groups_a]
+        return pairs
+
+    def _disambiguated(self, names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+        """Pairs of tensors with equal keys. Their uses decide where both sides have several.
+
+        Rearrangements of one tensor are one candidate.
+        """
+        if not names or not others:
+            return []
+        if min(len({self.a.root_of(n) for n in names}), len({self.b.root_of(n) for n in others})) == 1:
+            last = (len(names) - 1, len(others) - 1)
+            return [
+                (names[min(index, last[0])], others[min(index, last[1])]) for index in range(max(last) + 1)
+            ]
+        by_use_a, by_use_b = _grouped(names, self.uses_a), _grouped(others, self.uses_b)
+        return [
+            (name, other)
+            for use, group in by_use_a.items()
+            if min(len(group), len(by_use_b.get(use, []))) == 1
+            for name in group
+            for other in by_use_b[use]
+        ]
+
+
+def _pair(name: str, other: str, one: View, two: View) -> Pair:
+    is_rearranged = full_key(replace(one, scale=1.0)) != full_key(replace(two, scale=1.0))
+    factor = two.scale / one.scale
+    return Pair(name, other, is_rearranged, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor)
+
+
+def _grouped(names: Sequence[str], keys: Mapping[str, object]) -> dict[object, list[str]]:
+    groups: dict[object, list[str]] = {}
+    for name in names:
+        groups.setdefault(keys[name], []).append(name)
+    return groups

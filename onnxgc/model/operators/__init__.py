@@ -1,0 +1,1 @@
+"""Facts about ONNX operators, one record an operator, one module a family; `registry` has all of them."""

@@ -1,0 +1,96 @@
+"""Corrections of graphs that ONNX's version converter raised to a newer opset.
+
+The converter keeps the spelling of Clip, Hardmax and Resize where the newer opset gives it another meaning.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import helper
+
+from onnxgc.model.core.draft import Draft, NameSource
+from onnxgc.model.core.ir import Node
+from onnxgc.model.core.stored_weights import ArrayWeight
+
+# Up to this opset Resize and Upsample use asymmetric coordinates, and nearest rounds down or up.
+_LAST_OPSET_OF_OLDER_RESIZING = 10
+# Up to this opset Hardmax flattens all dimensions from its axis on.
+_LAST_OPSET_OF_FLATTENING_HARDMAX = 12
+
+
+def with_converter_fixes(draft: Draft, source_opset: int) -> Draft:
+    """The converted draft with the meaning of its source opset.
+
+    Raises:
+        RuntimeError: a node has no equivalent at the newer opset.
+    """
+    draft = _with_clip_limits_in_input_type(draft)
+    if source_opset <= _LAST_OPSET_OF_FLATTENING_HARDMAX:
+        draft = _with_flattening_hardmax(draft)
+    if source_opset <= _LAST_OPSET_OF_OLDER_RESIZING:
+        draft = draft.with_changes(nodes=tuple(_with_older_resizing(node, draft) for node in draft.nodes))
+    return draft
+
+
+def _with_clip_limits_in_input_type(draft: Draft) -> Draft:
+    """The draft with Clip's limits in the type of its input; the converter makes them float32."""
+    weights = dict(draft.weights)
+    for node in draft.nodes:
+        kind = draft.type_of(node.inputs[0]) if node.op == "Clip" and not node.domain else None
+        for name in node.inputs[1:]:
+            limit = weights.get(name)
+            if kind is not None and limit is not None and limit.type.dtype != kind.dtype:
+                dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
+                weights[name] = ArrayWeight(limit.load().astype(dtype))
+    return draft.with_changes(weights=weights)
+
+
+def _with_flattening_hardmax(draft: Draft) -> Draft:
+    """The draft with Hardmax on flattened inputs; the converter leaves the nodes unchanged.
+
+    Raises:
+        RuntimeError: an input has no static shape.
+    """
+    names, nodes, weights = NameSource(draft.tensor_names()), list[Node](), dict(draft.weights)
+    for node in draft.nodes:
+        if node.domain or node.op != "Hardmax":
+            nodes.append(node)
+            continue
+        kind = draft.type_of(node.inputs[0])
+        if kind is None:
+            raise RuntimeError(f"{node.location} of an older opset needs a static shape")
+        axis, rank = int(node.attribute("axis", 1)), len(kind.shape)
+        over_last = node.with_changes(attributes={"axis": -1})
+        if axis in (-1, rank - 1):
+            nodes.append(over_last)
+            continue
+        output = node.outputs[0]
+        flat, found, shape = (names.fresh(f"{output}/{part}") for part in ("flat", "found", "shape"))
+        weights[shape] = ArrayWeight(np.asarray(kind.shape, np.int64))
+        flatten = node.with_changes(op="Flatten", rule="Flatten", attributes={"axis": axis})
+        reshape = node.with_changes(op="Reshape", rule="Reshape", attributes={})
+        nodes += [
+            flatten.with_changes(outputs=(flat,), name=f"{node.name}/flat"),
+            over_last.with_changes(inputs=(flat,), outputs=(found,), name=f"{node.name}/found"),
+            reshape.with_changes(inputs=(found, shape)),
+        ]
+    return draft.with_changes(nodes=tuple(nodes), weights=weights)
+
+
+def _with_older_resizing(node: Node, draft: Draft) -> Node:
+    """A Resize with the coordinates and rounding of older opsets; the converter sets newer defaults.
+
+    Raises:
+        RuntimeError: a node enlarges along one axis and shrinks along another, each with its own rounding.
+    """
+    if node.domain or node.op != "Resize":
+        return node
+    modes = {"coordinate_transformation_mode": "asymmetric"}
+    if node.attribute("mode", "nearest") == "nearest":
+        scales = draft.weights[node.inputs[2]].load() if node.inputs[2] in draft.weights else None
+        if scales is None or (scales.min() < 1 < scales.max()):
+            raise RuntimeError(
+                f"{node.location} of an older opset needs constant scales that all enlarge or all shrink"
+            )
+        modes["nearest_mode"] = "ceil" if scales.min() < 1 else "floor"
+    return node.with_changes(attributes={**node.attributes, **modes})

@@ -1,0 +1,110 @@
+"""Figures of `optimize`. Peaks and bounds include an optimizer's state."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class ParameterFigures(TypedDict):
+    """Parameters that train."""
+
+    count: int
+    bytes: int
+
+
+class RegularFigures(TypedDict):
+    """The baseline."""
+
+    activation_bytes: int
+    simulated_peak_bytes: int
+    simulated_activation_peak_bytes: int
+
+
+class PlannedFigures(TypedDict):
+    """The plan; operations are a share of the baseline's."""
+
+    checkpoint_bytes: int
+    heaviest_segment_bytes: int
+    paper_objective_bytes: int
+    simulated_peak_bytes: int
+    simulated_activation_peak_bytes: int
+    peak_step: str
+    extra_flops_ratio: float
+
+
+class OptimizerFigures(TypedDict):
+    """The optimizer whose updates the step contains."""
+
+    name: str
+    state_bytes: int
+
+
+class TimeFigures(TypedDict):
+    """Extra time and its lower bound as shares of the baseline's time, and the gap between them.
+
+    `gap` is a share of the whole time, `gap_of_extra` of the extra time.
+    """
+
+    extra_time_ratio: float
+    lower_bound_ratio: float
+    gap: float
+    gap_of_extra: float
+
+
+class BudgetFigures(TimeFigures):
+    """A budget of memory (`bytes`) or of extra time, and the plan for it."""
+
+    bytes: int | None
+    most_extra_time_ratio: float | None
+    timing: str
+    order: str
+    order_alone_peak_bytes: int | None
+    regular_seconds: float
+
+
+class FrontierFigures(TimeFigures):
+    """A point of the trade-off between extra time and peak."""
+
+    budget_bytes: int
+    simulated_peak_bytes: int
+    status: str
+
+
+class OptimizerPart(TypedDict, total=False):
+    """Figures of a step with an optimizer."""
+
+    optimizer: OptimizerFigures
+
+
+class BudgetPart(TypedDict, total=False):
+    """Figures of a plan with a budget."""
+
+    budget: BudgetFigures
+    frontier: list[FrontierFigures]
+
+
+class BoundFigures(TypedDict):
+    """The lower bound on the plan's objective; `bound_operator` is its working set's operator, or ""."""
+
+    lower_bound_bytes: int
+    bound_operator: str
+    gap: float
+
+
+class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
+    """The figures of `optimize --json`."""
+
+    model: str
+    output: str | None
+    objective: str
+    solver: str
+    status: str
+    loss: str
+    vertices: int
+    operators: int
+    parameters: ParameterFigures
+    regular: RegularFigures
+    planned: PlannedFigures
+    checkpoints: list[str]
+    notes: list[str]
+    seconds: dict[str, float]

@@ -1,0 +1,121 @@
+"""Plans of joint graphs: the search within a memory budget, and the figures of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.operator_problem import simulate_sequence
+from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
+from onnxgc.errors import BudgetError
+from onnxgc.planning.memory_budget import Budget
+from onnxgc.torch.joint_problem import JointStep
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor kept from forward to backward: the operator that computes it, and its bytes."""
+
+    operator: str
+    dtype: torch.dtype
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPlan:
+    """The plan for one kind of call: peaks in bytes, extra time as a share of the baseline's time.
+
+    Peaks count the allocations of forward and backward, gradients of parameters included, but neither
+    parameters nor the call's own inputs. `saved` lists the tensors of forward that backward reads, without
+    these inputs, parameters and generator states; `saved_bytes` counts all live bytes at the forward/backward
+    boundary.
+    """
+
+    operators: int
+    repeated: int
+    regular_peak_bytes: int
+    planned_peak_bytes: int
+    saved_bytes: int
+    extra_time_ratio: float
+    lower_bound_ratio: float
+    is_optimal: bool
+    saved: tuple[SavedTensor, ...] = field(repr=False)
+
+
+class Planner(Protocol):
+    """Chooses the sequence in which a joint graph runs, with the figures of that plan."""
+
+    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPlanner:
+    """Searches for the sequence of least extra time within a memory budget."""
+
+    budget: Budget
+    options: SearchOptions
+
+    def __call__(self, step: JointStep, available_bytes: int = 0) -> tuple[tuple[int, ...], TorchPlan]:
+        """Tries the budget, then `available_bytes` where they are more.
+
+        Raises:
+            BudgetError: no sequence fits.
+        """
+        problem = step.problem
+        regular = simulate_sequence(problem, range(len(problem))).peak
+        floor = floor_of_problem(problem)
+        found: BudgetedSequence | NoSequence
+        if self.budget.is_least:
+            found = least_peak(problem, floor.size, self.options, (), None).found
+        else:
+            budget = self.budget.bytes_of(regular)
+            found = within_budget(problem, budget, self.options)
+            if isinstance(found, NoSequence) and budget < available_bytes:
+                found = within_budget(problem, available_bytes, self.options)
+            if isinstance(found, NoSequence):
+                node = step.nodes[found.operator]
+                at = "" if node is None else f" ('{node.name}')"
+                raise BudgetError(
+                    f"no plan within {budget:,} bytes was found; no plan is below {floor.size:,}{at}; give "
+                    "more memory, a smaller batch, or budget='min'"
+                )
+        return found.sequence, plan_summary(step, found.sequence, found.lower_bound)
+
+
+def plan_summary(step: JointStep, sequence: Sequence[int], lower_bound: int = 0) -> TorchPlan:
+    """The figures of a sequence; `lower_bound` is one on extra time, in nanoseconds."""
+    problem = step.problem
+    profile = simulate_sequence(problem, sequence)
+    extra = profile.duration - problem.duration
+    return TorchPlan(
+        len(problem),
+        len(sequence) - len(problem),
+        simulate_sequence(problem, range(len(problem))).peak,
+        profile.peak,
+        profile.timeline[sequence.index(step.boundary)],
+        extra / problem.duration if problem.duration else 0.0,
+        lower_bound / problem.duration if problem.duration else 0.0,
+        extra <= lower_bound,
+        tuple(_saved_tensors(step, sequence)),
+    )
+
+
+def _saved_tensors(step: JointStep, sequence: Sequence[int]) -> Iterator[SavedTensor]:
+    """Tensors written in forward and read in backward before they are recomputed."""
+    problem = step.problem
+    boundary = sequence.index(step.boundary)
+    kept = {storage for index in sequence[:boundary] for storage in problem.operators[index].writes}
+    read: set[int] = set()
+    for index in sequence[boundary + 1 :]:
+        read.update(kept.intersection(problem.operators[index].reads))
+        kept.difference_update(problem.operators[index].writes)
+    for storage in sorted(read):
+        node = step.nodes[problem.producer[storage]]
+        assert node is not None, "forward precedes the boundary"
+        if problem.sizes[storage]:
+            yield SavedTensor(node.name, step.dtypes[storage], problem.sizes[storage])

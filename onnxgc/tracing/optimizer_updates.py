@@ -1,0 +1,312 @@
+"""Optimizer updates as nodes that compute new parameters and states.
+
+Formulas are those of PyTorch's optimizers of the same names.
+Source: torch/optim/sgd.py and torch/optim/adamw.py (single tensors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxgc.errors import OptimizerError
+from onnxgc.gradients.differentiate import ConstantPool, fresh_name
+from onnxgc.model.core.ir import Array, Node, TensorType
+from onnxgc.model.core.name_globs import matches
+from onnxgc.tracing.optimizers import (
+    KEEP,
+    LEARNING_RATE,
+    SGD,
+    STEP,
+    Accumulation,
+    AdamW,
+    Optimizer,
+    ParameterGroup,
+)
+
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+# PyTorch's `clip_grad_norm_` adds this to the norm before dividing by it.
+_NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """The inputs, outputs and nodes that an optimizer adds to a step.
+
+    `replaced` maps each new value to the parameter or state whose memory it takes, `states` a parameter to
+    its states. `scalars` maps `LEARNING_RATE`, `STEP` and `KEEP` to the inputs that change from step to step.
+    `types` are the types of states and scalars. `norm` is the norm of all gradients if they are clipped, else
+    "". `nodes` are the names of all nodes.
+    """
+
+    optimizer: Optimizer
+    replaced: Mapping[str, str]
+    states: Mapping[str, tuple[str, ...]]
+    scalars: Mapping[str, str]
+    types: Mapping[str, TensorType]
+    norm: str = ""
+    nodes: frozenset[str] = frozenset()
+
+    @property
+    def new_of(self) -> dict[str, str]:
+        """The new value of each parameter and state."""
+        return {old: new for new, old in self.replaced.items()}
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """New parameters, then new states, in the order of the parameters."""
+        new_of = self.new_of
+        return tuple(new_of[name] for name in (*self.states, *self.state_names) if name in new_of)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return tuple(name for names in self.states.values() for name in names)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(self.types[name].size_bytes for name in self.state_names)
+
+
+def update_nodes(
+    optimizer: SGD | AdamW,
+    parameters: Mapping[str, TensorType],
+    gradients: Mapping[str, str],
+    taken: Iterable[str] = (),
+) -> tuple[tuple[Node, ...], Mapping[str, Array], Updates]:
+    """Nodes and constants that update parameters from existing float32 gradients, by parameter.
+
+    New tensors get names that are not in `taken`.
+    """
+    taken = {*parameters, *gradients.values(), *taken}
+    constants = ConstantPool(taken)
+    writer = UpdateWriter(optimizer, parameters, gradients, constants, taken, has_float_gradients=True)
+    nodes = [] if optimizer.clip_norm is None else writer.clip(optimizer.clip_norm)
+    for name in parameters:
+        nodes.extend(writer.update(name))
+    return tuple(nodes), constants.values, writer.updates()
+
+
+class UpdateWriter:
+    """Writes the nodes of each update. Numbers that updates share are computed with the first of them."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        types: Mapping[str, TensorType],
+        gradients: Mapping[str, str],
+        constants: ConstantPool,
+        taken: set[str],
+        *,
+        has_float_gradients: bool = False,
+    ) -> None:
+        self._has_float_gradients = has_float_gradients
+        self._optimizer = optimizer
+        self._types = types
+        self._gradients = gradients
+        self._constants = constants
+        self._taken = taken
+        self._nodes: list[Node] = []
+        self._written: set[str] = set()
+        self._scope = ""
+        self._shared: dict[tuple[Any, ...], str] = {}
+        self._replaced: dict[str, str] = {}
+        self._states: dict[str, tuple[str, ...]] = {}
+        self._scalars: dict[str, str] = {}
+        self._state_types: dict[str, TensorType] = {}
+        self._clip_factor = ""
+        self._norm = ""
+        self._group_of = self._find_groups()
+
+    def updates(self) -> Updates:
+        return Updates(
+            self._optimizer,
+            self._replaced,
+            {name: self._states[name] for name in self._types},
+            self._scalars,
+            self._state_types,
+            self._norm,
+            frozenset(self._written),
+        )
+
+    def update(self, parameter: str) -> list[Node]:
+        """The nodes that update one parameter and its states."""
+        self._scope = parameter
+        states = tuple(self._state(parameter, kind) for kind in self._optimizer.states())
+        self._states[parameter] = states
+        gradient = self._gradient(parameter)
+        if self._clip_factor:
+            gradient = self._emit("Mul", gradient, self._clip_factor)
+        match self._optimizer:
+            case SGD() as sgd:
+                self._update_sgd(sgd, parameter, gradient, states)
+            case AdamW() as adamw:
+                self._update_adamw(adamw, parameter, gradient, states)
+            case Accumulation():
+                keep = self._scalar(KEEP, _FLOAT)
+                self._replace(states[0], "Add", self._emit("Mul", states[0], keep), gradient)
+        return self._pop_nodes()
+
+    def clip(self, max_norm: float) -> list[Node]:
+        """The nodes of the factor that limits the norm of all gradients to `max_norm`."""
+        self._scope = "clip"
+        squares = []
+        for parameter in self._gradients:
+            value = self._gradient(parameter)
+            square = self._emit("Mul", value, value)
+            squares.append(self._emit("ReduceSum", square, keepdims=0))
+        total = self._emit("Sum", *squares) if len(squares) > 1 else squares[0]
+        self._norm = self._emit("Sqrt", total, out="gradient_norm")
+        limit = self._number(max_norm)
+        ratio = self._emit("Div", limit, self._emit("Add", self._norm, self._number(_NORM_EPSILON)))
+        self._clip_factor = self._emit("Min", ratio, self._number(1.0))
+        return self._pop_nodes()
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _emit(self, op: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
+        name = fresh_name(out or f"{self._scope}/update/{op}", self._taken)
+        node = Node(op, inputs, (name,), attributes, f"{self._scope}/update/{name}", f"{self._scope}/update")
+        self._nodes.append(node)
+        self._written.add(node.name)
+        return name
+
+    def _number(self, value: float, dtype: Any = np.float32) -> str:
+        return self._constants.add(np.asarray(value, dtype))
+
+    def _scaled(self, tensor: str, factor: float) -> str:
+        return tensor if factor == 1 else self._emit("Mul", tensor, self._number(factor))
+
+    def _replace(self, old: str, op: str, *inputs: str) -> str:
+        """Emits the operator whose result replaces a parameter or state."""
+        new = self._emit(op, *inputs, out=f"{old}_new")
+        self._replaced[new] = old
+        return new
+
+    def _replace_parameter(self, parameter: str, op: str, *inputs: str) -> None:
+        dtype = self._types[parameter].dtype
+        if dtype == _FLOAT:
+            self._replace(parameter, op, *inputs)
+            return
+        new = self._emit("Cast", self._emit(op, *inputs), out=f"{parameter}_new", to=dtype)
+        self._replaced[new] = parameter
+
+    def _gradient(self, parameter: str) -> str:
+        gradient = self._gradients[parameter]
+        return gradient if self._has_float_gradients else self._as_float(gradient, parameter)
+
+    def _as_float(self, tensor: str, like: str) -> str:
+        return tensor if self._types[like].dtype == _FLOAT else self._emit("Cast", tensor, to=_FLOAT)
+
+    def _state(self, parameter: str, kind: str) -> str:
+        name = fresh_name(f"{parameter}_{kind}", self._taken)
+        self._state_types[name] = TensorType(_FLOAT, self._types[parameter].shape)
+        return name
+
+    def _scalar(self, name: str, dtype: int) -> str:
+        """An input that changes from step to step."""
+        if name not in self._scalars:
+            self._scalars[name] = fresh_name(name, self._taken)
+            self._state_types[self._scalars[name]] = TensorType(dtype, ())
+        return self._scalars[name]
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], str]) -> str:
+        """A number that several updates share."""
+        if key not in self._shared:
+            scope, self._scope = self._scope, "optimizer"
+            self._shared[key] = make()
+            self._scope = scope
+        return self._shared[key]
+
+    def _learning_rate(self, parameter: str) -> str:
+        """The rate of the parameter's group."""
+        scale = self._group_of[parameter].lr_scale
+        rate = self._scalar(LEARNING_RATE, _FLOAT)
+        return self._once(("rate", scale), lambda: self._scaled(rate, scale))
+
+    def _weight_decay(self, optimizer: SGD | AdamW, parameter: str) -> float:
+        of_group = self._group_of[parameter].weight_decay
+        return optimizer.weight_decay if of_group is None else of_group
+
+    def _pop_nodes(self) -> list[Node]:
+        nodes, self._nodes = self._nodes, []
+        return nodes
+
+    def _find_groups(self) -> dict[str, ParameterGroup]:
+        """The first group that matches each parameter."""
+        groups = () if isinstance(self._optimizer, Accumulation) else self._optimizer.groups
+        for group in groups:
+            if not any(matches(name, group.pattern) for name in self._types):
+                raise OptimizerError(
+                    f"the parameter group '{group.pattern}' matches none of the {len(self._types)} "
+                    "parameters; `onnxgc inspect` lists them"
+                )
+        default = ParameterGroup("*")
+        return {
+            name: next((group for group in groups if matches(name, group.pattern)), default)
+            for name in self._types
+        }
+
+    # -- optimizers --------------------------------------------------------------------------------
+
+    def _update_sgd(self, optimizer: SGD, parameter: str, gradient: str, states: Sequence[str]) -> None:
+        value = self._as_float(parameter, parameter)
+        decay = self._weight_decay(optimizer, parameter)
+        if decay:
+            gradient = self._emit("Add", gradient, self._scaled(value, decay))
+        if states:
+            buffer = self._replace(states[0], "Add", self._scaled(states[0], optimizer.momentum), gradient)
+            gradient = (
+                self._emit("Add", gradient, self._scaled(buffer, optimizer.momentum))
+                if optimizer.nesterov
+                else buffer
+            )
+        change = self._emit("Mul", gradient, self._learning_rate(parameter))
+        self._replace_parameter(parameter, "Sub", value, change)
+
+    def _update_adamw(self, optimizer: AdamW, parameter: str, gradient: str, states: Sequence[str]) -> None:
+        average, squares = states
+        rate = self._learning_rate(parameter)
+        step_size, root = self._corrections(optimizer, rate)
+        step_to_gradient = self._scaled(self._emit("Sub", gradient, average), 1 - optimizer.beta1)
+        new_average = self._replace(average, "Add", average, step_to_gradient)
+        square = self._scaled(self._emit("Mul", gradient, gradient), 1 - optimizer.beta2)
+        new_squares = self._replace(squares, "Add", self._scaled(squares, optimizer.beta2), square)
+        size = self._emit("Div", self._emit("Sqrt", new_squares), root)
+        ratio = self._emit("Div", new_average, self._emit("Add", size, self._number(optimizer.eps)))
+        change = self._emit("Mul", ratio, step_size)
+        value = self._as_float(parameter, parameter)
+        decay = self._weight_decay(optimizer, parameter)
+        if decay:
+            value = self._emit("Mul", value, self._kept_share(rate, decay))
+        self._replace_parameter(parameter, "Sub", value, change)
+
+    def _corrections(self, optimizer: AdamW, rate: str) -> tuple[str, str]:
+        """The rate divided by the first bias correction, and the square root of the second.
+
+        In float64: in float32, 1 - beta ** step is off by about 1e-5 in the first steps.
+        """
+
+        def bias_correction(beta: float) -> str:
+            number = self._emit("Cast", self._scalar(STEP, onnx.TensorProto.INT64), to=_DOUBLE)
+            power = self._emit("Pow", self._number(beta, np.float64), number)
+            return self._emit("Sub", self._number(1.0, np.float64), power)
+
+        def step_size() -> str:
+            correction = self._once(("correction", 1), lambda: bias_correction(optimizer.beta1))
+            exact = self._emit("Div", self._emit("Cast", rate, to=_DOUBLE), correction)
+            return self._emit("Cast", exact, to=_FLOAT)
+
+        def root() -> str:
+            return self._emit("Cast", self._emit("Sqrt", bias_correction(optimizer.beta2)), to=_FLOAT)
+
+        return self._once(("step size", rate), step_size), self._once(("root",), root)
+
+    def _kept_share(self, rate: str, decay: float) -> str:
+        def share() -> str:
+            return self._emit("Sub", self._number(1.0), self._scaled(rate, decay))
+
+        return self._once(("kept", rate, decay), share)

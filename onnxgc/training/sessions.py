@@ -1,0 +1,182 @@
+"""Sessions that share arrays: training steps, updates and evaluation, for any number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from onnxgc.emission.accumulated_update_graph import update_model
+from onnxgc.errors import TrainingError
+from onnxgc.model.core.ir import Array
+from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
+from onnxgc.tracing.optimizers import Accumulation
+from onnxgc.training.evaluation import Evaluation, evaluation_graph, evaluation_model
+from onnxgc.training.run_source import Source
+from onnxgc.training.training_file import TrainingFile
+
+_MAX_OTHER_SIZES = 3
+"""Number of other batch sizes whose sessions are kept."""
+_Session = TypeVar("_Session")
+
+
+class Engine:
+    """Parameters, states and statistics in place, and the sessions that read and write them.
+
+    If the training file accumulates gradients, a separate graph updates the parameters by the sums.
+    """
+
+    def __init__(self, source: Source, *, providers: Sequence[str], device: str, threads: int | None) -> None:
+        self.source = source
+        self.arrays = DeviceArrays(device)
+        self._providers = tuple(providers)
+        self._threads = threads
+        file = source.file
+        for name in tuple(file.initial):
+            # The only copy from here on.
+            self.arrays.put(name, file.initial.pop(name))
+        for name in file.states:
+            self.arrays.put_zeros(name, file.types[name])
+        self.parameters = tuple(file.states_of)
+        self.states: tuple[str, ...] = tuple(file.states)
+        """The optimizer's states, without sums of gradients."""
+        self.sums: tuple[str, ...] = ()
+        """Accumulated gradients, in the order of the parameters."""
+        self._update: BoundSession | None = None
+        self._update_scalars: dict[str, str] = {}
+        if isinstance(file.optimizer, Accumulation):
+            self.sums, self.states = self.states, ()
+            self._update = self._updating(file)
+        self._steps = {file.batch: self._step_of(file)}
+        self._evaluations: dict[int, Evaluation] = {}
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether steps accumulate gradients, so that `update` must be called."""
+        return self._update is not None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's states, sums of gradients included."""
+        return sum(self.arrays.array(name).nbytes for name in (*self.states, *self.sums))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the arrays in a run's state."""
+        return (*self.parameters, *self.states, *self.source.file.statistics)
+
+    def step(self, feeds: Mapping[str, Array], scalars: Mapping[str, Array], samples: int) -> float:
+        """Runs one training step with `scalars` by meaning, and returns the loss."""
+        step = self._of_size(self._steps, samples, lambda size: self._step_of(self.source.file_of(size)))
+        names = step.file.scalars
+        numbers = {names[key]: value for key, value in scalars.items() if key in names}
+        step.session.run({**feeds, **numbers})
+        for old, new in step.copied.items():
+            self.arrays.put(old, step.session.result(new))
+        return float(step.session.result(step.file.loss))
+
+    def update(self, scalars: Mapping[str, Array]) -> None:
+        """Updates the parameters by accumulated gradients; without accumulation, does nothing."""
+        if self._update is not None:
+            self._update.run({name: scalars[key] for key, name in self._update_scalars.items()})
+
+    def forget_sums(self) -> None:
+        """Resets the accumulated gradients."""
+        for name in self.sums:
+            self.arrays.put_zeros(name, self.source.file.types[name])
+
+    def evaluation(self, samples: int) -> Evaluation:
+        """The model in inference mode for a number of samples.
+
+        Raises:
+            TrainingError: the forward model was not given.
+        """
+        if self.source.model is None:
+            raise TrainingError("evaluation needs the forward model; pass it together with the training file")
+        return self._of_size(self._evaluations, samples, self._evaluation_of)
+
+    def _of_size(self, made: dict[int, _Session], samples: int, make: Callable[[int], _Session]) -> _Session:
+        """The session for a number of samples, created if needed; few other sizes are kept."""
+        if samples not in made:
+            others = [size for size in (*made, samples) if size != self.source.file.batch]
+            for size in others[:-_MAX_OTHER_SIZES]:
+                # Before the next one allocates memory.
+                del made[size]
+        found = made.pop(samples) if samples in made else make(samples)
+        made[samples] = found
+        return found
+
+    def _step_of(self, file: TrainingFile) -> _Step:
+        return _Step(file, self._session(file), _copied_statistics(file))
+
+    def _evaluation_of(self, samples: int) -> Evaluation:
+        assert self.source.model is not None, "checked earlier"
+        shapes = self.source.shapes_of(samples)
+        model = evaluation_model(self.source.model, self.source.options, shapes)
+        held = (*self.parameters, *self.source.file.statistics)
+        graph = evaluation_graph(model, held, self.source.drawn)
+        session = BoundSession(
+            graph.proto,
+            self.arrays,
+            held=graph.held,
+            replaced={},
+            fetched=graph.outputs,
+            providers=self._providers,
+            threads=self._threads,
+        )
+        return Evaluation(session, model.outputs, model.loss)
+
+    def _session(self, file: TrainingFile) -> BoundSession:
+        copied = _copied_statistics(file)
+        replaced = {
+            new: old
+            for pairs in (file.parameters, file.states, file.statistics)
+            for old, new in pairs.items()
+            if old not in copied
+        }
+        fetched = (file.loss, *([file.norm] if file.norm else []), *copied.values())
+        return BoundSession(
+            file.graph,
+            self.arrays,
+            held=file.held,
+            replaced=replaced,
+            fetched={name: file.types[name] for name in fetched},
+            providers=self._providers,
+            threads=self._threads,
+        )
+
+    def _updating(self, file: TrainingFile) -> BoundSession:
+        types = {name: file.types[name] for name in self.parameters}
+        sums = {name: states[0] for name, states in file.states_of.items()}
+        proto, updates = update_model(self.source.optimizer, types, sums, file.types)
+        for name in updates.state_names:
+            self.arrays.put_zeros(name, updates.types[name])
+        self.states = updates.state_names
+        self._update_scalars = dict(updates.scalars)
+        return BoundSession(
+            proto,
+            self.arrays,
+            held=[*types, *sums.values(), *updates.state_names],
+            replaced=updates.replaced,
+            fetched={updates.norm: updates.types[updates.norm]} if updates.norm else {},
+            providers=self._providers,
+            threads=self._threads,
+        )
+
+
+class _Step:
+    """A training file with its session; `copied` are statistics that are not updated in place."""
+
+    def __init__(self, file: TrainingFile, session: BoundSession, copied: Mapping[str, str]) -> None:
+        self.file = file
+        self.session = session
+        self.copied = copied
+
+
+def _copied_statistics(file: TrainingFile) -> dict[str, str]:
+    """Statistics with several readers, which may still read them after the update is computed."""
+    readers = dict.fromkeys(file.statistics, 0)
+    for node in file.graph.graph.node:
+        for name in node.input:
+            if name in readers:
+                readers[name] += 1
+    return {old: new for old, new in file.statistics.items() if readers[old] != 1}

@@ -1,0 +1,139 @@
+"""Comparison of gradients with exact ones: options, distances and failures, of modules and of files."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgc.api import OptimizeResult, verify
+from onnxgc.model.core.ir import Array
+from onnxgc.runtime.ort import SessionSettings, make_session
+from scripts.benchmarking.records import installed_versions
+
+MAX_DISTANCE_RATIO = 2.0
+"""Largest distance of a gradient to float64, as a multiple of torch float32's."""
+FLOOR = 1e-6
+"""Smaller distances are float32's rounding in any implementation."""
+VANISHING_SHARE = 1e-6
+"""A gradient below this share of the largest is vanishing: distances are relative to the share."""
+VANISHING_FLOOR = 1e-2
+"""As `FLOOR`, for vanishing gradients, which consist of rounding."""
+_DISTRIBUTIONS = ("torch", "torchvision", "timm", "transformers", "onnxscript")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Models by name, their size, and the kinds of comparison.
+
+    With `all_exports`, each exporter writes a static and a symbolic batch; else each writes one of them.
+    """
+
+    only: tuple[str, ...] = ()
+    small: bool = True
+    threads: int = 2
+    verify: bool = True
+    all_exports: bool = False
+
+
+def outputs_of(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
+    """The outputs of one step of a training file; feeds without an input are ignored."""
+    session = make_session(training, settings=SessionSettings(threads=threads))
+    fed = {value.name for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    values = session.run(names, {name: value for name, value in feeds.items() if name in fed})
+    return dict(zip(names, values, strict=True))
+
+
+def distances(
+    ours: Mapping[str, Array], exact: Mapping[str, Array], singles: Sequence[Mapping[str, Array]]
+) -> dict[str, Any]:
+    """Relative distances of gradients to exact ones by norm, and their ratios to the largest of `singles`.
+
+    A parameter that `ours` lacks is missing unless its exact gradient is zero.
+    """
+    norms = {name: float(np.linalg.norm(value)) for name, value in exact.items()}
+    least = VANISHING_SHARE * max(norms.values())
+    mine, theirs, ratios = {}, {}, {}
+    for name, value in ours.items():
+        scale = max(norms[name], least)
+        mine[name] = _apart(value, exact[name]) / scale
+        theirs[name] = max(_apart(single[name], exact[name]) for single in singles) / scale
+        floor = FLOOR if norms[name] >= least else VANISHING_FLOOR
+        ratios[name] = mine[name] / max(theirs[name], floor)
+    # NaN is the worst of all.
+    worst = max(ratios, key=lambda name: ratios[name] if np.isfinite(ratios[name]) else np.inf)
+    return {
+        "parameters": len(ratios),
+        "parameters_of": len(exact),
+        "missing": [name for name in exact if name not in ours and norms[name] > 0],
+        "ratio_median": statistics.median(ratios.values()),
+        "ratio_max": ratios[worst],
+        "ratio_max_parameter": worst,
+        "ratio_max_distance": mine[worst],
+        "distance_median": statistics.median(mine.values()),
+        "distance_max": max(mine.values()),
+        "torch_float32_distance_median": statistics.median(theirs.values()),
+        "torch_float32_distance_max": max(theirs.values()),
+        "vanishing": [name for name in ours if norms[name] < least],
+    }
+
+
+def peak_figures(result: OptimizeResult) -> dict[str, Any]:
+    """Simulated peaks of a plan and of the baseline."""
+    regular, planned = (result.report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
+    return {
+        "regular_peak_bytes": regular,
+        "planned_peak_bytes": planned,
+        "planned_of_regular": planned / regular,
+    }
+
+
+def failed_checks(source: Path, training: Path, threads: int) -> dict[str, str]:
+    """Checks of `onnxgc verify` that fail, with their details."""
+    checks = verify(source, training, threads=threads).checks
+    return {check.name: check.detail for check in checks if not check.holds}
+
+
+def failures(row: Mapping[str, Any]) -> list[str]:
+    """Short reasons why a comparison fails; none if it holds."""
+    if "error" in row:
+        return [row["error"]]
+    found = [f"{check}: {detail}" for check, detail in row.get("verify", {}).items()]
+    if "ratio_max" not in row:
+        return found
+    found += [f"no gradient of {name}" for name in row["missing"]]
+    found += [f"{name} is not a parameter" for name in row["no_parameters_of_the_module"]]
+    if is_too_far(row):
+        found.append("too far from float64")
+    return found
+
+
+def is_too_far(row: Mapping[str, Any]) -> bool:
+    return not (row["ratio_median"] <= MAX_DISTANCE_RATIO and row["ratio_max"] <= MAX_DISTANCE_RATIO)
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Cells of a table: parameters, median and largest ratio, worst parameter, peak ratio, failures."""
+    failed = ", ".join(failures(row))
+    if "error" in row:
+        return ("", "", "", "", "", failed)
+    parameters, planned = f"{row['parameters']}/{row['parameters_of']}", f"{row['planned_of_regular']:.2f}"
+    if "difference_max" in row:
+        error = f"differences {row['difference_max']:.1e}"
+        return (parameters, "", error, row["difference_max_parameter"][-40:], planned, failed)
+    ratios = (f"{row['ratio_median']:.2f}", f"{row['ratio_max']:.2f}", row["ratio_max_parameter"][-40:])
+    return (parameters, *ratios, planned, failed)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages from which models and exports come."""
+    return installed_versions(_DISTRIBUTIONS)
+
+
+def _apart(value: Array, exact: Array) -> float:
+    return float(np.linalg.norm(value.astype(np.float64) - exact))

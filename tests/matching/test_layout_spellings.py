@@ -1,0 +1,291 @@
+"""Convolutions, pools, sums, selections and constants in different spellings and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from onnxgc.matching.match import match
+from onnxgc.matching.normal_form.terms import leaves
+from onnxgc.matching.operators.registry import structure_of
+from onnxgc.model.read import read_model
+from tests.matching.expressions import Expr, Part, apply
+from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS
+from tests.matching.spelling_checks import (
+    IMAGE,
+    assert_different,
+    assert_equal_outputs,
+    assert_same,
+    compared,
+    linear,
+    network_of,
+)
+
+# -- pads and pools --------------------------------------------------------------------------------
+
+
+def _pooled(op: str, pads: int = 0) -> Part:
+    return lambda x: apply(x.net, op, x, kernel_shape=[3], pads=[pads, pads])
+
+
+def _padded_before(op: str, number: float) -> Part:
+    return lambda x: apply(x.net, op, x.Pad([0, 0, 1, 0, 0, 1], number), kernel_shape=[3])
+
+
+def _after(before: str, part: Part) -> Part:
+    return lambda x: part(apply(x.net, before, x - 0.5))
+
+
+def _pool_of_one(op: str) -> Part:
+    return lambda x: apply(x.net, op, x, kernel_shape=[1])
+
+
+# -- sums and numbers ------------------------------------------------------------------------------
+
+
+def _three(add: Callable[[Expr, Expr, Expr], Expr]) -> Part:
+    return lambda x: add(x.Cos(), x.Tanh(), x.Relu())
+
+
+def _with_positions(*, is_first: bool) -> Part:
+    """The sum of two values, positions, and a bias."""
+
+    def part(x: Expr) -> Expr:
+        one, other = x.Cos(), x.Tanh()
+        positions, bias = x.weight(TOKENS, CHANNELS), x.weight(CHANNELS)
+        total = (one + positions) + (other + bias) if is_first else (positions + bias) + (one + other)
+        return total.LayerNormalization(x.weight(CHANNELS), axis=-1)
+
+    return part
+
+
+def _with_weight(factor: float, *shape: int) -> Part:
+    return lambda x: x * factor + x.weight(*shape)
+
+
+def _before_relu(part: Part) -> Part:
+    return lambda x: part(x).Relu()
+
+
+# -- selections ------------------------------------------------------------------------------------
+
+
+def _entries_of(indices: Part) -> Part:
+    """The entries of a table of 8 at the sums of channels."""
+
+    def part(x: Expr) -> Expr:
+        sums = x.ReduceSum([2], keepdims=0)
+        chosen = indices(sums.Cast(to=TensorProto.INT64))
+        return x.weight(8, CHANNELS).Gather(chosen)
+
+    return part
+
+
+def _from_the_end(count: int) -> Part:
+    return lambda x: x.Less([0]).Where(x.Add([count]), x)
+
+
+def _resized(factor: float = 0.0, tokens: int = 0, **attributes: int) -> Part:
+    if tokens:
+        return lambda x: x.Resize("", "", [BATCH, tokens, CHANNELS], mode="linear", **attributes)
+    return lambda x: x.Resize("", np.asarray([1, factor, 1], np.float32), mode="linear", **attributes)
+
+
+def _after_tokens_of(number: float) -> Part:
+    def part(x: Expr) -> Expr:
+        tokens = apply(x.net, "Expand", number, [BATCH, 1, CHANNELS])
+        return tokens.Concat(x, axis=1).Softmax(axis=1)
+
+    return part
+
+
+_SAME: Mapping[str, tuple[Part, Part]] = {
+    "zeros before a maximum of nonnegative numbers": (
+        _after("Relu", _pooled("MaxPool", 1)),
+        _after("Relu", _padded_before("MaxPool", 0)),
+    ),
+    "lowest numbers before a maximum": (
+        _after("Tanh", _pooled("MaxPool", 1)),
+        _after("Tanh", _padded_before("MaxPool", float(np.finfo(np.float32).min))),
+    ),
+    "pools of single elements": (_pool_of_one("MaxPool"), _pool_of_one("AveragePool")),
+    "sum of three": (
+        _three(lambda a, b, c: a + b + c),
+        _three(lambda a, b, c: a - (b.Neg() - c)),
+    ),
+    "sum of three at once": (
+        _three(lambda a, b, c: a.Sum(b, c)),
+        _three(lambda a, b, c: a + (b + c)),
+    ),
+    "sum with positions": (_with_positions(is_first=True), _with_positions(is_first=False)),
+    "resize by a factor and by sizes": (_resized(1.6), _resized(tokens=8)),
+}
+_DIFFERENT: Mapping[str, tuple[Part, Part]] = {
+    "zeros before a maximum of any numbers": (
+        _after("Tanh", _pooled("MaxPool", 1)),
+        _after("Tanh", _padded_before("MaxPool", 0)),
+    ),
+    "lowest numbers before a mean": (_padded_before("AveragePool", 0), _padded_before("AveragePool", -1e31)),
+    "differences in another order": (
+        _three(lambda a, b, c: a - b - c),
+        _three(lambda a, b, c: a - (b - c)),
+    ),
+    "scale before positions": (_with_weight(1, TOKENS, CHANNELS), _with_weight(2, TOKENS, CHANNELS)),
+    "negation before a bias": (
+        _before_relu(_with_weight(1, CHANNELS)),
+        _before_relu(_with_weight(-1, CHANNELS)),
+    ),
+    "every other entry": (_entries_of(lambda i: i), _entries_of(lambda i: i * [2])),
+    "entries from the end of fewer": (_entries_of(_from_the_end(8)), _entries_of(_from_the_end(5))),
+    "resize with antialiasing": (_resized(0.6), _resized(0.6, antialias=1)),
+    "resize by another factor": (_resized(1.9), _resized(tokens=9)),
+    "other numbers in front": (_after_tokens_of(0), _after_tokens_of(1)),
+}
+
+
+@pytest.mark.parametrize("name", _SAME)
+def test_spellings_of_one_computation_are_the_same_network(name: str) -> None:
+    first, second = map(network_of, _SAME[name])
+    assert_equal_outputs(first, second)
+    assert_same(first, second)
+
+
+@pytest.mark.parametrize("name", _DIFFERENT)
+def test_similar_computations_are_different_networks(name: str) -> None:
+    assert_different(*map(network_of, _DIFFERENT[name]))
+
+
+def test_the_operand_subtracted_is_identified_by_its_axis() -> None:
+    def differences_of_pairs(over: int) -> Part:
+        def part(x: Expr) -> Expr:
+            h = linear(x)
+            return (h.Unsqueeze([1]) - h.Unsqueeze([2])).Relu().ReduceMean([over], keepdims=0)
+
+        return part
+
+    first, second = (network_of(differences_of_pairs(over)) for over in (1, 2))
+    assert not compared(first, second).is_same_network
+
+
+def test_a_long_sum_has_a_linear_number_of_references() -> None:
+    count = 200
+
+    def summed(*, is_reversed: bool) -> Part:
+        def part(x: Expr) -> Expr:
+            terms = [(x * (i / 8)).Sin() for i in range(1, count)]
+            for term in terms[::-1] if is_reversed else terms:
+                x = x + term
+            return x
+
+        return part
+
+    first, second = (read_model(network_of(summed(is_reversed=is_reversed))) for is_reversed in (False, True))
+    assert match(first, second).is_same_network
+    entities = structure_of(first).entities
+    assert sum(1 for entity in entities for _ in leaves(entity.term)) < 20 * count
+
+
+def test_a_factor_after_a_layer_is_absorbed_by_its_weights() -> None:
+    def with_factor(x: Expr) -> Expr:
+        return x @ x.weight(CHANNELS, CHANNELS) * 2 + x.weight(CHANNELS)
+
+    assert compared(network_of(linear), network_of(with_factor)).is_same_network
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def _conv(x: Expr, pads: tuple[int, ...] = (0, 0, 1, 1)) -> Expr:
+    weight, bias = x.weight(CHANNELS, CHANNELS, 3, 3), x.weight(CHANNELS)
+    return x.Conv(weight, bias, pads=pads, strides=[2, 2])
+
+
+def _image(part: Part) -> Any:
+    return network_of(part, IMAGE)
+
+
+def test_a_convolution_absorbs_pads_and_biases() -> None:
+    def padded_before(x: Expr) -> Expr:
+        weight, bias = x.weight(CHANNELS, CHANNELS, 3, 3), x.weight(CHANNELS)
+        y = x.Pad([0, 0, 0, 0, 0, 0, 1, 1]).Conv(weight, strides=[2, 2])
+        return y + bias.Reshape([CHANNELS, 1, 1])
+
+    assert_same(_image(_conv), _image(padded_before))
+    assert not compared(_image(_conv), _image(lambda x: _conv(x, (1, 1, 0, 0)))).is_same_network
+
+
+def test_channels_last_is_the_same_network() -> None:
+    def between_transposes(x: Expr) -> Expr:
+        return _conv(x.Transpose(perm=[0, 3, 1, 2])).Transpose(perm=[0, 2, 3, 1])
+
+    channels_last = network_of(between_transposes, IMAGE, is_channels_last=True)
+    assert not assert_same(_image(_conv), channels_last).unmatched_a
+
+
+@pytest.mark.parametrize("kernel", [EXTENT, 2])
+def test_a_convolution_of_separate_windows_is_a_matrix_times_each(kernel: int) -> None:
+    count, inside = EXTENT // kernel, CHANNELS * kernel * kernel
+
+    def convolution(x: Expr) -> Expr:
+        return x.Conv(x.stored(CHANNELS, CHANNELS, kernel, kernel), strides=[kernel, kernel])
+
+    def matrix(x: Expr) -> Expr:
+        split = x.Reshape([BATCH, CHANNELS, count, kernel, count, kernel])
+        rows = split.Transpose(perm=[0, 2, 4, 1, 3, 5]).Reshape([BATCH * count * count, inside])
+        product = rows.Gemm(x.stored(CHANNELS, inside), transB=1)
+        return product.Reshape([BATCH, count, count, CHANNELS]).Transpose(perm=[0, 3, 1, 2])
+
+    assert_same(_image(convolution), _image(matrix))
+
+
+def test_channels_of_groups_are_not_channels_of_dense_layers() -> None:
+    def halves(first: Expr, second: Expr) -> Expr:
+        return first.Relu().Concat(second.Tanh(), axis=1)
+
+    def grouped(x: Expr) -> Expr:
+        y = x.Conv(x.weight(CHANNELS, CHANNELS // 2, 3, 3), group=2, pads=[1] * 4)
+        return halves(y.Gather([0, 1], axis=1), y.Gather([2, 3], axis=1))
+
+    def separate(x: Expr) -> Expr:
+        weights = [x.weight(CHANNELS // 2, CHANNELS // 2, 3, 3) for _ in range(2)]
+        return halves(*(x.Conv(weight, group=2, pads=[1] * 4) for weight in weights))
+
+    assert not compared(_image(grouped), _image(separate)).is_same_network
+
+
+def _shuffled(x: Expr) -> Expr:
+    parts = x.Reshape([BATCH, 2, CHANNELS // 2, EXTENT, EXTENT])
+    return parts.Transpose(perm=[0, 2, 1, 3, 4]).Reshape(IMAGE)
+
+
+def _grouped(x: Expr) -> Expr:
+    return x.Conv(x.weight(CHANNELS, 2, 3, 3), group=2, pads=[1, 1, 1, 1])
+
+
+def _depthwise(x: Expr) -> Expr:
+    return x.Conv(x.weight(CHANNELS, 1, 3, 3), group=CHANNELS, pads=[1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "shuffled, plain",
+    [
+        (lambda x: _grouped(_shuffled(x)), _grouped),
+        (lambda x: _depthwise(_shuffled(x)) + x, lambda x: _depthwise(x) + x),
+    ],
+    ids=["groups", "depthwise"],
+)
+def test_shuffled_channels_are_different_channels(shuffled: Part, plain: Part) -> None:
+    assert not compared(_image(shuffled), _image(plain)).is_same_network
+
+
+def test_pads_of_a_transposed_convolution_crop_its_result() -> None:
+    def transposed(**pads: Any) -> Part:
+        return lambda x: x.ConvTranspose(x.weight(CHANNELS, CHANNELS, 3, 3), strides=[2, 2], **pads)
+
+    automatic = _image(transposed(auto_pad="SAME_UPPER"))
+    assert_same(automatic, _image(transposed(pads=[0, 0, 1, 1])))
+    assert not compared(automatic, _image(transposed(auto_pad="SAME_LOWER"))).is_same_network

@@ -1,0 +1,264 @@
+"""Training mode: batch statistics, active Dropout, no Identity nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from onnxgc.api import optimize
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
+from tests.model.model_helpers import normal, run_read, text_model, with_weights
+
+STATISTICS = {
+    "g": normal(3, seed=1),
+    "b": normal(3, seed=2),
+    "m": normal(3, seed=3),
+    "v": np.abs(normal(3, seed=4)),
+}
+
+
+def bn_model(
+    attributes: str = "", *, opset: int = 15, shape: str = "2,3,4,5", outputs: str = "y"
+) -> onnx.ModelProto:
+    node = f"[bn] {outputs} = BatchNormalization{attributes}(x, g, b, m, v)"
+    body = f"(float[{shape}] x) => (float[{shape}] y) {{ {node} }}"
+    return with_weights(text_model(body, opset=opset, ir_version=8), **STATISTICS)
+
+
+def per_channel(value: Array, rank: int) -> Array:
+    return value.reshape(1, -1, *[1] * (rank - 2))
+
+
+def normalised(x: Array, epsilon: float) -> Array:
+    axes = (0, *range(2, x.ndim))
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    scaled = (x - mean) / np.sqrt(variance + epsilon) * per_channel(STATISTICS["g"], x.ndim)
+    return scaled + per_channel(STATISTICS["b"], x.ndim)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2)])
+def test_batch_statistics_and_running_updates(shape: tuple[int, ...]) -> None:
+    source = bn_model("<epsilon=0.001, momentum=0.8>", shape=",".join(map(str, shape)))
+    model = read_model(source, loss="mse")
+    x = (normal(*shape) * 2 + 5).astype(np.float32)
+    feeds = {"x": x, "target": np.zeros(shape, np.float32)}
+    y, mean, variance = run_read(model, feeds, "y", "m_new", "v_new")
+    exact, axes = x.astype(np.float64), (0, *range(2, len(shape)))
+    np.testing.assert_allclose(y, normalised(exact, 0.001), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean, 0.8 * STATISTICS["m"] + 0.2 * exact.mean(axes), rtol=1e-5)
+    np.testing.assert_allclose(variance, 0.8 * STATISTICS["v"] + 0.2 * exact.var(axes, ddof=1), rtol=1e-5)
+
+
+def test_nodes_of_a_lowered_batch_normalization() -> None:
+    model = read_model(bn_model(), loss="mse")
+    (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
+    assert (bn.rule, bn.outputs, bn.once) == ("BatchNormalization.batch", ("y",), False)
+    assert bn.inputs[:3] == ("x", "g", "b")
+    assert bn.attribute("training_mode", 0) == 0
+    others = [node for node in model.nodes if node.origin == "bn" and node is not bn]
+    assert all(node.once and node.rule == "" for node in others)
+    assert [node.op for node in others[:5]] == ["ReduceMean", "Sub", "Mul", "ReduceMean", "Squeeze"]
+    assert model.types[bn.inputs[3]].shape == model.types[bn.inputs[4]].shape == (3,)
+    assert [(s.name, s.updated) for s in model.statistics] == [("m", "m_new"), ("v", "v_new")]
+    assert model.parameters == ("g", "b")
+
+
+@pytest.mark.parametrize(
+    "attributes, opset, outputs",
+    [
+        ("<spatial=1>", 8, "y"),
+        ("<momentum=0.9>", 9, "y"),
+        ("<momentum=0.9>", 9, "y, mo, vo, ms, vs"),
+        ("<training_mode=1>", 14, "y, mo, vo"),
+        ("<training_mode=1>", 15, "y, mo, vo"),
+        ("<training_mode=0>", 15, "y"),
+    ],
+)
+def test_all_forms_of_batch_normalization_are_equivalent(attributes: str, opset: int, outputs: str) -> None:
+    model = read_model(bn_model(attributes, opset=opset, outputs=outputs), loss="mse")
+    x = normal(2, 3, 4, 5)
+    (y,) = run_read(model, {"x": x, "target": x}, "y")
+    np.testing.assert_allclose(y, normalised(x.astype(np.float64), 1e-5), rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_scale_keeps_batch_statistics() -> None:
+    body = (
+        "(float[2,3,4,5] x) => (float[2,3,4,5] y) { z = Conv(x, w)  y = BatchNormalization(z, g, b, m, v) }"
+    )
+    source = with_weights(text_model(body, opset=15), w=normal(3, 3, 1, 1), **STATISTICS)
+    model = read_model(source, freeze=["g", "b"], loss="mse")
+    assert model.parameters == ("w",)
+    assert len(model.statistics) == 2
+    assert model.nodes[1].once
+
+
+def test_nodes_update_a_shared_running_statistic_one_after_the_other() -> None:
+    body = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
+        z = BatchNormalization(x, g, b, m, v)  r = Relu(z)  y = BatchNormalization(r, g, b, m, v) }"""
+    model = read_model(with_weights(text_model(body, opset=15), **STATISTICS), loss="mse")
+    x = normal(2, 3, 4, 5)
+    (mean,) = run_read(model, {"x": x, "target": x}, model.statistics[0].updated)
+    first = 0.9 * STATISTICS["m"] + 0.1 * x.mean((0, 2, 3))
+    second = np.maximum(normalised(x.astype(np.float64), 1e-5), 0).mean((0, 2, 3))
+    np.testing.assert_allclose(mean, 0.9 * first + 0.1 * second, rtol=1e-4)
+    assert len(model.statistics) == 2
+    assert any("shared" in note for note in model.notes)
+
+
+def test_one_value_per_channel_has_a_note() -> None:
+    model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
+    assert any("'bn' reads one value per channel" in note for note in model.notes)
+    (variance,) = run_read(model, {"x": normal(1, 3, 1, 1), "target": normal(1, 3, 1, 1)}, "v_new")
+    np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
+
+
+def test_half_precision_input() -> None:
+    body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
+    values = {name: value.astype(np.float32) for name, value in STATISTICS.items()}
+    source = with_weights(text_model(body, opset=15), **values)
+    for tensor in list(source.graph.initializer)[:2]:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(STATISTICS[tensor.name].astype(np.float16), tensor.name))
+    model = read_model(source, loss="mse")
+    (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
+    assert model.types[bn.inputs[3]].dtype == model.types[bn.inputs[4]].dtype == onnx.TensorProto.FLOAT
+    assert model.types["m_new"].dtype == onnx.TensorProto.FLOAT
+
+
+def dropout_model(nodes: str, opset: int = 18) -> TrainableModel:
+    body = f"""(float[64,64] x) => (float[64,64] y) <float half = {{0.5}}, float none = {{0.0}}> {{
+        z = Mul(x, w)  {nodes} }}"""
+    return read_model(with_weights(text_model(body, opset=opset), w=normal(64)), loss="mse")
+
+
+def test_dropout_is_on_and_seeded() -> None:
+    model = dropout_model("a = Dropout(z, half)  y = Dropout(a)")
+    first, second = [node for node in model.nodes if node.op == "Dropout"]
+    assert first.attribute("seed") != second.attribute("seed")
+    assert (len(first.inputs), len(first.outputs)) == (3, 2)
+    assert model.constant(first.inputs[2]) is not None
+    assert bool(model.weights[first.inputs[2]].load()) is True
+    assert [float(model.weights[node.inputs[1]].load()) for node in (first, second)] == [0.5, 0.5]
+    assert model.types[first.outputs[1]].dtype == onnx.TensorProto.BOOL
+    x = np.ones((64, 64), np.float32)
+    (found,) = run_read(model, {"x": x, "target": x}, "y")
+    assert 0.2 < (found != 0).mean() < 0.3
+    np.testing.assert_allclose(found, np.where(found != 0, 4 * normal(64), 0), rtol=1e-6)
+
+
+def test_dropout_without_effect_is_removed() -> None:
+    model = dropout_model("a = Dropout(z, none)  y = Relu(a)")
+    assert [node.op for node in model.nodes[:2]] == ["Mul", "Relu"]
+
+
+def test_a_mask_with_a_reader_stays() -> None:
+    model = dropout_model("a, k = Dropout(z)  f = Cast<to=1>(k)  y = Mul(a, f)")
+    (dropout,) = [node for node in model.nodes if node.op == "Dropout"]
+    assert dropout.outputs == ("a", "k")
+
+
+@pytest.mark.parametrize(
+    "nodes, left",
+    [
+        ("i = Identity(z)  y = Relu(i)", ["Mul", "Relu"]),
+        ("i = Identity(z)  j = Identity(i)  y = Add(i, j)", ["Mul", "Add"]),
+        ("i = Relu(z)  y = Identity(i)", ["Mul", "Relu"]),
+        ("v = Identity(w)  y = Add(z, v)", ["Mul", "Add"]),
+        ("i = Cast<to=1>(z)  y = Relu(i)", ["Mul", "Relu"]),
+        (
+            "i = Relu(z)  j = Identity(i)  k = Neg(i)  l = Add(j, k)  y = Identity(l)",
+            ["Mul", "Relu", "Neg", "Add"],
+        ),
+    ],
+)
+def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str]) -> None:
+    model = dropout_model(nodes)
+    ops = [node.op for node in model.nodes]
+    assert ops[: len(left)] == left
+    assert model.nodes[len(left) - 1].outputs == ("y",)
+    assert model.outputs == ("y",)
+    x = normal(64, 64)
+    run_read(model, {"x": x, "target": x})
+
+
+def test_unread_indices_are_removed() -> None:
+    body = """(float[1,2,8,8] x) => (float[1,2,4,4] y) {
+        z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
+    model = read_model(with_weights(text_model(body), w=normal(8)), loss="mse")
+    assert model.nodes[1].outputs == ("y",)
+
+
+def test_freeze_bn_keeps_the_running_statistics() -> None:
+    source = bn_model()
+    model = read_model(source, loss="mse", freeze_bn=True)
+    x = normal(2, 3, 4, 5)
+    (y,) = run_read(model, {"x": x, "target": np.zeros_like(x)}, "y")
+    mean, variance = per_channel(STATISTICS["m"], 4), per_channel(STATISTICS["v"], 4)
+    expected = (x - mean) / np.sqrt(variance + 1e-5) * per_channel(STATISTICS["g"], 4)
+    np.testing.assert_allclose(y, expected + per_channel(STATISTICS["b"], 4), rtol=1e-4, atol=1e-5)
+    assert model.statistics == ()
+    assert model.parameters == ("g", "b")
+    assert any("--freeze-bn" in note for note in model.notes)
+
+
+def test_float16_statistics_are_computed_in_float32() -> None:
+    kind = "float16[2,3,4,5]"
+    body = f"({kind} x) => ({kind} y) {{ y = BatchNormalization(x, g, b, m, v) }}"
+    halves = {name: value.astype(np.float16) for name, value in STATISTICS.items()}
+    model = read_model(with_weights(text_model(body, opset=15), **halves), loss="mse")
+    # Squares of these overflow float16.
+    x = (normal(2, 3, 4, 5) * 150).astype(np.float16)
+    mean, variance = run_read(model, {"x": x, "target": np.zeros_like(x)}, "m_new", "v_new")
+    exact = x.astype(np.float64)
+    assert exact.var((0, 2, 3), ddof=1).max() < np.finfo(np.float16).max < np.square(exact).max()
+    old = {name: value.astype(np.float64) for name, value in halves.items()}
+    np.testing.assert_allclose(mean, 0.9 * old["m"] + 0.1 * exact.mean((0, 2, 3)), rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(variance, 0.9 * old["v"] + 0.1 * exact.var((0, 2, 3), ddof=1), rtol=1e-2)
+
+
+MIXED = """(float[2,3,4,5] x) => (float[2,3,4,5] y) {
+    [first] h = BatchNormalization<training_mode=%d>(x, g, b, m, v)
+    [second] y = BatchNormalization<training_mode=%d>(h, g2, b2, m2, v2)
+}"""
+
+
+def test_batch_normalization_marked_as_evaluation_keeps_its_statistics() -> None:
+    others = {f"{name}2": value for name, value in STATISTICS.items()}
+    source = with_weights(text_model(MIXED % (0, 1), opset=15), **STATISTICS, **others)
+    model = read_model(source, loss="mse")
+    assert [statistic.name for statistic in model.statistics] == ["m2", "v2"]
+    assert any("'first' keeps its running statistics" in note for note in model.notes)
+    for modes in ((0, 0), (1, 1)):
+        source = with_weights(text_model(MIXED % modes, opset=15), **STATISTICS, **others)
+        assert len(read_model(source, loss="mse").statistics) == 4
+    assert read_model(source, loss="mse", freeze_bn=True).statistics == ()
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_mean_variance_normalization_of_a_constant_channel(opset: int) -> None:
+    """Its deviation is zero, so only the mean has a gradient there."""
+    body = (
+        "(float[2,3,4,4] x) => (float[] loss) { a = Add(x, w) y = MeanVarianceNormalization(a) p = Mul(y, v) "
+        "q = Add(p, v) l = Mul(q, q) loss = ReduceSum<keepdims=0>(l) }"
+    )
+    w, v = np.zeros((1, 3, 4, 4)), normal(1, 3, 4, 4).astype(np.float64)
+    x = normal(2, 3, 4, 4)
+    x[:, 0] = 0.3
+    source = with_weights(text_model(body, opset=opset), w=w, v=v)
+    emitted = optimize(source, loss="loss", check=False).training_graph.model
+    names = [output.name for output in emitted.graph.output]
+    found = dict(zip(names, make_session(emitted).run(None, {"x": x}), strict=True))
+    assert all(np.isfinite(value).all() for value in found.values())
+    wt, vt = (torch.from_numpy(value).requires_grad_() for value in (w, v))
+    centred = torch.from_numpy(x).double() + wt
+    centred = centred - centred.mean((0, 2, 3), keepdim=True)
+    spread = (centred**2).mean((0, 2, 3), keepdim=True)
+    normalised = centred / (spread.clamp(min=1e-36).sqrt() + 1e-9)
+    ((normalised * vt + vt) ** 2).sum().backward()
+    for name, wanted in (("w_grad", wt.grad), ("v_grad", vt.grad)):
+        assert wanted is not None
+        # In the constant channel the result is the rounding error of the mean over a deviation of zero.
+        np.testing.assert_allclose(found[name][:, 1:], wanted.numpy()[:, 1:], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,189 @@
+"""Reversal schedules of chains: Griewank & Walther's, and Gruslys et al.'s."""
+
+from __future__ import annotations
+
+import heapq
+from functools import cache
+from math import comb
+
+import pytest
+
+from onnxgc.errors import BudgetError, PlanError
+from onnxgc.planning.plan import Status
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.baselines.bptt import BPTT, policy
+from onnxgc.solvers.baselines.revolve import REVOLVE, reversal_schedule
+from onnxgc.solvers.reversal_schedule import (
+    Action,
+    Advance,
+    Backward,
+    ReleaseState,
+    Restore,
+    Store,
+    default_slots,
+    first_sweep_states,
+)
+from tests.graph.random_graphs import chain
+from tests.solvers.reversal_counts import forward_steps, optimal_forward_steps
+
+SIZES = [(steps, slots) for steps in range(41) for slots in range(1, 9)]
+
+
+@cache
+def min_steps_by_recursion(steps: int, slots: int) -> int:
+    """Advance to any state and store it: the recursion without its closed form."""
+    if steps < 2:
+        return 0
+    if slots == 1:
+        return steps * (steps - 1) // 2
+    return min(
+        first + min_steps_by_recursion(first, slots) + min_steps_by_recursion(steps - first, slots - 1)
+        for first in range(1, steps)
+    )
+
+
+def min_steps_by_exploration(steps: int, slots: int) -> int:
+    """Dijkstra's algorithm over all possible actions, without assuming a recursion."""
+    start = (0, frozenset({0}), steps)  # current state, stored states, steps not yet differentiated
+    queue = [(0, 0, start)]
+    seen = set()
+    ticket = 0
+    while queue:
+        cost, _, node = heapq.heappop(queue)
+        current, stored, left = node
+        if node in seen:
+            continue
+        seen.add(node)
+        if left == 0:
+            return cost
+        following = [(0, (state, stored, left)) for state in stored]
+        following += [(0, (current, stored - {state}, left)) for state in stored if state]
+        if len(stored) < slots:
+            following.append((0, (current, stored | {current}, left)))
+        if current < left - 1:
+            following.append((1, (current + 1, stored, left)))
+        if current == left - 1:
+            following.append((0, (current, stored, left - 1)))
+        for price, reached in following:
+            ticket += 1
+            heapq.heappush(queue, (cost + price, ticket, reached))
+    raise AssertionError("a chain can always be reversed")
+
+
+def run(schedule: tuple[Action, ...], slots: int) -> list[int]:
+    """Run a schedule with checks of each action; returns the steps in the order of their backward."""
+    current = 0
+    stored: set[int] = set()
+    order: list[int] = []
+    for action in schedule:
+        match action:
+            case Advance(start, stop):
+                assert current == start < stop
+                current = stop
+            case Store(state):
+                assert current == state
+                assert state not in stored
+                stored.add(state)
+                assert len(stored) <= slots
+            case Restore(state):
+                assert state in stored
+                current = state
+            case ReleaseState(state):
+                stored.remove(state)
+            case Backward(step):
+                assert current == step
+                order.append(step)
+    assert not stored
+    return order
+
+
+@pytest.mark.parametrize("steps", range(41))
+def test_schedules_are_valid_and_have_the_optimal_cost(steps: int) -> None:
+    for slots in range(1, 9):
+        budgeted = policy(steps, slots)
+        for schedule in (reversal_schedule(steps, slots), budgeted.schedule):
+            assert run(schedule, slots) == list(reversed(range(steps)))
+            assert forward_steps(schedule) == optimal_forward_steps(steps, slots)
+        assert budgeted.evaluations == optimal_forward_steps(steps, slots) + steps
+
+
+def test_closed_form_equals_the_recursion() -> None:
+    assert all(optimal_forward_steps(*size) == min_steps_by_recursion(*size) for size in SIZES)
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_no_other_schedule_takes_fewer_steps(steps: int) -> None:
+    for slots in range(1, 5):
+        assert optimal_forward_steps(steps, slots) == min_steps_by_exploration(steps, slots)
+
+
+def test_binomial_reach() -> None:
+    """With each step advanced at most r times, s slots reach C(s + r, r) steps and no more."""
+    for slots in range(1, 8):
+        for repeats in range(1, 6):
+            reach = comb(slots + repeats, repeats)
+            cost = repeats * reach - comb(slots + repeats, repeats - 1)
+            assert optimal_forward_steps(reach, slots) == cost
+            assert optimal_forward_steps(reach + 1, slots) == cost + repeats + 1
+
+
+def test_extreme_numbers_of_slots() -> None:
+    # One slot: restart for each step. A slot for each step: no recomputation.
+    assert [optimal_forward_steps(10, slots) for slots in (1, 10, 99)] == [45, 9, 9]
+    assert [policy(10, budget).evaluations for budget in (1, 10, 99)] == [55, 19, 19]
+
+
+def test_long_chains() -> None:
+    assert forward_steps(reversal_schedule(5000, 3)) == optimal_forward_steps(5000, 3)
+    assert forward_steps(reversal_schedule(5000, 4999)) == 4999
+
+
+@pytest.mark.parametrize("steps, slots", [(-1, 1), (3, 0), (3, -2)])
+def test_impossible_sizes_raise(steps: int, slots: int) -> None:
+    for function in (reversal_schedule, optimal_forward_steps, policy):
+        with pytest.raises(ValueError, match="at least 0 steps and 1 slot"):
+            function(steps, slots)
+
+
+def test_checkpoints_are_the_states_of_the_first_sweep() -> None:
+    problem = chain([1] * 21)
+    for solver, options in (
+        (REVOLVE, SolverOptions(slots=3)),
+        (BPTT, SolverOptions(budget_bytes=3)),
+    ):
+        solution = solver.solve(problem, options)
+        states = first_sweep_states(reversal_schedule(20, 3))
+        assert len(states) == 3
+        assert solution.plan.checkpoints == (*states, 20)
+        # The optimum is in forward steps, not in the paper's objective.
+        assert solution.status is Status.FEASIBLE
+
+
+def test_without_a_number_of_slots_no_step_advances_more_than_twice() -> None:
+    for steps in range(200):
+        slots = default_slots(steps)
+        assert optimal_forward_steps(steps, slots) <= 2 * steps
+        assert slots == 1 or comb(slots + 1, 2) < steps
+        problem = chain([1] * (steps + 1))
+        for solver in (REVOLVE, BPTT):
+            assert len(solver.solve(problem).plan.checkpoints) <= slots + 1
+
+
+def test_a_budget_in_bytes() -> None:
+    problem = chain([7, *[4] * 30, 9])
+    for budget_bytes in range(7, 60):
+        checkpoints = BPTT.solve(problem, SolverOptions(budget_bytes=budget_bytes)).plan.checkpoints
+        assert sum(problem.size_bytes(vertex) for vertex in checkpoints[:-1]) <= budget_bytes
+    assert BPTT.solve(chain([0] * 9), SolverOptions(budget_bytes=0)).objective_bytes == 0
+    with pytest.raises(BudgetError, match="6 bytes is less than the first state, 0, of 7 bytes"):
+        BPTT.solve(problem, SolverOptions(budget_bytes=6))
+    with pytest.raises(PlanError, match="0 slots"):
+        REVOLVE.solve(problem, SolverOptions(slots=0))
+
+
+def test_other_graphs_are_refused() -> None:
+    for solver in (REVOLVE, BPTT):
+        with pytest.raises(
+            PlanError, match="chains of equal states only, and vertices 1 and 3 differ in size"
+        ):
+            solver.solve(chain([1, 2, 2, 3, 1]))

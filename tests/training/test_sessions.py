@@ -1,0 +1,91 @@
+"""Sessions: updates in place, sessions kept by batch size, and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, parser
+
+from onnxgc.api.pipeline import optimize
+from onnxgc.runtime.ort import make_session
+from onnxgc.tracing.optimizers import AdamW
+from onnxgc.training import Trainer, sessions
+from onnxgc.training.run_source import Source
+from onnxgc.training.training_file import TrainingFile
+from tests.api.chains import chain
+from tests.training.samples import samples
+
+
+def normalised_twice() -> onnx.ModelProto:
+    """Running statistics that one normalisation updates, and another reads in both passes."""
+    model = parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[64, 16] x) => (float[64, 4] y) {
+            a = MatMul (x, w)
+            n, new_mean, new_variance = BatchNormalization <training_mode = 1> (a, s, b, mean, variance)
+            t = Tanh (n)
+            m = BatchNormalization (t, s, b, mean, variance)
+            h = Tanh (m)
+            y = MatMul (h, v)
+        }""")
+    draw = np.random.default_rng(2)
+    shapes = {"w": (16, 16), "v": (16, 4), "s": (16,), "b": (16,), "mean": (16,), "variance": (16,)}
+    for name, shape in shapes.items():
+        value = np.abs(draw.standard_normal(shape)) + 0.1
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    return model
+
+
+def test_statistics_with_several_readers_are_copied() -> None:
+    training = optimize(normalised_twice(), optimizer="sgd", check=False).training_graph.model
+    session = make_session(training, threads=1)
+    names = [output.name for output in session.get_outputs()]
+    # Nothing is written in place here.
+    given = {**samples(0), "learning_rate": np.asarray(0.1, np.float32)}
+    apart = dict(zip(names, session.run(names, given), strict=True))
+    trainer = Trainer(training, learning_rate=0.1, threads=1)
+    assert trainer.step(samples(0)) == apart["loss"]
+    for name in ("w", "s", "b", "v", "mean", "variance"):
+        np.testing.assert_array_equal(trainer.array(name), apart[f"{name}_new"], err_msg=name)
+
+
+def test_statistics_with_one_reader_are_updated_in_place() -> None:
+    """One that is read twice, or not at all, may be replaced before its last reader or has none to follow."""
+    names = ("none", "one", "two", "three")
+    nodes = [
+        helper.make_node("Add", [name, name] if turn else [name, "x"], [f"{name}{turn}"])
+        for name, turn in (("one", 0), ("two", 1), ("three", 0), ("three", 1))
+    ]
+    graph = helper.make_model(helper.make_graph(nodes, "g", [], []))
+    file = SimpleNamespace(graph=graph, statistics={name: f"{name}_new" for name in names})
+    assert set(sessions._copied_statistics(cast(TrainingFile, file))) == {"none", "two", "three"}
+
+
+def test_sessions_of_few_batch_sizes_are_kept() -> None:
+    trainer = Trainer(chain(1), optimizer="sgd", batch=8, threads=1, check=False)
+    for size in (8, 1, 2, 3, 1, 4, 5):
+        trainer.step(samples(0, size))
+        trainer.evaluate({name: array[:size] for name, array in samples(0).items()})
+    trainer.evaluate(samples(0, 7))
+    assert set(trainer._engine._steps) == {8, 1, 4, 5}
+    assert set(trainer._engine._evaluations) == {8, 4, 5, 7}
+
+
+def test_a_smaller_batch_stays_within_the_peak() -> None:
+    """The optimizer's state is no part of that peak."""
+    source = Source.of_model(
+        chain(2, batch=64),
+        AdamW(),
+        accumulates=False,
+        batch=None,
+        seed=0,
+        progress=lambda _: None,
+        options={"solver": "store-all", "check": False},
+    )
+    most = source.file_of(63).simulated_peak_bytes * 83 // 100
+    limited = replace(source, file=replace(source.file, simulated_peak_bytes=most))
+    assert limited.file_of(63).simulated_peak_bytes <= most
