@@ -120,15 +120,11 @@ class TrainingFile:
         initial = _without_values(proto, folder, {*trained, *names["statistics"], *scaled})
         held = (*(key for key in initial if key not in scaled), *states)
         initial = {key: value for key, value in initial.items() if key not in scaled and with_values}
-        # A copy: the memory of the original would keep the values.
-        graph = onnx.ModelProto()
-        graph.CopyFrom(proto)
+        graph = _compact_copy(proto)
         scalars = {key: names[key] for key in (LEARNING_RATE, STEP, KEEP, DRAW, LOSS_SCALE) if key in names}
         other = {*trained, *states, *names["statistics"], *scalars.values(), *held}
-        stored = {tensor.name for tensor in proto.graph.initializer}
-        fed = tuple(
-            value.name for value in proto.graph.input if value.name not in other and value.name not in stored
-        )
+        other |= {tensor.name for tensor in proto.graph.initializer}
+        fed = tuple(value.name for value in proto.graph.input if value.name not in other)
         return cls(
             graph,
             types,
@@ -152,6 +148,13 @@ class TrainingFile:
             class_axis,
             labels_of(graph.graph, [name for name in fed if _is_whole(types[name])], _shapes(proto)),
         )
+
+
+def _compact_copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without removed values, whose memory the original keeps."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
 
 
 def is_training_file(proto: onnx.ModelProto) -> bool:
