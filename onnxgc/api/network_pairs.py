@@ -67,7 +67,7 @@ def _peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> PeakF
     live = live_at_peak(schedule, graph, profile)[:MAX_LISTED]
     return {
         "simulated_peak_bytes": profile.peak_bytes,
-        "peak_step": profile.peak_step,
+        "peak_step": profile.peak_operator,
         "largest_at_peak": [{"tensor": name, "bytes": size} for name, size in live],
     }
 

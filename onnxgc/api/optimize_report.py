@@ -49,7 +49,7 @@ def optimize_report(
             "paper_objective_bytes": objective.total_bytes,
             "simulated_peak_bytes": planned.profile.peak_bytes + state,
             "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
-            "peak_step": planned.profile.peak_step,
+            "peak_step": planned.profile.peak_operator,
             "extra_flops_ratio": planned.extra_flops_ratio,
         },
         **_optimizer_figures(planned),

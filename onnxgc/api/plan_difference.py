@@ -9,7 +9,7 @@ from onnxgc.api.planned_step import PlannedStep
 from onnxgc.planning.peak_contents import live_at_peak
 from onnxgc.planning.schedule import Compute, Release
 from onnxgc.planning.simulate import MemoryProfile
-from onnxgc.report.data.compare_report import DifferenceReport, DifferenceSide, PeakStep
+from onnxgc.report.data.compare_report import DifferenceReport, DifferenceSide, PeakPosition
 
 MAX_LISTED = 10
 """Largest tensors at a peak to list."""
@@ -67,7 +67,7 @@ def _side(
     return {
         "name": name,
         "simulated_peak_bytes": planned.profile.peak_bytes,
-        **peak_step(planned.profile),
+        **peak_operator(planned.profile),
         "largest_at_peak": [{"tensor": tensor, "bytes": size} for tensor, size in live[:MAX_LISTED]],
         "kept_here_only": [
             {"tensor": tensor, "bytes": size}
@@ -82,10 +82,10 @@ def _side(
     }
 
 
-def peak_step(profile: MemoryProfile) -> PeakStep:
+def peak_operator(profile: MemoryProfile) -> PeakPosition:
     """The operator at the peak, with its number in the step from 1."""
     return {
-        "peak_step": profile.peak_step,
+        "peak_step": profile.peak_operator,
         "peak_step_number": profile.timeline.index(profile.peak_bytes) + 1 if profile.timeline else 0,
         "steps": len(profile.timeline),
     }
@@ -112,7 +112,7 @@ def _fates(planned: PlannedStep) -> dict[str, PlanFate]:
 
 def _released_before_backward(planned: PlannedStep) -> set[str]:
     found: set[str] = set()
-    for step in planned.schedule.steps:
+    for step in planned.schedule.instructions:
         if isinstance(step, Compute) and step.chunk is not None:
             break
         if isinstance(step, Release):

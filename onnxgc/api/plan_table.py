@@ -11,7 +11,7 @@ import onnx
 
 from onnxgc.api.budget_plans import BudgetRequest
 from onnxgc.api.plan_candidates import CompareOptions, OmittedCandidate, PlanCandidate, plan_candidates
-from onnxgc.api.plan_difference import compare_two_plans, peak_step
+from onnxgc.api.plan_difference import compare_two_plans, peak_operator
 from onnxgc.api.plan_options import Progress
 from onnxgc.api.planned_step import PlannedStep, trace_problem
 from onnxgc.api.read_options import read_with_options
@@ -120,7 +120,7 @@ def _row_figures(row: PlanCandidate, bound: int, extra_ratio: float, *, is_best:
         "simulated_peak_bytes": peak,
         "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
         "share_of_regular": peak / regular if regular else 0.0,
-        **peak_step(planned.profile),
+        **peak_operator(planned.profile),
         "peak_gap": max(0, peak - bound) / peak if peak else 0.0,
         "checkpoint_bytes": planned.objective.checkpoint_bytes,
         "heaviest_segment_bytes": planned.objective.heaviest_segment_bytes,

@@ -25,7 +25,7 @@ class StepProblem:
         number = {name: index for index, name in enumerate(self.names)}
         ran = (
             step.source if isinstance(step, Recompute) else step.operator.name
-            for step in schedule.steps
+            for step in schedule.instructions
             if isinstance(step, Compute | Recompute)
         )
         return [number[name] for name in ran if name in number]

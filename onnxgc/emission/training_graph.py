@@ -61,7 +61,7 @@ def emit_training_graph(
 
 
 class _Emitter:
-    """Turns the steps of a schedule into nodes, in groups with barriers between them."""
+    """Turns the instructions of a schedule into nodes, in groups with barriers between them."""
 
     def __init__(self, step: TrainingStep, schedule: Schedule, peak_bytes: int) -> None:
         self._step = step
@@ -117,7 +117,7 @@ class _Emitter:
         key: tuple[str, int | None] | None = None
         nodes: list[Node] = []
         segments: list[int | None] = []
-        for step in self._schedule.steps:
+        for step in self._schedule.instructions:
             if isinstance(step, Release):
                 for name in step.tensors:
                     if name in nodes[-1].outputs:

@@ -37,14 +37,14 @@ def allocations(schedule: Schedule, graph: StepGraph) -> Iterator[Allocations]:
     Parameters and fed tensors have none. The outputs are live at the end.
     """
     storages = _Storages(schedule, graph)
-    steps = schedule.steps
-    for index, step in enumerate(steps):
-        if isinstance(step, Release):
+    instructions = schedule.instructions
+    for index, entry in enumerate(instructions):
+        if isinstance(entry, Release):
             continue
-        following = steps[index + 1] if index + 1 < len(steps) else None
+        following = instructions[index + 1] if index + 1 < len(instructions) else None
         dying = following.tensors if isinstance(following, Release) else ()
-        made = storages.run(step.operator, dying)
-        yield Allocations(step.operator, made, storages.release(dying))
+        made = storages.run(entry.operator, dying)
+        yield Allocations(entry.operator, made, storages.release(dying))
 
 
 class _Storages:

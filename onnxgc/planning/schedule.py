@@ -75,23 +75,23 @@ class Release:
     tensors: tuple[str, ...]
 
 
-Step = Compute | Recompute | Release
+Instruction = Compute | Recompute | Release
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The steps of one training step in order; `original_of` maps each copy to its tensor."""
+    """The instructions of one training step in order; `original_of` maps each copy to its tensor."""
 
-    steps: tuple[Step, ...]
+    instructions: tuple[Instruction, ...]
     original_of: Mapping[str, str]
 
     @property
     def recomputed(self) -> tuple[Recompute, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Recompute))
+        return tuple(entry for entry in self.instructions if isinstance(entry, Recompute))
 
     @property
     def extra_flops(self) -> int:
-        return sum(step.operator.flops for step in self.recomputed)
+        return sum(entry.operator.flops for entry in self.recomputed)
 
 
 def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]) -> Schedule:
@@ -99,11 +99,11 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
 
     A tensor is recomputed right before the first chunk that reads it, together with the discarded tensors
     that it depends on, and is live until its last reader. Discarded tensors that depend on one another form
-    a segment, whose number the steps have. `copy_name` names the copy of a tensor. Linear in the graph.
+    a segment, whose number its instructions have. `copy_name` names the copy of a tensor. Linear time.
     """
     segments = _segments(graph, discarded)
     producer = {name: index for index, operator in enumerate(graph.forward) for name in operator.outputs}
-    steps: list[Step] = [
+    instructions: list[Instruction] = [
         Compute(operator, None, next((segments[name] for name in operator.outputs if name in segments), None))
         for operator in graph.forward
     ]
@@ -120,15 +120,15 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
             operator = graph.forward[position]
             renamed.update((name, copy_name(name)) for name in operator.outputs)
             copy = replace(_with_names(operator, renamed), name=f"{operator.name}__recompute")
-            steps.append(Recompute(copy, operator.name, _segment_of(operator, segments)))
-        steps.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
+            instructions.append(Recompute(copy, operator.name, _segment_of(operator, segments)))
+        instructions.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
     original_of = {copy: name for name, copy in renamed.items()}
-    return Schedule(with_exact_lifetimes(steps, graph), original_of)
+    return Schedule(with_exact_lifetimes(instructions, graph), original_of)
 
 
-def with_exact_lifetimes(steps: Sequence[Step], graph: StepGraph) -> tuple[Step, ...]:
-    """The steps without unread optional outputs, and with each release after the last reader."""
-    return tuple(_with_releases(_without_idle_outputs(steps, graph), graph))
+def with_exact_lifetimes(instructions: Sequence[Instruction], graph: StepGraph) -> tuple[Instruction, ...]:
+    """The instructions without unread optional outputs, and with each release after the last reader."""
+    return tuple(_with_releases(_without_idle_outputs(instructions, graph), graph))
 
 
 def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
@@ -136,28 +136,28 @@ def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
 
     Otherwise a recomputed operator could run after the update of its input.
     """
-    steps = [step for step in schedule.steps if not isinstance(step, Release)]
+    instructions = [entry for entry in schedule.instructions if not isinstance(entry, Release)]
     last_reader: dict[str, int] = {}
     source = {old: old for old in graph.replaced.values()}
-    for index, step in enumerate(steps):
-        for name in step.operator.inputs:
+    for index, entry in enumerate(instructions):
+        for name in entry.operator.inputs:
             if name in source:
                 last_reader[source[name]] = index
-        if step.operator.is_view and step.operator.inputs[0] in source:
-            source[step.operator.outputs[0]] = source[step.operator.inputs[0]]
-    late: dict[int, list[Step]] = {}
-    rest: list[tuple[int, Step]] = []
-    for index, step in enumerate(steps):
-        old = next((graph.replaced[name] for name in step.operator.outputs if name in graph.replaced), None)
+        if entry.operator.is_view and entry.operator.inputs[0] in source:
+            source[entry.operator.outputs[0]] = source[entry.operator.inputs[0]]
+    late: dict[int, list[Instruction]] = {}
+    rest: list[tuple[int, Instruction]] = []
+    for index, entry in enumerate(instructions):
+        old = next((graph.replaced[name] for name in entry.operator.outputs if name in graph.replaced), None)
         last = index if old is None else last_reader.get(old, index)
         if last > index:
-            late.setdefault(last, []).append(step)
+            late.setdefault(last, []).append(entry)
         else:
-            rest.append((index, step))
+            rest.append((index, entry))
     if not late:
         return schedule
-    ordered = [moved for index, step in rest for moved in (step, *late.get(index, ()))]
-    return replace(schedule, steps=with_exact_lifetimes(ordered, graph))
+    ordered = [moved for index, entry in rest for moved in (entry, *late.get(index, ()))]
+    return replace(schedule, instructions=with_exact_lifetimes(ordered, graph))
 
 
 def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset[str]:
@@ -249,34 +249,36 @@ def _segments(graph: StepGraph, discarded: frozenset[str]) -> dict[str, int]:
     return {name: numbers.setdefault(find(name), len(numbers)) for name in parent}
 
 
-def _without_idle_outputs(steps: Sequence[Step], graph: StepGraph) -> list[Step]:
-    """The steps without unread trailing optional outputs, which a runtime would never free."""
-    read = {name for step in steps if not isinstance(step, Release) for name in step.operator.inputs}
-    trimmed: list[Step] = []
-    for step in steps:
-        assert not isinstance(step, Release)
-        outputs = step.operator.outputs
-        min_outputs = len(outputs) if step.operator.needs_all_outputs else 1
+def _without_idle_outputs(instructions: Sequence[Instruction], graph: StepGraph) -> list[Instruction]:
+    """The instructions without unread trailing optional outputs, which a runtime would never free."""
+    read = {
+        name for entry in instructions if not isinstance(entry, Release) for name in entry.operator.inputs
+    }
+    trimmed: list[Instruction] = []
+    for entry in instructions:
+        assert not isinstance(entry, Release)
+        outputs = entry.operator.outputs
+        min_outputs = len(outputs) if entry.operator.needs_all_outputs else 1
         while len(outputs) > min_outputs and outputs[-1] not in read and outputs[-1] not in graph.outputs:
             outputs = outputs[:-1]
-        if len(outputs) < len(step.operator.outputs):
-            step = replace(step, operator=replace(step.operator, outputs=outputs))
-        trimmed.append(step)
+        if len(outputs) < len(entry.operator.outputs):
+            entry = replace(entry, operator=replace(entry.operator, outputs=outputs))
+        trimmed.append(entry)
     return trimmed
 
 
-def _with_releases(steps: Sequence[Step], graph: StepGraph) -> Iterable[Step]:
-    """The steps, each followed by the release of the tensors whose last use it is."""
+def _with_releases(instructions: Sequence[Instruction], graph: StepGraph) -> Iterable[Instruction]:
+    """The instructions, each followed by the release of the tensors whose last use it is."""
     kept = graph.resident.union(graph.outputs)
     last_use: dict[str, int] = {}
-    for index, step in enumerate(steps):
-        assert not isinstance(step, Release)
-        for name in step.operator.inputs:
+    for index, entry in enumerate(instructions):
+        assert not isinstance(entry, Release)
+        for name in entry.operator.inputs:
             last_use[name] = index
-    for index, step in enumerate(steps):
-        assert not isinstance(step, Release)
-        yield step
-        touched = dict.fromkeys((*step.operator.inputs, *step.operator.outputs))
+    for index, entry in enumerate(instructions):
+        assert not isinstance(entry, Release)
+        yield entry
+        touched = dict.fromkeys((*entry.operator.inputs, *entry.operator.outputs))
         dead = tuple(name for name in touched if last_use.get(name, index) == index and name not in kept)
         if dead:
             yield Release(dead)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from onnxgc.errors import PlanError
 from onnxgc.planning.schedule import (
     Compute,
+    Instruction,
     Operator,
     Recompute,
     Schedule,
-    Step,
     StepGraph,
     with_exact_lifetimes,
 )
@@ -67,7 +67,7 @@ def schedule_of_sequence(step: StepGraph, names: Sequence[str], copy_name: Calla
 
 
 class _Unrolling:
-    """A sequence as steps, with a name for each copy of a tensor."""
+    """A sequence as instructions, with a name for each copy of a tensor."""
 
     def __init__(self, step: StepGraph, copy_name: Callable[[str], str]) -> None:
         self._step = step
@@ -84,7 +84,7 @@ class _Unrolling:
         """By view: the tensors that its latest copy reads."""
         self._runs: Counter[str] = Counter()
         self._original_of: dict[str, str] = {}
-        self._steps: list[Step] = []
+        self._instructions: list[Instruction] = []
         self._segment = -1
         self._is_recomputing = False
 
@@ -104,7 +104,7 @@ class _Unrolling:
         for name in self._parts.operators:
             if not self._runs[name]:
                 raise PlanError(f"the plan never runs '{name}'; create the plan again")
-        return Schedule(with_exact_lifetimes(self._steps, self._step), self._original_of)
+        return Schedule(with_exact_lifetimes(self._instructions, self._step), self._original_of)
 
     def _prepare(self, operator: Operator) -> None:
         """Update the views that an operator reads to the latest copies of their sources."""
@@ -136,8 +136,8 @@ class _Unrolling:
             operator, inputs=inputs, outputs=tuple(self._current[name] for name in operator.outputs)
         )
         if not number:
-            self._steps.append(Compute(ran, entry.chunk))
+            self._instructions.append(Compute(ran, entry.chunk))
             return
         suffix = "__recompute" if number == 1 else f"__recompute{number}"
         copy = replace(ran, name=f"{operator.name}{suffix}")
-        self._steps.append(Recompute(copy, operator.name, max(self._segment, 0)))
+        self._instructions.append(Recompute(copy, operator.name, max(self._segment, 0)))

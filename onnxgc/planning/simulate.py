@@ -18,7 +18,7 @@ class MemoryProfile:
     """
 
     peak_bytes: int
-    peak_step: str
+    peak_operator: str
     activation_peak_bytes: int
     parameter_gradient_bytes: int
     timeline: tuple[int, ...]
@@ -34,7 +34,7 @@ def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
     timeline: list[int] = []
     live_before: list[int] = []
     live = gradients = activation_peak = peak = 0
-    peak_step = ""
+    peak_operator = ""
     for step in allocations(schedule, graph):
         live_before.append(live)
         for storage in step.made:
@@ -44,10 +44,10 @@ def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
         running = live + step.operator.workspace_bytes
         timeline.append(running)
         if running > peak:
-            peak, peak_step = running, step.operator.name
+            peak, peak_operator = running, step.operator.name
         activation_peak = max(activation_peak, running - gradients)
         live -= sum(storage.size_bytes for storage in step.freed)
         gradients -= sum(
             storage.size_bytes for storage in step.freed if storage.tensor in graph.parameter_gradients
         )
-    return MemoryProfile(peak, peak_step, activation_peak, gradients, tuple(timeline), tuple(live_before))
+    return MemoryProfile(peak, peak_operator, activation_peak, gradients, tuple(timeline), tuple(live_before))

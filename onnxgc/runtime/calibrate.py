@@ -102,7 +102,7 @@ def _forward(step: TrainingStep) -> TrainableModel:
     schedule = build_schedule(step.graph, frozenset(), str)
     nodes = tuple(
         step.nodes[item.operator.name].with_changes(outputs=item.operator.outputs)
-        for item in schedule.steps
+        for item in schedule.instructions
         if isinstance(item, Compute) and item.chunk is None
     )
     return replace(step.model, nodes=nodes, types=step.types, outputs=())

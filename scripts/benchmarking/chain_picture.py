@@ -84,12 +84,12 @@ def _panel(title: str, kept: Sequence[int]) -> Panel:
     joint = problem.joint()
     row = {tensor: number for number, (tensor,) in enumerate(joint.members.values())}
     _, schedule = joint.scheduled(CheckpointPlan.for_graph(graph, kept))
-    computing = [step for step in schedule.steps if not isinstance(step, Release)]
+    computing = [step for step in schedule.instructions if not isinstance(step, Release)]
 
     def cells() -> Iterator[Cell]:
         live: dict[str, bool] = {}
         number = 0
-        for step in schedule.steps:
+        for step in schedule.instructions:
             if isinstance(step, Release):
                 for name in step.tensors:
                     del live[name]

@@ -50,7 +50,7 @@ def simulate_timelines(network: str, batch: int, pixels: int) -> dict[str, Any]:
         "input": f"3x{pixels}x{pixels}",
         "forward_operators": len(planned.step.graph.forward),
         "operators": {
-            kind: sum(not isinstance(step, Release) for step in schedule.steps)
+            kind: sum(not isinstance(step, Release) for step in schedule.instructions)
             for kind, schedule in schedules.items()
         },
         "peak_bytes": {kind: profile.peak_bytes for kind, profile in profiles.items()},

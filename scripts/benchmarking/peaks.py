@@ -119,7 +119,7 @@ def residuals(result: OptimizeResult, run: RunProfile) -> Iterator[Residual]:
     A measured workspace includes the slack of its chunk, so differences within the largest slack are omitted.
     """
     planned = result.planned
-    steps = planned.schedule.steps
+    steps = planned.schedule.instructions
     source_of = {step.operator.name: step.source for step in steps if isinstance(step, Recompute)}
     measured = {
         name: figures for name, *figures in zip(run.order, run.held_bytes, run.workspace_bytes, strict=True)

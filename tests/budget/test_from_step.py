@@ -59,7 +59,7 @@ def both_timelines(step: StepGraph, posed: StepProblem, sequence: list[int]) -> 
     schedule = schedule_of_sequence(step, posed.names_of(sequence), copy_name)
     assert posed.sequence_of(schedule) == sequence
     profile = simulate(schedule, step)
-    ran = [entry for entry in schedule.steps if not isinstance(entry, Release)]
+    ran = [entry for entry in schedule.instructions if not isinstance(entry, Release)]
     named = set(posed.names)
     live = [
         live

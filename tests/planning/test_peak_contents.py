@@ -19,6 +19,10 @@ def test_live_tensors_sum_to_the_peak(how: dict[str, Any]) -> None:
     live = live_at_peak(planned.schedule, planned.step.graph, planned.profile)
     assert sum(size for _, size in live) == planned.profile.peak_bytes
     assert [size for _, size in live] == sorted((size for _, size in live), reverse=True)
-    peak_step = planned.profile.peak_step
-    runs = {step.operator.name: step.operator for step in planned.schedule.steps if hasattr(step, "operator")}
-    assert set(runs[peak_step].outputs) & {name for name, _ in live}
+    peak_operator = planned.profile.peak_operator
+    runs = {
+        step.operator.name: step.operator
+        for step in planned.schedule.instructions
+        if hasattr(step, "operator")
+    }
+    assert set(runs[peak_operator].outputs) & {name for name, _ in live}

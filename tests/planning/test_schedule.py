@@ -76,7 +76,7 @@ def step_graphs(draw: st.DrawFn) -> tuple[StepGraph, frozenset[str]]:
 def check_reads(graph: StepGraph, schedule: Schedule) -> None:
     """Every operator reads live tensors only."""
     live = set(graph.resident)
-    for step in schedule.steps:
+    for step in schedule.instructions:
         if isinstance(step, Release):
             assert live >= set(step.tensors)
             live -= set(step.tensors)
@@ -101,7 +101,7 @@ def test_backward_reads_the_same_tensors_under_every_plan(
 ) -> None:
     graph, discarded = case
     schedule = build_schedule(graph, discarded, copy_name)
-    computed = [step for step in schedule.steps if isinstance(step, Compute)]
+    computed = [step for step in schedule.instructions if isinstance(step, Compute)]
     planned = [
         tuple(schedule.original_of.get(name, name) for name in step.operator.inputs)
         for step in computed
@@ -119,7 +119,7 @@ def naive_timeline(schedule: Schedule, graph: StepGraph) -> list[int]:
     """Live bytes while each operator runs, by a naive simulation: storages as sets of tensors."""
     storages: list[tuple[int, set[str]]] = []
     timeline = []
-    steps = schedule.steps
+    steps = schedule.instructions
     for index, step in enumerate(steps):
         if isinstance(step, Release):
             storages = [(size, names - set(step.tensors)) for size, names in storages]
@@ -178,7 +178,7 @@ def test_unread_tensors_are_released_at_once_and_outputs_stay() -> None:
     profile = simulate(build_schedule(graph, frozenset(), copy_name), graph)
     # t1, t2 and t3; then t3 is released, and gradients are allocated as t2, t1 are released.
     assert profile.timeline == (1, 2, 3, 3, 3, 2)
-    last = build_schedule(graph, frozenset(), copy_name).steps[-1]
+    last = build_schedule(graph, frozenset(), copy_name).instructions[-1]
     assert isinstance(last, Release)
     assert "g0" not in last.tensors
 
@@ -220,7 +220,7 @@ def test_gradients_freed_by_updates_do_not_count_at_a_later_peak() -> None:
     )
     profile = simulate(build_schedule(graph, frozenset(), copy_name), graph)
     # At b3 t and g2 are live: a and g1 are released.
-    assert (profile.peak_step, profile.peak_bytes) == ("b3", 150)
+    assert (profile.peak_operator, profile.peak_bytes) == ("b3", 150)
     assert profile.activation_peak_bytes == 60
     assert profile.parameter_gradient_bytes == 0
 
@@ -258,7 +258,7 @@ def test_recomputation_is_right_before_its_first_reader() -> None:
     discarded = frozenset({"t1", "t2", "t4", "t5"})
     names = [
         step.operator.name
-        for step in build_schedule(graph, discarded, copy_name).steps
+        for step in build_schedule(graph, discarded, copy_name).instructions
         if not isinstance(step, Release)
     ]
     assert names[6:] == [
@@ -284,7 +284,7 @@ def test_parallel_branches_are_recomputed_one_by_one() -> None:
     graph = StepGraph(forward, chunks, ("f_y", "f_b", "f_a"), sizes, frozenset({"x"}), ("i",), frozenset())
     names = [
         step.operator.name
-        for step in build_schedule(graph, frozenset("ab"), copy_name).steps
+        for step in build_schedule(graph, frozenset("ab"), copy_name).instructions
         if not isinstance(step, Release)
     ]
     assert names[3:] == ["b_y", "f_b__recompute", "b_b", "f_a__recompute", "b_a"]
@@ -318,7 +318,7 @@ def test_unread_trailing_outputs_are_omitted() -> None:
         frozenset(),
     )
     kept = build_schedule(graph, frozenset(), copy_name)
-    assert [s.operator for s in kept.steps if isinstance(s, Compute)][1].outputs == ("y", "indices")
+    assert [s.operator for s in kept.instructions if isinstance(s, Compute)][1].outputs == ("y", "indices")
     unread = replace(graph, chunks=graph.chunks[:1], sources=graph.sources[:1], outputs=("dz",))
     bare = build_schedule(unread, frozenset(), copy_name)
-    assert [s.operator for s in bare.steps if isinstance(s, Compute)][1].outputs == ("y",)
+    assert [s.operator for s in bare.instructions if isinstance(s, Compute)][1].outputs == ("y",)

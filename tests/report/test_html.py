@@ -199,7 +199,7 @@ def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> No
     planned = hostile.planned
     course = memory_curve("planned", planned.step, planned.schedule)
     network = forward_operators(planned.step, planned.schedule, course, planned.solution.plan.checkpoints)
-    steps = planned.schedule.steps
+    steps = planned.schedule.instructions
     first_runs = [step for step in steps if isinstance(step, Compute) and step.chunk is None]
     assert [operator.name for operator in network] == [step.operator.name for step in first_runs]
     again = Counter(step.source for step in steps if isinstance(step, Recompute))

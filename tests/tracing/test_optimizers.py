@@ -262,7 +262,7 @@ def test_the_state_is_part_of_peaks_and_budgets() -> None:
 
 def test_a_late_recomputation_that_reads_a_parameter_delays_its_update() -> None:
     result = optimize(chain(2, batch=64), optimizer="sgd", solver="store-all", check=False)
-    runs = [step for step in result.planned.schedule.steps if isinstance(step, Compute | Recompute)]
+    runs = [step for step in result.planned.schedule.instructions if isinstance(step, Compute | Recompute)]
     names = [step.operator.name for step in runs if not step.operator.is_view]
     # The first product is recomputed at the very end, with a reader of its result.
     late = [name for name in names if name.startswith("Tanh_h0/grad")]
@@ -271,7 +271,7 @@ def test_a_late_recomputation_that_reads_a_parameter_delays_its_update() -> None
     assert readers_without_a_path_to_the_update(replanned.training_graph.model) == []
     place = {
         step.operator.name: number
-        for number, step in enumerate(replanned.planned.schedule.steps)
+        for number, step in enumerate(replanned.planned.schedule.instructions)
         if isinstance(step, Compute | Recompute)
     }
     assert place["w0/update/w0_new"] > place[f"{names[0]}__recompute"]

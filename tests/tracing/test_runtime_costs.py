@@ -258,7 +258,9 @@ def measured_and_simulated(result: OptimizeResult, folder: Path) -> tuple[list[i
     run = measure(folder / "step.onnx", feeds, settings=SessionSettings(threads=1), runs=1).runs[0]
     used_bytes = map(sum, zip(run.held_bytes, run.workspace_bytes, strict=True))
     measured = dict(zip(run.order, itertools.accumulate(used_bytes, max), strict=True))
-    operators = [step.operator.name for step in planned.schedule.steps if not isinstance(step, Release)]
+    operators = [
+        step.operator.name for step in planned.schedule.instructions if not isinstance(step, Release)
+    ]
     simulated = dict(zip(operators, itertools.accumulate(planned.profile.timeline, max), strict=True))
     names = [name for name in operators if name in measured]
     assert len(names) > len(operators) // 2

@@ -13,7 +13,7 @@ class TensorFigures(TypedDict):
     detail: NotRequired[str]
 
 
-class PeakStep(TypedDict):
+class PeakPosition(TypedDict):
     """The operator at the peak, its number in the step (from 1), and the number of operators."""
 
     peak_step: str
@@ -21,7 +21,7 @@ class PeakStep(TypedDict):
     steps: int
 
 
-class PlanRow(PeakStep):
+class PlanRow(PeakPosition):
     """A plan for a model; `kind` is solver, rule or plan."""
 
     name: str
@@ -62,7 +62,7 @@ class TensorFates(TypedDict):
     fates: list[str]
 
 
-class DifferenceSide(PeakStep):
+class DifferenceSide(PeakPosition):
     """One of two plans, compared with the other."""
 
     name: str

@@ -150,7 +150,7 @@ def memory_curve(label: str, step: TrainingStep, schedule: Schedule) -> MemoryCu
     """The runs and lifetimes of a schedule of a step."""
     graph = step.graph
     runs: list[Run] = []
-    for planned in schedule.steps:
+    for planned in schedule.instructions:
         match planned:
             case Compute(operator, chunk):
                 phase, source = (
@@ -238,7 +238,7 @@ def forward_operators(
             outputs.setdefault(curve.runs[life.first].name, []).append(life)
     place_of: dict[str, int] = {}
     found: list[ForwardOperator] = []
-    first_runs = (planned for planned in schedule.steps if isinstance(planned, Compute))
+    first_runs = (planned for planned in schedule.instructions if isinstance(planned, Compute))
     for planned in first_runs:
         if planned.chunk is not None:
             continue

@@ -47,7 +47,7 @@ _CURVE_HEIGHT = 8
 
 def curve_of(schedule: Schedule, profile: MemoryProfile, state_bytes: int = 0) -> Curve:
     """The simulated memory of a schedule on top of an optimizer's state."""
-    steps = [step for step in schedule.steps if not isinstance(step, Release)]
+    steps = [step for step in schedule.instructions if not isinstance(step, Release)]
     backward = (at for at, step in enumerate(steps) if isinstance(step, Compute) and step.chunk is not None)
     return [live + state_bytes for live in profile.timeline], next(backward, len(steps))
 
