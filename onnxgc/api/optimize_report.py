@@ -133,6 +133,6 @@ def _notes_on_peak(planned: PlannedStep) -> list[str]:
     if planned.profile.peak_bytes < planned.regular_profile.peak_bytes or not planned.schedule.recomputed:
         return []
     return [
-        f"recomputation does not lower the peak, which is the working set of '{planned.profile.peak_step}'; "
-        "--solver store-all avoids the extra time"
+        "recomputation does not lower the peak, which is the working set of "
+        f"'{planned.profile.peak_operator}'; --solver store-all avoids the extra time"
     ]
