@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from onnxgc.api import optimize  # noqa: E402
-from onnxgc.api.feeds import feeds_of  # noqa: E402
+from onnxgc.api.feeds import feeds_of, feeds_of_updates  # noqa: E402
 from onnxgc.model.draw_weights import draw_weights  # noqa: E402
 from onnxgc.model.read import read_model  # noqa: E402
 from onnxgc.runtime.ort import load_onnxruntime  # noqa: E402
@@ -86,18 +86,8 @@ def checked(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.onnx"
         result = optimize(path, file, input_shapes=shapes, optimizer=optimizer, values=weights, check=False)
-        feeds = feeds_of(result.planned, 0)
-        if result.planned.model.draw:
-            feeds[result.planned.model.draw] = np.asarray(1, np.int64)
-        updates = result.planned.step.updates
-        if updates is not None:
-            types = updates.types
-            feeds |= {name: np.zeros(types[name].shape, np.float32) for name in updates.state_names}
-            numbers: dict[str, Any] = {
-                "learning_rate": np.asarray(1e-3, np.float32),
-                "step": np.asarray(1, np.int64),
-            }
-            feeds |= {name: numbers[key] for key, name in updates.scalars.items()}
+        stored = {name: weight.load() for name, weight in result.planned.model.weights.items()}
+        feeds = feeds_of(result.planned, 0) | feeds_of_updates(result.planned, stored | weights, 0)
         np.savez(Path(folder) / "feeds.npz", **feeds)  # type: ignore[arg-type]
         (Path(folder) / "runner.py").write_text(RUNNER, encoding="utf-8")
         ran = subprocess.run(

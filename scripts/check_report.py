@@ -3,16 +3,15 @@
     python scripts/check_report.py PAGE.html ... [--screenshots FOLDER]
 
 A page has no console messages and no requests. Hover and keyboard show the tensors whose bytes the curve
-sums. Tables sort by their figures. The page fits into windows of 400 and 1600 pixels, has sufficient contrast
-in light and dark mode, and is complete without JavaScript. On pages without pictures (`compare --each`) only
-tables are checked. Without Chromium the script checks nothing and prints a message.
+sums; dragging zooms. Tables sort by their figures. The page fits into windows of 400 and 1600 pixels, has
+sufficient contrast in light and dark mode, and is complete without JavaScript. On pages without pictures
+(`compare --each`) only tables are checked. Without Chromium the script checks nothing and prints a message.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import fcntl
 import json
 import os
 import re
@@ -24,6 +23,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Page:
         self._rest = b""
         self._number = 0
         self._session: str | None = None
+        self._box = (0.0, 0.0, 0.0)
         self.events: list[dict[str, Any]] = []
         target = self("Target.createTarget", url="about:blank")["targetId"]
         self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -125,6 +126,22 @@ class Page:
             self("Input.dispatchKeyEvent", type=kind, key=key)
         self.frames()
 
+    def width_in_view(self, selector: str) -> float:
+        """Scrolls to an element, to which further positions of the mouse refer; returns its width."""
+        self._box = self.value(f"""(() => {{
+          const element = document.querySelector("{selector}");
+          element.scrollIntoView({{block: "center", behavior: "instant"}});
+          const {{x, y, width}} = element.getBoundingClientRect();
+          return [x, y, width];
+        }})()""")
+        return self._box[2]
+
+    def mouse(self, kind: str, share: float, clicks: int = 1) -> None:
+        """A mouse event at a share of the element's width, 100 pixels below its top."""
+        left, top, width = self._box
+        button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": clicks}
+        self("Input.dispatchMouseEvent", type=kind, x=left + share * width, y=top + 100, **button)
+
     def frames(self) -> None:
         self.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
@@ -137,7 +154,9 @@ class Page:
 
 @contextmanager
 def browser(program: str) -> Iterator[Page]:
-    """A headless browser with an empty profile, terminated on exit."""
+    """A headless browser with an empty profile, terminated on exit; its pipes are those of Unix."""
+    import fcntl
+
     (from_us, to_it), (to_us, from_it) = os.pipe(), os.pipe()
     # The browser reads from 3 and writes to 4; the pipes must not occupy these descriptors.
     theirs = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (from_us, from_it)]
@@ -171,9 +190,9 @@ def browser(program: str) -> Iterator[Page]:
             os.close(to_us)
 
 
-def data_of(path: Path) -> dict[str, Any]:
-    """The data of the page's script."""
-    found = re.search(r'<script[^>]* id="data">([^<]*)</script>', path.read_text(encoding="ascii"))
+def data_of(text: str) -> dict[str, Any]:
+    """The data of a page's script."""
+    found = re.search(r'<script[^>]* id="data">([^<]*)</script>', text)
     assert found is not None
     data: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(found[1])))
     return data
@@ -246,15 +265,10 @@ def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
         assert live[course][check_step(page, data, course)] == max(live[course]), (
             "the first step is not the peak"
         )
-        left, top, width = page.value(f"""(() => {{
-          const plot = document.querySelector("#{name} svg.plot");
-          plot.scrollIntoView({{block: "center", behavior: "instant"}});
-          const {{x, y, width}} = plot.getBoundingClientRect();
-          return [x, y, width];
-        }})()""")
+        width = page.width_in_view(f"#{name} svg.plot")
         longest = max(map(len, live))
         for share in (0.0005, 0.13, 0.37, 0.5, 0.71, 0.9, 0.9995):
-            page("Input.dispatchMouseEvent", type="mouseMoved", x=left + share * width, y=top + 100)
+            page.mouse("mouseMoved", share)
             page.frames()
             step = check_step(page, data, course)
             wanted = min(share * longest, len(live[course]) - 1)
@@ -275,6 +289,21 @@ def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
     spoken = page.value(f"document.querySelector('#{name} [aria-live]').textContent")
     # The page counts steps from 1.
     assert spoken.startswith(f"Step {peak + 1:,} of {last + 1:,}: "), spoken
+    check_zoom(page, name)
+
+
+def check_zoom(page: Page, name: str) -> None:
+    """Dragging zooms to a part of the steps, and a double click shows all of them."""
+    marks = f"[...document.querySelectorAll('#{name} text.mark')].map((mark) => mark.textContent)"
+    everything = page.value(marks)
+    page.mouse("mousePressed", 0.2)
+    page.mouse("mouseMoved", 0.7)
+    page.mouse("mouseReleased", 0.7)
+    assert page.value(marks) != everything, "dragging does not zoom"
+    for clicks in (1, 2):
+        page.mouse("mousePressed", 0.5, clicks)
+        page.mouse("mouseReleased", 0.5, clicks)
+    assert page.value(marks) == everything, "a double click does not show everything"
 
 
 def check_readout(page: Page, courses: list[dict[str, Any]], name: str) -> None:
@@ -302,36 +331,31 @@ def check_sorting(page: Page) -> None:
 
 
 def course_totals(course: dict[str, Any]) -> list[int]:
+    """Live bytes at each step of a curve."""
     change = [0] * (len(course["name"]) + 1)
     for first, last, size in zip(course["first"], course["last"], course["bytes"], strict=True):
         change[first] += size
         change[last + 1] -= size
-    total, totals = 0, []
-    for step in change[:-1]:
-        total += step
-        totals.append(total)
-    return totals
+    return list(accumulate(change))[:-1]
 
 
 def check_page(page: Page, path: Path, screenshots: Path | None) -> str:
-    data = data_of(path)
+    data = data_of(path.read_text(encoding="ascii"))
     seconds = page.open(path, 1200)
     assert seconds < MAX_SECONDS, f"interactive after {seconds:.2f} s"
     check_interaction(page, data)
     check_sorting(page)
-    for width in (400, 1600):
-        for dark in (False, True):
-            for script in (True, False):
-                page.open(path, width, dark=dark, script=script)
-                wide = page.value("document.documentElement.scrollWidth")
-                assert wide <= width, f"the page is {wide} pixels wide at {width}"
-                rows = "#alive tbody tr" if data["courses"] else "table tbody tr"
-                assert page.value(f"document.querySelectorAll('{rows}').length") > 0
-                check_contrast(page)
-                mark_of = f"{width}-{'dark' if dark else 'light'}-{'script' if script else 'plain'}"
-                if screenshots is not None:
-                    page.screenshot(screenshots / f"{path.stem}-{mark_of}.png")
-                complaints(page, path)
+    rows = "#alive tbody tr" if data["courses"] else "table tbody tr"
+    for width, dark, script in product((400, 1600), (False, True), (True, False)):
+        page.open(path, width, dark=dark, script=script)
+        wide = page.value("document.documentElement.scrollWidth")
+        assert wide <= width, f"the page is {wide} pixels wide at {width}"
+        assert page.value(f"document.querySelectorAll('{rows}').length") > 0
+        check_contrast(page)
+        if screenshots is not None:
+            kind = f"{width}-{'dark' if dark else 'light'}-{'script' if script else 'plain'}"
+            page.screenshot(screenshots / f"{path.stem}-{kind}.png")
+        complaints(page, path)
     return f"{path}: holds; interactive after {seconds:.2f} s, {path.stat().st_size / 1e6:.2f} MB"
 
 

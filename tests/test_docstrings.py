@@ -30,7 +30,7 @@ MODULES: tuple[str, ...] = (
     "onnxgc.solvers.baselines.bptt",
     "onnxgc.solvers.baselines.revolve",
     "onnxgc.solvers.reversal_schedule",
-    "onnxgc.solvers.paper.lcg",
+    "onnxgc.solvers.paper.segment_cap_search",
     "onnxgc.torch.checkpointing",
     "onnxgc.torch.onnx_module",
     "onnxgc.tracing.devices",

@@ -19,6 +19,7 @@ from onnxgc.model.core.ir import Array
 from scripts import benchmark
 from scripts.benchmarking import file_gradients, gradients
 from scripts.benchmarking.gradient_comparison import Options, cells, distances, failures, outputs_of
+from scripts.benchmarking.processes import result_of_process
 from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
 
@@ -220,9 +221,13 @@ def test_command_writes_a_record(tmp_path: Path) -> None:
     assert all(row["holds"] for row in figures["rows"])
 
 
-def test_a_failed_process_keeps_a_row() -> None:
-    found = gradients.run_gradients(Options(only=("gru",), threads=-1), lambda stage: None)
-    (row,) = found["rows"]
+def test_a_failed_process_keeps_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(module: str, subject: str, options: Options) -> Any:
+        assert module == "scripts.benchmarking.gradients"
+        return result_of_process("no_such_module", subject, options)
+
+    monkeypatch.setattr(gradients, "result_of_process", failing)
+    (row,) = gradients.run_gradients(Options(only=("gru",)), lambda stage: None)["rows"]
     assert row["model"] == "gru"
     assert "the process ended with status 1" in row["error"]
     assert not row["holds"]

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -56,6 +57,8 @@ RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 
 # It would run this test.
 NOT_RUN = ("scripts/test",)
+SHORT_SEARCH = "0.2"
+"""Seconds of a search that a document limits."""
 # Paths of one machine, and names without meaning to a reader of the project.
 FORBIDDEN = re.compile(
     r"/(?:work|tmp|home|root|opt|mnt|Users)/|[A-Z]:\\|\b(?:workplace|localhost|facts\.md|design\.md|style\.md)\b|#\d+\b"
@@ -105,6 +108,10 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 if command in NOT_RUN:
                     continue
                 assert command == "scripts/run"
+                arguments = [
+                    SHORT_SEARCH if before == "--time-limit" else given
+                    for before, given in pairwise(["", *arguments])
+                ]
                 monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
                 with pytest.raises(SystemExit) as ended:
                     main()
@@ -115,6 +122,8 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A current directory with the models; patches by a document end with the test."""
     shutil.copytree(ROOT / "models", tmp_path / "models")
+    # A smaller network under the name of the one that README.md plans.
+    shutil.copy(ROOT / "models" / "resnet18.onnx", tmp_path / "models" / "resnet50.onnx")
     monkeypatch.chdir(tmp_path)
     # For measurements, which run in separate processes.
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)

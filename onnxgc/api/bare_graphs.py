@@ -12,7 +12,6 @@ from onnxgc.budget.operator_graph_file import OperatorGraphFile, read_operator_g
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import (
     DEFAULT_TIME_LIMIT_SECONDS,
-    BudgetedSequence,
     NoSequence,
     SearchOptions,
     ignore_progress,
@@ -20,7 +19,7 @@ from onnxgc.budget.search import (
 )
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.graph.graph_file import read_graph_file
-from onnxgc.planning.memory_budget import parse_budget_options
+from onnxgc.planning.memory_budget import Budget, parse_budget_options
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Objective, Status, parse_objective
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
@@ -136,48 +135,46 @@ def solve_operator_graph(
     file = read_operator_graph(path)
     wanted = parse_budget_options(budget, extra_time, file.size_scale)
     assert wanted is not None, "one of the two is given"
-    problem = file.problem
-    regular = simulate_sequence(problem, range(len(problem)))
     options = SearchOptions(chosen_order, time_limit, step_limit, seed, progress=progress or ignore_progress)
-    floor = floor_of_problem(problem)
-    limit: int | None = None
-    least_floor: int | None = None
-    found: BudgetedSequence | NoSequence
-    if wanted.is_least:
-        most = None if wanted.max_extra is None else int(wanted.max_extra * problem.duration)
+    return _search(file, wanted, options)
+
+
+def _search(file: OperatorGraphFile, budget: Budget, options: SearchOptions) -> dict[str, Any]:
+    problem, size, duration = file.problem, file.size_scale, file.duration_scale
+    baseline, floor = simulate_sequence(problem, range(len(problem))), floor_of_problem(problem)
+    limit, lowest = None, floor.size
+    if budget.is_least:
+        most = None if budget.max_extra is None else int(budget.max_extra * problem.duration)
         least = least_peak(problem, floor.size, options, max_extra=most)
-        found, least_floor = least.found, least.floor
+        found, lowest = least.best, least.floor
+        # Optimal in time, and in peak as well.
+        status = found.status if found.peak <= lowest else Status.FEASIBLE
     else:
-        limit = wanted.bytes_of(regular.peak)
-        found = within_budget(problem, limit, options)
-    if isinstance(found, NoSequence):
-        assert limit is not None, "a search for the lowest peak always has a result"
-        raise BudgetError(_no_sequence_text(file, limit, floor))
-    size, duration = file.size_scale, file.duration_scale
+        limit = budget.bytes_of(baseline.peak)
+        result = within_budget(problem, limit, options)
+        if isinstance(result, NoSequence):
+            raise BudgetError(_no_sequence_text(file, limit, floor))
+        found, status = result, result.status
+    time = found.time
     return {
         "solver": "budget",
-        "status": _status(found, least_floor).value,
-        "order": chosen_order.value,
+        "status": status.value,
+        "order": options.order.value,
         "budget": None if limit is None else _in_units(limit, size),
         "sequence": [file.nodes[index] for index in found.sequence],
         "peak": _in_units(found.peak, size),
         "duration": _in_units(found.duration, duration),
-        "overhead": found.extra / problem.duration if problem.duration else 0.0,
-        "lower_bound": _in_units(problem.duration + found.lower_bound, duration),
-        "gap": found.gap,
-        "gap_of_extra": found.gap_of_extra,
-        "floor": _in_units(floor.size if least_floor is None else least_floor, size),
+        "overhead": time.extra_ratio,
+        "lower_bound": _in_units(time.regular + time.lower_bound, duration),
+        "gap": time.gap,
+        "gap_of_extra": time.gap_of_extra,
+        "floor": _in_units(lowest, size),
         "regular": {
-            "peak": _in_units(regular.peak, size),
+            "peak": _in_units(baseline.peak, size),
             "duration": _in_units(problem.duration, duration),
         },
         "seconds": found.seconds,
     }
-
-
-def _status(found: BudgetedSequence, floor: int | None) -> Status:
-    """Optimal in time, and in peak if a lower bound on the lowest peak is given."""
-    return Status.FEASIBLE if floor is not None and found.peak > floor else found.status
 
 
 def _no_sequence_text(file: OperatorGraphFile, limit: int, floor: PeakBound) -> str:

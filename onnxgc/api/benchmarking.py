@@ -17,25 +17,25 @@ import onnx
 from onnx import numpy_helper
 
 from onnxgc import __version__
-from onnxgc.api.budget_plans import DEFAULT_DEVICE, BudgetRequest, check_duration_source
+from onnxgc.api.budget_plans import DEFAULT_DEVICE, BudgetRequest
 from onnxgc.api.feeds import feeds_of, feeds_of_updates
-from onnxgc.api.pipeline import OptimizeResult, optimize
-from onnxgc.api.plan_options import Progress
+from onnxgc.api.pipeline import OptimizeResult, planned_model
+from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, store_all_schedule
+from onnxgc.api.read_options import ReadOptions
+from onnxgc.budget.search import ignore_progress
 from onnxgc.emission.atomic_files import write_model
 from onnxgc.errors import RuntimeFailedError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.planning.order_choice import Order
-from onnxgc.planning.schedule import Schedule
-from onnxgc.planning.simulate import MemoryProfile, simulate
+from onnxgc.planning.simulate import simulate
 from onnxgc.report.data.bench_report import BenchReport, ContenderFigures
 from onnxgc.runtime.calibrate import device_name
 from onnxgc.runtime.interleaved_timing import seconds_in_turns
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, providers_named
-from onnxgc.tracing.devices import device as find_device
-from onnxgc.tracing.optimizers import Optimizer
+from onnxgc.tracing.optimizers import Optimizer, optimizer_of
 
 REGULAR, PLANNED = "the baseline", "the planned graph"
 # Workspaces of kernels show in the first run, persistent memory in later ones.
@@ -187,73 +187,48 @@ def bench(
     """Plan a model as `onnxgc.optimize` does, and measure a step of the baseline and of the plan.
 
     Each peak is measured in a separate process. Then both files run `warm_up` steps and `runs` timed steps,
-    interleaved. Weights that the file does not store, and the data, are drawn by `seed`. With an `optimizer`
-    both steps update the parameters in place, and every peak includes its state. Other arguments are those
-    of `optimize`.
+    interleaved. `seed` draws the data, and weights that the file does not store. With an `optimizer` both
+    steps update the parameters in place, and every peak includes its state.
 
     `provider` is `cpu` or `cuda`; None for CUDA where available. `threads` are those of each operator; None
     for ONNX Runtime's choice. Predicted durations are from the data sheet of `device`, by default a CPU's or
-    on CUDA a card's, unless `calibrate` is given.
+    on CUDA a card's, unless `calibrate` is given. Other arguments are those of `optimize`.
 
     Raises:
         RuntimeUnavailableError: the provider is unknown or not available.
         RuntimeFailedError: the planned file does not run; the baseline may fail.
         OnnxgcError: as `optimize`.
     """
-    notify = progress or (lambda stage: None)
+    notify = progress or ignore_progress
     if runs < 1 or warm_up < 0:
         raise RuntimeFailedError(
             f"{runs} runs after {warm_up} warm-up runs measure nothing; give at least one run"
         )
-    check_duration_source(device, calibrate)
     settings = SessionSettings(threads=threads, providers=providers_named(provider))
     if device is None and calibrate is None:
         device = _DEVICES.get(settings.providers[0], DEFAULT_DEVICE)
-    result = optimize(
-        model,
-        dry_run=True,
-        input_shapes=input_shapes,
-        budget=budget,
-        plan=plan,
-        solver=solver,
-        objective=objective,
-        order=order,
-        # Without a budget they serve the prediction only.
-        device=None if budget is None else device,
-        calibrate=None if budget is None else calibrate,
-        time_limit=time_limit,
-        step_limit=step_limit,
-        loss=loss,
-        trainable=trainable,
-        freeze=freeze,
-        freeze_bn=freeze_bn,
-        untie=untie,
-        optimizer=optimizer,
-        check=check,
-        seed=seed,
-        progress=notify,
+    request = BudgetRequest.from_options(budget, order=order, device=device, calibrate=calibrate)
+    # Without a budget, durations serve the prediction only.
+    wanted = BudgetRequest(order=request.order) if budget is None else request
+    how = PlanOptions.from_options(plan, solver, wanted, objective, (), time_limit, step_limit, seed, notify)
+    read = ReadOptions(
+        loss, tuple(trainable), tuple(freeze), False, freeze_bn, untie, optimizer_of(optimizer)
     )
-    # A plan without a budget has no source of durations.
-    request = replace(
-        result.planned.request,
-        device=None if device is None else find_device(device),
-        calibrate=None if calibrate is None else os.fspath(calibrate),
-    )
-    return _measured(result, request, settings, runs=runs, warm_up=warm_up, seed=seed, progress=notify)
+    result = planned_model(model, input_shapes, read, how, check=check)
+    return _measured(result, request, settings, runs, warm_up, seed, notify)
 
 
 def _measured(
     result: OptimizeResult,
     request: BudgetRequest,
     settings: SessionSettings,
-    *,
     runs: int,
     warm_up: int,
     seed: int,
     progress: Progress,
 ) -> Benchmark:
     planned = result.planned
-    extra, timing, note = _predicted(planned, request)
+    durations, timing, note = request.durations(planned.traced.step)
     updates = planned.step.updates
     with tempfile.TemporaryDirectory() as folder:
         progress("writing")
@@ -261,11 +236,11 @@ def _measured(
         weights = {} if updates is None else _weights_in(files[PLANNED].path)
         feeds = feeds_of(planned, seed) | feeds_of_updates(planned, weights, seed)
         in_place = {} if updates is None else dict(updates.replaced)
-        steps = _Steps(feeds, in_place, settings, runs, warm_up)
-        regular, measured, failure_note = _run(files, steps, progress)
+        steps = _Steps(feeds, in_place, planned.state_bytes, settings, runs, warm_up)
+        baseline, measured, failure_note = _run(files, steps, progress)
     notes = (
         *result.report["notes"],
-        *_notes_on_order(planned, regular),
+        *_notes_on_order(planned, baseline),
         *filter(None, (note, failure_note)),
     )
     return Benchmark(
@@ -282,9 +257,9 @@ def _measured(
         optimizer="" if updates is None else updates.optimizer.name,
         state_bytes=planned.state_bytes,
         budget_bytes=None if planned.budget_bytes is None else planned.budget_bytes + planned.state_bytes,
-        predicted_extra_ratio=extra,
+        predicted_extra_ratio=planned.extra_time_ratio(durations),
         timing=timing,
-        regular=regular,
+        regular=baseline,
         planned=measured,
         versions={
             "onnxgc": __version__,
@@ -296,26 +271,17 @@ def _measured(
     )
 
 
-def _predicted(planned: PlannedStep, request: BudgetRequest) -> tuple[float, str, str]:
-    """The predicted extra time, the source of durations, and a note or ""."""
-    durations, timing, note = request.durations(planned.traced.step)
-    extra = sum(durations[step.source] for step in planned.schedule.recomputed)
-    return extra / max(sum(durations.values()), 1), timing, note
-
-
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A training file and its simulated memory.
+    """A training file with its simulated figures.
 
     `gradient_bytes` are those of parameter gradients by node; None if gradients are not outputs.
-    `state_bytes` are an optimizer's.
     """
 
     name: str
     path: Path
-    profile: MemoryProfile
+    simulated: Contender
     gradient_bytes: Mapping[str, int] | None
-    state_bytes: int
 
     def failure(self, error: RuntimeFailedError) -> str:
         """The error's text without the path of the temporary file."""
@@ -325,22 +291,16 @@ class _File:
 def _write_files(result: OptimizeResult, folder: Path, seed: int) -> dict[str, _File]:
     planned = result.planned
     values = draw_weights(planned.model, seed, only_constant_filled=True)
-    schedules = {REGULAR: store_all_schedule(planned), PLANNED: planned.schedule}
-    return {
-        name: _write_file(result, name, schedule, values, folder / f"{number}.onnx")
-        for number, (name, schedule) in enumerate(schedules.items())
-    }
-
-
-def _write_file(
-    result: OptimizeResult, name: str, schedule: Schedule, values: Mapping[str, Array], path: Path
-) -> _File:
-    planned = result.planned
-    model = emit(planned, schedule=schedule, values=values, options=result.options).model
-    write_model(model, path)
-    profile = simulate(schedule, planned.step.graph)
-    gradient_bytes = _gradient_bytes(model, planned) if planned.step.updates is None else None
-    return _File(name, path, profile, gradient_bytes, planned.state_bytes)
+    files: dict[str, _File] = {}
+    for name, schedule in ((REGULAR, store_all_schedule(planned)), (PLANNED, planned.schedule)):
+        model = emit(planned, schedule=schedule, values=values, options=result.options).model
+        path = folder / f"{len(files)}.onnx"
+        write_model(model, path)
+        profile = simulate(schedule, planned.step.graph)
+        simulated = Contender(profile.peak_bytes + planned.state_bytes, profile.activation_peak_bytes)
+        gradient_bytes = _gradient_bytes(model, planned) if planned.step.updates is None else None
+        files[name] = _File(name, path, simulated, gradient_bytes)
+    return files
 
 
 def _weights_in(path: Path) -> dict[str, Array]:
@@ -360,6 +320,7 @@ class _Steps:
 
     feeds: Mapping[str, Array]
     in_place: Mapping[str, str]
+    state_bytes: int
     settings: SessionSettings
     runs: int
     warm_up: int
@@ -387,18 +348,18 @@ def _run(files: Mapping[str, _File], steps: _Steps, progress: Progress) -> tuple
             measured = measure(
                 file.path, steps.feeds, settings=steps.settings, runs=_MEMORY_RUNS, in_place=steps.in_place
             )
-            contenders[name] = _contender(file, measured)
+            contenders[name] = _contender(file, measured, steps.state_bytes)
         except RuntimeFailedError as error:
             if name == PLANNED:
                 raise RuntimeFailedError(file.failure(error)) from error
-            contenders[name] = replace(_simulated(file), failure=file.failure(error))
+            contenders[name] = replace(file.simulated, failure=file.failure(error))
     progress(f"timing {steps.runs} steps of each after {steps.warm_up} to warm up")
     timed = {name: file for name, file in files.items() if not contenders[name].failure}
     seconds, note = _seconds(timed, steps)
-    regular, planned = (
+    baseline, planned = (
         replace(contenders[name], step_seconds=seconds.get(name, ())) for name in (REGULAR, PLANNED)
     )
-    return regular, planned, note
+    return baseline, planned, note
 
 
 def _seconds(files: Mapping[str, _File], steps: _Steps) -> tuple[dict[str, tuple[float, ...]], str]:
@@ -415,27 +376,22 @@ def _seconds(files: Mapping[str, _File], steps: _Steps) -> tuple[dict[str, tuple
     return seconds, "the two files do not run together, so one was timed after the other"
 
 
-def _simulated(file: _File) -> Contender:
-    return Contender(file.profile.peak_bytes + file.state_bytes, file.profile.activation_peak_bytes)
-
-
-def _contender(file: _File, measured: Measurement) -> Contender:
-    found = _simulated(file)
+def _contender(file: _File, measured: Measurement, state_bytes: int) -> Contender:
     if not measured.requested_peak_bytes:
-        return found
+        return file.simulated
     return replace(
-        found,
-        requested_peak_bytes=measured.requested_peak_bytes + file.state_bytes,
-        in_use_peak_bytes=measured.in_use_peak_bytes + file.state_bytes,
+        file.simulated,
+        requested_peak_bytes=measured.requested_peak_bytes + state_bytes,
+        in_use_peak_bytes=measured.in_use_peak_bytes + state_bytes,
         activation_peak_bytes=None
         if file.gradient_bytes is None
         else measured.requested_peak_without(file.gradient_bytes),
     )
 
 
-def _notes_on_order(planned: PlannedStep, regular: Contender) -> list[str]:
+def _notes_on_order(planned: PlannedStep, baseline: Contender) -> list[str]:
     own = planned.regular_profile.peak_bytes + planned.state_bytes
-    if own == regular.simulated_peak_bytes:
+    if own == baseline.simulated_peak_bytes:
         return []
     return [
         "both run in the plan's order; in the model's own order the baseline's simulated peak is "

@@ -17,7 +17,7 @@ from onnxgc.errors import PlanError
 from onnxgc.planning.deadline import LEAST_PEAK_SHARE, REORDERING_SHARE, TRADE_OFF_END, Deadline
 from onnxgc.planning.memory_budget import Budget, parse_budget_options
 from onnxgc.planning.order_choice import Order
-from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.runtime.calibrate import calibration_in
 from onnxgc.solvers.base import SolverOptions
@@ -44,44 +44,32 @@ class BudgetRequest:
     calibrate: str | None = None
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         budget: str | float | None,
-        *,
         extra_time: str | float | None = None,
-        pareto: bool,
+        *,
+        pareto: bool = False,
         order: str,
         device: str | None,
-        calibrate: str | os.PathLike[str] | None,
-        solver: str | None,
-        objective: Objective | None,
+        calibrate: str | os.PathLike[str] | None = None,
     ) -> BudgetRequest:
-        """Check the options before any file is read.
+        """The request of options as `onnxgc.optimize` takes them.
 
         Raises:
             BudgetFormError: the budget is not valid.
-            PlanError: options contradict each other.
+            PlanError: the order is unknown, or there are two sources of durations.
             DurationError: the device is unknown.
         """
-        request = cls(
+        if device is not None and calibrate is not None:
+            raise PlanError("--device and --calibrate are both sources of durations; give one of them")
+        return cls(
             parse_budget_options(budget, extra_time),
             pareto,
             Order.named(order),
             None if device is None else find_device(device),
             None if calibrate is None else os.fspath(calibrate),
         )
-        if request.is_requested and solver == "manual":
-            raise PlanError("--checkpoints chooses the plan by hand, a budget by a search; drop one of them")
-        if request.is_requested and objective is not None:
-            raise PlanError(f"--objective {objective.value} does not apply to a budget; drop one of them")
-        if request.is_requested and solver not in (None, BUDGET.name):
-            raise PlanError(
-                f"--budget and --pareto use the solver '{BUDGET.name}', not '{solver}'; leave --solver out"
-            )
-        if solver == BUDGET.name and not request.is_requested:
-            raise PlanError(f"the solver '{BUDGET.name}' needs --budget, such as 8GiB or 60%")
-        check_duration_source(device, calibrate)
-        return request
 
     @property
     def is_requested(self) -> bool:
@@ -94,19 +82,6 @@ class BudgetRequest:
             return durations_ns(step, timing), f"measured, kept in '{self.calibrate}'", note
         chosen = self.device or find_device(DEFAULT_DEVICE)
         return durations_ns(step, chosen), f"data sheet of {chosen.name}", ""
-
-
-def check_duration_source(device: str | None, calibrate: str | os.PathLike[str] | None) -> None:
-    """Check the source of durations.
-
-    Raises:
-        PlanError: two sources are given.
-        DurationError: the device is unknown.
-    """
-    if device is not None and calibrate is not None:
-        raise PlanError("--device and --calibrate are both sources of durations; give one of them")
-    if device is not None:
-        find_device(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +183,10 @@ def solution_within(
         return _least_peak_solution(
             problem, problem_of(problem.joint().step, durations), options, budget.max_extra
         )
-    regular = regular_peak_bytes(problem)
-    within = replace(options, budget_bytes=budget.bytes_of(regular), durations=durations, objective=None)
     known = (*options.sequences, *(point.solution.plan.sequence for point in frontier))
-    return BUDGET.solve(problem, replace(within, sequences=known))
+    limit = budget.bytes_of(regular_peak_bytes(problem))
+    within = replace(options, budget_bytes=limit, durations=durations, objective=None, sequences=known)
+    return BUDGET.solve(problem, within)
 
 
 def frontier_of(
@@ -222,9 +197,9 @@ def frontier_of(
     step_problem = problem_of(problem.joint().step, durations)
     first = replace(options, time_limit_seconds=deadline.share(LEAST_PEAK_SHARE))
     least = _least_peak_solution(problem, step_problem, first)
-    regular, lowest = regular_peak_bytes(problem), least.objective_bytes
+    highest, lowest = regular_peak_bytes(problem), least.objective_bytes
     steps = FRONTIER_POINTS - 1
-    budgets = [lowest + (regular - lowest) * number // steps for number in range(FRONTIER_POINTS)]
+    budgets = [lowest + (highest - lowest) * number // steps for number in range(FRONTIER_POINTS)]
     left = 0.0 if least.interrupted else deadline.left()
     number = {name: index for index, name in enumerate(step_problem.names)}
     known = [[number[name] for name in least.plan.sequence]]
@@ -232,7 +207,7 @@ def frontier_of(
         step_problem.problem, budgets, search_options(replace(options, time_limit_seconds=left)), known
     )
     return tuple(
-        FrontierPoint(point.budget, _solution(problem, step_problem, point.found, least)) for point in points
+        FrontierPoint(point.budget, _solution(problem, step_problem, point.best, least)) for point in points
     )
 
 
@@ -250,32 +225,32 @@ def _least_peak_solution(
     options = replace(options, time_limit_seconds=deadline.left())
     most = None if max_extra is None else int(max_extra * step_problem.problem.duration)
     least = least_peak(step_problem.problem, floor.size, search_options(options), known, most)
-    found = least.found
+    sequence = least.best
     solution = Solution(
         CheckpointPlan(()),
         BUDGET.name,
-        found.status,
+        sequence.status,
         Objective.TIME,
-        found.peak,
+        sequence.peak,
         least.floor,
-        found.seconds,
+        sequence.seconds,
         floor_operator(step_problem, floor) if least.floor <= floor.size else "",
     )
-    solved = _solution(problem, step_problem, found, solution)
-    return solved if found.peak <= least.floor else replace(solved, status=Status.FEASIBLE)
+    solved = _solution(problem, step_problem, sequence, solution)
+    return solved if sequence.peak <= least.floor else replace(solved, status=Status.FEASIBLE)
 
 
 def _solution(
-    problem: CheckpointProblem, step_problem: StepProblem, found: BudgetedSequence, like: Solution
+    problem: CheckpointProblem, step_problem: StepProblem, sequence: BudgetedSequence, like: Solution
 ) -> Solution:
     return replace(
         like,
-        plan=plan_of(problem, problem.joint().step, step_problem, found.sequence),
-        status=found.status,
-        objective_bytes=found.peak,
-        seconds=found.seconds,
-        time=TimeCost(step_problem.problem.duration, found.extra, found.lower_bound),
-        interrupted=found.interrupted or like.interrupted,
+        plan=plan_of(problem, problem.joint().step, step_problem, sequence.sequence),
+        status=sequence.status,
+        objective_bytes=sequence.peak,
+        seconds=sequence.seconds,
+        time=sequence.time,
+        interrupted=sequence.interrupted or like.interrupted,
     )
 
 

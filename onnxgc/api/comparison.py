@@ -24,10 +24,10 @@ from onnxgc.api.plan_candidates import (
     PlanCandidate,
 )
 from onnxgc.api.plan_options import Progress
-from onnxgc.api.plan_table import Comparison, compare_plans, name_of
-from onnxgc.api.planned_network import Network, planned_network, shapes_for
-from onnxgc.api.read_options import ReadOptions
-from onnxgc.budget.search import compile_loops
+from onnxgc.api.plan_table import Comparison, compare_plans
+from onnxgc.api.plan_transfer import Network, planned_network, shapes_for
+from onnxgc.api.read_options import ReadOptions, name_of
+from onnxgc.budget.search import compile_loops, ignore_progress
 from onnxgc.emission.plan_files import plan_of
 from onnxgc.errors import OnnxgcError, PlanError
 from onnxgc.model.files.load import source_of
@@ -61,10 +61,9 @@ def compare(
     """Compare plans for one model, or one network in several files.
 
     With one `source` there is a row for each solver, for checkpoints at repeated blocks (`per-block`), for
-    ONNX Runtime's `layer-wise` recomputation where there are transformer layers, for the tensors that PyTorch
-    saves under its memory budget (`torch-budget`) where it is installed, and for each of `plans`. The model
-    is traced once, and one simulator evaluates all plans. With two `plans` the report contains their
-    difference.
+    ONNX Runtime's `layer-wise` recomputation of transformer layers, for the tensors that an installed PyTorch
+    saves under its memory budget (`torch-budget`), and for each of `plans`. One simulator evaluates all plans
+    of the traced model. Two `plans` are compared with each other.
     With `others` the files contain one network: its tensors are matched, and the first file's plan, or the
     one of `plans`, is transferred to the others. With `each` the files are different networks with separate
     rows.
@@ -78,54 +77,49 @@ def compare(
         OnnxgcError: one line that states what is wrong, where, and what to do.
     """
     started = time.perf_counter()
-    notify = progress or (lambda stage: None)
+    notify = progress or ignore_progress
     options = CompareOptions(
-        _named_solvers(solvers, budget),
+        _named_solvers(solvers, budget, each),
         _named_plans(plans),
-        BudgetRequest.of(
-            budget,
-            pareto=False,
-            order=order,
-            device=device,
-            calibrate=None,
-            solver=None,
-            objective=None,
-        ),
+        BudgetRequest.from_options(budget, order=order, device=device),
         time_limit,
         seed,
         ReadOptions(loss, tuple(trainable), tuple(freeze), False, freeze_bn, untie),
         dict(input_shapes or {}),
     )
-    if others and plans and (each or len(plans) > 1):
+    if others:
+        _check_several(each, len(plans), has_rows=solvers is not None or budget is not None, device=device)
+    if each:
+        comparison = _compare_each([source, *others], options, workers, notify)
+    elif others:
+        comparison = _compare_networks([source, *others], options, notify)
+    else:
+        comparison = compare_plans(source, options, notify)
+    report = {**comparison.report, "seconds": time.perf_counter() - started}
+    return replace(comparison, report=report)
+
+
+def _check_several(each: bool, plans: int, *, has_rows: bool, device: str | None) -> None:
+    """Fail if options do not apply to several files."""
+    if plans and (each or plans > 1):
         raise PlanError(
             "a plan is for one model; give one model with it, or one plan with several files of one network, "
             "which is for the first of them"
         )
-    if others and not each:
-        if solvers is not None or budget is not None:
-            raise PlanError(
-                "several files of one network are compared by their default plans; to compare solvers on "
-                "each of several networks add --each"
-            )
-        if device is not None:
-            raise PlanError("--device does not apply to several files of one network; leave it out")
-        found = _compare_networks([source, *others], options, notify)
-    elif each:
-        if solvers is None:
-            # It takes as long as all others together.
-            options = replace(
-                options, solvers=tuple(name for name in options.solvers if name != TORCH_BUDGET)
-            )
-        found = _compare_each([source, *others], options, workers, notify)
-    else:
-        found = compare_plans(source, options, notify)
-    return replace(found, report={**found.report, "seconds": time.perf_counter() - started})
+    if has_rows and not each:
+        raise PlanError(
+            "several files of one network are compared by their default plans; to compare solvers on each of "
+            "several networks add --each"
+        )
+    if device is not None and not each:
+        raise PlanError("--device does not apply to several files of one network; leave it out")
 
 
-def _named_solvers(names: Sequence[str] | None, budget: str | float | None) -> tuple[str, ...]:
+def _named_solvers(names: Sequence[str] | None, budget: str | float | None, each: bool) -> tuple[str, ...]:
     """The requested rows in the order of the registry, with the baseline."""
     known = (*(name for name in SOLVERS if name != "manual"), *RULES)
-    wanted = dict.fromkeys(known if names is None else names)
+    # By default without the row that takes as long as all others together, if there are several tables.
+    wanted = {name for name in known if not each or name != TORCH_BUDGET} if names is None else {*names}
     for name in wanted:
         if name == "manual":
             raise PlanError(f"the solver '{name}' does not search; give its plan as a file (--plan)")
@@ -135,11 +129,8 @@ def _named_solvers(names: Sequence[str] | None, budget: str | float | None) -> t
             raise PlanError(f"unknown solver '{name}'; {hint}")
     if names is not None and "budget" in wanted and budget is None:
         raise PlanError("the solver 'budget' needs --budget, such as 8GiB or 60%")
-    if budget is None:
-        wanted.pop("budget", None)
-    else:
-        wanted["budget"] = None
-    return tuple(name for name in known if name in wanted or name == STORE_ALL)
+    wanted.add(STORE_ALL)
+    return tuple(name for name in known if (budget is not None if name == "budget" else name in wanted))
 
 
 def _named_plans(plans: Sequence[Any] | Mapping[str, Any]) -> dict[str, CheckpointPlan]:
@@ -149,28 +140,28 @@ def _named_plans(plans: Sequence[Any] | Mapping[str, Any]) -> dict[str, Checkpoi
         if reserved:
             raise PlanError(f"the name '{reserved[0]}' of a plan is that of a solver; give it another name")
         return {str(name): plan_of(plan) for name, plan in plans.items()}
-    found: dict[str, CheckpointPlan] = {}
+    named: dict[str, CheckpointPlan] = {}
     for number, plan in enumerate(plans, start=1):
         path = os.fspath(plan) if isinstance(plan, str | os.PathLike) else ""
         name = Path(path).name if path else f"plan {number}"
-        while name in found or name in SOLVERS or name in RULES:
-            name = path if path and name != path and path not in found else f"{name} ({number})"
-        found[name] = plan_of(plan)
-    return found
+        while name in named or name in SOLVERS or name in RULES:
+            name = path if path and name != path and path not in named else f"{name} ({number})"
+        named[name] = plan_of(plan)
+    return named
 
 
 def _compare_each(
     sources: Sequence[Any], options: CompareOptions, workers: int, notify: Progress
 ) -> Comparison:
     """A table for each network; an error replaces the table of a network that cannot be read."""
-    found: dict[int, PlansReport | FailedReport] = {}
+    reports: dict[int, PlansReport | FailedReport] = {}
 
-    def add(place: int, report: PlansReport | FailedReport) -> None:
-        found[place] = report
-        notify(f"{len(found)} of {len(sources)}: {report['model']}")
+    def add(index: int, report: PlansReport | FailedReport) -> None:
+        reports[index] = report
+        notify(f"{len(reports)} of {len(sources)}: {report['model']}")
 
     # Large files take longest, so they come first.
-    places = sorted(range(len(sources)), key=lambda place: -_file_size(sources[place]))
+    order = sorted(range(len(sources)), key=lambda index: -_file_size(sources[index]))
     notify(f"planning: {len(sources)} networks")
     if workers > 1 and len(sources) > 1:
         if "budget" in options.solvers:
@@ -180,13 +171,13 @@ def _compare_each(
         # Spawned, not forked: the compiler has threads.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(workers, len(sources)), mp_context=context) as pool:
-            jobs = {pool.submit(_report_of, sources[place], options): place for place in places}
+            jobs = {pool.submit(_report_of, sources[index], options): index for index in order}
             for job in as_completed(jobs):
                 add(jobs[job], job.result())
     else:
-        for place in places:
-            add(place, _report_of(sources[place], options))
-    report: EachReport = {"kind": "each", "comparisons": [found[place] for place in range(len(sources))]}
+        for index in order:
+            add(index, _report_of(sources[index], options))
+    report: EachReport = {"kind": "each", "comparisons": [reports[index] for index in range(len(sources))]}
     return Comparison(report, {})
 
 
@@ -224,7 +215,7 @@ def _compare_networks(sources: Sequence[Any], options: CompareOptions, notify: P
     notify("matching")
     report, plans = compare_networks(networks)
     rows = tuple(
-        PlanCandidate(f"{file_label(place)}: {os.path.basename(network.name)}", "file", network.planned)
-        for place, network in enumerate(networks)
+        PlanCandidate(f"{file_label(number)}: {os.path.basename(network.name)}", "file", network.planned)
+        for number, network in enumerate(networks)
     )
     return Comparison(report, plans, rows)

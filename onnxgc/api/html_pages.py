@@ -41,32 +41,32 @@ def page_of(result: OptimizeResult, settings: Sequence[tuple[str, str]] = ()) ->
     )
 
 
-def page_of_comparison(found: Comparison) -> str:
+def page_of_comparison(comparison: Comparison) -> str:
     """An HTML page of compared plans."""
-    if found.report["kind"] == "each":
-        return overview_page(found.report)
-    plans = [_shown(row.name, row.planned) for row in found.rows]
-    if found.report["kind"] == "plans":
-        return comparison_page(found.report, plans)
-    regular = [
+    if comparison.report["kind"] == "each":
+        return overview_page(comparison.report)
+    plans = [_shown(row.name, row.planned) for row in comparison.rows]
+    if comparison.report["kind"] == "plans":
+        return comparison_page(comparison.report, plans)
+    baselines = [
         ShownPlan(f"{row.name}, baseline", row.planned.traced.step, row.planned.regular_schedule, ())
-        for row in found.rows
+        for row in comparison.rows
     ]
     transferred = [
         [
-            _shown(f"{row.name}, the plan of {file_label(0)}", _transferred(found, place, row)),
-            plans[place],
-            regular[place],
+            _shown(f"{row.name}, the plan of {file_label(0)}", _transferred(comparison, index, row)),
+            plans[index],
+            baselines[index],
         ]
-        for place, row in enumerate(found.rows)
-        if place
+        for index, row in enumerate(comparison.rows)
+        if index
     ]
-    return networks_page(found.report, [*plans, *regular], transferred)
+    return networks_page(comparison.report, [*plans, *baselines], transferred)
 
 
-def _transferred(found: Comparison, place: int, row: PlanCandidate) -> PlannedStep:
+def _transferred(comparison: Comparison, index: int, row: PlanCandidate) -> PlannedStep:
     """The first file's plan in another file, after adaptation."""
-    plan = found.plans[found.report["files"][place]["model"]]
+    plan = comparison.plans[comparison.report["files"][index]["model"]]
     return traced_step_with_plan(row.planned.model, row.planned.traced, plan, row.planned)
 
 

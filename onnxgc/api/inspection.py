@@ -87,14 +87,14 @@ class Inspection:
             "left_to_the_cpu": dict(self.left_to_the_cpu),
             "runtime_faults": [
                 {
-                    "name": found.fault.name,
-                    "nodes": list(found.nodes),
-                    "cause": found.fault.cause,
-                    "levels": found.fault.levels,
-                    "versions": found.fault.versions,
-                    "detail": str(found),
+                    "name": fault.fault.name,
+                    "nodes": list(fault.nodes),
+                    "cause": fault.fault.cause,
+                    "levels": fault.fault.levels,
+                    "versions": fault.fault.versions,
+                    "detail": str(fault),
                 }
-                for found in self.runtime_faults
+                for fault in self.runtime_faults
             ],
             "notes": list(self.notes),
             "obstacles": list(self.obstacles),
@@ -134,7 +134,7 @@ def inspect(
         raise
     except OnnxgcError as error:
         return Inspection(weights, (str(error),))
-    found = Inspection(
+    inspection = Inspection(
         weights,
         (),
         model.notes,
@@ -146,9 +146,9 @@ def inspect(
     try:
         planned = plan_step(model, "acg")
     except OnnxgcError as error:
-        return replace(found, obstacles=(str(error),))
+        return replace(inspection, obstacles=(str(error),))
     return replace(
-        found,
+        inspection,
         regular_peak_bytes=planned.regular_profile.peak_bytes,
         planned_peak_bytes=planned.profile.peak_bytes,
         opset=model.opset,

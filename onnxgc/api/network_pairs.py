@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgc.api.plan_difference import MAX_LISTED
-from onnxgc.api.plan_transfer import transfer_between
-from onnxgc.api.planned_network import Network
+from onnxgc.api.plan_table import MAX_LISTED
+from onnxgc.api.plan_transfer import Network, transfer_between
 from onnxgc.api.step_planning import traced_step_with_plan
-from onnxgc.matching.match import Matching, Reason, match
+from onnxgc.matching.match import Matching, Reason, Unmatched, match
 from onnxgc.matching.network_view import Pair
-from onnxgc.planning.peak_contents import live_at_peak
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Schedule, StepGraph
-from onnxgc.planning.simulate import MemoryProfile
+from onnxgc.planning.simulate import MemoryProfile, live_at_peak
 from onnxgc.report.data.compare_report import (
     CheckpointFates,
     FileReport,
@@ -35,9 +33,8 @@ def compare_networks(networks: Sequence[Network]) -> tuple[NetworksReport, dict[
     plans = {first.name: first.planned.solution.plan}
     pairs: list[PairReport] = []
     for other in others:
-        found, plan = _pair(first, other, match(first.model, other.model))
-        pairs.append(found)
-        plans[other.name] = plan
+        pair, plans[other.name] = _pair(first, other, match(first.model, other.model))
+        pairs.append(pair)
     files = [_file_figures(network) for network in networks]
     return {"kind": "networks", "files": files, "pairs": pairs}, plans
 
@@ -72,13 +69,13 @@ def _peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> PeakF
     }
 
 
-def _pair(one: Network, other: Network, found: Matching) -> tuple[PairReport, CheckpointPlan]:
-    here, there = _MatchedSide.of(one, other, found.of_a), _MatchedSide.of(other, one, found.of_b)
-    reasons = (
-        {unmatched.tensor: (unmatched.reason, unmatched.detail) for unmatched in side}
-        for side in (found.unmatched_a, found.unmatched_b)
+def _pair(one: Network, other: Network, matching: Matching) -> tuple[PairReport, CheckpointPlan]:
+    unmatched_a, unmatched_b = (
+        {unmatched.tensor: unmatched for unmatched in side}
+        for side in (matching.unmatched_a, matching.unmatched_b)
     )
-    reasons_a, reasons_b = reasons
+    here = _MatchedSide(one, other, counterparts_of(one, other, matching.of_a), unmatched_a)
+    there = _MatchedSide(other, one, counterparts_of(other, one, matching.of_b), unmatched_b)
     transfer = transfer_between(one, other, here.counterpart)
     plan, unadapted = (
         traced_step_with_plan(other.model, other.planned.traced, version, other.planned)
@@ -87,15 +84,15 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[PairReport, Ch
     return {
         "a": one.name,
         "b": other.name,
-        "is_same_network": found.is_same_network,
-        "has_same_biases": found.has_same_biases,
-        "differences": [{"what": other.what, "a": other.a, "b": other.b} for other in found.differences],
-        "matched_tensors": len(found.pairs),
-        "rearranged_tensors": sum(pair.is_rearranged for pair in found.pairs),
-        "multiplied_tensors": sum(pair.factor != 1 for pair in found.pairs),
+        "is_same_network": matching.is_same_network,
+        "has_same_biases": matching.has_same_biases,
+        "differences": [{"what": other.what, "a": other.a, "b": other.b} for other in matching.differences],
+        "matched_tensors": len(matching.pairs),
+        "rearranged_tensors": sum(pair.is_rearranged for pair in matching.pairs),
+        "multiplied_tensors": sum(pair.factor != 1 for pair in matching.pairs),
         "checkpoints": {
-            "a": here.checkpoint_fates(reasons_a),
-            "b": there.checkpoint_fates(reasons_b),
+            "a": here.checkpoint_fates(),
+            "b": there.checkpoint_fates(),
         },
         "extras": [
             {
@@ -105,15 +102,15 @@ def _pair(one: Network, other: Network, found: Matching) -> tuple[PairReport, Ch
                 "bytes_a": extra.bytes_a,
                 "bytes_b": extra.bytes_b,
             }
-            for extra in found.extras
+            for extra in matching.extras
         ],
         "read_by_backward_here_only": {
-            "a": here.read_here_only(reasons_a),
-            "b": there.read_here_only(reasons_b),
+            "a": here.read_here_only(),
+            "b": there.read_here_only(),
         },
-        "part_behind": [_pair_names(pair) for pair in found.last_from_inputs],
-        "operators_behind": [[list(side) for side in both] for both in found.operators_behind],
-        "meet_again_at": [_pair_names(pair) for pair in found.last_from_outputs],
+        "part_behind": [_pair_names(pair) for pair in matching.last_from_inputs],
+        "operators_behind": [[list(side) for side in both] for both in matching.operators_behind],
+        "meet_again_at": [_pair_names(pair) for pair in matching.last_from_outputs],
         "carried_over": {
             "checkpoints": len(transfer.plan.checkpoints),
             "is_without_sequence": bool(one.planned.solution.plan.sequence),
@@ -135,17 +132,17 @@ def _pair_names(pair: Pair) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _MatchedSide:
-    """A file of a pair; `counterpart` maps its vertices to matching vertices of the other file."""
+    """A file of a pair.
+
+    `counterpart` maps its vertices to matching vertices of the other file; `unmatched` are tensors by name.
+    """
 
     own: Network
     other: Network
     counterpart: Mapping[str, str]
+    unmatched: Mapping[str, Unmatched]
 
-    @classmethod
-    def of(cls, own: Network, other: Network, matched: Mapping[str, str]) -> _MatchedSide:
-        return cls(own, other, counterparts_of(own, other, matched))
-
-    def checkpoint_fates(self, reasons: Mapping[str, tuple[Reason, str]]) -> CheckpointFates:
+    def checkpoint_fates(self) -> CheckpointFates:
         """The fates of this file's own checkpoints in the other file."""
         kept_there = set(self.other.planned.solution.plan.checkpoints)
         unmatched: dict[Reason, list[str]] = {reason: [] for reason in Reason}
@@ -156,7 +153,7 @@ class _MatchedSide:
                 same += 1
                 both += self.counterpart[vertex] in kept_there
             else:
-                unmatched[self._reason(vertex, reasons)[0]].append(vertex)
+                unmatched[self._why_unmatched(vertex).reason].append(vertex)
         return {
             "count": len(checkpoints),
             "same_tensor": same,
@@ -166,22 +163,21 @@ class _MatchedSide:
             "parted": unmatched[Reason.PARTED],
         }
 
-    def read_here_only(self, reasons: Mapping[str, tuple[Reason, str]]) -> list[TensorFigures]:
+    def read_here_only(self) -> list[TensorFigures]:
         """Tensors that backward reads and the other file does not contain, the largest first."""
         read = _read_by_backward(self.own)
         here_only = [vertex for vertex in read if vertex not in self.counterpart]
         return [
-            {"tensor": vertex, "bytes": read[vertex], "detail": self._reason(vertex, reasons)[1]}
+            {"tensor": vertex, "bytes": read[vertex], "detail": self._why_unmatched(vertex).detail}
             for vertex in sorted(here_only, key=lambda vertex: (-read[vertex], vertex))
         ]
 
-    def _reason(self, vertex: str, reasons: Mapping[str, tuple[Reason, str]]) -> tuple[Reason, str]:
-        members = self.own.planned.traced.problem.joint().members[vertex]
-        known = [reasons[tensor] for tensor in (vertex, *members) if tensor in reasons]
+    def _why_unmatched(self, vertex: str) -> Unmatched:
+        tensors = (vertex, *self.own.planned.traced.problem.joint().members[vertex])
         return min(
-            known,
-            key=lambda reason: list(Reason).index(reason[0]),
-            default=(Reason.ONE_SIDE, "its counterpart cannot be kept"),
+            (self.unmatched[tensor] for tensor in tensors if tensor in self.unmatched),
+            key=lambda unmatched: list(Reason).index(unmatched.reason),
+            default=Unmatched(vertex, Reason.ONE_SIDE, "its counterpart cannot be kept"),
         )
 
 
@@ -204,12 +200,12 @@ def _read_by_backward(network: Network) -> dict[str, int]:
 
 def counterparts_of(own: Network, other: Network, matched: Mapping[str, str]) -> dict[str, str]:
     """The matching vertex of the other file for each vertex that has one."""
-    found: dict[str, str] = {}
+    counterparts: dict[str, str] = {}
     for vertex, tensors in own.planned.traced.problem.joint().members.items():
         # First the tensor that names the vertex: the others are its views and origins.
         for tensor in (str(vertex), *tensors):
             there = other.planned.traced.vertex_of.get(matched.get(tensor, ""))
             if there is not None:
-                found[str(vertex)] = there
+                counterparts[str(vertex)] = there
                 break
-    return found
+    return counterparts

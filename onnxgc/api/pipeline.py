@@ -7,21 +7,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 
+from onnxgc.api.budget_plans import BudgetRequest
 from onnxgc.api.optimize_report import optimize_report
-from onnxgc.api.output_options import OutputOptions
 from onnxgc.api.plan_options import PlanOptions, Progress
-from onnxgc.api.planned_step import PlannedStep, emit
-from onnxgc.api.read_options import ReadOptions, read_with_options
+from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
+from onnxgc.api.read_options import ReadOptions, name_of, read_with_options
 from onnxgc.api.step_planning import plan_step, plan_within, step_with_plan
-from onnxgc.api.trial_run import trial_run
+from onnxgc.api.trial_run import trial_run, type_text
+from onnxgc.budget.search import ignore_progress
+from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
 from onnxgc.emission.training_graph import TrainingGraph
-from onnxgc.errors import ModelFileError
-from onnxgc.model.core.ir import Array, TrainableModel, dtype_name
+from onnxgc.errors import ModelFileError, OutputFileError
+from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
@@ -122,69 +126,79 @@ def optimize(
     Raises:
         OnnxgcError: one line that states what is wrong, where, and what to do.
     """
-    given = source_of(source)
-    notify = progress or (lambda stage: None)
-    how = PlanOptions.of(
-        plan=plan,
-        solver=solver,
-        objective=objective,
-        checkpoints=checkpoints,
-        budget=budget,
-        extra_time=extra_time,
-        pareto=pareto,
-        order=order,
-        device=device,
-        calibrate=calibrate,
-        time_limit=time_limit,
-        step_limit=step_limit,
-        seed=seed,
-        progress=notify,
+    notify = progress or ignore_progress
+    request = BudgetRequest.from_options(
+        budget, extra_time, pareto=pareto, order=order, device=device, calibrate=calibrate
+    )
+    how = PlanOptions.from_options(
+        plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify
     )
     read = ReadOptions(
-        loss,
-        tuple(trainable),
-        tuple(freeze),
-        keep_outputs,
-        freeze_bn,
-        untie,
-        optimizer_of(optimizer),
+        loss, tuple(trainable), tuple(freeze), keep_outputs, freeze_bn, untie, optimizer_of(optimizer)
     )
-    target = OutputOptions.of(output, external_data=external_data, dry_run=dry_run)
-    return _run(given, read, how, target, input_shapes, dict(values or {}), check=check, progress=notify)
+    target = None if dry_run or output is None else _Target(os.fspath(output), external_data)
+    return planned_model(source, input_shapes, read, how, target, values=values or {}, check=check)
 
 
-def _run(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The training file to write."""
+
+    path: str
+    external_data: bool
+
+    def check_apart(self, *sources: str | os.PathLike[str] | None) -> None:
+        """Check that the file is none of the sources.
+
+        Raises:
+            OutputFileError: it is, or its external data file is.
+        """
+        for source in sources:
+            for written in (self.path, data_file(self.path)):
+                if source is None or not os.path.exists(source) or not os.path.exists(written):
+                    continue
+                if os.path.samefile(written, source):
+                    raise OutputFileError(
+                        f"'{written}' belongs to the source model; give the training file another name"
+                    )
+
+
+def planned_model(
+    given: Any,
+    input_shapes: Mapping[str, tuple[int, ...]] | None,
     read: ReadOptions,
     how: PlanOptions,
-    target: OutputOptions,
-    input_shapes: Mapping[str, tuple[int, ...]] | None,
-    values: Mapping[str, Array],
+    target: _Target | None = None,
     *,
+    values: Mapping[str, Array] = MappingProxyType({}),
     check: bool,
-    progress: Progress,
 ) -> OptimizeResult:
+    """As `optimize`, with checked options."""
     started = time.perf_counter()
-    target.check(source)
-    progress("reading")
+    source, notify = source_of(given), how.search.progress
+    if target is not None:
+        check_model_writable(target.path)
+        target.check_apart(None if isinstance(source, onnx.ModelProto) else source)
+    notify("reading")
     model = read_with_options(source, read, input_shapes)
     _check_values(model, values)
-    target.check_weights(model)
+    if target is not None:
+        target.check_apart(*map(external_file, model.weights.values()))
     read_end = time.perf_counter()
     if check:
-        progress("trying the model")
+        notify("trying the model")
         model = _with_note(model, trial_run(source, model, input_shapes))
-    name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
+    name = name_of(source)
     if how.made_for and os.path.basename(how.made_for) != os.path.basename(name):
         model = _with_note(model, f"the plan was made for '{how.made_for}'")
-    progress("planning")
+    notify("planning")
     planned = _plan(model, read, how)
     plan_end = time.perf_counter()
     graph = None
-    if target.path is not None:
-        progress("writing")
+    if target is not None:
+        notify("writing")
         graph = emit(planned, values=values, options=read)
-        target.write(graph.model)
+        write_model(graph.model, target.path, external_data=target.external_data)
     end = time.perf_counter()
     seconds = {
         "read": read_end - started,
@@ -192,7 +206,7 @@ def _run(
         "emit": end - plan_end,
         "total": end - started,
     }
-    report = optimize_report(planned, name, target.path, seconds)
+    report = optimize_report(planned, name, None if target is None else target.path, seconds)
     return OptimizeResult(planned.solution.plan, report, planned, read, values, graph)
 
 
@@ -201,7 +215,7 @@ def _plan(model: TrainableModel, read: ReadOptions, how: PlanOptions) -> Planned
     if how.given is not None:
         return step_with_plan(model, how.given, keep_outputs=outputs, optimizer=optimizer)
     if how.request.is_requested:
-        return plan_within(model, how.request, how.search, keep_outputs=outputs, optimizer=optimizer)
+        return plan_within(model, trace_problem(model, outputs, optimizer), how.request, how.search)
     return plan_step(model, how.solver, how.search, keep_outputs=outputs, optimizer=optimizer)
 
 
@@ -215,9 +229,9 @@ def _check_values(model: TrainableModel, values: Mapping[str, Array]) -> None:
             raise ModelFileError(
                 f"a value is given for '{name}', which is not a weight of the model; leave it out"
             )
-        wanted, found = model.weights[name].type, type_of_array(np.asarray(value))
-        if wanted != found:
+        wanted, given = model.weights[name].type, type_of_array(np.asarray(value))
+        if wanted != given:
             raise ModelFileError(
-                f"the value of '{name}' is {dtype_name(found.dtype)} {list(found.shape)}, but the model has "
-                f"{dtype_name(wanted.dtype)} {list(wanted.shape)}; give a value of the model's type and shape"
+                f"the value of '{name}' is {type_text(given)}, but the model has {type_text(wanted)}; give a "
+                "value of the model's type and shape"
             )

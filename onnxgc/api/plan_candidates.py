@@ -10,7 +10,7 @@ from onnxgc.api.budget_plans import BudgetRequest
 from onnxgc.api.plan_options import Progress
 from onnxgc.api.planned_step import PlannedStep, schedule_solution
 from onnxgc.api.read_options import ReadOptions
-from onnxgc.api.step_planning import plan_traced_within, traced_step_with_plan
+from onnxgc.api.step_planning import plan_within, traced_step_with_plan
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.planning.plan import CheckpointPlan, Objective
@@ -113,7 +113,7 @@ def _by_budget(
     model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
 ) -> PlanCandidate | OmittedCandidate:
     try:
-        planned = plan_traced_within(model, traced, request, options)
+        planned = plan_within(model, traced, request, options)
     except BudgetError as error:
         return OmittedCandidate("budget", str(error))
     return PlanCandidate("budget", "solver", planned, SOLVERS["budget"].summary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from onnxgc.errors import PlanError
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan, parse_objective
 from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.budget_solver import BUDGET
 
 Progress = Callable[[str], None]
 
@@ -31,69 +31,74 @@ class PlanOptions:
     search: SolverOptions
 
     @classmethod
-    def of(
+    def from_options(
         cls,
-        *,
         plan: Any,
         solver: str | None,
+        request: BudgetRequest,
         objective: str | None,
         checkpoints: Sequence[str],
-        budget: str | float | None,
-        extra_time: str | float | None,
-        pareto: bool,
-        order: str,
-        device: str | None,
-        calibrate: str | os.PathLike[str] | None,
         time_limit: float | None,
         step_limit: int | None,
         seed: int,
         progress: Progress,
     ) -> PlanOptions:
-        """The options of `optimize`.
+        """The options as `onnxgc.optimize` takes them.
 
         Raises:
-            PlanError: options that contradict each other, or an invalid plan.
-            BudgetFormError, DurationError: an invalid budget, an unknown device.
+            PlanError: options contradict each other, or the plan is not valid.
         """
         given = None if plan is None else plan_of(plan)
-        searched = (solver, objective, budget, extra_time, pareto, *checkpoints)
-        if given is not None and searched != (None, None, None, None, False):
-            raise PlanError(
-                "a plan replaces a search: leave out solver, objective, checkpoints, budget, extra time and "
-                "pareto"
-            )
-        if given is not None and time_limit is not None:
-            raise PlanError("a plan replaces a search: leave out --time-limit (time_limit)")
         chosen = "manual" if checkpoints else solver
-        wanted = parse_objective(objective)
-        request = BudgetRequest.of(
-            budget,
-            extra_time=extra_time,
-            pareto=pareto,
-            order=order,
-            device=device,
-            calibrate=calibrate,
-            solver=chosen,
-            objective=wanted,
-        )
-        for_budgets = {
-            "order": None if request.order is Order.FREE else order,
-            "device": device,
-            "calibrate": calibrate,
-            "step_limit": step_limit,
-        }
-        for name, value in for_budgets.items():
-            if value is not None and not request.is_requested:
-                raise PlanError(
-                    f"{name} applies to a budget, extra_time or pareto only; give one, or leave it out"
-                )
-        search = SolverOptions(
+        options = SolverOptions(
             tuple(checkpoints),
-            wanted,
+            parse_objective(objective),
             time_limit,
             seed,
             max_rounds=step_limit,
             order=request.order,
             progress=progress,
         )
-        return cls(given, model_of(plan), request, chosen, search)
+        if given is not None:
+            _check_without_search(chosen, request, options)
+        _check_budget(chosen, request, options)
+        return cls(given, model_of(plan), request, chosen, options)
+
+
+def _check_without_search(solver: str | None, request: BudgetRequest, options: SolverOptions) -> None:
+    if request.is_requested or solver is not None or options.objective is not None:
+        raise PlanError(
+            "a plan replaces a search: leave out solver, objective, checkpoints, budget, extra time and "
+            "pareto"
+        )
+    if options.time_limit_seconds is not None:
+        raise PlanError("a plan replaces a search: leave out --time-limit (time_limit)")
+
+
+def _check_budget(solver: str | None, request: BudgetRequest, options: SolverOptions) -> None:
+    """Fail if options do not apply with a budget, or without one."""
+    if request.is_requested:
+        if solver == "manual":
+            raise PlanError("--checkpoints chooses the plan by hand, a budget by a search; drop one of them")
+        if options.objective is not None:
+            raise PlanError(
+                f"--objective {options.objective.value} does not apply to a budget; drop one of them"
+            )
+        if solver not in (None, BUDGET.name):
+            raise PlanError(
+                f"--budget and --pareto use the solver '{BUDGET.name}', not '{solver}'; leave --solver out"
+            )
+        return
+    if solver == BUDGET.name:
+        raise PlanError(f"the solver '{BUDGET.name}' needs --budget, such as 8GiB or 60%")
+    for_budgets = {
+        "order": request.order is not Order.FREE,
+        "device": request.device is not None,
+        "calibrate": request.calibrate is not None,
+        "step_limit": options.max_rounds is not None,
+    }
+    for name, is_given in for_budgets.items():
+        if is_given:
+            raise PlanError(
+                f"{name} applies to a budget, extra_time or pareto only; give one, or leave it out"
+            )

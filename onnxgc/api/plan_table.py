@@ -1,27 +1,35 @@
-"""Plans for one model in one table."""
+"""Plans for one model in one table, and the difference between two of them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
-
-import onnx
 
 from onnxgc.api.budget_plans import BudgetRequest
 from onnxgc.api.plan_candidates import CompareOptions, OmittedCandidate, PlanCandidate, plan_candidates
-from onnxgc.api.plan_difference import compare_two_plans, peak_operator
 from onnxgc.api.plan_options import Progress
 from onnxgc.api.planned_step import PlannedStep, trace_problem
-from onnxgc.api.read_options import read_with_options
+from onnxgc.api.read_options import name_of, read_with_options
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.from_step import problem_of
 from onnxgc.model.files.load import source_of
 from onnxgc.planning.plan import CheckpointPlan, Objective
-from onnxgc.report.data.compare_report import PlanRow, PlansReport
+from onnxgc.planning.schedule import Compute, Release
+from onnxgc.planning.simulate import MemoryProfile, live_at_peak
+from onnxgc.report.data.compare_report import (
+    DifferenceReport,
+    DifferenceSide,
+    PeakPosition,
+    PlanRow,
+    PlansReport,
+)
 from onnxgc.solvers.budget_solver import floor_operator
 from onnxgc.tracing.checkpoint_problem import TracedProblem
+
+MAX_LISTED = 10
+"""Largest tensors at a peak to list."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +55,16 @@ def compare_plans(source: Any, options: CompareOptions, progress: Progress) -> C
     model = read_with_options(given, options.read, options.input_shapes)
     traced = trace_problem(model)
     durations, timing, note = options.request.durations(traced.step)
-    found = list(plan_candidates(given, model, traced, options, progress))
-    rows = [row for row in found if isinstance(row, PlanCandidate)]
-    omitted = [item for item in found if isinstance(item, OmittedCandidate)]
-    regular_ns = sum(durations.values())
+    candidates = list(plan_candidates(given, model, traced, options, progress))
+    rows = [row for row in candidates if isinstance(row, PlanCandidate)]
+    omitted = [item for item in candidates if isinstance(item, OmittedCandidate)]
     bound, bound_operator = _bound_on_peak(traced, durations, rows)
 
     def extra_ratio(row: PlanCandidate) -> float:
-        extra = sum(durations[step.source] for step in row.planned.schedule.recomputed)
-        return extra / regular_ns if regular_ns else 0.0
+        return row.planned.extra_time_ratio(durations)
 
     rows.sort(key=lambda row: (row.planned.profile.peak_bytes, extra_ratio(row), row.name))
     first = rows[0].planned
-    notes = [*model.notes, *filter(None, [note]), *_notes_on_rows(rows)]
     by_name = {row.name: row for row in rows}
     compared = [by_name[name] for name in options.plans]
     report: PlansReport = {
@@ -74,7 +79,7 @@ def compare_plans(source: Any, options: CompareOptions, progress: Progress) -> C
             "activation_bytes": traced.problem.total_bytes,
             "simulated_peak_bytes": first.regular_profile.peak_bytes,
             "simulated_activation_peak_bytes": first.regular_profile.activation_peak_bytes,
-            "seconds": regular_ns / 1e9,
+            "seconds": sum(durations.values()) / 1e9,
         },
         "lower_bound_bytes": bound,
         "bound_operator": bound_operator,
@@ -84,7 +89,7 @@ def compare_plans(source: Any, options: CompareOptions, progress: Progress) -> C
         "difference": compare_two_plans(*((row.name, row.planned) for row in compared))
         if len(compared) == 2
         else None,
-        "notes": notes,
+        "notes": [*model.notes, *filter(None, [note]), *_notes_on_rows(rows)],
     }
     return Comparison(report, {row.name: row.planned.solution.plan for row in rows}, tuple(rows))
 
@@ -112,14 +117,14 @@ def _bound_on_peak(
 
 def _row_figures(row: PlanCandidate, bound: int, extra_ratio: float, *, is_best: bool) -> PlanRow:
     planned, solution = row.planned, row.planned.solution
-    peak, regular = planned.profile.peak_bytes, planned.regular_profile.peak_bytes
+    peak, baseline = planned.profile.peak_bytes, planned.regular_profile.peak_bytes
     return {
         "name": row.name,
         "kind": row.kind,
         "detail": row.detail,
         "simulated_peak_bytes": peak,
         "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
-        "share_of_regular": peak / regular if regular else 0.0,
+        "share_of_regular": peak / baseline if baseline else 0.0,
         **peak_operator(planned.profile),
         "peak_gap": max(0, peak - bound) / peak if peak else 0.0,
         "checkpoint_bytes": planned.objective.checkpoint_bytes,
@@ -149,6 +154,123 @@ def _notes_on_rows(rows: Sequence[PlanCandidate]) -> list[str]:
     ]
 
 
-def name_of(source: str | os.PathLike[str] | onnx.ModelProto) -> str:
-    """The name of a model in reports: its path, or the name of its graph."""
-    return source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
+class PlanFate(StrEnum):
+    """The fate of a forward tensor under a schedule."""
+
+    CHECKPOINT = "checkpoint"
+    """A checkpoint that is live when backward begins."""
+    HELD = "held"
+    """Live when backward begins, but not a checkpoint: its segment, the last, is not recomputed."""
+    RECOMPUTED = "again"
+    ONCE = "once"
+    """Computed once, and released before backward."""
+
+
+_KEPT = (PlanFate.CHECKPOINT, PlanFate.HELD)
+
+
+def compare_two_plans(one: tuple[str, PlannedStep], other: tuple[str, PlannedStep]) -> DifferenceReport:
+    """Tensors that two plans treat differently, and the change of the peak.
+
+    A tensor that is a checkpoint of one plan and kept by the other as well is among the `tensors`, but not
+    among those that only one plan keeps.
+    """
+    fates = [_fates(planned) for _, planned in (one, other)]
+    sizes = {**_sizes(one[1]), **_sizes(other[1])}
+    tensors = sorted({*fates[0], *fates[1]}, key=lambda name: (-sizes[name], name))
+    # A tensor that only one plan recomputes may be one of backward, which the other computes once.
+    pairs = {name: (fates[0].get(name, PlanFate.ONCE), fates[1].get(name, PlanFate.ONCE)) for name in tensors}
+    ones = [(name, sizes[name], *pair) for name, pair in pairs.items()]
+    others = [(name, size, there, here) for name, size, here, there in ones]
+    first, second = (planned.profile.peak_bytes for _, planned in (one, other))
+    return {
+        "plans": [_side(*one, ones), _side(*other, others)],
+        "tensors": [
+            {"tensor": name, "bytes": sizes[name], "fates": [fate.value for fate in pair]}
+            for name, pair in pairs.items()
+            if pair[0] is not pair[1]
+        ],
+        "kept_by_both": sum(all(fate in _KEPT for fate in pair) for pair in pairs.values()),
+        "computed_again_by_both": sum(
+            pair == (PlanFate.RECOMPUTED, PlanFate.RECOMPUTED) for pair in pairs.values()
+        ),
+        "peak_change_bytes": second - first,
+    }
+
+
+def _side(
+    name: str, planned: PlannedStep, fates: Sequence[tuple[str, int, PlanFate, PlanFate]]
+) -> DifferenceSide:
+    """One plan's figures; `fates` are tensors with sizes, and their fates here and under the other plan."""
+    live = live_at_peak(planned.schedule, planned.step.graph, planned.profile)
+    return {
+        "name": name,
+        "simulated_peak_bytes": planned.profile.peak_bytes,
+        **peak_operator(planned.profile),
+        "largest_at_peak": [{"tensor": tensor, "bytes": size} for tensor, size in live[:MAX_LISTED]],
+        "kept_here_only": [
+            {"tensor": tensor, "bytes": size}
+            for tensor, size, here, there in fates
+            if here in _KEPT and there not in _KEPT
+        ],
+        "computed_again_here_only": [
+            {"tensor": tensor, "bytes": size}
+            for tensor, size, here, there in fates
+            if here is PlanFate.RECOMPUTED is not there
+        ],
+    }
+
+
+def peak_operator(profile: MemoryProfile) -> PeakPosition:
+    """The operator at the peak, with its number in the step from 1."""
+    return {
+        "peak_step": profile.peak_operator,
+        "peak_step_number": profile.timeline.index(profile.peak_bytes) + 1 if profile.timeline else 0,
+        "steps": len(profile.timeline),
+    }
+
+
+def _fates(planned: PlannedStep) -> dict[str, PlanFate]:
+    """The fates of all vertices with memory, and of recomputed tensors of backward."""
+    traced = planned.traced
+    members, resident = traced.problem.joint().members, planned.step.graph.resident
+    again = _recomputed(planned)
+    gone = _released_before_backward(planned)
+    named = set(planned.solution.plan.checkpoints)
+    fates = dict.fromkeys(again, PlanFate.RECOMPUTED)
+    for vertex in traced.problem.graph.vertices:
+        name = str(vertex)
+        if name in again or name in resident:
+            continue
+        if gone.issuperset((name, *members[vertex])):
+            fates[name] = PlanFate.ONCE
+        else:
+            fates[name] = PlanFate.CHECKPOINT if vertex in named else PlanFate.HELD
+    return fates
+
+
+def _released_before_backward(planned: PlannedStep) -> set[str]:
+    released: set[str] = set()
+    for step in planned.schedule.instructions:
+        if isinstance(step, Compute) and step.chunk is not None:
+            break
+        if isinstance(step, Release):
+            released.update(step.tensors)
+    return released
+
+
+def _recomputed(planned: PlannedStep) -> set[str]:
+    """Recomputed vertices, and recomputed tensors of backward."""
+    traced, original_of = planned.traced, planned.schedule.original_of
+    copies = (copy for step in planned.schedule.recomputed for copy in step.operator.outputs)
+    tensors = (original_of.get(copy, copy) for copy in copies)
+    return {str(traced.vertex_of.get(tensor, tensor)) for tensor in tensors}
+
+
+def _sizes(planned: PlannedStep) -> dict[str, int]:
+    """Bytes of vertices, and of all other tensors."""
+    problem = planned.traced.problem
+    return {
+        **planned.step.graph.sizes,
+        **{str(vertex): problem.size_bytes(vertex) for vertex in problem.graph.vertices},
+    }

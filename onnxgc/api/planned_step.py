@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from onnxgc.api.budget_plans import BudgetRequest, FrontierPoint
 from onnxgc.api.read_options import ReadOptions
@@ -15,7 +15,7 @@ from onnxgc.gradients.differentiate import fresh_name
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import Solution
-from onnxgc.planning.schedule import Schedule, build_schedule, with_late_replacements
+from onnxgc.planning.schedule import Schedule, build_schedule, copy_namer, with_late_replacements
 from onnxgc.planning.simulate import MemoryProfile, simulate
 from onnxgc.tracing.checkpoint_problem import TracedProblem, checkpoint_problem
 from onnxgc.tracing.optimizers import Optimizer
@@ -65,9 +65,13 @@ class PlannedStep:
     def extra_flops_ratio(self) -> float:
         """Recomputed floating-point operations, as a share of the baseline's."""
         graph = self.step.graph
-        regular = sum(operator.flops for operator in graph.forward)
-        regular += sum(operator.flops for chunk in graph.chunks for operator in chunk)
-        return self.schedule.extra_flops / regular if regular else 0.0
+        baseline = sum(operator.flops for operator in chain(graph.forward, *graph.chunks))
+        return self.schedule.extra_flops / baseline if baseline else 0.0
+
+    def extra_time_ratio(self, durations: Mapping[str, int]) -> float:
+        """The time of recomputed operators, as a share of the baseline's, by durations of operators."""
+        extra = sum(durations[run.source] for run in self.schedule.recomputed)
+        return extra / max(sum(durations.values()), 1)
 
 
 def trace_problem(
@@ -126,11 +130,5 @@ def emit(
 
 def _copy_namer(step: TrainingStep) -> Callable[[str], str]:
     taken = set(step.types) | set(step.constants)
-    copies: Counter[str] = Counter()
-
-    def name_of_copy(name: str) -> str:
-        copies[name] += 1
-        suffix = "__recompute" if copies[name] == 1 else f"__recompute{copies[name]}"
-        return fresh_name(f"{name}{suffix}", taken)
-
-    return name_of_copy
+    copy_name = copy_namer()
+    return lambda name: fresh_name(copy_name(name), taken)

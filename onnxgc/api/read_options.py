@@ -37,12 +37,12 @@ class ReadOptions:
         Raises:
             KeyError, TypeError, ValueError: the text has another form.
         """
-        found = json.loads(text)
-        trainable, freeze = (tuple(map(str, found[key])) for key in ("trainable", "freeze"))
+        options = json.loads(text)
+        trainable, freeze = (tuple(map(str, options[key])) for key in ("trainable", "freeze"))
         # Files of earlier versions do not state these.
-        later = {key: bool(found.get(key, False)) for key in ("freeze_bn", "untie")}
-        optimizer = optimizer_from_json(found.get("optimizer"))
-        loss, keep_outputs = str(found["loss"]), bool(found["keep_outputs"])
+        later = {key: bool(options.get(key, False)) for key in ("freeze_bn", "untie")}
+        optimizer = optimizer_from_json(options.get("optimizer"))
+        loss, keep_outputs = str(options["loss"]), bool(options["keep_outputs"])
         return cls(loss, trainable, freeze, keep_outputs, **later, optimizer=optimizer)
 
 
@@ -69,3 +69,8 @@ def read_with_options(
     excluded = [repr(value.name) for value in graph.output if value.name in fed]
     note = f"--keep-outputs excludes {', '.join(excluded)}, which are inputs of the step"
     return replace(model, notes=(*model.notes, note)) if excluded else model
+
+
+def name_of(source: str | os.PathLike[str] | onnx.ModelProto) -> str:
+    """The name of a model in reports: its path, or the name of its graph."""
+    return source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)

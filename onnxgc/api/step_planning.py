@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from onnxgc.api.budget_plans import BudgetRequest, plan_for_request
-from onnxgc.api.delayed_update_peaks import with_runtime_peaks
+from onnxgc.api.budget_plans import BudgetRequest, BudgetSolution, FrontierPoint, plan_for_request
 from onnxgc.api.planned_step import PlannedStep, schedule_solution, trace_problem
+from onnxgc.budget.from_step import problem_of
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.model.core.ir import TrainableModel
-from onnxgc.planning.plan import CheckpointPlan, Objective, Solution
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
+from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import Schedule
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import solver_for
@@ -18,6 +20,8 @@ from onnxgc.tracing.optimizers import Optimizer
 
 # Solvers whose plans are used even if they raise the peak.
 _UNCONDITIONAL = ("manual", "store-all")
+# Seconds for the default solver's plan, in addition to a search with a budget.
+_MAX_SECONDS = 5.0
 _INTERRUPTED = "the search was interrupted; this is the best plan found"
 
 
@@ -58,39 +62,27 @@ def plan_step(
 
 
 def plan_within(
-    model: TrainableModel,
-    request: BudgetRequest,
-    options: SolverOptions,
-    *,
-    keep_outputs: bool = False,
-    optimizer: Optimizer | None = None,
+    model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
 ) -> PlannedStep:
-    """Trace a model and plan its training step with the least extra time within a budget.
+    """Plan a traced model with the least extra time within a budget.
 
     Raises:
         BudgetError: no plan fits.
         DurationError: the device is unknown, or the calibration file is not valid.
     """
-    return plan_traced_within(model, trace_problem(model, keep_outputs, optimizer), request, options)
-
-
-def plan_traced_within(
-    model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
-) -> PlannedStep:
-    """As `plan_within`, for a traced model."""
     durations, timing, note = request.durations(traced.step)
     updates = traced.step.updates
     if updates is not None and request.budget is not None:
         request = replace(request, budget=replace(request.budget, reserved_bytes=updates.state_bytes))
-    found = plan_for_request(request, traced.problem, durations, options)
+    budgeted = plan_for_request(request, traced.problem, durations, options)
     if updates is not None:
 
         def run(solution: Solution) -> tuple[Schedule, int]:
             planned = schedule_solution(model, traced, solution)
             return planned.schedule, planned.profile.peak_bytes
 
-        found = with_runtime_peaks(found, request, traced.problem, durations, options, run)
-    solution = found.solution
+        budgeted = with_runtime_peaks(budgeted, request, traced.problem, durations, options, run)
+    solution = budgeted.solution
     planned = schedule_solution(model, traced, solution)
     budget, regular = request.budget, planned.regular_profile.peak_bytes
     limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
@@ -106,8 +98,8 @@ def plan_traced_within(
         request=request,
         budget_bytes=limit,
         timing=timing,
-        frontier=found.frontier,
-        order_alone_peak_bytes=found.order_alone_peak_bytes,
+        frontier=budgeted.frontier,
+        order_alone_peak_bytes=budgeted.order_alone_peak_bytes,
     )
 
 
@@ -138,27 +130,89 @@ def traced_step_with_plan(
     model: TrainableModel, traced: TracedProblem, plan: CheckpointPlan, like: PlannedStep | None = None
 ) -> PlannedStep:
     """As `step_with_plan`, for a traced model; `like` as in `schedule_solution`."""
+    graph = traced.problem.graph
     try:
-        return _traced_step_with_plan(model, traced, plan, like)
+        if plan.sequence:
+            kept = graph.in_order(plan.checkpoints)
+        else:
+            kept = CheckpointPlan.for_graph(graph, plan.checkpoints).checkpoints
+        if plan.order and set(plan.order) != set(graph.vertices):
+            raise PlanError(
+                "the plan's order does not contain the model's tensors; make a plan for this model"
+            )
+        options = SolverOptions(kept, Objective.PEAK)
+        solution = solver_for("manual").solve(traced.problem, options)
+        planned = schedule_solution(model, traced, replace(solution, plan=plan), like)
     except PlanError as error:
         raise PlanError(
             f"{error}; a plan is valid for the model and the shapes it was made for (--input-shapes)"
         ) from error
-
-
-def _traced_step_with_plan(
-    model: TrainableModel, traced: TracedProblem, plan: CheckpointPlan, like: PlannedStep | None
-) -> PlannedStep:
-    if plan.sequence:
-        kept = traced.problem.graph.in_order(plan.checkpoints)
-        known = CheckpointPlan(kept, keeps_last_segment=False, sequence=plan.sequence)
-    else:
-        known = CheckpointPlan.for_graph(traced.problem.graph, plan.checkpoints)
-    if plan.order and set(plan.order) != set(traced.problem.graph.vertices):
-        raise PlanError("the plan's order does not contain the model's tensors; make a plan for this model")
-    options = SolverOptions(known.checkpoints, Objective.PEAK)
-    solution = solver_for("manual").solve(traced.problem, options)
-    planned = schedule_solution(model, traced, replace(solution, plan=plan), like)
     # The solver reads the checkpoints only.
-    found = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)
-    return replace(planned, solution=found)
+    evaluated = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)
+    return replace(planned, solution=evaluated)
+
+
+def with_runtime_peaks(
+    planned: BudgetSolution,
+    request: BudgetRequest,
+    problem: CheckpointProblem,
+    durations: Mapping[str, int],
+    options: SolverOptions,
+    run: Callable[[Solution], tuple[Schedule, int]],
+) -> BudgetSolution:
+    """Replaces assumed peaks by the files' peaks. `run` returns a plan's schedule and peak.
+
+    The search may recompute an operator after the update of a parameter that it reads. In the file the update
+    and its gradient then wait, which may need more memory. If a peak is higher than the search assumed, the
+    best of all plans is chosen, including the default solver's and the baseline's.
+    """
+    solutions = [planned.solution, *(point.solution for point in planned.frontier)]
+    known = [_with_peak(solution, run(solution)[1]) for solution in solutions]
+    if known == solutions:
+        return planned
+    step_problem = problem_of(problem.joint().step, durations)
+    baseline_time, operators = step_problem.problem.duration, step_problem.problem.operators
+    limit = min(_MAX_SECONDS, options.time_limit_seconds or _MAX_SECONDS)
+    plain = replace(options, time_limit_seconds=limit, objective=None)
+    for solver in ("store-all", None):
+        solution = solver_for(solver).solve(problem, plain)
+        schedule, peak = run(solution)
+        time = sum(operators[index].duration for index in step_problem.sequence_of(schedule))
+        known.append(
+            replace(
+                planned.solution,
+                plan=solution.plan,
+                status=Status.FEASIBLE,
+                objective=Objective.TIME,
+                objective_bytes=peak,
+                time=TimeCost(baseline_time, time - baseline_time, 0),
+            )
+        )
+    frontier = tuple(
+        FrontierPoint(point.budget_bytes, best)
+        for point in planned.frontier
+        if (best := _fastest(known, point.budget_bytes)) is not None
+    )
+    budget = request.budget
+    if budget is None or budget.is_least:
+        most = None if budget is None else budget.max_extra
+        within = [s for s in known if most is None or s.time is None or s.time.extra <= most * s.time.regular]
+        chosen: Solution | None = min(within or known, key=lambda s: (s.objective_bytes, _extra(s)))
+    else:
+        chosen = _fastest(known, budget.bytes_of(known[-2].objective_bytes))
+    return replace(planned, solution=chosen or known[0], frontier=frontier)
+
+
+def _with_peak(solution: Solution, peak: int) -> Solution:
+    if peak <= solution.objective_bytes:
+        return solution
+    return replace(solution, objective_bytes=peak, status=Status.FEASIBLE)
+
+
+def _fastest(solutions: list[Solution], most_bytes: int) -> Solution | None:
+    fitting = [solution for solution in solutions if solution.objective_bytes <= most_bytes]
+    return min(fitting, key=lambda s: (_extra(s), s.objective_bytes), default=None)
+
+
+def _extra(solution: Solution) -> int:
+    return 0 if solution.time is None else solution.time.extra

@@ -186,9 +186,9 @@ def _check_types(
                 continue
             where = f"{node.op_type} '{node.name or name}'"
             raise ShapeError(
-                f"{where} gives '{name}' as {_text(found)} on ONNX Runtime, but as {_text(wanted)} by its "
-                "specification; write the operator so that both agree (for example, explicit pads in place "
-                "of auto_pad), or pass --no-check"
+                f"{where} gives '{name}' as {type_text(found)} on ONNX Runtime, but as {type_text(wanted)} "
+                "by its specification; write the operator so that both agree (for example, explicit pads in "
+                "place of auto_pad), or pass --no-check"
             )
 
 
@@ -198,7 +198,7 @@ def _agree(wanted: TensorType, found: TensorType) -> bool:
     return wanted.shape == found.shape and (wanted.dtype == found.dtype or widened)
 
 
-def _text(kind: TensorType) -> str:
+def type_text(kind: TensorType) -> str:
     return f"{dtype_name(kind.dtype)} {list(kind.shape)}"
 
 

@@ -17,10 +17,10 @@ from onnxgc.api.pipeline import optimize
 from onnxgc.api.planned_step import PlannedStep, emit, store_all_schedule
 from onnxgc.api.read_options import read_with_options
 from onnxgc.api.step_planning import step_with_plan
-from onnxgc.api.training_metadata import TrainingMetadata
 from onnxgc.api.verification_checks import (
     Check,
     ParameterShift,
+    TrainingMetadata,
     default_check,
     gradient_check,
     loss_check,
@@ -29,6 +29,7 @@ from onnxgc.api.verification_checks import (
     size_check,
     vanishing_gradients,
 )
+from onnxgc.budget.search import ignore_progress
 from onnxgc.emission.atomic_files import write_model
 from onnxgc.emission.plan_files import is_plan_file
 from onnxgc.errors import ModelFileError, PlanError, RuntimeFailedError
@@ -99,41 +100,50 @@ def verify(
         ModelFileError: `training` was not written by onnxgc, or does not belong to `model`.
         OnnxgcError: `model` cannot be read.
     """
+    notify = progress or ignore_progress
     source = source_of(model)
-    notify = progress or (lambda stage: None)
-    if is_plan_file(training):
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / "training.onnx"
+    with tempfile.TemporaryDirectory() as folder:
+        file = training
+        if is_plan_file(training):
+            file = Path(folder) / "training.onnx"
             optimize(
                 source,
-                written,
+                file,
                 plan=training,
                 input_shapes=input_shapes,
                 loss=loss,
                 check=False,
                 progress=notify,
             )
-            return verify(source, written, seed=seed, threads=threads, runs=runs, progress=progress)
-    if input_shapes or loss != "auto":
-        raise PlanError("shapes and loss are those of the training file; give them with a plan file only")
-    notify("reading")
-    metadata = TrainingMetadata.of(training)
+        elif input_shapes or loss != "auto":
+            raise PlanError("shapes and loss are those of the training file; give them with a plan file only")
+        return _verify(source, file, seed, SessionSettings(threads=threads), runs, Path(folder), notify)
+
+
+def _verify(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    training: str | os.PathLike[str],
+    seed: int,
+    settings: SessionSettings,
+    runs: int,
+    folder: Path,
+    progress: Callable[[str], None],
+) -> Verification:
+    progress("reading")
+    metadata = TrainingMetadata.from_file(training)
     planned = _planned_like(source, metadata)
     # A file with an optimizer returns no gradients, so their sizes are those of a file without one.
     plain = planned if planned.step.updates is None else _without_optimizer(planned, metadata)
     drawn = draw_weights(planned.model, seed, only_constant_filled=True)
     feeds = _feeds(planned, metadata, drawn, seed)
-    with tempfile.TemporaryDirectory() as folder:
-        runner = _Runs(
-            metadata, planned, plain, feeds, SessionSettings(threads=threads), runs, Path(folder), notify
-        )
-        regular, gradients = runner.run_baseline()
-        notify("running the training file")
-        measured = runner.run(training, keep_outputs=True)
-        notify("running the training file in a session with default settings")
-        default = runner.run_by_default(training)
-        shift = runner.shift_parameters(training, gradients, seed)
-    expected, actual = regular.outputs, measured.outputs
+    runner = _Runs(metadata, planned, plain, feeds, settings, runs, folder, progress)
+    baseline, gradients = runner.run_baseline()
+    progress("running the training file")
+    measured = runner.run(training)
+    progress("running the training file in a session with default settings")
+    default = runner.run_by_default(training)
+    shift = runner.shift_parameters(training, gradients, seed)
+    expected, actual = baseline.outputs, measured.outputs
     checks = (
         loss_check(metadata.loss, expected, actual),
         gradient_check(planned, expected, actual),
@@ -142,7 +152,7 @@ def verify(
         peak_check(metadata, measured),
         default_check(metadata, expected, default),
     )
-    return Verification(checks, regular, measured, default if isinstance(default, Measurement) else None)
+    return Verification(checks, baseline, measured, default if isinstance(default, Measurement) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +184,17 @@ class _Runs:
     def _plain_file(self) -> Path:
         return self.folder / "gradients.onnx"
 
-    def run(self, file: str | os.PathLike[str], keep_outputs: bool) -> Measurement:
+    def run(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        keep_outputs: bool | list[str] = True,
+        settings: SessionSettings | None = None,
+    ) -> Measurement:
         return measure(
             file,
             self.feeds,
-            settings=self.settings,
+            settings=settings or self.settings,
             runs=self.runs,
             keep_outputs=keep_outputs,
             in_place=self._in_place,
@@ -191,11 +207,11 @@ class _Runs:
         _write_baseline(self.planned, self.metadata, file)
         self.progress("running the baseline")
         try:
-            regular = self.run(file, keep_outputs=True)
+            baseline = self.run(file)
             if self.planned.step.updates is None:
-                return regular, regular.outputs
+                return baseline, baseline.outputs
             _write_baseline(self.plain, self.metadata, self._plain_file)
-            return regular, self._run_plain(self._plain_file, self._plain_feeds, keep_outputs=True)
+            return baseline, self._run_plain(self._plain_file, self._plain_feeds, keep_outputs=True)
         except RuntimeFailedError as error:
             # The file no longer exists when the error is read.
             raise RuntimeFailedError(str(error).replace(f"'{file}'", "the baseline")) from error
@@ -212,14 +228,7 @@ class _Runs:
     def run_by_default(self, training: str | os.PathLike[str]) -> Measurement | RuntimeFailedError:
         settings = SessionSettings(file_order=False, threads=self.settings.threads)
         try:
-            return measure(
-                training,
-                self.feeds,
-                settings=settings,
-                runs=self.runs,
-                keep_outputs=[self.metadata.loss],
-                in_place=self._in_place,
-            )
+            return self.run(training, keep_outputs=[self.metadata.loss], settings=settings)
         except RuntimeFailedError as error:
             return error
 

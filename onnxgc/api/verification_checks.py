@@ -1,17 +1,23 @@
-"""The checks of a training file."""
+"""The metadata of a training file, and its checks."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
 from onnxgc.api.planned_step import PlannedStep
-from onnxgc.api.training_metadata import TrainingMetadata
-from onnxgc.errors import RuntimeFailedError
+from onnxgc.api.read_options import ReadOptions
+from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
+from onnxgc.errors import ModelFileError, RuntimeFailedError
 from onnxgc.model.core.ir import Array
+from onnxgc.model.core.stored_weights import StoredWeight
+from onnxgc.model.files.load import load_proto
+from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.runtime.execution_check import check_execution
 from onnxgc.runtime.measure import Measurement
 
@@ -27,6 +33,47 @@ PEAK_TOLERANCE = 0.01
 _PEAK_ALLOWANCE_BYTES = 160 << 10
 # Buffer of each thread in a convolution.
 _THREAD_BUFFER_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMetadata:
+    """The metadata of a training file."""
+
+    proto: onnx.ModelProto
+    plan: CheckpointPlan
+    options: ReadOptions
+    peak_bytes: int
+    values: Mapping[str, Array]
+
+    @property
+    def loss(self) -> str:
+        return str(self.proto.graph.output[0].name)
+
+    @classmethod
+    def from_file(cls, training: str | os.PathLike[str]) -> TrainingMetadata:
+        """Read a training file.
+
+        Raises:
+            ModelFileError: it was not written by onnxgc.
+        """
+        proto, folder = load_proto(training)
+        properties = {entry.key: entry.value for entry in proto.metadata_props}
+        try:
+            decision = plan_from_json(json.loads(properties[METADATA_KEY]), f"'{os.fspath(training)}'")
+            options = ReadOptions.from_json(properties["onnxgc.options"])
+            peak = int(properties["onnxgc.simulated_peak_bytes"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise ModelFileError(
+                f"'{os.fspath(training)}' was not written by onnxgc: its metadata is missing or invalid "
+                f"({error}); write it with `onnxgc optimize`"
+            ) from error
+        fed = {value.name for value in proto.graph.input}
+        values = {
+            tensor.name: StoredWeight(tensor, folder).load()
+            for tensor in proto.graph.initializer
+            if tensor.name in fed
+        }
+        return cls(proto, decision, options, peak, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +185,14 @@ def default_check(
 
 
 def order_check(metadata: TrainingMetadata, measured: Measurement) -> Check:
-    found = check_execution(metadata.proto, measured.steady.order)
-    if found.lost:
-        detail = f"{len(found.lost)} recomputed nodes did not run, the first '{found.lost[0]}'"
-    elif found.moved:
-        detail = f"node '{found.moved}' ran out of file order"
+    execution = check_execution(metadata.proto, measured.steady.order)
+    if execution.lost:
+        detail = f"{len(execution.lost)} recomputed nodes did not run, the first '{execution.lost[0]}'"
+    elif execution.moved:
+        detail = f"node '{execution.moved}' ran out of file order"
     else:
-        detail = f"{found.executed} nodes ran in file order, {found.recomputed} of them recomputed"
-    return Check("order", found.holds, detail)
+        detail = f"{execution.executed} nodes ran in file order, {execution.recomputed} of them recomputed"
+    return Check("order", execution.holds, detail)
 
 
 def peak_check(metadata: TrainingMetadata, measured: Measurement) -> Check:

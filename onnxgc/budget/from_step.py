@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
-from onnxgc.planning.schedule import Compute, Operator, Recompute, Schedule, StepGraph
+from onnxgc.planning.schedule import Operator, Recompute, Schedule, StepGraph
 from onnxgc.planning.schedule_from_sequence import StepOperators
 
 
@@ -23,11 +23,7 @@ class StepProblem:
     def sequence_of(self, schedule: Schedule) -> list[int]:
         """The operators of a schedule of this step."""
         number = {name: index for index, name in enumerate(self.names)}
-        ran = (
-            step.source if isinstance(step, Recompute) else step.operator.name
-            for step in schedule.instructions
-            if isinstance(step, Compute | Recompute)
-        )
+        ran = (run.source if isinstance(run, Recompute) else run.operator.name for run in schedule.runs)
         return [number[name] for name in ran if name in number]
 
     def names_of(self, sequence: Sequence[int]) -> tuple[str, ...]:
@@ -35,13 +31,13 @@ class StepProblem:
 
 
 def problem_of(step: StepGraph, durations: Mapping[str, int]) -> StepProblem:
-    """The rematerialisation problem of a training step; `durations` are those of operators by name.
+    """The rematerialisation problem of a training step; `durations` of operators by name.
 
     Operators that write outputs of the step must not repeat.
     """
     builder = _Builder(step, durations)
-    parts = StepOperators.of(step)
-    for operator in (*step.forward, *(operator for chunk in step.chunks for operator in chunk)):
+    parts = StepOperators.from_step(step)
+    for operator in step.operators:
         if operator.name in parts.operators:
             builder.add_operator(operator)
         else:
@@ -75,7 +71,7 @@ class _Builder:
         reads = tuple(dict.fromkeys((*self._reads(operator), *marks)))
         writes = tuple(range(len(self._sizes), len(self._sizes) + len(operator.outputs)))
         in_place = self._in_place(operator)
-        returned = [place for place, name in enumerate(operator.outputs, start=1) if name in self._outputs]
+        returned = [count for count, name in enumerate(operator.outputs, start=1) if name in self._outputs]
         for name, storage in zip(operator.outputs, writes, strict=True):
             self._sizes.append(self._step.sizes[name])
             self._storages_of[name] = (storage,)

@@ -28,7 +28,7 @@ class LeastPeak:
     The bound on its extra time holds for its own peak as the budget.
     """
 
-    found: BudgetedSequence
+    best: BudgetedSequence
     floor: int
 
 
@@ -42,7 +42,7 @@ def least_peak(
     """The lowest peak found among sequences of at most `max_extra` time, then little extra time at it.
 
     `floor` is a lower bound on the peak at any extra time. Bisects the interval between the floor and the
-    best peak; a budget is proved too low where the bound on its extra time exceeds `max_extra`.
+    best peak; a budget is proved too low if the bound on its extra time exceeds `max_extra`.
     """
     compile_loops(options.progress)
     deadline = Deadline(options.time_limit_seconds)
@@ -121,16 +121,16 @@ class _Descent:
             time_limit_seconds=None if left is None else left / 3,
             max_rounds=_ROUNDS_PER_BUDGET if options.max_rounds is None else options.max_rounds,
         )
-        found = within_budget(self._problem, budget, tried, [self._best])
-        if isinstance(found, NoSequence):
-            is_too_low = found.impossible
+        best = within_budget(self._problem, budget, tried, [self._best])
+        if isinstance(best, NoSequence):
+            is_too_low = best.impossible
         else:
-            self.interrupted = found.interrupted
-            if found.extra <= allowed:
-                self._best, self.peak = found.sequence, found.peak
-                self.known.append(found.sequence)
+            self.interrupted = best.interrupted
+            if best.extra <= allowed:
+                self._best, self.peak = best.sequence, best.peak
+                self.known.append(best.sequence)
                 return True
-            is_too_low = found.lower_bound > allowed
+            is_too_low = best.lower_bound > allowed
         if is_too_low:
             self.floor = max(self.floor, budget + 1)
         return False

@@ -13,20 +13,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import lcm
-from typing import Any, TypeAlias
+from typing import Any
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.graph_file import read_document
+from onnxgc.graph.graph_file import MAX_EXPONENT, is_identifier, read_document
 
 FORM = '{"nodes": [{"id": 0, "size": 5, "duration": 2}, ...], "edges": [[0, 1], ...]}'
-MAX_EXPONENT = 30
-"""Numbers are 0 or between 10^-30 and 10^30, so that whole multiples of them stay short."""
 MAX_TOTAL = 2**60
 """Sum of all sizes, and of all durations, in whole units: sums fit into 64 bits."""
-
-Scaled: TypeAlias = tuple[dict[Vertex, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +64,25 @@ def parse_operator_graph(document: Any) -> OperatorGraphFile:
     entries = _entries(document["nodes"])
     sizes, size_scale = _scaled({node: entry["size"] for node, entry in entries.items()}, "sizes")
     times, time_scale = _scaled({node: entry["duration"] for node, entry in entries.items()}, "durations")
-    graph = ComputationGraph.from_unsorted(list(entries), _edges(document["edges"], entries))
-    place = {node: index for index, node in enumerate(graph.vertices)}
+    graph = ComputationGraph.from_unsorted(entries, _edges(document["edges"], entries))
+    predecessors, _ = graph.adjacency()
     operators = tuple(
-        ProblemOperator(
-            str(node),
-            tuple(sorted(place[tail] for tail in graph.predecessors(node))),
-            (place[node],),
-            times[node],
-        )
-        for node in graph.vertices
+        ProblemOperator(str(node), tuple(predecessors[index]), (index,), times[node])
+        for index, node in enumerate(graph.vertices)
     )
-    kept = frozenset(place[node] for node in graph.sinks)
+    kept = frozenset(graph.topological_index(node) for node in graph.sinks)
     problem = OperatorProblem(operators, tuple(sizes[node] for node in graph.vertices), kept)
-    return OperatorGraphFile(problem, tuple(graph.vertices), size_scale, time_scale)
+    return OperatorGraphFile(problem, graph.vertices, size_scale, time_scale)
 
 
 def _entries(nodes: list[Any]) -> dict[Vertex, dict[str, Fraction]]:
     if not nodes:
         raise GraphFileError(f"the operator graph has no nodes; write {FORM}")
     entries: dict[Vertex, dict[str, Fraction]] = {}
-    for place, entry in enumerate(nodes):
+    for index, entry in enumerate(nodes):
         node = entry.get("id") if isinstance(entry, dict) else None
-        if not isinstance(node, str | int) or isinstance(node, bool):
-            raise GraphFileError(f"node number {place} has no 'id', a string or a whole number; write {FORM}")
+        if not is_identifier(node):
+            raise GraphFileError(f"node number {index} has no 'id', a string or a whole number; write {FORM}")
         if node in entries:
             raise GraphFileError(f"node {node!r} is given twice; identifiers must be distinct")
         entries[node] = {key: _number(node, key, entry) for key in ("size", "duration")}
@@ -103,7 +94,7 @@ def _number(node: Vertex, key: str, entry: Mapping[str, Any]) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise GraphFileError(f"node {node!r} has the {key} {value!r}; give a number of at least 0")
     number = Decimal(value)
-    if not number.is_finite() or number < 0:
+    if number < 0:
         raise GraphFileError(f"node {node!r} has the {key} {value}; give a number of at least 0")
     if number and not -MAX_EXPONENT <= number.adjusted() < MAX_EXPONENT:
         raise GraphFileError(
@@ -113,7 +104,7 @@ def _number(node: Vertex, key: str, entry: Mapping[str, Any]) -> Fraction:
     return Fraction(number)
 
 
-def _scaled(values: Mapping[Vertex, Fraction], what: str) -> Scaled:
+def _scaled(values: Mapping[Vertex, Fraction], what: str) -> tuple[dict[Vertex, int], int]:
     scale = lcm(*(value.denominator for value in values.values()))
     whole = {node: int(value * scale) for node, value in values.items()}
     if sum(whole.values()) >= MAX_TOTAL:
@@ -122,12 +113,10 @@ def _scaled(values: Mapping[Vertex, Fraction], what: str) -> Scaled:
 
 
 def _edges(edges: list[Any], known: Mapping[Vertex, Any]) -> list[tuple[Vertex, Vertex]]:
-    found: dict[tuple[Vertex, Vertex], None] = {}
-    for place, edge in enumerate(edges):
+    for number, edge in enumerate(edges):
         if not isinstance(edge, list) or len(edge) != 2:
-            raise GraphFileError(f"edge number {place} must be a pair such as [0, 1]: writer, reader")
+            raise GraphFileError(f"edge number {number} must be a pair such as [0, 1]: writer, reader")
         for end in edge:
-            if isinstance(end, bool) or not isinstance(end, str | int) or end not in known:
-                raise GraphFileError(f"edge number {place} names {end!r}, which is not a node")
-        found[edge[0], edge[1]] = None
-    return list(found)
+            if not is_identifier(end) or end not in known:
+                raise GraphFileError(f"edge number {number} names {end!r}, which is not a node")
+    return [(tail, head) for tail, head in edges]

@@ -19,8 +19,8 @@ class ProblemOperator:
     """One operator. `reads` and `writes` are numbers of storages, without repeats.
 
     `duration` is in any unit. `workspace` is live only while it runs. `in_place` is a storage that it
-    reads: where that storage's lifetime ends here, the first output, of the same size, reuses its memory.
-    The first `min_writes` of `writes` are always written; the others are omitted, from the last on, where
+    reads: if that storage's lifetime ends here, the first output, of the same size, reuses its memory.
+    The first `min_writes` of `writes` are always written; the others are omitted, from the last on, if
     nothing reads them.
     """
 
@@ -142,39 +142,39 @@ def simulate_sequence(problem: OperatorProblem, sequence: Sequence[int]) -> Sequ
     copies: list[range] = []
     reusable: list[int] = []
     has_run = [False] * len(operators)
-    for place, index in enumerate(sequence):
+    for position, index in enumerate(sequence):
         operator = operators[index]
         if has_run[index] and not operator.may_repeat:
             raise ValueError(f"operator {operator.name!r} must not run twice")
         has_run[index] = True
         for storage in operator.reads:
             if latest[storage] < 0:
-                raise ValueError(f"operator {operator.name!r} runs before its inputs at step {place}")
-            last_use[latest[storage]] = place
+                raise ValueError(f"operator {operator.name!r} runs before its inputs at step {position}")
+            last_use[latest[storage]] = position
         reusable.append(-1 if operator.in_place is None else latest[operator.in_place])
         copies.append(range(len(last_use), len(last_use) + len(operator.writes)))
         for storage in operator.writes:
             latest[storage] = len(last_use)
-            last_use.append(place)
+            last_use.append(position)
             storage_of.append(storage)
     if not all(has_run):
         raise ValueError(f"operator {operators[has_run.index(False)].name!r} never runs")
     for storage in problem.kept:
         last_use[latest[storage]] = len(sequence)
     change = [0] * (len(sequence) + 2)
-    for place, index in enumerate(sequence):
-        written = len(copies[place])
-        while written > operators[index].min_writes and last_use[copies[place][written - 1]] == place:
+    for position, index in enumerate(sequence):
+        written = len(copies[position])
+        while written > operators[index].min_writes and last_use[copies[position][written - 1]] == position:
             written -= 1
-        for copy in copies[place][:written]:
-            change[place] += sizes[storage_of[copy]]
+        for copy in copies[position][:written]:
+            change[position] += sizes[storage_of[copy]]
             change[last_use[copy] + 1] -= sizes[storage_of[copy]]
     timeline: list[int] = []
     live = 0
-    for place, index in enumerate(sequence):
-        live += change[place]
+    for position, index in enumerate(sequence):
+        live += change[position]
         operator = operators[index]
-        reuses = reusable[place] >= 0 and last_use[reusable[place]] == place
+        reuses = reusable[position] >= 0 and last_use[reusable[position]] == position
         timeline.append(live + operator.workspace - (sizes[operator.writes[0]] if reuses else 0))
     duration = sum(operators[index].duration for index in sequence)
     return SequenceProfile(duration, max(timeline, default=0), tuple(timeline))

@@ -1,7 +1,7 @@
 """Least extra time under a memory budget, with a lower bound that limits the distance to the optimum.
 
 The search begins with the bounds (`covering`) and the sequence that follows from the gaps of the
-fixed-order bound; where that meets the bound it is optimal. Otherwise a greedy repair and a search of
+fixed-order bound; if that meets the bound it is optimal. Otherwise a greedy repair and a search of
 neighbourhoods follow: some recomputation is removed and inserted again. In free order runs are moved too.
 Effort is counted in rounds; a time limit only stops after one of them.
 """
@@ -17,16 +17,20 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING
 
-from onnxgc.budget.bounds.covering import CoveringBound, fixed_order_bound, free_order_bound
+from onnxgc.budget.bounds.covering import (
+    CoveringBound,
+    fixed_order_bound,
+    free_order_bound,
+    sequence_of_gaps,
+)
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.bounds.residency import MAX_OPERATORS, residency_bound
-from onnxgc.budget.bounds.sequence_from_gaps import sequence_of_gaps
 from onnxgc.budget.improve.lns_milp import PartSearch
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from onnxgc.planning.deadline import BOUND_SHARE, Deadline
 from onnxgc.planning.order_choice import Order
-from onnxgc.planning.plan import Status
+from onnxgc.planning.plan import Status, TimeCost
 
 if TYPE_CHECKING:
     from onnxgc.budget.improve.local_moves import LocalMoves
@@ -35,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TIME_LIMIT_SECONDS = 30.0
 _BOUND_SECONDS = 12.0
-"""Time of each bound where there is no time limit."""
+"""Time of each bound if there is no time limit."""
 _ROUNDS_PER_PART = 4
-"""Rounds during which the program of one part is solved, where rounds are counted."""
+"""Rounds during which the program of one part is solved, if rounds are counted."""
 _PART_SECONDS_DURING_COMPILATION = 0.5
 _MAX_REPEATS = 4
 """The longest sequence, as a multiple of the number of operators."""
@@ -54,7 +58,7 @@ def ignore_progress(stage: str) -> None:
 class BudgetedSequence:
     """A sequence within the budget, and a bound on its distance to the optimum.
 
-    `extra` is its time beyond that of every operator once, `lower_bound` the least extra time of any
+    `extra` is its time beyond the time of every operator once, `lower_bound` the least extra time of any
     sequence within the budget, both in the problem's unit. `interrupted`: a user ended the search (Ctrl-C).
     """
 
@@ -71,14 +75,8 @@ class BudgetedSequence:
         return Status.OPTIMAL if self.extra <= self.lower_bound else Status.FEASIBLE
 
     @property
-    def gap(self) -> float:
-        """The most time that a better sequence could save, as a share of the total time."""
-        return max(0, self.extra - self.lower_bound) / self.duration if self.duration else 0.0
-
-    @property
-    def gap_of_extra(self) -> float:
-        """The same as a share of the extra time."""
-        return max(0, self.extra - self.lower_bound) / self.extra if self.extra else 0.0
+    def time(self) -> TimeCost:
+        return TimeCost(self.duration - self.extra, self.extra, self.lower_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class SearchOptions:
 
 
 def compile_loops(progress: Callable[[str], None] = ignore_progress) -> float:
-    """Compile the search's inner loops where necessary; return the seconds that it took.
+    """Compile the search's inner loops if necessary; return the seconds that it took.
 
     A machine compiles them once and caches them on disk; `progress` receives a message before. Callers do not
     count this time against a time limit.
@@ -126,12 +124,6 @@ def compile_loops(progress: Callable[[str], None] = ignore_progress) -> float:
     started = time.perf_counter()
     local_moves.run_all_loops()
     return time.perf_counter() - started
-
-
-def search_stage(extra: float | None, bound: float) -> str:
-    """The best extra time and its lower bound in words, as shares of the time without recomputation."""
-    best = "no plan yet" if extra is None else f"{100 * extra:.3f} % extra time"
-    return f"planning: {best}, lower bound {100 * bound:.3f} %"
 
 
 def within_budget(
@@ -218,8 +210,10 @@ class _Search:
         """Whether the search may end: it is settled, or time is up and it has found a sequence."""
         return self._is_settled() or (self._best is not None and self._is_over())
 
-    def _offer(self, sequence: Sequence[int], how: str) -> bool:
+    def _offer(self, sequence: Sequence[int] | None, how: str) -> bool:
         """Take a sequence as the best so far if it is; return whether it is within the budget."""
+        if sequence is None:
+            return False
         profile = simulate_sequence(self._problem, sequence)
         if profile.peak > self._budget:
             return False
@@ -236,8 +230,10 @@ class _Search:
 
     def _report(self) -> None:
         unit = self._problem.duration or 1
-        best = None if self._best is None else self._best_extra / unit
-        self._options.progress(search_stage(best, self._bound / unit))
+        best = "no plan yet"
+        if self._best is not None:
+            best = f"{100 * (self._best_extra / unit):.3f} % extra time"
+        self._options.progress(f"planning: {best}, lower bound {100 * (self._bound / unit):.3f} %")
 
     def _search(self, starts: Iterable[Sequence[int]]) -> int | None:
         """Find sequences and bounds; return an operator at which no sequence fits, if there is one."""
@@ -293,8 +289,8 @@ class _Search:
 
                 free_order = self._options.order is Order.FREE
                 search = LocalMoves(problem, budget, free_order=free_order, seed=seed, is_over=self._is_over)
-                for how, found in search.first_sequences(starts, self._is_enough):
-                    self._offer(found, how)
+                for how, sequence in search.first_sequences(starts, self._is_enough):
+                    self._offer(sequence, how)
                 # Restarted from the best of all starts, independent of the compiler's time.
                 parts = PartSearch(problem, budget, seed)
                 other = LocalMoves(problem, budget, free_order=free_order, seed=seed)
@@ -309,9 +305,7 @@ class _Search:
         while self._options.max_rounds is None and self._best is not None and not compiling.done():
             if self._is_settled():
                 break
-            found = parts.improve(self._best, _PART_SECONDS_DURING_COMPILATION, stop)
-            if found is not None:
-                self._offer(found, "program")
+            self._offer(parts.improve(self._best, _PART_SECONDS_DURING_COMPILATION, stop), "program")
         seconds = compiling.result()
         self._report()
         return seconds
@@ -333,17 +327,14 @@ class _Search:
                 proving = threads.submit(
                     residency_bound, self._problem, self._budget, self._best_extra, limit, stop
                 )
-            improved = search.improve(self._best)
-            if improved is not None:
-                self._offer(improved, "neighbourhood")
+            self._offer(search.improve(self._best), "neighbourhood")
             rounds += 1
             if proving is not None and proving.done():
                 self._raise_bound(CoveringBound(proving.result()))
             # Where rounds are counted, the result must not depend on the speed of either thread.
             if solving is not None and (solving.done() if most is None else not rounds % _ROUNDS_PER_PART):
-                found, solving = solving.result(), None
-                if found is not None:
-                    self._offer(found, "program")
+                self._offer(solving.result(), "program")
+                solving = None
 
     def _may_prove(self) -> bool:
         """Whether the problem is small enough for the stronger bound, whose time is not counted in rounds."""

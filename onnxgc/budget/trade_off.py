@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
+from onnxgc.budget.operator_problem import OperatorProblem
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
 from onnxgc.planning.deadline import Deadline
 
@@ -15,7 +15,7 @@ class Point:
     """A budget and the best sequence known for it."""
 
     budget: int
-    found: BudgetedSequence
+    best: BudgetedSequence
 
 
 def trade_off(
@@ -38,38 +38,31 @@ def trade_off(
     for number, budget in enumerate(wanted):
         left = deadline.left()
         limit = None if left is None else left / (len(wanted) - number)
-        found = within_budget(problem, budget, replace(options, time_limit_seconds=limit), known)
-        if isinstance(found, NoSequence):
+        best = within_budget(problem, budget, replace(options, time_limit_seconds=limit), known)
+        if isinstance(best, NoSequence):
             break
-        if found.interrupted:
+        if best.interrupted:
             deadline = Deadline(0.0)
-        known.append(found.sequence)
-        points.append(Point(budget, found))
-    return _monotone(problem, points)
+        known.append(best.sequence)
+        points.append(Point(budget, best))
+    return _monotone(points)
 
 
-def _monotone(problem: OperatorProblem, points: Sequence[Point]) -> tuple[Point, ...]:
+def _monotone(points: Sequence[Point]) -> tuple[Point, ...]:
     """The points, each with the best sequence of all lower budgets and the best bound of all higher ones."""
     bound = 0
     bounded: list[Point] = []
     for point in points:
-        bound = max(bound, point.found.lower_bound)
-        bounded.append(Point(point.budget, replace(point.found, lower_bound=bound)))
-    best: BudgetedSequence | None = None
+        bound = max(bound, point.best.lower_bound)
+        bounded.append(Point(point.budget, replace(point.best, lower_bound=bound)))
+    below: BudgetedSequence | None = None
     best_points: list[Point] = []
     for point in reversed(bounded):
-        found = point.found
-        if best is not None and best.extra < found.extra:
-            profile = simulate_sequence(problem, best.sequence)
-            found = replace(
-                found,
-                sequence=best.sequence,
-                peak=profile.peak,
-                duration=profile.duration,
-                extra=best.extra,
+        best = point.best
+        if below is not None and below.extra < best.extra:
+            best = replace(
+                below, lower_bound=best.lower_bound, seconds=best.seconds, interrupted=best.interrupted
             )
-        best = found
-        best_points.append(
-            Point(point.budget, replace(found, lower_bound=min(found.lower_bound, found.extra)))
-        )
+        below = best
+        best_points.append(Point(point.budget, replace(best, lower_bound=min(best.lower_bound, best.extra))))
     return tuple(reversed(best_points))

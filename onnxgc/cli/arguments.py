@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import os
@@ -9,19 +11,76 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from onnxgc.api.budget_plans import DEFAULT_DEVICE
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.emission.atomic_files import check_writable, write_text
 from onnxgc.errors import OutputFileError, PlanError, ShapeError
-from onnxgc.planning.order_choice import Order
 from onnxgc.report.terminal.fitted_table import FittedTable
 from onnxgc.report.text.text_table import Cells
 from onnxgc.tracing.devices import DEVICES
+
+MODEL, PLAN, DURATIONS, SEARCH, RUN, FILES, REPORT = (
+    "Model", "Plan", "Durations (with a budget)", "Search", "Run", "Files", "Report"
+)  # fmt: skip
+"""Groups of options in `--help`."""
+
+
+class Options:
+    """Options that a command receives together: annotated attributes with a `typer.Option` each.
+
+    Their group in `--help` is `panel` unless they state another. A boolean option is a flag.
+    """
+
+    panel = ""
+
+    def __init_subclass__(cls, panel: str = "") -> None:
+        cls.panel = panel or cls.panel
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
+
+    @classmethod
+    def parameters(cls) -> Iterator[inspect.Parameter]:
+        """The options as parameters of a command."""
+        for name, kind in get_type_hints(cls).items():
+            option = copy(getattr(cls, name))
+            default = inspect.Parameter.empty if option.default is ... else option.default
+            option.default = ...
+            option.rich_help_panel = option.rich_help_panel or cls.panel
+            if kind is bool and not option.param_decls:
+                option.param_decls = (f"--{name.replace('_', '-')}",)
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+            )
+
+
+def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer reads it: the options of its `Options` are parameters of its own."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Options]] = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if inspect.isclass(parameter.annotation) and issubclass(parameter.annotation, Options):
+            groups[name] = parameter.annotation
+            parameters += parameter.annotation.parameters()
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group({option.name: values.pop(option.name) for option in group.parameters()})
+        command(**values)
+
+    flat.__dict__["__signature__"] = inspect.Signature(parameters)
+    return flat
 
 
 def finite(value: float | None) -> float | None:
@@ -35,96 +94,9 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-MODEL, PLAN, DURATIONS, SEARCH, RUN, FILES, REPORT = (
-    "Model", "Plan", "Durations (with a budget)", "Search", "Run", "Files", "Report"
-)  # fmt: skip
-"""Groups of options in `--help`."""
-
-
-def budget_option(more: str = "") -> Any:
-    return typer.Option(
-        rich_help_panel=PLAN,
-        help="Minimise recomputation time within this memory budget: 8GiB, 500MB, 60% (of the baseline's "
-        f"peak), or min for the lowest peak found.{more}",
-    )
-
-
-def time_limit_option(default: str) -> Any:
-    return typer.Option(
-        min=0.0,
-        callback=finite,
-        rich_help_panel=SEARCH,
-        help=f"Time limit of the solver in seconds{default and f' [default: {default}]'}.",
-    )
-
-
-Model = Annotated[str, typer.Argument(help="Forward ONNX model, exported by any framework.")]
-Loss = Annotated[
-    str,
-    typer.Option(
-        rich_help_panel=MODEL,
-        help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.",
-    ),
-]
-Trainable = Annotated[
-    list[str] | None,
-    typer.Option(
-        rich_help_panel=MODEL,
-        help="Train only the weights that match this glob; +GLOB trains them in addition. Repeatable.",
-    ),
-]
-Freeze = Annotated[
-    list[str] | None,
-    typer.Option(rich_help_panel=MODEL, help="Do not train weights that match this glob. Repeatable."),
-]
-FreezeBn = Annotated[
-    bool,
-    typer.Option(
-        "--freeze-bn",
-        rich_help_panel=MODEL,
-        help="Normalise by the file's running statistics and keep them; scale and shift still train.",
-    ),
-]
-Untie = Annotated[
-    bool,
-    typer.Option(
-        "--untie",
-        rich_help_panel=MODEL,
-        help="Give each node its own copy of a parameter that several nodes use in the same role.",
-    ),
-]
-InputShapes = Annotated[
-    list[str] | None,
-    typer.Option(rich_help_panel=MODEL, help="Shape of an input, such as x:64,3,224,224. Repeatable."),
-]
-Plan = Annotated[
-    str | None,
-    typer.Option(rich_help_panel=PLAN, help="Take the plan of a plan file or training file; no search."),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=DURATIONS,
-        help=f"Durations from a data sheet: {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}].",
-    ),
-]
-OrderWithBudget = Annotated[
-    Order | None,
-    typer.Option(
-        "--order",
-        rich_help_panel=PLAN,
-        help="With a budget, the order of operators: free (may differ from the model's) or fixed "
-        "[default: free].",
-    ),
-]
-StepLimit = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        rich_help_panel=SEARCH,
-        help="With a budget, end the search after this many rounds: the result depends on the seed only.",
-    ),
-]
+def time_limit_option(default: str = "") -> Any:
+    text = f"Time limit of the solver in seconds{default and f' [default: {default}]'}."
+    return Option(None, min=0.0, callback=finite, rich_help_panel=SEARCH, help=text)
 
 
 class OptimizerName(StrEnum):
@@ -135,37 +107,108 @@ class OptimizerName(StrEnum):
     ADAMW = "adamw"
 
 
-Updates = Annotated[
-    OptimizerName,
-    typer.Option(
-        rich_help_panel=FILES,
-        help="Put this optimizer's updates into the file, with PyTorch's default settings; with none the "
-        "file returns gradients.",
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, rich_help_panel=SEARCH, help="Random seed.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, max=1024, rich_help_panel=RUN, help="Threads of each operator.")
-]
-NoCheck = Annotated[
-    bool,
-    typer.Option(
-        "--no-check", rich_help_panel=MODEL, help="Skip the trial run of the forward model before planning."
-    ),
-]
-Markdown = Annotated[
-    bool, typer.Option("--markdown", rich_help_panel=REPORT, help="Print tables as Markdown.")
-]
-JsonTarget = Annotated[
-    str | None,
-    typer.Option("--json", rich_help_panel=REPORT, help="Write the figures as JSON; - for stdout."),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", rich_help_panel=REPORT, help="Print errors only, and JSON where requested."
-    ),
-]
+BUDGET_HELP = (
+    "Minimise recomputation time within this memory budget: 8GiB, 500MB, 60% (of the baseline's peak), or "
+    "min for the lowest peak found."
+)
+Model = Annotated[str, Argument(help="Forward ONNX model, exported by any framework.")]
+LOSS = Option("auto", help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
+TRAINABLE = Option(
+    None, help="Train only the weights that match this glob; +GLOB trains them in addition. Repeatable."
+)
+FREEZE = Option(None, help="Do not train weights that match this glob. Repeatable.")
+FREEZE_BN = Option(
+    False, help="Normalise by the file's running statistics and keep them; scale and shift still train."
+)
+INPUT_SHAPES = Option(None, help="Shape of an input, such as x:64,3,224,224. Repeatable.")
+BUDGET = Option(None, rich_help_panel=PLAN, help=BUDGET_HELP)
+PLAN_FILE = Option(
+    None, rich_help_panel=PLAN, help="Take the plan of a plan file or training file; no search."
+)
+ORDER = Option(
+    None,
+    help="With a budget, the order of operators: free (may differ from the model's) or fixed "
+    "[default: free].",
+)
+DEVICE = Option(
+    None,
+    rich_help_panel=DURATIONS,
+    help=f"Durations from a data sheet: {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}].",
+)
+TIME_LIMIT_WITH_BUDGET = time_limit_option(
+    f"{DEFAULT_TIME_LIMIT_SECONDS:.0f} with a budget and no --step-limit"
+)
+STEP_LIMIT = Option(
+    None,
+    min=0,
+    rich_help_panel=SEARCH,
+    help="With a budget, end the search after this many rounds: the result depends on the seed only.",
+)
+SEED = Option(0, min=0, max=2**32 - 1, rich_help_panel=SEARCH, help="Random seed.")
+THREADS = Option(None, min=1, max=1024, rich_help_panel=RUN, help="Threads of each operator.")
+UPDATES = Option(
+    OptimizerName.NONE,
+    rich_help_panel=FILES,
+    help="Put this optimizer's updates into the file, with PyTorch's default settings; with none the file "
+    "returns gradients.",
+)
+MARKDOWN = Option(False, rich_help_panel=REPORT, help="Print tables as Markdown.")
+JSON = Option(None, "--json", rich_help_panel=REPORT, help="Write the figures as JSON; - for stdout.")
+QUIET = Option(
+    False, "--quiet", "-q", rich_help_panel=REPORT, help="Print errors only, and JSON where requested."
+)
+
+
+class ReadArguments(TypedDict):
+    """Arguments of the package's functions for reading a model."""
+
+    loss: str
+    trainable: Sequence[str]
+    freeze: Sequence[str]
+    freeze_bn: bool
+    untie: bool
+    input_shapes: Mapping[str, tuple[int, ...]]
+
+
+class Reading(Options, panel=MODEL):
+    """How a model is read."""
+
+    loss: str = LOSS
+    trainable: list[str] | None = TRAINABLE
+    freeze: list[str] | None = FREEZE
+    freeze_bn: bool = FREEZE_BN
+    untie: bool = Option(
+        False, help="Give each node its own copy of a parameter that several nodes use in the same role."
+    )
+    input_shapes: list[str] | None = INPUT_SHAPES
+
+    def arguments(self) -> ReadArguments:
+        """The options as arguments of the package's functions.
+
+        Raises:
+            ShapeError: the shapes are not valid.
+        """
+        return {
+            "loss": self.loss,
+            "trainable": tuple(self.trainable or ()),
+            "freeze": tuple(self.freeze or ()),
+            "freeze_bn": self.freeze_bn,
+            "untie": self.untie,
+            "input_shapes": parse_shapes(self.input_shapes or []),
+        }
+
+
+class CheckedReading(Reading):
+    """How a model is read and tried."""
+
+    no_check: bool = Option(False, help="Skip the trial run of the forward model before planning.")
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a text such as `a,b,c`."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 MAX_DIMENSION = 2**31 - 1
 _SHAPE = re.compile(r"(?P<name>.+):(?P<shape>([0-9]+([,x][0-9]+)*)?)")
 

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from typer import Option
 
 from onnxgc.api.benchmarking import bench
 from onnxgc.cli.arguments import (
+    BUDGET,
     DURATIONS,
+    JSON,
+    MARKDOWN,
+    ORDER,
     PLAN,
+    PLAN_FILE,
+    QUIET,
     RUN,
-    Freeze,
-    FreezeBn,
-    InputShapes,
-    JsonTarget,
-    Loss,
-    Markdown,
+    SEED,
+    STEP_LIMIT,
+    THREADS,
+    UPDATES,
+    CheckedReading,
     Model,
-    NoCheck,
     OptimizerName,
-    OrderWithBudget,
-    Plan,
-    Quiet,
-    Seed,
-    StepLimit,
-    Threads,
-    Trainable,
-    Untie,
-    Updates,
-    budget_option,
+    Options,
     check_json_target,
     check_needs_budget,
     console_for,
-    parse_shapes,
     progress_line,
     time_limit_option,
+    with_flat_options,
     write_json,
     writer_to,
 )
@@ -51,96 +44,80 @@ from onnxgc.tracing.devices import DEVICES
 _SOLVERS = tuple(name for name in SOLVERS if name not in ("manual", "budget"))
 
 
-def bench_command(
-    model: Model,
-    budget: Annotated[str | None, budget_option()] = None,
-    order: OrderWithBudget = None,
-    solver: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=PLAN, help=f"One of {', '.join(_SOLVERS)} [default: peak]."),
-    ] = None,
-    plan: Plan = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=DURATIONS,
-            help=f"Predicted durations from a data sheet: {', '.join(DEVICES)} [default: cpu, on CUDA a100].",
-        ),
-    ] = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=DURATIONS,
-            help="Measure durations on this machine and keep them in this file, in place of --device.",
-        ),
-    ] = None,
-    time_limit: Annotated[float | None, time_limit_option("")] = None,
-    step_limit: StepLimit = None,
-    seed: Seed = 0,
-    loss: Loss = "auto",
-    trainable: Trainable = None,
-    freeze: Freeze = None,
-    freeze_bn: FreezeBn = False,
-    untie: Untie = False,
-    input_shapes: InputShapes = None,
-    no_check: NoCheck = False,
-    optimizer: Updates = OptimizerName.NONE,
-    provider: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=RUN, help=f"One of {', '.join(PROVIDERS)} [default: cuda where available]."
-        ),
-    ] = None,
-    threads: Threads = None,
-    runs: Annotated[int, typer.Option(min=1, rich_help_panel=RUN, help="Timed steps of each file.")] = 5,
-    warm_up: Annotated[
-        int, typer.Option(min=0, rich_help_panel=RUN, help="Steps of each file before the timed ones.")
-    ] = 2,
-    markdown: Markdown = False,
-    json_target: JsonTarget = None,
-    quiet: Quiet = False,
-) -> None:
+class _Planning(Options, panel=PLAN):
+    """What a plan minimises, and how it is found."""
+
+    budget: str | None = BUDGET
+    order: Order | None = ORDER
+    solver: str | None = Option(None, help=f"One of {', '.join(_SOLVERS)} [default: peak].")
+    plan: str | None = PLAN_FILE
+    device: str | None = Option(
+        None,
+        rich_help_panel=DURATIONS,
+        help=f"Predicted durations from a data sheet: {', '.join(DEVICES)} [default: cpu, on CUDA a100].",
+    )
+    calibrate: str | None = Option(
+        None,
+        rich_help_panel=DURATIONS,
+        help="Measure durations on this machine and keep them in this file, in place of --device.",
+    )
+    time_limit: float | None = time_limit_option()
+    step_limit: int | None = STEP_LIMIT
+    seed: int = SEED
+
+
+class _Runs(Options, panel=RUN):
+    """The measured runs, and the report."""
+
+    optimizer: OptimizerName = UPDATES
+    provider: str | None = Option(
+        None, help=f"One of {', '.join(PROVIDERS)} [default: cuda where available]."
+    )
+    threads: int | None = THREADS
+    runs: int = Option(5, min=1, help="Timed steps of each file.")
+    warm_up: int = Option(2, min=0, help="Steps of each file before the timed ones.")
+    markdown: bool = MARKDOWN
+    json_target: str | None = JSON
+    quiet: bool = QUIET
+
+
+@with_flat_options
+def bench_command(model: Model, planning: _Planning, reading: CheckedReading, how: _Runs) -> None:
     """Measure memory and time of the baseline and the planned step.
 
     The first table is a row of the paper's Table 1.
     """
-    shapes = parse_shapes(input_shapes or [])
+    read = reading.arguments()
     check_model_file(model)
-    for_budgets = {"--order": order, "--step-limit": step_limit}
-    check_needs_budget(budget is not None, for_budgets, "--budget, such as --budget 60%")
-    if solver == "manual":
+    for_budgets = {"--order": planning.order, "--step-limit": planning.step_limit}
+    check_needs_budget(planning.budget is not None, for_budgets, "--budget, such as --budget 60%")
+    if planning.solver == "manual":
         raise PlanError("bench takes checkpoints from a plan only; give --plan in place of --solver manual")
-    check_json_target(json_target, *model_files(model), plan, calibrate)
+    check_json_target(how.json_target, *model_files(model), planning.plan, planning.calibrate)
     with progress_line() as notify:
-        found = bench(
+        report = bench(
             model,
-            input_shapes=shapes,
-            budget=budget,
-            plan=plan,
-            solver=solver,
-            order=(order or Order.FREE).value,
-            device=device,
-            calibrate=calibrate,
-            time_limit=time_limit,
-            step_limit=step_limit,
-            loss=loss,
-            trainable=tuple(trainable or ()),
-            freeze=tuple(freeze or ()),
-            freeze_bn=freeze_bn,
-            untie=untie,
-            optimizer=optimizer.value,
-            check=not no_check,
-            provider=provider,
-            threads=threads,
-            runs=runs,
-            warm_up=warm_up,
-            seed=seed,
+            **read,
+            budget=planning.budget,
+            plan=planning.plan,
+            solver=planning.solver,
+            order=(planning.order or Order.FREE).value,
+            device=planning.device,
+            calibrate=planning.calibrate,
+            time_limit=planning.time_limit,
+            step_limit=planning.step_limit,
+            seed=planning.seed,
+            check=not reading.no_check,
+            optimizer=how.optimizer,
+            provider=how.provider,
+            threads=how.threads,
+            runs=how.runs,
+            warm_up=how.warm_up,
             progress=notify,
-        )
-    report = found.as_json()
-    write = writer_to(console_for(json_target, is_quiet=quiet), markdown=markdown)
+        ).as_json()
+    write = writer_to(console_for(how.json_target, is_quiet=how.quiet), markdown=how.markdown)
     for table in (paper_row(report), figures_table(report)):
         write(table)
     for line in (*run_lines(report), *(f"note: {note}" for note in report["notes"])):
         write(line)
-    write_json(report, json_target)
+    write_json(report, how.json_target)

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from onnxgc.api.comparison import compare
 from onnxgc.api.html_pages import page_of_comparison
 from onnxgc.api.plan_candidates import RULES
 from onnxgc.api.plan_table import Comparison
 from onnxgc.cli.arguments import (
+    BUDGET_HELP,
+    DEVICE,
     FILES,
+    JSON,
+    MARKDOWN,
+    ORDER,
     PLAN,
+    QUIET,
     REPORT,
-    Device,
-    Freeze,
-    FreezeBn,
-    InputShapes,
-    JsonTarget,
-    Loss,
-    Markdown,
-    OrderWithBudget,
-    Quiet,
-    Seed,
-    Trainable,
-    Untie,
+    SEED,
+    Options,
+    Reading,
     Writer,
-    budget_option,
     check_json_target,
     check_needs_budget,
     check_target,
     check_verbosity,
     console_for,
-    parse_shapes,
+    names_in,
     progress_line,
     time_limit_option,
+    with_flat_options,
     write_json,
     writer_to,
 )
@@ -65,146 +62,128 @@ ALL = "all"
 _ROWS = (*(name for name in SOLVERS if name != "manual"), *RULES)
 
 
+class _Rows(Options, panel=PLAN):
+    """The plans to compare."""
+
+    each: bool = Option(False, help="Several models are different networks; compare plans of each.")
+    solvers: str | None = Option(
+        None,
+        help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all (the default). With several models it implies "
+        "--each.",
+    )
+    plans: list[str] | None = Option(
+        None,
+        "--plan",
+        help="A plan file or training file as a row; two are compared. With several files of one network, "
+        "the plan of the first. Repeatable.",
+    )
+    budget: str | None = Option(None, help=f"{BUDGET_HELP} Adds a row.")
+    order: Order | None = ORDER
+    device: str | None = DEVICE
+    time_limit: float | None = time_limit_option("per solver, 60 for peak, 30 for a budget")
+    seed: int = SEED
+
+    def names(self) -> tuple[str, ...] | None:
+        """The requested rows; None for all.
+
+        Raises:
+            PlanError: none are given.
+        """
+        names = names_in(self.solvers or ALL)
+        if not names:
+            raise PlanError("--solvers is empty; give names as a,b,c, or all")
+        return None if ALL in names else names
+
+
+class _Output(Options, panel=REPORT):
+    """The files that are written, and the report."""
+
+    carry_over: str | None = Option(
+        None,
+        metavar="FOLDER",
+        rich_help_panel=FILES,
+        help="Transfer the first file's plan to each of the others and write the plans to this folder.",
+    )
+    markdown: bool = MARKDOWN
+    json_target: str | None = JSON
+    page_target: str | None = Option(
+        None, "--report", help="Write an HTML page with tables and memory curves."
+    )
+    verbose: bool = Option(
+        False, "--verbose", "-v", help="Also describe each row, and state why others are missing."
+    )
+    quiet: bool = QUIET
+
+    def check(self, models: Sequence[str], plans: Sequence[str]) -> list[str]:
+        """Check all files before any work; returns the files for transferred plans."""
+        read = [*(file for model in models for file in model_files(model)), *plans]
+        check_json_target(self.json_target, *read)
+        check_target("--report", self.page_target, *read, self.json_target)
+        targets = [] if self.carry_over is None else _plan_files(self.carry_over, models[1:])
+        for target in targets:
+            check_target("--carry-over", target, *read, self.json_target, self.page_target)
+        return targets
+
+
+@with_flat_options
 def compare_command(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Forward ONNX models; several are files of one network."),
+        Argument(metavar="MODEL...", help="Forward ONNX models; several are files of one network."),
     ],
-    each: Annotated[
-        bool,
-        typer.Option(
-            "--each",
-            rich_help_panel=PLAN,
-            help="Several models are different networks; compare plans of each.",
-        ),
-    ] = False,
-    solvers: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=PLAN,
-            help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all (the default). With several models it implies "
-            "--each.",
-        ),
-    ] = None,
-    plans: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--plan",
-            rich_help_panel=PLAN,
-            help="A plan file or training file as a row; two are compared. With several files of one "
-            "network, the plan of the first. Repeatable.",
-        ),
-    ] = None,
-    budget: Annotated[str | None, budget_option(" Adds a row.")] = None,
-    order: OrderWithBudget = None,
-    device: Device = None,
-    time_limit: Annotated[float | None, time_limit_option("per solver, 60 for peak, 30 for a budget")] = None,
-    seed: Seed = 0,
-    loss: Loss = "auto",
-    trainable: Trainable = None,
-    freeze: Freeze = None,
-    freeze_bn: FreezeBn = False,
-    untie: Untie = False,
-    input_shapes: InputShapes = None,
-    carry_over: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            rich_help_panel=FILES,
-            help="Transfer the first file's plan to each of the others and write the plans to this folder.",
-        ),
-    ] = None,
-    markdown: Markdown = False,
-    json_target: JsonTarget = None,
-    page_target: Annotated[
-        str | None,
-        typer.Option(
-            "--report", rich_help_panel=REPORT, help="Write an HTML page with tables and memory curves."
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            rich_help_panel=REPORT,
-            help="Also describe each row, and state why others are missing.",
-        ),
-    ] = False,
-    quiet: Quiet = False,
+    rows: _Rows,
+    reading: Reading,
+    output: _Output,
 ) -> None:
     """Compare plans for a model, or one network across frameworks."""
-    check_verbosity(quiet, verbose)
-    shapes = parse_shapes(input_shapes or [])
-    named = () if solvers is None else _names(solvers)
-    wanted = None if solvers is None or ALL in named else named
-    is_each = each or (solvers is not None and len(models) > 1)
+    check_verbosity(output.quiet, output.verbose)
+    read, solvers = reading.arguments(), rows.names()
+    is_each = rows.each or (rows.solvers is not None and len(models) > 1)
     for model in models:
         check_model_file(model)
-    check_needs_budget(budget is not None, {"--order": order}, "--budget, such as --budget 60%")
-    if carry_over is not None and (is_each or len(models) == 1):
+    check_needs_budget(rows.budget is not None, {"--order": rows.order}, "--budget, such as --budget 60%")
+    if output.carry_over is not None and (is_each or len(models) == 1):
         raise PlanError(
             "--carry-over transfers a plan from one file to others; give several files of one network"
         )
-    targets = _check_files(models, plans or [], json_target, page_target, carry_over)
+    plans = tuple(rows.plans or ())
+    targets = output.check(models, plans)
     with progress_line() as notify:
-        found = compare(
+        comparison = compare(
             *models,
+            **read,
             each=is_each,
-            solvers=wanted,
-            plans=tuple(plans or ()),
-            budget=budget,
-            order=(order or Order.FREE).value,
-            device=device,
-            loss=loss,
-            input_shapes=shapes,
-            trainable=tuple(trainable or ()),
-            freeze=tuple(freeze or ()),
-            freeze_bn=freeze_bn,
-            untie=untie,
-            time_limit=time_limit,
-            seed=seed,
+            solvers=solvers,
+            plans=plans,
+            budget=rows.budget,
+            order=(rows.order or Order.FREE).value,
+            device=rows.device,
+            time_limit=rows.time_limit,
+            seed=rows.seed,
             workers=min(MAX_WORKERS, os.cpu_count() or 1),
             progress=notify,
         )
-    write = writer_to(console_for(json_target, is_quiet=quiet), markdown=markdown)
+    _show(comparison, models, targets, output)
+    write_json(comparison.report, output.json_target)
+    _raise_failures(comparison.report, len(models))
+
+
+def _show(comparison: Comparison, models: Sequence[str], targets: Sequence[str], output: _Output) -> None:
+    write = writer_to(console_for(output.json_target, is_quiet=output.quiet), markdown=output.markdown)
     show: Mapping[str, Callable[[Any, Writer, bool], None]] = {
         "plans": _show_plans,
         "each": _show_each,
         "networks": _show_networks,
     }
-    show[found.report["kind"]](found.report, write, verbose)
-    _write_transferred(found, models, targets, write)
-    if page_target is not None:
-        write_text(page_of_comparison(found), page_target)
-        write(f"wrote {page_target}")
-    write_json(found.report, json_target)
-    _raise_failures(found.report, len(models))
-
-
-def _check_files(
-    models: list[str],
-    plans: list[str],
-    json_target: str | None,
-    page_target: str | None,
-    carry_over: str | None,
-) -> list[str]:
-    """Check all output files before any work; returns the files for transferred plans."""
-    read = [*(file for model in models for file in model_files(model)), *plans]
-    check_json_target(json_target, *read)
-    check_target("--report", page_target, *read, json_target)
-    targets = [] if carry_over is None else _plan_files(carry_over, models[1:])
-    for target in targets:
-        check_target("--carry-over", target, *read, json_target, page_target)
-    return targets
-
-
-def _write_transferred(found: Comparison, models: list[str], targets: list[str], write: Writer) -> None:
+    show[comparison.report["kind"]](comparison.report, write, output.verbose)
     for target, model in zip(targets, models[1:], strict=False):
-        write_plan(found.plans[model], target, solver=f"carried over from {models[0]}", model=model)
+        write_plan(comparison.plans[model], target, solver=f"carried over from {models[0]}", model=model)
         write(f"wrote {target}")
-        for line in _needed_shapes(found.report, model):
+        for line in _needed_shapes(comparison.report, model):
             write(line)
+    if output.page_target is not None:
+        write_text(page_of_comparison(comparison), output.page_target)
+        write(f"wrote {output.page_target}")
 
 
 def _raise_failures(report: Mapping[str, Any], count: int) -> None:
@@ -228,14 +207,7 @@ def _why_no_fit(report: Mapping[str, Any]) -> str:
     return next((item["reason"] for item in report["left_out"] if item["name"] == "budget"), "")
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise PlanError("--solvers is empty; give names as a,b,c, or all")
-    return names
-
-
-def _plan_files(folder: str, models: list[str]) -> list[str]:
+def _plan_files(folder: str, models: Sequence[str]) -> list[str]:
     """A plan file for each model, in a folder that is created if necessary."""
     names = [f"{Path(model).stem}-plan.json" for model in models]
     if len(set(names)) < len(names):
@@ -289,10 +261,10 @@ def _show_each(report: EachReport, write: Writer, verbose: bool) -> None:
 
 def _show_networks(report: NetworksReport, write: Writer, verbose: bool) -> None:
     write(files_table(report))
-    for place, file in enumerate(report["files"]):
+    for index, file in enumerate(report["files"]):
         # Files of one network share most of their other notes, of which there are many.
         for note in file["notes"] if verbose else file["notes"][: file["is_rebatched"]]:
-            write(f"{file_label(place)}: {note}")
+            write(f"{file_label(index)}: {note}")
     for line in file_lines(report):
         write(line)
     for number in range(len(report["pairs"])):

@@ -119,10 +119,10 @@ def main() -> None:
 def _usage_text(error: Any) -> str:
     """A usage error as one sentence that names the command's help."""
     details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    for found in details[:1]:
+    for detail in details[:1]:
         # The messages of typer's validator name its internals.
-        message = _WRONG_VALUES.get(found["type"], "{msg}")
-        error.message = message.format(**{**found, **found.get("ctx", {})})
+        message = _WRONG_VALUES.get(detail["type"], "{msg}")
+        error.message = message.format(**{**detail, **detail.get("ctx", {})})
     context = error.ctx
     command = "" if context is None or context.parent is None else f" {context.info_name}"
     return f"{error.format_message().rstrip('.')}; see `onnxgc{command} --help`"

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from onnxgc.api import OptimizeResult, Verification, optimize, verify
 from onnxgc.api.html_pages import page_of
-from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.cli.arguments import (
+    BUDGET,
+    DEVICE,
     DURATIONS,
     FILES,
+    JSON,
+    ORDER,
     PLAN,
+    PLAN_FILE,
+    QUIET,
     REPORT,
-    Device,
-    Freeze,
-    FreezeBn,
-    InputShapes,
-    JsonTarget,
-    Loss,
+    SEED,
+    STEP_LIMIT,
+    TIME_LIMIT_WITH_BUDGET,
+    UPDATES,
+    CheckedReading,
     Model,
-    NoCheck,
     OptimizerName,
-    OrderWithBudget,
-    Plan,
-    Quiet,
-    Seed,
-    StepLimit,
-    Trainable,
-    Untie,
-    Updates,
-    budget_option,
+    Options,
     check_distinct,
     check_json_target,
     check_needs_budget,
@@ -43,11 +38,12 @@ from onnxgc.cli.arguments import (
     check_verbosity,
     console_for,
     given_options,
-    parse_shapes,
+    names_in,
     progress_line,
-    time_limit_option,
+    with_flat_options,
     write_json,
 )
+from onnxgc.cli.verify import print_checks
 from onnxgc.emission.atomic_files import data_file, write_text
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError, VerificationError
@@ -61,14 +57,15 @@ from onnxgc.report.terminal.budget_tables import (
 )
 from onnxgc.report.terminal.command_tables import (
     before_and_after,
-    checks_table,
-    measured_line,
     stages_line,
     verdict,
 )
 from onnxgc.report.terminal.plots import curve_of, memory_plot
 from onnxgc.report.text.units import megabytes
 from onnxgc.solvers.registry import SOLVERS
+
+_NO_SETTINGS = ("json_target", "page_target", "save_plan", "quiet", "verbose")
+"""Options that the page does not show."""
 
 
 class ObjectiveName(StrEnum):
@@ -79,118 +76,111 @@ class ObjectiveName(StrEnum):
     PAPER = "paper"
 
 
+class _Planning(Options, panel=PLAN):
+    """What a plan minimises, and how it is found."""
+
+    budget: str | None = BUDGET
+    extra_time: str | None = Option(
+        None, help="Minimise the peak within this extra time, such as 10%; in place of --budget."
+    )
+    pareto: bool = Option(
+        False, help="Show the trade-off of extra time and peak, down to the lowest peak found."
+    )
+    order: Order | None = ORDER
+    objective: ObjectiveName | None = Option(
+        None,
+        help="Without a budget, minimise the simulated peak (peak), the same without parameter gradients "
+        "(activations), or the sum of checkpoints and heaviest segment (paper) [default: peak, or the "
+        "solver's own].",
+    )
+    solver: str | None = Option(
+        None, help=f"One of {', '.join(SOLVERS)} [default: peak; for the paper's objective acg]."
+    )
+    checkpoints: str | None = Option(None, help="Tensors to keep, as a,b,c; selects the solver manual.")
+    plan: str | None = PLAN_FILE
+    device: str | None = DEVICE
+    calibrate: str | None = Option(
+        None,
+        rich_help_panel=DURATIONS,
+        help="Measure durations on this machine and keep them in this file; an existing file is read.",
+    )
+    time_limit: float | None = TIME_LIMIT_WITH_BUDGET
+    step_limit: int | None = STEP_LIMIT
+    seed: int = SEED
+
+    def check(self) -> None:
+        """Fail if options contradict each other."""
+        if self.solver == "manual" and self.checkpoints is None:
+            raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
+        if self.checkpoints is not None and self.solver not in (None, "manual"):
+            raise PlanError(
+                f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them"
+            )
+        has_budget = self.budget is not None or self.extra_time is not None or self.pareto
+        for_budgets = {
+            "--order": self.order,
+            "--device": self.device,
+            "--calibrate": self.calibrate,
+            "--step-limit": self.step_limit,
+        }
+        check_needs_budget(
+            has_budget, for_budgets, "--budget, --extra-time or --pareto, such as --budget 60%"
+        )
+
+
+class _Files(Options, panel=FILES):
+    """The files that are written, and the report."""
+
+    optimizer: OptimizerName = UPDATES
+    keep_outputs: bool = Option(False, help="Return the model's own outputs as well.")
+    save_external_data: bool = Option(False, help="Write weights to a file next to the training file.")
+    save_plan: str | None = Option(None, help="Write the plan to this JSON file as well.")
+    dry_run: bool = Option(False, help="Do not write the training file.")
+    verify_runs: int = Option(0, "--verify", min=0, help="Run the file N times and check it, as verify does.")
+    json_target: str | None = JSON
+    page_target: str | None = Option(
+        None, "--report", rich_help_panel=REPORT, help="Write an HTML page that shows memory over the step."
+    )
+    quiet: bool = QUIET
+    verbose: bool = Option(
+        False,
+        "--verbose",
+        "-v",
+        rich_help_panel=REPORT,
+        help="Also print the checkpoints and the seconds of each stage.",
+    )
+
+    def check(self, model: str, target: str, calibrate: str | None, plan: str | None) -> None:
+        """Fail if options contradict each other, or if a file is not writable or is one of the others."""
+        for option, is_given in {
+            "--verify": self.verify_runs,
+            "--save-external-data": self.save_external_data,
+        }.items():
+            if is_given and self.dry_run:
+                raise PlanError(f"{option} needs the file that --dry-run does not write; drop one of them")
+        check_verbosity(self.quiet, self.verbose)
+        files = (*model_files(model), target, data_file(target))
+        check_distinct("OUTPUT", target)
+        check_json_target(self.json_target, *files, calibrate, plan)
+        check_distinct("--calibrate", calibrate, *files)
+        check_target("--save-plan", self.save_plan, *files, calibrate, plan)
+        check_target("--report", self.page_target, *files, calibrate, self.json_target, plan, self.save_plan)
+
+
+Output = Annotated[
+    str | None, Argument(help="Training file to write [default: MODEL's name + -training.onnx].")
+]
+
+
+@with_flat_options
 def optimize_command(
     context: typer.Context,
     model: Model,
-    output: Annotated[
-        str | None,
-        typer.Argument(help="Training file to write [default: MODEL's name + -training.onnx]."),
-    ] = None,
-    budget: Annotated[str | None, budget_option()] = None,
-    extra_time: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=PLAN,
-            help="Minimise the peak within this extra time, such as 10%; in place of --budget.",
-        ),
-    ] = None,
-    pareto: Annotated[
-        bool,
-        typer.Option(
-            "--pareto",
-            rich_help_panel=PLAN,
-            help="Show the trade-off of extra time and peak, down to the lowest peak found.",
-        ),
-    ] = False,
-    order: OrderWithBudget = None,
-    objective: Annotated[
-        ObjectiveName | None,
-        typer.Option(
-            rich_help_panel=PLAN,
-            help="Without a budget, minimise the simulated peak (peak), the same without parameter gradients "
-            "(activations), or the sum of checkpoints and heaviest segment (paper) [default: peak, or the "
-            "solver's own].",
-        ),
-    ] = None,
-    solver: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=PLAN,
-            help=f"One of {', '.join(SOLVERS)} [default: peak; for the paper's objective acg].",
-        ),
-    ] = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=PLAN, help="Tensors to keep, as a,b,c; selects the solver manual."),
-    ] = None,
-    plan: Plan = None,
-    device: Device = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=DURATIONS,
-            help="Measure durations on this machine and keep them in this file; an existing file is read.",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        float | None,
-        time_limit_option(f"{DEFAULT_TIME_LIMIT_SECONDS:.0f} with a budget and no --step-limit"),
-    ] = None,
-    step_limit: StepLimit = None,
-    seed: Seed = 0,
-    loss: Loss = "auto",
-    trainable: Trainable = None,
-    freeze: Freeze = None,
-    freeze_bn: FreezeBn = False,
-    untie: Untie = False,
-    input_shapes: InputShapes = None,
-    no_check: NoCheck = False,
-    optimizer: Updates = OptimizerName.NONE,
-    keep_outputs: Annotated[
-        bool,
-        typer.Option("--keep-outputs", rich_help_panel=FILES, help="Return the model's own outputs as well."),
-    ] = False,
-    save_external_data: Annotated[
-        bool,
-        typer.Option(
-            "--save-external-data",
-            rich_help_panel=FILES,
-            help="Write weights to a file next to the training file.",
-        ),
-    ] = False,
-    save_plan: Annotated[
-        str | None,
-        typer.Option("--save-plan", rich_help_panel=FILES, help="Write the plan to this JSON file as well."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", rich_help_panel=FILES, help="Do not write the training file.")
-    ] = False,
-    verify_runs: Annotated[
-        int,
-        typer.Option(
-            "--verify",
-            min=0,
-            rich_help_panel=FILES,
-            help="Run the file N times and check it, as verify does.",
-        ),
-    ] = 0,
-    json_target: JsonTarget = None,
-    page_target: Annotated[
-        str | None,
-        typer.Option(
-            "--report", rich_help_panel=REPORT, help="Write an HTML page that shows memory over the step."
-        ),
-    ] = None,
-    quiet: Quiet = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            rich_help_panel=REPORT,
-            help="Also print the checkpoints and the seconds of each stage.",
-        ),
-    ] = False,
+    output: Output = None,
+    *,
+    planning: _Planning,
+    reading: CheckedReading,
+    files: _Files,
 ) -> None:
     """Write a training file that needs less memory than the baseline.
 
@@ -199,95 +189,60 @@ def optimize_command(
 
     Example: onnxgc optimize model.onnx training.onnx --budget 60% --verify 1
     """
-    shapes = parse_shapes(input_shapes or [])
-    names = tuple(name.strip() for name in (checkpoints or "").split(",") if name.strip())
-    _check_solver(solver, checkpoints)
-    has_budget = budget is not None or extra_time is not None or pareto
-    for_budgets = {
-        "--order": order,
-        "--device": device,
-        "--calibrate": calibrate,
-        "--step-limit": step_limit,
-    }
-    check_needs_budget(has_budget, for_budgets, "--budget, --extra-time or --pareto, such as --budget 60%")
-    for option, is_given in {"--verify": verify_runs, "--save-external-data": save_external_data}.items():
-        if is_given and dry_run:
-            raise PlanError(f"{option} needs the file that --dry-run does not write; drop one of them")
-    check_verbosity(quiet, verbose)
+    read = reading.arguments()
+    planning.check()
     target = output or f"{Path(model).stem}-training.onnx"
-    _check_files(model, target, json_target, page_target, save_plan, calibrate, plan)
+    files.check(model, target, planning.calibrate, planning.plan)
+    verification = None
     with progress_line() as notify:
         result = optimize(
             model,
             target,
-            solver="manual" if checkpoints is not None else solver,
-            objective=objective.value if objective else None,
-            checkpoints=names,
-            budget=budget,
-            extra_time=extra_time,
-            pareto=pareto,
-            order=(order or Order.FREE).value,
-            device=device,
-            calibrate=calibrate,
-            loss=loss,
-            input_shapes=shapes,
-            trainable=tuple(trainable or ()),
-            freeze=tuple(freeze or ()),
-            freeze_bn=freeze_bn,
-            untie=untie,
-            keep_outputs=keep_outputs,
-            optimizer=optimizer.value,
-            external_data=save_external_data,
-            dry_run=dry_run,
-            check=not no_check,
-            seed=seed,
-            time_limit=time_limit,
-            step_limit=step_limit,
-            plan=plan,
+            **read,
+            solver="manual" if planning.checkpoints is not None else planning.solver,
+            objective=planning.objective,
+            checkpoints=names_in(planning.checkpoints or ""),
+            budget=planning.budget,
+            extra_time=planning.extra_time,
+            pareto=planning.pareto,
+            order=(planning.order or Order.FREE).value,
+            plan=planning.plan,
+            device=planning.device,
+            calibrate=planning.calibrate,
+            time_limit=planning.time_limit,
+            step_limit=planning.step_limit,
+            seed=planning.seed,
+            check=not reading.no_check,
+            keep_outputs=files.keep_outputs,
+            optimizer=files.optimizer,
+            external_data=files.save_external_data,
+            dry_run=files.dry_run,
             progress=notify,
         )
-        if page_target is not None:
+        if files.page_target is not None:
             notify("writing the page")
-            settings = given_options(context, "json_target", "page_target", "save_plan", "quiet", "verbose")
-            write_text(page_of(result, settings), page_target)
-        found = verify(model, target, seed=seed, runs=verify_runs, progress=notify) if verify_runs else None
-    console = console_for(json_target, is_quiet=quiet)
-    _print_plan(result, console, verbose=verbose)
-    if save_plan is not None:
-        write_plan(result.plan, save_plan, solver=result.report["solver"], model=result.report["model"])
-    _print_files(console, (save_plan, result.report["output"], page_target))
-    report: dict[str, Any] = {**result.report}
-    if found is None:
-        write_json(report, json_target)
+            write_text(page_of(result, given_options(context, *_NO_SETTINGS)), files.page_target)
+        if files.verify_runs:
+            verification = verify(model, target, seed=planning.seed, runs=files.verify_runs, progress=notify)
+    _finish(result, verification, target, files)
+
+
+def _finish(result: OptimizeResult, verification: Verification | None, target: str, files: _Files) -> None:
+    """Write the plan, and report on it and on the checks of the file."""
+    report, console = result.report, console_for(files.json_target, is_quiet=files.quiet)
+    _print_plan(result, console, verbose=files.verbose)
+    if files.save_plan is not None:
+        write_plan(result.plan, files.save_plan, solver=report["solver"], model=report["model"])
+    for name in filter(None, (files.save_plan, report["output"], files.page_target)):
+        console.print(f"wrote {name}", markup=False)
+    if verification is None:
+        write_json(report, files.json_target)
         return
-    _print_checks(found, console)
-    write_json({**report, "verification": found.as_json()}, json_target)
-    if not found.holds:
+    checks = verification.as_json()
+    print_checks(checks, console)
+    write_json({**report, "verification": checks}, files.json_target)
+    if not verification.holds:
         raise VerificationError(f"'{target}': verification failed; see the checks above")
-
-
-def _check_solver(solver: str | None, checkpoints: str | None) -> None:
-    if solver == "manual" and checkpoints is None:
-        raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
-    if checkpoints is not None and solver not in (None, "manual"):
-        raise PlanError(f"--checkpoints selects the solver 'manual', not '{solver}'; drop one of them")
-
-
-def _check_files(
-    model: str,
-    target: str,
-    json_target: str | None,
-    page_target: str | None,
-    save_plan: str | None,
-    calibrate: str | None,
-    plan: str | None,
-) -> None:
-    files = (*model_files(model), target, data_file(target))
-    check_distinct("OUTPUT", target)
-    check_json_target(json_target, *files, calibrate, plan)
-    check_distinct("--calibrate", calibrate, *files)
-    check_target("--save-plan", save_plan, *files, calibrate, plan)
-    check_target("--report", page_target, *files, calibrate, json_target, plan, save_plan)
 
 
 def _print_plan(result: OptimizeResult, console: Console, *, verbose: bool) -> None:
@@ -303,21 +258,10 @@ def _print_plan(result: OptimizeResult, console: Console, *, verbose: bool) -> N
     else:
         console.print(before_and_after(report))
         console.print(verdict(report), markup=False)
-    regular = curve_of(planned.regular_schedule, planned.regular_profile, planned.state_bytes)
+    baseline = curve_of(planned.regular_schedule, planned.regular_profile, planned.state_bytes)
     chosen = curve_of(planned.schedule, planned.profile, planned.state_bytes)
     is_plain = not console.encoding.startswith("utf")
-    console.print(memory_plot(regular, chosen, megabytes, is_plain=is_plain), markup=False)
+    console.print(memory_plot(baseline, chosen, megabytes, is_plain=is_plain), markup=False)
     if verbose:
         console.print(stages_line(report), markup=False)
         console.print(f"checkpoints: {', '.join(report['checkpoints'])}", markup=False)
-
-
-def _print_files(console: Console, written: Sequence[str | None]) -> None:
-    for name in filter(None, written):
-        console.print(f"wrote {name}", markup=False)
-
-
-def _print_checks(found: Verification, console: Console) -> None:
-    result = found.as_json()
-    console.print(checks_table(result["checks"]))
-    console.print(measured_line(result), markup=False)

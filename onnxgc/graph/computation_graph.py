@@ -61,7 +61,7 @@ class ComputationGraph:
 
         predecessors: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in self.vertices}
         successors: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in self.vertices}
-        for tail, head in sorted(self.edges, key=lambda edge: (index[edge[0]], index[edge[1]])):
+        for tail, head in _sorted_edges(self.edges, index):
             successors[tail].append(head)
             predecessors[head].append(tail)
         # Fields of a frozen class can be derived in no other way.
@@ -104,10 +104,8 @@ class ComputationGraph:
             raise GraphFileError(
                 f"the graph has a cycle: {' -> '.join(map(str, cycle))}; a computation graph must have none"
             )
-        position = {vertex: place for place, vertex in enumerate(order)}
-        return cls(
-            tuple(order), tuple(sorted(distinct, key=lambda edge: (position[edge[0]], position[edge[1]])))
-        )
+        position = {vertex: index for index, vertex in enumerate(order)}
+        return cls(tuple(order), _sorted_edges(distinct, position))
 
     @property
     def sources(self) -> tuple[Vertex, ...]:
@@ -133,6 +131,17 @@ class ComputationGraph:
         """Tensors computed from `vertex`, in topological order."""
         return self._successors[vertex]
 
+    def neighbours(self, vertex: Vertex) -> tuple[Vertex, ...]:
+        """Predecessors, then successors."""
+        return self._predecessors[vertex] + self._successors[vertex]
+
+    def adjacency(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Predecessors and successors of each vertex; vertices are their positions in `vertices`."""
+        return (
+            [[self._index[tail] for tail in self._predecessors[vertex]] for vertex in self.vertices],
+            [[self._index[head] for head in self._successors[vertex]] for vertex in self.vertices],
+        )
+
     def topological_index(self, vertex: Vertex) -> int:
         """Position of `vertex` in `vertices`."""
         return self._index[vertex]
@@ -143,11 +152,15 @@ class ComputationGraph:
 
 
 def _index_of(vertices: Sequence[Vertex]) -> dict[Vertex, int]:
-    index = {vertex: place for place, vertex in enumerate(vertices)}
+    index = {vertex: number for number, vertex in enumerate(vertices)}
     if len(index) < len(vertices):
-        twice = next(vertex for place, vertex in enumerate(vertices) if index[vertex] != place)
+        twice = next(vertex for number, vertex in enumerate(vertices) if index[vertex] != number)
         raise GraphFileError(f"vertex {twice!r} is given twice; identifiers must be distinct")
     return index
+
+
+def _sorted_edges(edges: Iterable[Edge], index: dict[Vertex, int]) -> tuple[Edge, ...]:
+    return tuple(sorted(edges, key=lambda edge: (index[edge[0]], index[edge[1]])))
 
 
 def _require_known_ends(edges: Iterable[Edge], index: dict[Vertex, int]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from onnxgc.graph.components import connected_components
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.graph.segments import IndependentSegment
 
@@ -49,10 +50,10 @@ class DivisionTree:
 
     def walk(self) -> Iterator[DivisionTree]:
         """All nodes, members before their parents; without recursion, so any depth is possible."""
-        found = [self]
-        for node in found:  # Grows during the loop.
-            found.extend(node.members)
-        return reversed(found)
+        nodes = [self]
+        for node in nodes:  # Grows during the loop.
+            nodes.extend(node.members)
+        return reversed(nodes)
 
 
 def build_division_tree(graph: ComputationGraph) -> DivisionTree:
@@ -123,9 +124,7 @@ class _Divider:
     """Divides parts of one graph. All lists of indices are rising."""
 
     def __init__(self, graph: ComputationGraph) -> None:
-        index = graph.topological_index
-        self._predecessors = [[index(p) for p in graph.predecessors(v)] for v in graph.vertices]
-        self._successors = [[index(s) for s in graph.successors(v)] for v in graph.vertices]
+        self._predecessors, self._successors = graph.adjacency()
 
     def has_edge(self, tail: int, head: int) -> bool:
         return tail in self._predecessors[head]
@@ -145,20 +144,10 @@ class _Divider:
 
     def _components(self, interior: list[int]) -> list[list[int]]:
         """Weakly connected components, by first vertex (Algorithm 3)."""
-        left = set(interior)
-        components: list[list[int]] = []
-        for start in interior:
-            if start not in left:
-                continue
-            left.remove(start)
-            found = [start]
-            for vertex in found:  # Grows during the loop.
-                for neighbour in (*self._predecessors[vertex], *self._successors[vertex]):
-                    if neighbour in left:
-                        left.remove(neighbour)
-                        found.append(neighbour)
-            components.append(sorted(found))
-        return components
+        return [sorted(component) for component in connected_components(interior, self._neighbours)]
+
+    def _neighbours(self, vertex: int) -> list[int]:
+        return self._predecessors[vertex] + self._successors[vertex]
 
     def _splitting_vertices(self, part: _Part) -> list[int]:
         """Vertices on every path of the part (Algorithm 2).
@@ -202,9 +191,7 @@ class _Divider:
 
         inside: dict[tuple[int, int], list[int]] = {}
         for component in self._components([vertex for vertex in part.interior if vertex in enclosed]):
-            around = {
-                n for v in component for n in (*self._predecessors[v], *self._successors[v]) if n in ends
-            }
+            around = {n for v in component for n in self._neighbours(v) if n in ends}
             inside.setdefault((min(around), max(around)), []).extend(component)
         for head in (*connectors, part.target):
             for tail in self._predecessors[head]:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Edge, Vertex
@@ -96,15 +96,15 @@ def _vertices(entries: Any) -> dict[Vertex, Fraction]:
         raise GraphFileError(f"'vertices' must be a list; write {FORM}")
     sizes: dict[Vertex, Fraction] = {}
     texts: set[str] = set()
-    for place, entry in enumerate(entries):
+    for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise GraphFileError(f'vertex number {place} must be an object such as {{"id": 0, "size": 5}}')
+            raise GraphFileError(f'vertex number {number} must be an object such as {{"id": 0, "size": 5}}')
         if "id" not in entry:
-            raise GraphFileError(f"vertex number {place} has no 'id'; give it a string or an integer")
+            raise GraphFileError(f"vertex number {number} has no 'id'; give it a string or an integer")
         vertex = entry["id"]
-        if not _is_identifier(vertex):
+        if not is_identifier(vertex):
             shown = json.dumps(vertex, default=str)
-            raise GraphFileError(f"vertex number {place} has {shown} as 'id'; use a string or an integer")
+            raise GraphFileError(f"vertex number {number} has {shown} as 'id'; use a string or an integer")
         # --checkpoints identifies vertices by text.
         if str(vertex) in texts:
             raise GraphFileError(f"vertex {vertex!r} is given twice; identifiers must be distinct")
@@ -134,23 +134,20 @@ def _edges(entries: Any, sizes: Mapping[Vertex, Fraction]) -> list[Edge]:
     if not isinstance(entries, list):
         raise GraphFileError(f"'edges' must be a list of pairs; write {FORM}")
     edges: list[Edge] = []
-    for place, entry in enumerate(entries):
+    for number, entry in enumerate(entries):
         if not isinstance(entry, list) or len(entry) != 2:
             raise GraphFileError(
-                f"edge number {place} must be a pair such as [0, 1]: the tensor read and the tensor computed"
+                f"edge number {number} must be a pair such as [0, 1]: the tensor read and the tensor computed"
             )
-        tail, head = (
-            _known(end, sizes, f"edge number {place}, {json.dumps(entry, default=str)},") for end in entry
-        )
-        edges.append((tail, head))
+        what = f"edge number {number}, {json.dumps(entry, default=str)},"
+        edges.append((_known(entry[0], sizes, what), _known(entry[1], sizes, what)))
     return edges
 
 
 def _known(vertex: Any, sizes: Mapping[Vertex, Fraction], what: str) -> Vertex:
-    if not _is_identifier(vertex) or vertex not in sizes:
-        raise GraphFileError(f"{what} names vertex {vertex!r}, which is not among the vertices")
-    found: Vertex = vertex
-    return found
+    if is_identifier(vertex) and vertex in sizes:
+        return vertex
+    raise GraphFileError(f"{what} names vertex {vertex!r}, which is not among the vertices")
 
 
 def _require_single_ends(graph: ComputationGraph, source: Vertex, target: Vertex) -> None:
@@ -182,5 +179,6 @@ def _require_single_ends(graph: ComputationGraph, source: Vertex, target: Vertex
             )
 
 
-def _is_identifier(value: Any) -> bool:
+def is_identifier(value: Any) -> TypeGuard[str | int]:
+    """Whether a value of a JSON file can name a vertex: a string or an integer."""
     return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))

@@ -33,29 +33,26 @@ def topological_orders(
     >>> topological_orders(graph, lambda vertex: 1)
     ((0, 1, 2, 3, 4, 5), (0, 1, 3, 2, 4, 5))
     """
-    index = graph.topological_index
-    successors = [[index(head) for head in graph.successors(v)] for v in graph.vertices]
-    predecessors = [[index(tail) for tail in graph.predecessors(v)] for v in graph.vertices]
+    predecessors, successors = graph.adjacency()
     sizes = [size_of(vertex) for vertex in graph.vertices]
-    upwards = _least_live_upwards(successors, predecessors, sizes)
-    found = (
-        list(range(len(graph))),
+    orders = (
+        range(len(graph)),
         _least_live(successors, predecessors, sizes),
         _depth_first(successors, predecessors),
-        upwards[::-1],
+        _least_live_upwards(successors, predecessors, sizes)[::-1],
     )
-    return tuple(dict.fromkeys(tuple(graph.vertices[place] for place in order) for order in found))
+    return tuple(dict.fromkeys(tuple(graph.vertices[index] for index in order) for order in orders))
 
 
 def _depth_first(successors: Adjacency, predecessors: Adjacency) -> list[int]:
     """The vertex that became ready last comes first; among several, the one with the lowest index."""
     missing = [len(tails) for tails in predecessors]
-    ready = [place for place in reversed(range(len(missing))) if missing[place] == 0]
+    ready = [vertex for vertex in reversed(range(len(missing))) if missing[vertex] == 0]
     order = []
     while ready:
-        place = ready.pop()
-        order.append(place)
-        for head in reversed(successors[place]):
+        vertex = ready.pop()
+        order.append(vertex)
+        for head in reversed(successors[vertex]):
             missing[head] -= 1
             if missing[head] == 0:
                 ready.append(head)
@@ -65,7 +62,7 @@ def _depth_first(successors: Adjacency, predecessors: Adjacency) -> list[int]:
 def _least_live(successors: Adjacency, predecessors: Adjacency, sizes: Sequence[int]) -> list[int]:
     """Greedy: next comes the ready vertex that adds the fewest live bytes, or releases the most.
 
-    A tensor is live from its own position to that of its last reader.
+    A tensor is live from its own position to its last reader.
     """
     missing = [len(tails) for tails in predecessors]
     readers_left = [len(heads) for heads in successors]
@@ -76,24 +73,24 @@ def _least_live(successors: Adjacency, predecessors: Adjacency, sizes: Sequence[
         for size, heads, tails in zip(sizes, successors, predecessors, strict=True)
     ]
     done = [False] * len(sizes)
-    ready = [(change[place], place) for place in range(len(sizes)) if missing[place] == 0]
+    ready = [(change[vertex], vertex) for vertex in range(len(sizes)) if missing[vertex] == 0]
     heapq.heapify(ready)
     order = []
     while ready:
-        entry_change, place = heapq.heappop(ready)
-        if done[place] or entry_change != change[place]:
+        entry_change, vertex = heapq.heappop(ready)
+        if done[vertex] or entry_change != change[vertex]:
             continue  # A better entry was pushed later.
-        done[place] = True
-        order.append(place)
-        for tail in predecessors[place]:
+        done[vertex] = True
+        order.append(vertex)
+        for tail in predecessors[vertex]:
             readers_left[tail] -= 1
-            reader_sum[tail] -= place
+            reader_sum[tail] -= vertex
             if readers_left[tail] == 1:
                 last = reader_sum[tail]
                 change[last] -= sizes[tail]
                 if missing[last] == 0:
                     heapq.heappush(ready, (change[last], last))
-        for head in successors[place]:
+        for head in successors[vertex]:
             missing[head] -= 1
             if missing[head] == 0:
                 heapq.heappush(ready, (change[head], head))
@@ -114,17 +111,17 @@ def _least_live_upwards(successors: Adjacency, predecessors: Adjacency, sizes: S
     ]
     done = [False] * len(sizes)
     # In reverse, the highest index comes first.
-    ready = [(change[place], -place) for place in range(len(sizes)) if waiting[place] == 0]
+    ready = [(change[vertex], -vertex) for vertex in range(len(sizes)) if waiting[vertex] == 0]
     heapq.heapify(ready)
     order = []
     while ready:
         entry_change, negative = heapq.heappop(ready)
-        place = -negative
-        if done[place] or entry_change != change[place]:
+        vertex = -negative
+        if done[vertex] or entry_change != change[vertex]:
             continue  # A better entry was pushed later.
-        done[place] = True
-        order.append(place)
-        for tail in predecessors[place]:
+        done[vertex] = True
+        order.append(vertex)
+        for tail in predecessors[vertex]:
             if not live[tail]:
                 live[tail] = True
                 for reader in successors[tail]:

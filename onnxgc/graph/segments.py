@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from onnxgc.graph.components import connected_components
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.graph.virtual_terminals import with_single_terminals
 
@@ -54,20 +55,9 @@ def segments_between(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -> 
     (Segment(entries=(0,), exits=(2,), interior=(1,)), Segment(entries=(2,), exits=(4,), interior=(3,)))
     """
     kept = set(checkpoints)
-    owner: dict[Vertex, int] = {}
-    interiors: list[list[Vertex]] = []
-    for start in graph.vertices:
-        if start in kept or start in owner:
-            continue
-        number = len(interiors)
-        owner[start] = number
-        found = [start]
-        for vertex in found:  # Grows during the loop.
-            for neighbour in (*graph.predecessors(vertex), *graph.successors(vertex)):
-                if neighbour not in kept and neighbour not in owner:
-                    owner[neighbour] = number
-                    found.append(neighbour)
-        interiors.append(found)
+    discarded = [vertex for vertex in graph.vertices if vertex not in kept]
+    interiors = connected_components(discarded, graph.neighbours)
+    owner = {vertex: number for number, interior in enumerate(interiors) for vertex in interior}
     return tuple(
         Segment(
             entries=graph.in_order(e for v in interiors[n] for e in graph.predecessors(v) if e in kept),

@@ -10,12 +10,14 @@ as one by fixed statistics; one by the statistics of each sample is an operator.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxgc.matching.graph_helpers import grouped, reachable
 from onnxgc.matching.normal_form.affine import ADDED, MULTIPLIED
-from onnxgc.matching.normal_form.channel_slices import Rows, overlapping
+from onnxgc.matching.normal_form.channel_slices import overlapping
 from onnxgc.matching.normal_form.entities import Entity
 from onnxgc.matching.normal_form.terms import OfAxis, OfValue, leaves, rendered
 from onnxgc.matching.normal_form.value_graph import Structure
@@ -63,15 +65,9 @@ def cone_digests(structure: Structure, outputs: Sequence[int], *, include_biases
 
     Without `include_biases`, a product with weights has one digest with or without a bias or normalisation.
     """
-    entities = structure.entities
-    reads = _reads(entities)
-    live = _live_values(reads, outputs)
-    affine = frozenset(
-        index for index, entity in enumerate(entities) if entity.op in (MULTIPLIED, ADDED)
-    ) | batch_normalizations(structure)
-    anchors = _layer_anchors(entities, reads, affine, live, frozenset(outputs))
-    overlaps = overlapping(structure, live)
-    forward = _forward(entities, affine, anchors, overlaps, include_biases)
+    layers = _Layers(structure, outputs, include_biases)
+    live, anchors, reads = layers.live, layers.anchors, layers.reads
+    forward = layers.forward()
     for whole in sorted({whole for whole, _ in structure.parts.values()} - live):
         # A layer that is read in parts only differs from a layer of its size.
         forward[whole] = digest("packed", forward[whole])
@@ -85,8 +81,7 @@ def cone_digests(structure: Structure, outputs: Sequence[int], *, include_biases
                 operands[anchor].append((operand, path))
     for value, anchor in anchors.items():
         readers[value].append((anchor, "inside"))
-    backward = _backward(entities, affine, live, anchors, readers, outputs, overlaps, include_biases)
-    return ConeDigests(forward, backward, anchors, readers, operands, reads)
+    return ConeDigests(forward, layers.backward(readers), anchors, readers, operands, reads)
 
 
 def refine_digests(
@@ -109,7 +104,7 @@ def _values_in(entity: Entity) -> Iterable[int]:
 def batch_normalizations(structure: Structure) -> frozenset[int]:
     """The normalisations by batch statistics: those that reduce the first dimension of an input."""
     batches: set[int] = set()
-    found: set[int] = set()
+    normalizations: set[int] = set()
     for index, entity in enumerate(structure.entities):
         axes = {leaf.axis for _, leaf in leaves(entity.term) if isinstance(leaf, OfAxis)}
         if entity.op == "input" and not entity.is_axis:
@@ -119,25 +114,25 @@ def batch_normalizations(structure: Structure) -> frozenset[int]:
         elif entity.op == "joined":
             batches.add(index)
         elif entity.op == "normalize":
-            found.add(index)
-    return frozenset(found)
+            normalizations.add(index)
+    return frozenset(normalizations)
 
 
 def _reads(entities: Sequence[Entity]) -> list[list[Edge]]:
     """The operands of each value, and the values that brought the axes in its term."""
-    found: list[list[Edge]] = []
+    reads: list[list[Edge]] = []
     owners: dict[int, frozenset[int]] = {}
     for index, entity in enumerate(entities):
-        found.append([])
+        reads.append([])
         if entity.is_axis:
             owners[index] = _axis_owners(entity, owners)
             continue
         for path, leaf in leaves(entity.term):
             if isinstance(leaf, OfValue):
-                found[index].append((leaf.value, path))
+                reads[index].append((leaf.value, path))
             else:
-                found[index] += ((owner, f"{path}|axis") for owner in sorted(owners[leaf.axis]))
-    return found
+                reads[index] += ((owner, f"{path}|axis") for owner in sorted(owners[leaf.axis]))
+    return reads
 
 
 def _axis_owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozenset[int]:
@@ -146,75 +141,21 @@ def _axis_owners(axis: Entity, owners: Mapping[int, frozenset[int]]) -> frozense
         return frozenset(_values_in(axis))
     if axis.op != "joined":
         return frozenset()
-    inner = {owners[leaf.axis] for _, leaf in leaves(axis.term) if isinstance(leaf, OfAxis)}
-    return next(iter(inner)) if len(inner) == 1 else frozenset().union(*inner)
+    inner = (owners[leaf.axis] for _, leaf in leaves(axis.term) if isinstance(leaf, OfAxis))
+    return frozenset[int]().union(*inner)
 
 
 def nearest_live_operands(cones: ConeDigests, value: int) -> set[int]:
     """The nearest live values on each path from a value that is not live to the inputs."""
-    found: set[int] = set()
-    pending, seen = [value], {value}
-    while pending:
-        for operand, _ in cones.reads[pending.pop()]:
-            if operand in cones.backward:
-                found.add(operand)
-            elif operand not in seen:
-                seen.add(operand)
-                pending.append(operand)
-    return found
 
+    def dead_operands(dead: int) -> Iterable[int]:
+        return (operand for operand, _ in cones.reads[dead] if operand not in cones.backward)
 
-def _live_values(reads: Sequence[Sequence[Edge]], outputs: Sequence[int]) -> set[int]:
-    live, pending = set(outputs), list(outputs)
-    while pending:
-        for operand, _ in reads[pending.pop()]:
-            if operand not in live:
-                live.add(operand)
-                pending.append(operand)
-    return live
+    edges = (edge for dead in reachable([value], dead_operands) for edge in cones.reads[dead])
+    return {operand for operand, _ in edges if operand in cones.backward}
 
 
 # -- layers --------------------------------------------------------------------------------------
-
-
-def _layer_anchors(
-    entities: Sequence[Entity],
-    reads: Sequence[Sequence[Edge]],
-    affine: frozenset[int],
-    live: set[int],
-    outputs: frozenset[int],
-) -> dict[int, int]:
-    """The last value of the layer for each value inside one.
-
-    A layer is shifted, scaled, and shifted again at most: two normalisations are two layers.
-    """
-    readers: dict[int, set[int]] = {}
-    for value in live:
-        for operand, _ in reads[value]:
-            readers.setdefault(operand, set()).add(value)
-    following: dict[int, int] = {}
-    # 0 before the layer is scaled, 1 afterwards, 2 once it is shifted after that.
-    stages: dict[int, int] = {}
-    for value in sorted(live):
-        entity = entities[value]
-        if value not in affine:
-            continue
-        source = next(iter(_values_in(entity)))
-        before, stage = entities[source], stages.get(source, 0)
-        is_only_reader = readers[source] == {value} and source not in outputs
-        is_along_channels = (before.op in LINEAR or source in affine) and set(before.cover) == set(
-            entity.cover
-        )
-        is_shift = entity.op == ADDED
-        if is_only_reader and is_along_channels and (is_shift or stage < 2):
-            following[source] = value
-        else:
-            stage = 0
-        stages[value] = (2 if stage else 0) if is_shift else 1
-    anchors: dict[int, int] = {}
-    for source, value in sorted(following.items(), reverse=True):
-        anchors[source] = anchors.get(value, value)
-    return anchors
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,94 +175,118 @@ class _LayerPrefix:
         return (is_scaled or is_shifted,) if self.is_product else (is_scaled, is_shifted)
 
 
-def _layer_up_to(
-    entities: Sequence[Entity],
-    affine: frozenset[int],
-    value: int,
-    raw: str,
-    known: Sequence[str],
-    anchors: dict[int, int],
-    layers: dict[int, _LayerPrefix],
-) -> _LayerPrefix | None:
-    """The layer up to a value; None for values outside layers."""
-    entity = entities[value]
-    if entity.op in LINEAR and not entity.is_axis:
-        return _LayerPrefix(raw, is_product=True)
-    if value not in affine:
-        return None
-    source = next(iter(_values_in(entity)))
-    if source in anchors and anchors[source] == anchors.get(value, value):
-        before = layers[source]
-    elif entity.op == "normalize" and value not in anchors:
-        # No weight along the same axes follows.
-        return None
-    else:
-        cover = sorted(rendered((OfAxis(atom.axis), atom.size, atom.stride), known) for atom in entity.cover)
-        before = _LayerPrefix(digest("affine", known[source], cover), is_product=False)
-    return replace(before, operators=(*before.operators, entity.op))
+class _Layers:
+    """The values of a structure, and the layers that they form.
 
+    `affine` values are products and sums with weights, and normalisations by batch statistics. `anchors` maps
+    each value inside a layer to the last value of the layer.
+    """
 
-# -- digests -------------------------------------------------------------------------------------
+    def __init__(self, structure: Structure, outputs: Sequence[int], include_biases: bool) -> None:
+        self._entities = structure.entities
+        self._outputs = outputs
+        self._include_biases = include_biases
+        self.reads = _reads(structure.entities)
+        self.live = reachable(outputs, lambda value: (operand for operand, _ in self.reads[value]))
+        self._affine = batch_normalizations(structure).union(
+            index for index, entity in enumerate(structure.entities) if entity.op in (MULTIPLIED, ADDED)
+        )
+        self.anchors = self._layer_anchors()
+        self._overlaps = overlapping(structure, self.live)
 
+    def _source(self, affine: int) -> int:
+        return next(iter(_values_in(self._entities[affine])))
 
-def _forward(
-    entities: Sequence[Entity],
-    affine: frozenset[int],
-    anchors: dict[int, int],
-    overlaps: Mapping[int, Rows],
-    include_biases: bool,
-) -> dict[int, str]:
-    known: list[str] = []
-    layers: dict[int, _LayerPrefix] = {}
-    for index, entity in enumerate(entities):
-        kind = ("axis", entity.size) if entity.is_axis else ()
-        raw = digest(*kind, entity.op, rendered(entity.term, known), *overlaps.get(index, ()))
-        layer = _layer_up_to(entities, affine, index, raw, known, anchors, layers)
-        if layer is None:
-            known.append(raw)
-            continue
-        layers[index] = layer
-        is_inside = index in anchors
-        form = layer.operators if is_inside else layer.form(include_biases)
-        known.append(digest("layer", layer.start, form, is_inside))
-    return {index: known[index] for index, entity in enumerate(entities) if not entity.is_axis}
+    def _layer_anchors(self) -> dict[int, int]:
+        """The last value of the layer for each value inside one.
 
+        A layer is shifted, scaled, and shifted again at most: two normalisations are two layers.
+        """
+        readers: dict[int, set[int]] = defaultdict(set)
+        for value in self.live:
+            for operand, _ in self.reads[value]:
+                readers[operand].add(value)
+        following: dict[int, int] = {}
+        # 0 before the layer is scaled, 1 afterwards, 2 once it is shifted after that.
+        stages: dict[int, int] = {}
+        for value in sorted(self.live & self._affine):
+            entity, source = self._entities[value], self._source(value)
+            before, stage = self._entities[source], stages.get(source, 0)
+            is_only_reader = readers[source] == {value} and source not in self._outputs
+            is_in_layer = before.op in LINEAR or source in self._affine
+            is_along_channels = is_in_layer and set(before.cover) == set(entity.cover)
+            is_shift = entity.op == ADDED
+            if is_only_reader and is_along_channels and (is_shift or stage < 2):
+                following[source] = value
+            else:
+                stage = 0
+            stages[value] = (2 if stage else 0) if is_shift else 1
+        anchors: dict[int, int] = {}
+        for source, value in sorted(following.items(), reverse=True):
+            anchors[source] = anchors.get(value, value)
+        return anchors
 
-def _backward(
-    entities: Sequence[Entity],
-    affine: frozenset[int],
-    live: set[int],
-    anchors: dict[int, int],
-    readers: dict[int, list[Edge]],
-    outputs: Sequence[int],
-    overlaps: Mapping[int, Rows],
-    include_biases: bool,
-) -> dict[int, str]:
-    known: dict[int, str] = {}
-    members: dict[int, list[int]] = {}
-    for value in sorted(live):
-        members.setdefault(anchors.get(value, value), []).append(value)
-    for value in sorted(live, reverse=True):
-        if value in anchors:
-            known[value] = digest("inside", known[anchors[value]], entities[value].op)
-            continue
-        uses = sorted((known[reader], path) for reader, path in readers[value])
-        positions = [position for position, output in enumerate(outputs) if output == value]
-        local = _local_digest(entities, affine, members[value], include_biases)
-        known[value] = digest(local, uses, positions, *overlaps.get(members[value][0], ()))
-    return known
+    def forward(self) -> dict[int, str]:
+        """The forward digest of each value."""
+        known: list[str] = []
+        prefixes: dict[int, _LayerPrefix] = {}
+        for index, entity in enumerate(self._entities):
+            kind = ("axis", entity.size) if entity.is_axis else ()
+            raw = digest(*kind, entity.op, rendered(entity.term, known), *self._overlaps.get(index, ()))
+            prefix = self._layer_up_to(index, raw, known, prefixes)
+            if prefix is None:
+                known.append(raw)
+                continue
+            prefixes[index] = prefix
+            is_inside = index in self.anchors
+            form = prefix.operators if is_inside else prefix.form(self._include_biases)
+            known.append(digest("layer", prefix.start, form, is_inside))
+        return {index: known[index] for index, entity in enumerate(self._entities) if not entity.is_axis}
 
+    def _layer_up_to(
+        self, value: int, raw: str, known: Sequence[str], prefixes: Mapping[int, _LayerPrefix]
+    ) -> _LayerPrefix | None:
+        """The layer up to a value; None for values outside layers."""
+        entity = self._entities[value]
+        if entity.op in LINEAR and not entity.is_axis:
+            return _LayerPrefix(raw, is_product=True)
+        if value not in self._affine:
+            return None
+        source = self._source(value)
+        if source in self.anchors and self.anchors[source] == self.anchors.get(value, value):
+            before = prefixes[source]
+        elif entity.op == "normalize" and value not in self.anchors:
+            # No weight along the same axes follows.
+            return None
+        else:
+            cover = sorted(
+                rendered((OfAxis(atom.axis), atom.size, atom.stride), known) for atom in entity.cover
+            )
+            before = _LayerPrefix(digest("affine", known[source], cover), is_product=False)
+        return replace(before, operators=(*before.operators, entity.op))
 
-def _local_digest(
-    entities: Sequence[Entity], affine: frozenset[int], members: Sequence[int], include_biases: bool
-) -> str:
-    """The operators of a layer, or of a value outside layers, without their operands."""
-    first = entities[members[0]]
-    is_product = first.op in LINEAR
-    operators = tuple(entities[value].op for value in members if value in affine)
-    is_lone_normalization = len(members) == 1 and first.op == "normalize"
-    if is_lone_normalization or not (is_product or operators):
-        return digest(first.op, rendered(first.term, None))
-    start = digest(first.op, rendered(first.term, None)) if is_product else ""
-    form = _LayerPrefix(start, is_product, operators).form(include_biases)
-    return digest(start, form, sorted(atom.size for atom in first.cover))
+    def backward(self, readers: Mapping[int, list[Edge]]) -> dict[int, str]:
+        """The backward digest of each live value."""
+        known: dict[int, str] = {}
+        members = grouped((self.anchors.get(value, value), value) for value in sorted(self.live))
+        for value in sorted(self.live, reverse=True):
+            if value in self.anchors:
+                known[value] = digest("inside", known[self.anchors[value]], self._entities[value].op)
+                continue
+            uses = sorted((known[reader], path) for reader, path in readers[value])
+            positions = [position for position, output in enumerate(self._outputs) if output == value]
+            local = self._local_digest(members[value])
+            known[value] = digest(local, uses, positions, *self._overlaps.get(members[value][0], ()))
+        return known
+
+    def _local_digest(self, members: Sequence[int]) -> str:
+        """The operators of a layer, or of a value outside layers, without their operands."""
+        first = self._entities[members[0]]
+        is_product = first.op in LINEAR
+        operators = tuple(self._entities[value].op for value in members if value in self._affine)
+        is_lone_normalization = len(members) == 1 and first.op == "normalize"
+        if is_lone_normalization or not (is_product or operators):
+            return digest(first.op, rendered(first.term, None))
+        start = digest(first.op, rendered(first.term, None)) if is_product else ""
+        form = _LayerPrefix(start, is_product, operators).form(self._include_biases)
+        return digest(start, form, sorted(atom.size for atom in first.cover))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.matching.cone_digests import LINEAR, batch_normalizations
+from onnxgc.matching.graph_helpers import grouped
 from onnxgc.matching.network_view import NetworkView, Pair
 from onnxgc.model.core.ir import Node, TrainableModel
 
@@ -37,13 +38,13 @@ def frontier(
         dependent = side.input_dependent_values()
         unknown = dependent - known
         ends.append({v for v in known & dependent if any(n in unknown for n, _ in edges.get(v, ()))})
-    found: dict[int, Pair] = {}
+    edge: dict[int, Pair] = {}
     for pair in pairs:
         value, other = a.structure.views[pair.a].value, b.structure.views[pair.b].value
         is_end = equal.get(value) == other and (value in ends[0] or other in ends[1])
         if is_end and pair.a in a.own and pair.b in b.own:
-            found.setdefault(value, pair)
-    return tuple(found[value] for value in sorted(found))
+            edge.setdefault(value, pair)
+    return tuple(edge[value] for value in sorted(edge))
 
 
 def operators_after(side: NetworkView, tensor: str, matched: Collection[int]) -> tuple[str, ...]:
@@ -54,20 +55,20 @@ def operators_after(side: NetworkView, tensor: str, matched: Collection[int]) ->
     """
     cones, views = side.cones, side.structure.views
     packed = {whole for whole, _ in side.structure.parts.values()}
-    reached = set(side.holders[views[tensor].value])
-    found: list[Node] = []
+    reached = set(side.tensors_of[views[tensor].value])
+    following: list[Node] = []
     for node in side.model.nodes:
         values = [views[name].value for name in node.outputs if name in views]
         is_packed = not packed.isdisjoint(values)
         is_matched = not is_packed and any(cones.anchors.get(value, value) in matched for value in values)
         if reached.isdisjoint(node.inputs) or side.own.isdisjoint(node.outputs) or is_matched:
             continue
-        found.append(node)
+        following.append(node)
         if _weight(side, node) is None or is_packed:
             reached.update(node.outputs)
     live: list[Node] = []
     wanted: set[str] = set()
-    for node in reversed(found):
+    for node in reversed(following):
         is_live = any(name in views and views[name].value in cones.backward for name in node.outputs)
         if is_live or not wanted.isdisjoint(node.outputs):
             live.insert(0, node)
@@ -109,22 +110,22 @@ def _sizes(side: NetworkView, node: Node) -> Iterator[str]:
 
 def differences(a: NetworkView, b: NetworkView, *, is_same: bool) -> tuple[Difference, ...]:
     """Differences in inputs, weight sharing, and normalisations by batch statistics."""
-    found: list[Difference] = []
+    result: list[Difference] = []
     if not is_same and _inputs(a.model) != _inputs(b.model):
-        found.append(Difference("inputs", _named_inputs(a.model), _named_inputs(b.model)))
+        result.append(Difference("inputs", _named_inputs(a.model), _named_inputs(b.model)))
     if is_same:
         shared = _layers_of_weights(a), _layers_of_weights(b)
         counts = [str(sum(layers.values())) for layers in shared]
         if shared[0] != shared[1]:
-            found.append(Difference(SHARED_WEIGHTS, *counts))
+            result.append(Difference(SHARED_WEIGHTS, *counts))
     epsilons = _epsilons(a), _epsilons(b)
     counts = [str(sum(side.values())) for side in epsilons]
     if counts[0] != counts[1]:
-        found.append(Difference(BATCH_NORMALISATIONS, *counts))
+        result.append(Difference(BATCH_NORMALISATIONS, *counts))
     elif epsilons[0] != epsilons[1]:
         texts = [", ".join(sorted(side)) for side in epsilons]
-        found.append(Difference(f"epsilon of {BATCH_NORMALISATIONS}", *texts))
-    return tuple(found)
+        result.append(Difference(f"epsilon of {BATCH_NORMALISATIONS}", *texts))
+    return tuple(result)
 
 
 def _inputs(model: TrainableModel) -> Counter[tuple[int, ...]]:
@@ -137,23 +138,23 @@ def _named_inputs(model: TrainableModel) -> str:
 
 def _layers_of_weights(side: NetworkView) -> Counter[tuple[str, ...]]:
     """The number of weights by use: the products that read a weight."""
-    users: dict[object, list[str]] = {}
-    for value in side.cones.backward:
-        entity = side.structure.entities[value]
-        if entity.op in LINEAR and entity.weights:
-            digest = side.cones.forward[side.cones.anchors.get(value, value)]
-            users.setdefault(side.origin_of(entity.weights[0]), []).append(digest)
+    cones, entities = side.cones, side.structure.entities
+    users = grouped(
+        (side.origin_of(entities[value].weights[0]), cones.forward[cones.anchors.get(value, value)])
+        for value in cones.backward
+        if entities[value].op in LINEAR and entities[value].weights
+    )
     return Counter(tuple(sorted(digests)) for digests in users.values())
 
 
 def _epsilons(side: NetworkView) -> Counter[str]:
     """The epsilons of normalisations by batch statistics, as operators or decomposed."""
     model, entities = side.model, side.structure.entities
-    found = [
+    epsilons = [
         float(node.attribute("epsilon", 1e-5))
         for node in model.nodes
         if node.op == "BatchNormalization" and node.inputs[3] not in model.weights
     ]
     decomposed = batch_normalizations(side.structure).intersection(side.cones.backward)
-    found += [entities[value].term[2] for value in decomposed]
-    return Counter(f"{epsilon:.3g}" for epsilon in found)
+    epsilons += [entities[value].term[2] for value in decomposed]
+    return Counter(f"{epsilon:.3g}" for epsilon in epsilons)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.matching.cone_digests import ConeDigests
+from onnxgc.matching.graph_helpers import grouped, reachable
 
 # Ties beyond that count as isomorphic.
 MAX_TRIALS = 1000
@@ -60,7 +61,7 @@ def verified_pairs(
     A value inside a layer shares the result of that layer. `ties` are values whose pairs might be swapped: a
     failure at one of them does not extend to the values that depend on it.
     """
-    found = dict(pairs)
+    verified = dict(pairs)
     a, b = (a, b) if is_forward else (a.reversed(), b.reversed())
     pending = [value for value, other in pairs.items() if _is_layer(a, value) and _is_layer(b, other)]
     pending.sort(reverse=not is_forward)
@@ -77,12 +78,12 @@ def verified_pairs(
         else:
             decided = wrong = {value} if value in ties else _dependents(a, value)
         for other in wrong.intersection(pending):
-            del found[other]
+            del verified[other]
         pending = [other for other in pending if other not in decided]
         # Bisection: either result decides all values on one side.
         position = len(pending) // 2
-    rejected = pairs.keys() - found.keys()
-    return {value: other for value, other in found.items() if a.anchors.get(value) not in rejected}
+    rejected = pairs.keys() - verified.keys()
+    return {value: other for value, other in verified.items() if a.anchors.get(value) not in rejected}
 
 
 def _is_layer(cones: ConeDigests, value: int) -> bool:
@@ -90,13 +91,7 @@ def _is_layer(cones: ConeDigests, value: int) -> bool:
 
 
 def _dependents(cones: ConeDigests, value: int) -> set[int]:
-    found, pending = {value}, [value]
-    while pending:
-        for reader, _ in cones.readers[pending.pop()]:
-            if reader not in found:
-                found.add(reader)
-                pending.append(reader)
-    return found
+    return reachable([value], lambda operand: (reader for reader, _ in cones.readers[operand]))
 
 
 def _break_ties(partition: _Partition) -> bool:
@@ -123,20 +118,18 @@ class _Graph:
 
     def add(self, cones: ConeDigests, outputs: Sequence[int]) -> Mapping[int, int]:
         """Adds the layers that contribute to outputs of a network, and returns their nodes."""
+
+        def operands_of(layer: int) -> Iterable[tuple[int, str]]:
+            reads = ((cones.anchors.get(value, value), path) for value, path in cones.operands[layer])
+            return dict.fromkeys(reads)
+
         times = Counter(outputs)
-        operands: dict[int, dict[tuple[int, str], None]] = {}
-        pending = list(times)
-        while pending:
-            layer = pending.pop()
-            if layer not in operands:
-                reads = ((cones.anchors.get(value, value), path) for value, path in cones.operands[layer])
-                operands[layer] = dict.fromkeys(reads)
-                pending += (operand for operand, _ in operands[layer])
-        nodes = {layer: node for node, layer in enumerate(sorted(operands), len(self.keys))}
+        layers = reachable(outputs, lambda layer: (operand for operand, _ in operands_of(layer)))
+        nodes = {layer: node for node, layer in enumerate(sorted(layers), len(self.keys))}
         self.keys += ((cones.forward[layer], times[layer]) for layer in nodes)
         self.edges += ([] for _ in nodes)
         for layer, node in nodes.items():
-            for operand, path in operands[layer]:
+            for operand, path in operands_of(layer):
                 self.edges[node].append((f"reads {path}", nodes[operand]))
                 self.edges[nodes[operand]].append((f"is read {path}", node))
         return nodes
@@ -154,7 +147,7 @@ class _Partition:
     def __init__(self, graph: _Graph, middle: int) -> None:
         self.middle = middle
         self._edges = graph.edges
-        self._members: list[list[int]] = list(_grouped(dict(enumerate(graph.keys))))
+        self._members = _with_equal_keys(dict(enumerate(graph.keys)))
         self._class_of = [0] * len(graph.keys)
         for number, members in enumerate(self._members):
             for node in members:
@@ -174,7 +167,7 @@ class _Partition:
         return self._propagate(range(len(self._class_of)))
 
     def identify(self, node: int, other: int) -> bool:
-        """Maps a node to another one and refines; restores the partition where that fails."""
+        """Maps a node to another one and refines; restores the partition if that fails."""
         self._undo = []
         count, number = len(self._members), self._class_of[node]
         rest = [member for member in self._members[number] if member not in (node, other)]
@@ -200,7 +193,7 @@ class _Partition:
             moved: list[int] = []
             for number, seen_by in touched.items():
                 untouched = [node for node in self._members[number] if node not in seen_by]
-                groups = [untouched, *_grouped(seen_by)] if untouched else list(_grouped(seen_by))
+                groups = [*([untouched] if untouched else []), *_with_equal_keys(seen_by)]
                 if not all(self._is_balanced(group) for group in groups):
                     return False
                 moved += self._split(number, groups)
@@ -228,9 +221,5 @@ class _Partition:
         return moved
 
 
-def _grouped(keys: Mapping[int, Hashable]) -> Iterable[list[int]]:
-    """Nodes with equal keys."""
-    groups: dict[Hashable, list[int]] = {}
-    for node, key in keys.items():
-        groups.setdefault(key, []).append(node)
-    return groups.values()
+def _with_equal_keys(keys: Mapping[int, Hashable]) -> list[list[int]]:
+    return list(grouped((key, node) for node, key in keys.items()).values())

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from onnxgc.errors import ShapeError
 from onnxgc.matching.divergence import (
@@ -92,29 +93,29 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
         ShapeError: the models were read for different batch sizes.
     """
     _check_batches(a, b)
-    first, second, has_same_biases = _best_views(a, b)
+    views = _best_views(a, b)
+    first, second, is_same = views.a, views.b, views.are_same
     values = match_values(first, second)
     pairs = _tensor_pairs(first, second, values)
     # The first pair of a tensor has priority.
     of_a = {pair.a: pair.b for pair in reversed(pairs)}
     of_b = {pair.b: pair.a for pair in reversed(pairs)}
-    is_same = _are_same(first, second)
     ends, starts = ((), ()) if is_same else _frontiers(first, second, pairs, values)
-    matched_a, matched_b = values.pairs.keys(), set(values.pairs.values())
-    unmatched_a, unmatched_b = _unmatched_of_both(first, second, values, of_a, of_b, is_same)
+    partners = {other: value for value, other in values.pairs.items()}
+    rest_a, rest_b = _values_of_unmatched(first, of_a), _values_of_unmatched(second, of_b)
     other_differences = differences(first, second, is_same=is_same)
-    has_batch_difference = any(found.what == BATCH_NORMALISATIONS for found in other_differences)
+    has_batch_difference = any(difference.what == BATCH_NORMALISATIONS for difference in other_differences)
     return Matching(
         pairs=tuple(pairs),
         of_a=of_a,
         of_b=of_b,
-        unmatched_a=unmatched_a,
-        unmatched_b=unmatched_b,
+        unmatched_a=tuple(_unmatched(first, of_a, values.pairs, rest_b, values.ambiguous_a, is_same)),
+        unmatched_b=tuple(_unmatched(second, of_b, partners, rest_a, values.ambiguous_b, is_same)),
         is_same_network=is_same,
-        has_same_biases=has_same_biases and not has_batch_difference,
+        has_same_biases=views.include_biases and not has_batch_difference,
         last_from_inputs=ends,
         operators_behind=tuple(
-            (operators_after(first, pair.a, matched_a), operators_after(second, pair.b, matched_b))
+            (operators_after(first, pair.a, values.pairs), operators_after(second, pair.b, partners))
             for pair in ends
         ),
         last_from_outputs=starts,
@@ -127,11 +128,11 @@ def _tensor_pairs(a: NetworkView, b: NetworkView, values: MatchedValues) -> list
     """The tensors of matched values."""
     own = {value: value for value in values.pairs}
     labels = {other: value for value, other in values.pairs.items()}
-    pairs_of = TensorPairs(a, b, a.uses(own), b.uses(labels)).of
+    pairs_of = TensorPairs(a, b, a.uses(own), b.uses(labels)).pairs_of
     return [
         replace(pair, is_same_function=value in values.by_forward)
         for value, other in sorted(values.pairs.items())
-        for pair in pairs_of(a.holders.get(value, []), b.holders.get(other, []))
+        for pair in pairs_of(a.tensors_of.get(value, []), b.tensors_of.get(other, []))
     ]
 
 
@@ -146,43 +147,51 @@ def _frontiers(
     )
 
 
-_Functions = Mapping[str, IdentifiedFunction]
+class _Views(NamedTuple):
+    """Views of both models, whether they include biases, and whether they are one network."""
+
+    a: NetworkView
+    b: NetworkView
+    include_biases: bool
+    are_same: bool
+
+    def match_count(self) -> int:
+        return len(match_values(self.a, self.b).pairs)
 
 
-def _best_views(a: TrainableModel, b: TrainableModel) -> tuple[NetworkView, NetworkView, bool]:
-    """Views in which both models are one network, if there are any; and whether they include biases.
+def _best_views(a: TrainableModel, b: TrainableModel) -> _Views:
+    """Views in which both models are one network, if there are any.
 
     Exporters omit biases of zeros, and compose activations differently.
     """
-
-    def views(
-        include_biases: bool, functions: tuple[_Functions, _Functions] = ({}, {})
-    ) -> tuple[NetworkView, NetworkView]:
-        first, second = functions
-        return NetworkView.of(a, include_biases, first), NetworkView.of(b, include_biases, second)
-
-    plain = views(True)
-    if _are_same(*plain):
-        return *plain, True
-    without_biases = views(False)
-    if _are_same(*without_biases):
-        return *without_biases, False
-    functions = differently_spelled((a, plain[0].structure), (b, plain[1].structure))
+    plain = _views(a, b, {}, {})
+    if plain.are_same:
+        return plain
+    functions = differently_spelled((a, plain.a.structure), (b, plain.b.structure))
     if not functions[0]:
-        return *plain, True
-    identified = views(True, functions)
-    if _are_same(*identified):
-        return *identified, True
-    without_biases = views(False, functions)
-    if _are_same(*without_biases):
-        return *without_biases, False
-    counts = [len(match_values(*both).pairs) for both in (plain, identified)]
-    return (*plain, True) if counts[0] >= counts[1] else (*identified, True)
+        return plain
+    identified = _views(a, b, *functions)
+    is_better = identified.are_same or identified.match_count() > plain.match_count()
+    return identified if is_better else plain
+
+
+_Functions = Mapping[str, IdentifiedFunction]
+
+
+def _views(a: TrainableModel, b: TrainableModel, of_a: _Functions, of_b: _Functions) -> _Views:
+    """Views with biases, or without them if only then both models are one network."""
+    first, second = NetworkView.from_model(a, True, of_a), NetworkView.from_model(b, True, of_b)
+    if _are_same(first, second):
+        return _Views(first, second, include_biases=True, are_same=True)
+    bare = NetworkView.from_model(a, False, of_a), NetworkView.from_model(b, False, of_b)
+    if _are_same(*bare):
+        return _Views(*bare, include_biases=False, are_same=True)
+    return _Views(first, second, include_biases=True, are_same=False)
 
 
 def _are_same(a: NetworkView, b: NetworkView) -> bool:
-    digests = a.output_digests(), b.output_digests()
-    return digests[0] == digests[1] and find_isomorphism(a.cones, a.outputs(), b.cones, b.outputs()).exists
+    has_equal_digests = a.output_digests() == b.output_digests()
+    return has_equal_digests and find_isomorphism(a.cones, a.outputs(), b.cones, b.outputs()).exists
 
 
 def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
@@ -200,22 +209,6 @@ def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
 
 
 # -- tensors without a counterpart ---------------------------------------------------------------
-
-
-def _unmatched_of_both(
-    a: NetworkView,
-    b: NetworkView,
-    values: MatchedValues,
-    of_a: Mapping[str, str],
-    of_b: Mapping[str, str],
-    is_same: bool,
-) -> tuple[tuple[Unmatched, ...], tuple[Unmatched, ...]]:
-    partners = {other: value for value, other in values.pairs.items()}
-    rest_a, rest_b = _values_of_unmatched(a, of_a), _values_of_unmatched(b, of_b)
-    return (
-        tuple(_unmatched(a, of_a, values.pairs, rest_b, values.ambiguous_a, is_same)),
-        tuple(_unmatched(b, of_b, partners, rest_a, values.ambiguous_b, is_same)),
-    )
 
 
 def _values_of_unmatched(side: NetworkView, matched: Mapping[str, str]) -> set[tuple[int, object]]:
@@ -257,38 +250,33 @@ def _unmatched(
         yield Unmatched(name, reason, detail)
 
 
-_COPIES = frozenset({"Transpose"})
-
-
 def _extras(a: NetworkView, b: NetworkView) -> tuple[Extra, ...]:
-    found: list[Extra] = []
-    counted = [_by_kind(side) for side in (a, b)]
-    for kind in counted[0]:
-        here, there = counted[0][kind], counted[1][kind]
-        if here != there:
-            found.append(Extra(kind, here[0], there[0], here[1], there[1]))
-    return tuple(found)
+    sizes_a, sizes_b = _sizes_by_kind(a), _sizes_by_kind(b)
+    extras = (
+        Extra(kind, len(here), len(there), sum(here), sum(there))
+        for (kind, here), there in zip(sizes_a.items(), sizes_b.values(), strict=True)
+    )
+    return tuple(
+        extra for extra in extras if extra.count_a != extra.count_b or extra.bytes_a != extra.bytes_b
+    )
 
 
-def _by_kind(side: NetworkView) -> dict[str, tuple[int, int]]:
-    """Numbers and bytes of the tensors that exist because of the spelling, by kind."""
-    kinds: dict[str, list[str]] = {
-        "transposed copies": [],
-        "inside layers": [],
-        "inside composed operators": [],
-    }
+def _sizes_by_kind(side: NetworkView) -> dict[str, list[int]]:
+    """Bytes of the tensors that exist because of the spelling, by kind."""
+    copies, in_layers, in_composed = list[int](), list[int](), list[int]()
     for node in side.model.nodes:
-        name = node.outputs[0]
-        view = side.structure.views.get(name)
+        view = side.structure.views.get(node.outputs[0])
         if view is None:
             continue
-        if node.op in _COPIES:
-            kinds["transposed copies"].append(name)
+        size = side.model.types[node.outputs[0]].size_bytes
+        if node.op == "Transpose":
+            copies.append(size)
         elif view.value in side.cones.anchors:
-            kinds["inside layers"].append(name)
+            in_layers.append(size)
         elif view.value not in side.cones.backward:
-            kinds["inside composed operators"].append(name)
-    types = side.model.types
+            in_composed.append(size)
     return {
-        kind: (len(names), sum(types[name].size_bytes for name in names)) for kind, names in kinds.items()
+        "transposed copies": copies,
+        "inside layers": in_layers,
+        "inside composed operators": in_composed,
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxgc.matching.cone_digests import ConeDigests, cone_digests, digest
+from onnxgc.matching.graph_helpers import grouped, reachable
 from onnxgc.matching.normal_form.builder import IdentifiedFunction
 from onnxgc.matching.normal_form.entities import View
 from onnxgc.matching.normal_form.value_graph import Structure
@@ -35,37 +36,40 @@ class Pair:
 class NetworkView:
     """A model with its structure and cones.
 
-    `own` are the tensors that contribute to the model's outputs: all of them, where reading the model has
-    removed the outputs. The other tensors belong to an added loss.
+    `tensors_of` has the tensors of each value, in their order. `own` are the tensors that contribute
+    to the model's outputs: all of them, if reading the model has removed the outputs. Other tensors belong to
+    an added loss.
     """
 
     model: TrainableModel
     structure: Structure
     cones: ConeDigests
-    holders: Mapping[int, list[str]]
+    tensors_of: Mapping[int, list[str]]
     readers: Mapping[str, list[str]]
     producers: Mapping[str, Node]
     own: frozenset[str]
 
     @classmethod
-    def of(
+    def from_model(
         cls,
         model: TrainableModel,
         include_biases: bool = True,
         identified: Mapping[str, IdentifiedFunction] | None = None,
     ) -> NetworkView:
         structure = structure_of(model, identified)
-        outputs = [
-            structure.views[name].value for name in (model.loss, *model.outputs) if name in structure.views
-        ]
+        views = structure.views
+        outputs = dict.fromkeys(views[n].value for n in (model.loss, *model.outputs) if n in views)
+        cones = cone_digests(structure, list(outputs), include_biases=include_biases)
+        tensors_of = grouped((view.value, name) for name, view in views.items())
+        readers = grouped(
+            (name, output)
+            for node in model.nodes
+            for name in dict.fromkeys(node.inputs)
+            for output in filter(None, node.outputs)
+        )
         producers = {name: node for node in model.nodes for name in node.outputs}
-        readers: dict[str, list[str]] = {}
-        for node in model.nodes:
-            for name in dict.fromkeys(node.inputs):
-                readers.setdefault(name, []).extend(filter(None, node.outputs))
-        cones = cone_digests(structure, list(dict.fromkeys(outputs)), include_biases=include_biases)
         own = _contributors_to_outputs(model, producers)
-        return cls(model, structure, cones, structure.holders(), readers, producers, own)
+        return cls(model, structure, cones, tensors_of, readers, producers, own)
 
     def root_of(self, name: str) -> str:
         """The tensor that this one is a rearrangement or multiple of."""
@@ -82,31 +86,31 @@ class NetworkView:
 
         The labels of values are common to both models.
         """
-        views, found = self.structure.views, dict[str, str]()
+        views, digests = self.structure.views, dict[str, str]()
         for name, view in reversed(views.items()):
             uses: list[str] = []
             for output in self.readers.get(name, ()):
                 result = views.get(output)
                 if result is not None and result.value == view.value:
-                    uses.append(found[output])
+                    uses.append(digests[output])
                 elif result is not None:
                     uses.append(str(label_of.get(result.value, self.structure.entities[result.value].op)))
-            found[name] = digest(full_key(view), sorted(uses), name in self.model.outputs)
-        return found
+            digests[name] = digest(full_key(view), sorted(uses), name in self.model.outputs)
+        return digests
 
     def forward(self) -> dict[int, str]:
         """Forward digests of the values that are live or held by a tensor."""
         cones = self.cones
-        return {v: key for v, key in cones.forward.items() if v in cones.backward or v in self.holders}
+        return {v: key for v, key in cones.forward.items() if v in cones.backward or v in self.tensors_of}
 
     def input_dependent_values(self) -> set[int]:
         """The values that depend on the model's inputs."""
-        found = {self.structure.views[name].value for name in self.model.inputs}
+        dependent = {self.structure.views[name].value for name in self.model.inputs}
         for value in sorted(self.cones.operands):
             anchor = self.cones.anchors.get(value, value)
-            if any(operand in found for operand, _ in self.cones.operands[anchor]):
-                found.add(value)
-        return found
+            if any(operand in dependent for operand, _ in self.cones.operands[anchor]):
+                dependent.add(value)
+        return dependent
 
     def origin_of(self, weight: object) -> object:
         """The stored tensor, or part of one, that a weight is a rearrangement of."""
@@ -118,7 +122,7 @@ class NetworkView:
         return weight
 
     def outputs(self) -> list[int]:
-        """The values of the model's outputs; of the loss, where reading has removed the outputs."""
+        """The values of the model's outputs; of the loss, if reading has removed the outputs."""
         names = [name for name in self.model.outputs if name in self.structure.views] or [self.model.loss]
         return [self.structure.views[name].value for name in names]
 
@@ -141,11 +145,8 @@ def key_ignoring_scale(view: View) -> object:
 
 
 def _contributors_to_outputs(model: TrainableModel, producers: Mapping[str, Node]) -> frozenset[str]:
-    pending = [name for name in model.outputs if name in producers]
-    found = {*pending, *(model.inputs if pending else producers)}
-    while pending:
-        node = producers.get(pending.pop())
-        new = [name for name in node.inputs if name not in found] if node else []
-        found.update(new)
-        pending += new
-    return frozenset(found)
+    outputs = [name for name in model.outputs if name in producers]
+    if not outputs:
+        return frozenset(producers)
+    contributors = reachable(outputs, lambda name: producers[name].inputs if name in producers else ())
+    return frozenset(contributors.union(model.inputs))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from onnxgc.matching.graph_helpers import grouped
 from onnxgc.matching.network_view import NetworkView, Pair, full_key, key_ignoring_layout, key_ignoring_scale
 from onnxgc.matching.normal_form.entities import View
 
@@ -19,14 +20,14 @@ class TensorPairs:
     uses_a: Mapping[str, str]
     uses_b: Mapping[str, str]
 
-    def of(self, here: Sequence[str], there: Sequence[str]) -> list[Pair]:
+    def pairs_of(self, here: Sequence[str], there: Sequence[str]) -> list[Pair]:
         """Pairs of the tensors of a value: by equal keys, then without layout, then without scale."""
         pairs: list[Pair] = []
         views_a, views_b = self.a.structure.views, self.b.structure.views
         rest_a, rest_b = list(here), list(there)
         for key_of in (full_key, key_ignoring_layout, key_ignoring_scale):
-            groups_a = _grouped(here, {name: key_of(views_a[name]) for name in here})
-            groups_b = _grouped(there, {name: key_of(views_b[name]) for name in there})
+            groups_a = grouped((key_of(views_a[name]), name) for name in here)
+            groups_b = grouped((key_of(views_b[name]), name) for name in there)
             for key, names in groups_a.items():
                 for name, other in self._disambiguated(names, groups_b.get(key, [])):
                     if name in rest_a or other in rest_b:
@@ -37,18 +38,17 @@ class TensorPairs:
         return pairs
 
     def _disambiguated(self, names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
-        """Pairs of tensors with equal keys. Their uses decide where both sides have several.
+        """Pairs of tensors with equal keys. Their uses decide if both sides have several.
 
         Rearrangements of one tensor are one candidate.
         """
         if not names or not others:
             return []
-        if min(len({self.a.root_of(n) for n in names}), len({self.b.root_of(n) for n in others})) == 1:
-            last = (len(names) - 1, len(others) - 1)
-            return [
-                (names[min(index, last[0])], others[min(index, last[1])]) for index in range(max(last) + 1)
-            ]
-        by_use_a, by_use_b = _grouped(names, self.uses_a), _grouped(others, self.uses_b)
+        if min(len(set(map(self.a.root_of, names))), len(set(map(self.b.root_of, others)))) == 1:
+            count = max(len(names), len(others))
+            return [(names[min(i, len(names) - 1)], others[min(i, len(others) - 1)]) for i in range(count)]
+        by_use_a = grouped((self.uses_a[name], name) for name in names)
+        by_use_b = grouped((self.uses_b[name], name) for name in others)
         return [
             (name, other)
             for use, group in by_use_a.items()
@@ -62,10 +62,3 @@ def _pair(name: str, other: str, one: View, two: View) -> Pair:
     is_rearranged = full_key(replace(one, scale=1.0)) != full_key(replace(two, scale=1.0))
     factor = two.scale / one.scale
     return Pair(name, other, is_rearranged, 1.0 if math.isclose(factor, 1.0, rel_tol=1e-5) else factor)
-
-
-def _grouped(names: Sequence[str], keys: Mapping[str, object]) -> dict[object, list[str]]:
-    groups: dict[object, list[str]] = {}
-    for name in names:
-        groups.setdefault(keys[name], []).append(name)
-    return groups

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from onnxgc.matching.cone_digests import ConeDigests, Edge, nearest_live_operands, refine_digests
@@ -37,21 +37,18 @@ def match_values(a: NetworkView, b: NetworkView) -> MatchedValues:
     """Matches values on which all evidence agrees, and of which each is the only candidate."""
     forward = _verified_pairs(a.forward(), b.forward(), a.cones, b.cones, is_forward=True)
     backward = _verified_pairs(a.cones.backward, b.cones.backward, a.cones, b.cones, is_forward=False)
-    candidates_a: dict[int, set[int]] = {}
-    candidates_b: dict[int, set[int]] = {}
-    for pairs in (forward, backward):
-        for one, other in pairs.items():
-            candidates_a.setdefault(one, set()).add(other)
-            candidates_b.setdefault(other, set()).add(one)
-    contradictions = (
-        _Contradiction.of(a.forward(), b.forward()),
-        _Contradiction.of(a.cones.backward, b.cones.backward),
-    )
+    candidates_a: dict[int, set[int]] = defaultdict(set)
+    candidates_b: dict[int, set[int]] = defaultdict(set)
+    for one, other in (*forward.items(), *backward.items()):
+        candidates_a[one].add(other)
+        candidates_b[other].add(one)
+    contradicts_forward = _contradiction(a.forward(), b.forward())
+    contradicts_backward = _contradiction(a.cones.backward, b.cones.backward)
     agreed: dict[int, int] = {}
     for one, others in candidates_a.items():
         other = min(others)
         is_only = len(others) == 1 and len(candidates_b[other]) == 1
-        if is_only and not any(contradiction.holds(one, other) for contradiction in contradictions):
+        if is_only and not contradicts_forward(one, other) and not contradicts_backward(one, other):
             agreed[one] = other
     _remove_unsupported(agreed, a.cones, b.cones)
     ambiguous_a = {one: len(others) for one, others in candidates_a.items() if one not in agreed}
@@ -69,23 +66,15 @@ def _verified_pairs(
     return verified_pairs(a, b, _unique_pairs(keys_a, keys_b) | ties, ties, is_forward=is_forward)
 
 
-@dataclass(frozen=True, slots=True)
-class _Contradiction:
-    """The digests of one kind of cone, as evidence against a pair."""
+def _contradiction(keys_a: Mapping[int, str], keys_b: Mapping[int, str]) -> Callable[[int, int], bool]:
+    """Whether the digests of a pair differ, and one of them has an equal in the other network."""
+    all_a, all_b = set(keys_a.values()), set(keys_b.values())
 
-    keys_a: Mapping[int, str]
-    keys_b: Mapping[int, str]
-    all_a: frozenset[str]
-    all_b: frozenset[str]
+    def contradicts(one: int, other: int) -> bool:
+        here, there = keys_a.get(one, ""), keys_b.get(other, "")
+        return here != there and (here in all_b or there in all_a)
 
-    @classmethod
-    def of(cls, keys_a: Mapping[int, str], keys_b: Mapping[int, str]) -> _Contradiction:
-        return cls(keys_a, keys_b, frozenset(keys_a.values()), frozenset(keys_b.values()))
-
-    def holds(self, one: int, other: int) -> bool:
-        """Whether the digests of a pair differ, and one of them has an equal in the other network."""
-        here, there = self.keys_a.get(one, ""), self.keys_b.get(other, "")
-        return here != there and (here in self.all_b or there in self.all_a)
+    return contradicts
 
 
 def _remove_unsupported(pairs: dict[int, int], a: ConeDigests, b: ConeDigests) -> None:
@@ -127,7 +116,7 @@ def _broken_ties(
     counts_a, counts_b = Counter(keys_a.values()), Counter(keys_b.values())
     tied = {key for key, count in counts_a.items() if count > 1 and counts_b[key] == count}
     refined = [keys_a, keys_b]
-    found: dict[int, int] = {}
+    pairs: dict[int, int] = {}
     for _ in range(_MAX_NEIGHBOUR_DISTANCE if tied else 0):
         refined = [
             _refined(keys, labels, cones.readers if is_forward else cones.operands)
@@ -137,8 +126,8 @@ def _broken_ties(
             {value: key for value, key in keys.items() if labels[value] in tied}
             for keys, labels in zip(refined, (keys_a, keys_b), strict=True)
         )
-        found = _unique_pairs(tied_a, tied_b) | found
-    return found
+        pairs = _unique_pairs(tied_a, tied_b) | pairs
+    return pairs
 
 
 def _refined(keys: dict[int, str], labels: dict[int, str], edges: Mapping[int, list[Edge]]) -> dict[int, str]:

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from onnx import helper
 
-from onnxgc.model.core.ir import Array, Node, Statistic, TensorType, Weight
+from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight, FilledWeight
 from onnxgc.model.operators.registry import FACTS, facts_by_name
+from onnxgc.model.read_forward import ForwardModel
 
-Shape = tuple[int, ...]
-Generator = np.random.Generator
+Shape: TypeAlias = tuple[int, ...]
+Drawing: TypeAlias = Callable[[np.random.Generator, Shape], Array]
+Model: TypeAlias = TrainableModel | ForwardModel
+Readers: TypeAlias = Mapping[str, Sequence[tuple[Node, int]]]
 
-_SPREAD = 0.1
+_HALF_WIDTH = 0.1
+"""Of the interval of uniform numbers."""
 _EMBEDDING_DEVIATION = 0.02
 _NORMALISATIONS = frozenset(
     op for op, facts in FACTS.items() if facts.parameters and op.endswith("Normalization")
 )
 
 
-class WeightedGraph(Protocol):
-    """The part of a model that drawing its weights needs."""
-
-    @property
-    def nodes(self) -> Sequence[Node]: ...
-
-    @property
-    def weights(self) -> Mapping[str, Weight]: ...
-
-    @property
-    def parameters(self) -> Sequence[str]: ...
-
-    @property
-    def statistics(self) -> Sequence[Statistic]: ...
-
-
-def draw_weights(model: WeightedGraph, seed: int, *, only_constant_filled: bool = False) -> dict[str, Array]:
+def draw_weights(model: Model, seed: int, *, only_constant_filled: bool = False) -> dict[str, Array]:
     """New values for the model's float weights, by name.
 
     Matrices and kernels are normal with variance `2 / fan_in` (Source: He et al. 2015, equation 10),
@@ -52,12 +41,15 @@ def draw_weights(model: WeightedGraph, seed: int, *, only_constant_filled: bool 
     (ConstantOfShape).
     """
     variances = _running_variances(model)
-    uses = _FirstUses(model)
+    readers: defaultdict[str, list[tuple[Node, int]]] = defaultdict(list)
+    for node in model.nodes:
+        for index, name in enumerate(node.inputs):
+            readers[name].append((node, index))
     drawn: dict[str, Array] = {}
     for name, weight in model.weights.items():
         if only_constant_filled and not isinstance(weight, FilledWeight):
             continue
-        draw = _drawing_for_weight(name, weight, model, variances, uses)
+        draw = _drawing_for_weight(name, weight, model, variances, readers)
         if draw is not None:
             generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
             dtype = helper.tensor_dtype_to_np_dtype(weight.type.dtype)
@@ -65,45 +57,17 @@ def draw_weights(model: WeightedGraph, seed: int, *, only_constant_filled: bool 
     return drawn
 
 
-Drawing = Callable[[Generator, Shape], Array]
-
-
-class _FirstUses:
-    """The first operator after each weight that does more than rearrange it."""
-
-    def __init__(self, model: WeightedGraph) -> None:
-        self._readers: dict[str, list[tuple[Node, int]]] = {}
-        for node in model.nodes:
-            for index, name in enumerate(node.inputs):
-                self._readers.setdefault(name, []).append((node, index))
-
-    def of(self, name: str) -> tuple[Node, int, bool] | None:
-        """The node that uses the weight, its input, and whether the weight is transposed there."""
-        transposed = False
-        pending = [(name, transposed)]
-        seen = {name}
-        while pending:
-            tensor, transposed = pending.pop(0)
-            for node, index in self._readers.get(tensor, ()):
-                if not facts_by_name(node.op).passes_weights:
-                    return node, index, transposed
-                fresh = [output for output in node.outputs if output and output not in seen]
-                seen.update(fresh)
-                pending += [(output, transposed != (node.op == "Transpose")) for output in fresh]
-        return None
-
-
 def _drawing_for_weight(
-    name: str, weight: Weight, model: WeightedGraph, variances: frozenset[str], uses: _FirstUses
+    name: str, weight: Weight, model: Model, variances: frozenset[str], readers: Readers
 ) -> Drawing | None:
     if not weight.type.is_floating:
         return None
     if any(name == statistic.name for statistic in model.statistics):
-        return _positive if name in variances else _small
+        return _positive if name in variances else _around(0.0)
     # Weights that were computed while reading belong to formulas, unless the user declared them parameters.
     if name not in model.parameters and (isinstance(weight, ArrayWeight) or weight.type.element_count <= 1):
         return None
-    use = uses.of(name)
+    use = _first_use(name, readers)
     if use is None:
         return None
     node, index, transposed = use
@@ -112,17 +76,31 @@ def _drawing_for_weight(
     return _drawing_for_use(node, index, transposed, weight.type)
 
 
+def _first_use(name: str, readers: Readers) -> tuple[Node, int, bool] | None:
+    """The first operator that does more than rearrange a weight, its input, and whether it is transposed."""
+    pending, seen = [(name, False)], {name}
+    while pending:
+        tensor, transposed = pending.pop(0)
+        for node, index in readers.get(tensor, ()):
+            if not facts_by_name(node.op).passes_weights:
+                return node, index, transposed
+            fresh = [output for output in node.outputs if output and output not in seen]
+            seen.update(fresh)
+            pending += [(output, transposed != (node.op == "Transpose")) for output in fresh]
+    return None
+
+
 def _drawing_for_use(node: Node, index: int, transposed: bool, kind: TensorType) -> Drawing:
     if node.op in _NORMALISATIONS:
-        return _near_one if index == 1 else _small
+        return _around(1.0 if index == 1 else 0.0)
     if node.op in ("Mul", "Div"):
-        return _near_one
+        return _around(1.0)
     if node.op == "PRelu":
-        return _slope
+        return _around(0.25)
     if node.op in ("Gather", "GatherND"):
         return _embedding
     fan_in = _fan_in(node, index, transposed, kind.shape)
-    return _small if fan_in is None else _normal(math.sqrt(2.0 / fan_in))
+    return _around(0.0) if fan_in is None else _normal(math.sqrt(2.0 / fan_in))
 
 
 def _fan_in(node: Node, index: int, transposed: bool, shape: Shape) -> int | None:
@@ -145,10 +123,12 @@ def _fan_in(node: Node, index: int, transposed: bool, shape: Shape) -> int | Non
     return None
 
 
-def _running_variances(model: WeightedGraph) -> frozenset[str]:
+def _running_variances(model: Model) -> frozenset[str]:
     """Running variances: those of BatchNormalization, and statistics updated from a mean of squares."""
     producers = {output: node for node in model.nodes for output in node.outputs}
-    found = [node.inputs[4] for node in model.nodes if node.op == "BatchNormalization" and not node.domain]
+    variances = {
+        node.inputs[4] for node in model.nodes if node.op == "BatchNormalization" and not node.domain
+    }
     for statistic in model.statistics:
         if statistic.updated not in producers:
             continue
@@ -157,29 +137,21 @@ def _running_variances(model: WeightedGraph) -> frozenset[str]:
         if batch is not None and batch.op == "Cast":
             batch = producers.get(batch.inputs[0])
         if batch is not None and batch.op == "ReduceMean":
-            found.append(statistic.name)
-    return frozenset(found)
+            variances.add(statistic.name)
+    return frozenset(variances)
+
+
+def _around(centre: float) -> Drawing:
+    return lambda generator, shape: centre + generator.uniform(-_HALF_WIDTH, _HALF_WIDTH, shape)
 
 
 def _normal(deviation: float) -> Drawing:
     return lambda generator, shape: generator.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
 
 
-def _near_one(generator: Generator, shape: Shape) -> Array:
-    return 1.0 + generator.uniform(-_SPREAD, _SPREAD, shape)
-
-
-def _small(generator: Generator, shape: Shape) -> Array:
-    return generator.uniform(-_SPREAD, _SPREAD, shape)
-
-
-def _positive(generator: Generator, shape: Shape) -> Array:
+def _positive(generator: np.random.Generator, shape: Shape) -> Array:
     return generator.uniform(0.5, 1.5, shape)
 
 
-def _slope(generator: Generator, shape: Shape) -> Array:
-    return 0.25 + generator.uniform(-_SPREAD, _SPREAD, shape)
-
-
-def _embedding(generator: Generator, shape: Shape) -> Array:
+def _embedding(generator: np.random.Generator, shape: Shape) -> Array:
     return generator.standard_normal(shape) * _EMBEDDING_DEVIATION

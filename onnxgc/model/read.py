@@ -213,16 +213,18 @@ def explain_weights(
 
 def _up_to_loss(draft: Draft, choice: LossChoice) -> Draft:
     """The draft up to the tensor on which the loss is computed, with notes on omitted inputs and outputs."""
-    outputs = tuple(choice.of if name == choice.output else name for name in draft.outputs)
-    kept = without_dead_nodes(draft, [choice.of])
+    outputs = dict.fromkeys(choice.tensor if name == choice.output else name for name in draft.outputs)
+    kept = without_dead_nodes(draft, [choice.tensor])
     computed = {output for node in kept.nodes for output in node.outputs}
-    dropped = [name for name in outputs if name not in computed]
-    read = {name for node in kept.nodes for name in reads_of(node)} | {choice.of}
-    unread = [name for name in draft.inputs if name not in read]
-    notes = [f"output '{name}' does not reach the loss and is left out" for name in dropped]
-    notes += [f"input '{name}' does not reach the loss and is left out" for name in unread]
+    read = {name for node in kept.nodes for name in reads_of(node)} | {choice.tensor}
+    notes = [
+        f"output '{name}' does not reach the loss and is left out" for name in outputs if name not in computed
+    ]
+    notes += [
+        f"input '{name}' does not reach the loss and is left out" for name in draft.inputs if name not in read
+    ]
     return kept.with_changes(
-        outputs=tuple(dict.fromkeys(name for name in outputs if name in computed)),
+        outputs=tuple(name for name in outputs if name in computed),
         inputs=tuple(name for name in draft.inputs if name in read),
     ).with_notes(*notes)
 
@@ -230,10 +232,10 @@ def _up_to_loss(draft: Draft, choice: LossChoice) -> Draft:
 def _parameters(draft: Draft, decisions: Sequence[ParameterDecision], loss: str) -> tuple[str, ...]:
     """The parameters on which the loss depends, in the order of the file."""
     reaching = without_dead_nodes(draft, [loss]).weights
-    found = tuple(d.name for d in decisions if d.role is Role.PARAMETER and d.name in reaching)
-    if found:
-        return found
-    frozen = sum(1 for decision in decisions if decision.role is Role.FROZEN)
+    parameters = tuple(d.name for d in decisions if d.role is Role.PARAMETER and d.name in reaching)
+    if parameters:
+        return parameters
+    frozen = sum(decision.role is Role.FROZEN for decision in decisions)
     reason = (
         f"all {frozen} are frozen; pass a narrower --freeze"
         if frozen

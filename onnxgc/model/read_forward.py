@@ -28,7 +28,7 @@ from onnxgc.model.static_shapes.input_shapes import with_input_shapes
 from onnxgc.model.static_shapes.shape_walk import infer_shapes, require_static_shapes
 from onnxgc.model.training_mode.explicit_padding import with_explicit_pads
 from onnxgc.model.training_mode.training_operators import in_current_form, with_masked_softmax
-from onnxgc.model.weight_roles.roles import ParameterDecision, Role
+from onnxgc.model.weight_roles.roles import Role
 
 # Reading for several batches shows which constants depend on the batch. A batch of 1 would show nothing:
 # a size of 1 also results from broadcasting.
@@ -47,7 +47,7 @@ class LinearInBatch:
 class PerSampleConstant:
     """A constant with one slice for each sample along an axis; its weight contains the first.
 
-    Each slice is the previous one plus the weight `step`, or a copy where that is empty.
+    Each slice is the previous one plus the weight `step`, or a copy if that is empty.
     """
 
     axis: int
@@ -92,7 +92,7 @@ def read_forward(
     freeze: Sequence[str] = (),
     freeze_bn: bool = False,
 ) -> ForwardModel:
-    """The model in `known` operators, where ONNX defines the others by these.
+    """The model in `known` operators, if ONNX defines the others by these.
 
     If the first dimension of an input is symbolic and the dependence of all constants on it is recognised,
     the model accepts any batch; otherwise it has the given batch, or 1.
@@ -106,7 +106,18 @@ def read_forward(
 
     def read(given: Mapping[str, tuple[int, ...]]) -> ForwardModel:
         static = _static(draft, given, known, freeze_bn=freeze_bn)
-        return _model(static, proto, folder, decisions, () if freeze_bn else _statistics(static))
+        return ForwardModel(
+            proto=proto,
+            folder=folder,
+            opset=static.opset,
+            nodes=static.nodes,
+            types=static.types,
+            inputs=static.inputs,
+            outputs=static.outputs,
+            weights=static.weights,
+            roles={decision.name: decision.role for decision in decisions if decision.name in static.weights},
+            statistics=() if freeze_bn else _statistics(static),
+        )
 
     batched = _batched_inputs(draft, shapes)
     if batched:
@@ -115,9 +126,9 @@ def read_forward(
         except OnnxgcError:
             # Some batches may be impossible. If the requested one is, reading for it raises the error.
             models = []
-        dependent = _batch_dependent(models) if models else None
-        if dependent is not None:
-            return _for_any_batch(models[0], batched, dependent)
+        model = _for_any_batch(models, batched) if models else None
+        if model is not None:
+            return model
     return read(shapes)
 
 
@@ -132,57 +143,35 @@ def _static(
     draft = infer_shapes(with_explicit_pads(with_masked_softmax(without_identities(draft))))
     require_static_shapes(draft)
     if freeze_bn:
-        draft = draft.with_changes(nodes=tuple(_evaluated(node) for node in draft.nodes))
+        nodes = (
+            node.with_changes(attributes={**node.attributes, EVALUATED: 1})
+            if node.op == "BatchNormalization" and not node.domain
+            else node
+            for node in draft.nodes
+        )
+        draft = draft.with_changes(nodes=tuple(nodes))
     return without_dead_nodes(draft, draft.outputs)
-
-
-def _evaluated(node: Node) -> Node:
-    if node.op != "BatchNormalization" or node.domain:
-        return node
-    return node.with_changes(attributes={**node.attributes, EVALUATED: 1})
 
 
 def _statistics(draft: Draft) -> tuple[Statistic, ...]:
     """Running statistics of nodes in training mode."""
-    found: dict[str, None] = {}
-    for node in draft.nodes:
-        if node.op == "BatchNormalization" and not node.domain and not node.attribute(EVALUATED):
-            found.update(dict.fromkeys(name for name in node.inputs[3:5] if name in draft.weights))
-    return tuple(Statistic(name, "") for name in found)
-
-
-def _model(
-    draft: Draft,
-    proto: onnx.ModelProto,
-    folder: str,
-    decisions: Sequence[ParameterDecision],
-    statistics: tuple[Statistic, ...],
-) -> ForwardModel:
-    return ForwardModel(
-        proto=proto,
-        folder=folder,
-        opset=draft.opset,
-        nodes=draft.nodes,
-        types=dict(draft.types),
-        inputs=draft.inputs,
-        outputs=draft.outputs,
-        weights=draft.weights,
-        roles={decision.name: decision.role for decision in decisions if decision.name in draft.weights},
-        statistics=statistics,
+    names = (
+        name
+        for node in draft.nodes
+        if node.op == "BatchNormalization" and not node.domain and not node.attribute(EVALUATED)
+        for name in node.inputs[3:5]
+        if name in draft.weights
     )
+    return tuple(Statistic(name, "") for name in dict.fromkeys(names))
 
 
 def _batched_inputs(draft: Draft, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The inputs whose symbolic first dimension has the same name as that of the first such input."""
-    dimensions = {
-        name: next(iter(draft.declared[name].tensor_type.shape.dim), None)
-        for name in draft.inputs
-        if draft.declared[name].HasField("tensor_type")
-    }
+    """The inputs whose symbolic first dimension has the name of the first such dimension."""
     symbols = {
         name: dimension.dim_param
-        for name, dimension in dimensions.items()
-        if dimension is not None and not dimension.HasField("dim_value")
+        for name in draft.inputs
+        for dimension in draft.declared[name].tensor_type.shape.dim[:1]
+        if not dimension.HasField("dim_value")
     }
     first = next(iter(symbols.values()), None)
     return tuple(name for name, symbol in symbols.items() if symbol == first)
@@ -196,33 +185,34 @@ def _of_batch(
     return {name: (batch, *draft.types[name].shape[1:]) for name in inputs}
 
 
-@dataclass(frozen=True, slots=True)
-class _SliceSteps:
-    """A `PerSampleConstant` before its step is a weight."""
-
-    axis: int
-    step: Array | None
-
-
-def _batch_dependent(models: Sequence[ForwardModel]) -> dict[str, LinearInBatch | _SliceSteps] | None:
-    """The constants that depend on the batch; None where other parts of the model depend on it too."""
+def _for_any_batch(models: Sequence[ForwardModel], batched: tuple[str, ...]) -> ForwardModel | None:
+    """The model with the constants that depend on the batch; None if other parts of it depend on it too."""
     first = models[0]
-    for other in models[1:]:
-        if other.nodes != first.nodes or other.weights.keys() != first.weights.keys():
-            return None
-    found: dict[str, LinearInBatch | _SliceSteps] = {}
+    if any(other.nodes != first.nodes or other.weights.keys() != first.weights.keys() for other in models):
+        return None
+    weights = dict(first.weights)
+    names = NameSource(weights)
+    dependent: dict[str, LinearInBatch | PerSampleConstant] = {}
     for name in first.weights:
-        weights = [model.weights[name] for model in models]
-        if all(weight is weights[0] for weight in weights):
+        versions = [model.weights[name] for model in models]
+        if all(version is versions[0] for version in versions):
             continue
-        values = [np.asarray(weight.load()) for weight in weights]
+        values = [np.asarray(version.load()) for version in versions]
         if all(_are_equal(values[0], value) for value in values):
             continue
-        dependence = _linear_in_batch(values) or _slice_steps(values)
-        if dependence is None:
+        if (linear := _linear_in_batch(values)) is not None:
+            dependent[name] = linear
+            continue
+        slices = _slice_steps(values)
+        if slices is None:
             return None
-        found[name] = dependence
-    return found
+        axis, step = slices
+        weights[name] = ArrayWeight(np.take(values[0], [0], axis))
+        step_name = "" if step is None else names.fresh(f"{name}/step")
+        if step is not None:
+            weights[step_name] = ArrayWeight(step)
+        dependent[name] = PerSampleConstant(axis, step_name)
+    return replace(first, weights=weights, batched=batched, batch_dependent=dependent)
 
 
 def _are_equal(one: Array, other: Array) -> bool:
@@ -242,8 +232,8 @@ def _linear_in_batch(values: Sequence[Array]) -> LinearInBatch | None:
     return LinearInBatch(steps, offset) if is_linear else None
 
 
-def _slice_steps(values: Sequence[Array]) -> _SliceSteps | None:
-    """Slices that are equal in every batch, with one step from each sample to the next."""
+def _slice_steps(values: Sequence[Array]) -> tuple[int, Array | None] | None:
+    """The axis of slices that are equal in every batch, and the step between two, None if it is zero."""
     for axis in range(values[0].ndim):
         if any(value.shape[axis] != batch for batch, value in zip(_BATCHES, values, strict=True)):
             continue
@@ -251,26 +241,7 @@ def _slice_steps(values: Sequence[Array]) -> _SliceSteps | None:
         if not all(_are_equal(np.moveaxis(v, axis, 0), longest[: v.shape[axis]]) for v in values):
             continue
         if all(_are_equal(part, longest[0]) for part in longest):
-            return _SliceSteps(axis, None)
+            return axis, None
         if longest.dtype.kind == "i" and not np.diff(longest, n=2, axis=0).any():
-            return _SliceSteps(axis, np.take(values[-1], [1], axis) - np.take(values[-1], [0], axis))
+            return axis, np.take(values[-1], [1], axis) - np.take(values[-1], [0], axis)
     return None
-
-
-def _for_any_batch(
-    model: ForwardModel, batched: tuple[str, ...], dependences: Mapping[str, LinearInBatch | _SliceSteps]
-) -> ForwardModel:
-    weights = dict(model.weights)
-    names = NameSource(weights)
-    dependent: dict[str, LinearInBatch | PerSampleConstant] = {}
-    for name, dependence in dependences.items():
-        if isinstance(dependence, LinearInBatch):
-            dependent[name] = dependence
-            continue
-        dependent[name] = PerSampleConstant(dependence.axis)
-        weights[name] = ArrayWeight(np.take(weights[name].load(), [0], axis=dependence.axis))
-        if dependence.step is not None:
-            step = names.fresh(f"{name}/step")
-            weights[step] = ArrayWeight(dependence.step)
-            dependent[name] = PerSampleConstant(dependence.axis, step)
-    return replace(model, weights=weights, batched=batched, batch_dependent=dependent)

@@ -1,8 +1,8 @@
 """Allocations and releases of a schedule, operator by operator.
 
 Each corresponds to one of the runtime: a tensor is live from the operator that writes it to the release
-after its last reader; a view allocates nothing; an operator in place allocates nothing where the lifetime
-of its input ends; an output of the step is allocated even where it is a view; a workspace is live while its
+after its last reader; a view allocates nothing; an operator in place allocates nothing if the lifetime
+of its input ends; an output of the step is allocated even if it is a view; a workspace is live while its
 operator runs.
 """
 

@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass, field, replace
 
 FIRST_PLAN_SHARE = 0.3
-"""The plan of the solver `peak`, where it is a start for a search under a budget."""
+"""The plan of the solver `peak` as a start for a search under a budget."""
 BOUND_SHARE = 0.2
 """Each lower bound of a search under a budget."""
 REORDERING_SHARE = 0.1
 """The lowest peak without recomputation."""
 LEAST_PEAK_SHARE = 0.4
-"""The least peak, where it is the lower end of a trade-off."""
+"""The least peak as the lower end of a trade-off."""
 TRADE_OFF_END = 0.7
-"""The trade-off, where a search under a budget follows."""
+"""The trade-off, if a search under a budget follows."""
 DESCENT_END = 0.6
 """In a search for the least peak: the descent of budgets."""
 REFINEMENT_END = 0.8

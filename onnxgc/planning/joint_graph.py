@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TypeAlias
 
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.plan import CheckpointPlan
@@ -14,33 +13,26 @@ from onnxgc.planning.schedule import (
     Schedule,
     StepGraph,
     build_schedule,
+    copy_namer,
     segment_order,
     segment_read_first,
 )
 from onnxgc.planning.schedule_from_sequence import schedule_of_sequence
 from onnxgc.planning.simulate import MemoryProfile, simulate
 
+Retrace: TypeAlias = Callable[[tuple[str, ...]], StepGraph]
+"""Builds a training step with its forward operators in another topological order, and backward in reverse.
 
-class Retrace(Protocol):
-    """Builds a training step with its forward operators in another order, and backward in reverse.
-
-    A joint graph of a traced model differentiates the model again for each new order
-    (`onnxgc.tracing.step_graph.retrace`), and infers types of backward nodes that the first trace does not
-    have. That takes far longer than a simulation, so solvers try few orders; tracing caches the step of each
-    order. Backward's operators may differ between orders: gradients of a tensor with several
-    readers are summed in the order in which backward reaches these.
-    """
-
-    def __call__(self, names: tuple[str, ...], /) -> StepGraph:
-        """The step whose forward operators, all of them, have the order `names`; topological."""
+A joint graph of a traced model differentiates the model again for each new order
+(`onnxgc.tracing.step_graph.retrace`), and infers types of backward nodes that the first trace does not
+have. That takes far longer than a simulation, so solvers try few orders; tracing caches the step of each
+order. Backward's operators may differ between orders: gradients of a tensor with several readers are
+summed in the order in which backward reaches these."""
 
 
 @dataclass(frozen=True, slots=True)
 class JointGraph:
-    """One training step, and which of its tensors belong to which vertex.
-
-    `retrace` builds the same step in another order.
-    """
+    """One training step, and which of its tensors belong to which vertex."""
 
     step: StepGraph
     members: Mapping[Vertex, tuple[str, ...]]
@@ -51,6 +43,12 @@ class JointGraph:
         if names == tuple(operator.name for operator in self.step.forward):
             return self.step
         return self.retrace(names)
+
+    def step_in(self, order: Sequence[Vertex]) -> StepGraph:
+        """The step with its forward operators sorted by vertex."""
+        order_numbers = vertex_of_operators(self.step, self.members, order)
+        by_vertex = sorted(zip(order_numbers, self.step.forward, strict=True), key=lambda entry: entry[0])
+        return self.retraced(tuple(operator.name for _, operator in by_vertex))
 
     def mapped(self, change: Callable[[StepGraph], StepGraph]) -> JointGraph:
         """The joint graph with a changed step, in every order."""
@@ -76,16 +74,13 @@ class JointGraph:
         self, plan: CheckpointPlan, copy_name: Callable[[str], str] | None = None
     ) -> tuple[StepGraph, Schedule]:
         """The step in the plan's order, and its schedule; `copy_name` names the copies of tensors."""
-        named = copy_name or _counting_namer()
+        copy_name = copy_name or copy_namer()
         if plan.sequence:
-            return self.step, schedule_of_sequence(self.step, plan.sequence, named)
+            return self.step, schedule_of_sequence(self.step, plan.sequence, copy_name)
         discarded = self.discarded(plan)
-        if plan.order:
-            names = operator_order(self.step, vertex_of_operators(self.step, self.members, plan.order))
-        else:
-            names = segment_order(self.step, discarded)
-        step = self.retraced(names)
-        return step, build_schedule(step, discarded, named)
+        names = () if plan.order else segment_order(self.step, discarded)
+        step = self.step_in(plan.order) if plan.order else self.retraced(names)
+        return step, build_schedule(step, discarded, copy_name)
 
     def profile(self, plan: CheckpointPlan) -> MemoryProfile:
         """The simulated memory of a plan."""
@@ -93,54 +88,33 @@ class JointGraph:
         return simulate(schedule, step)
 
 
-def _counting_namer() -> Callable[[str], str]:
-    """A function that names copies `x__recompute`, `x__recompute2`, ..., for steps without such tensors."""
-    copies: Counter[str] = Counter()
-
-    def name_of_copy(name: str) -> str:
-        copies[name] += 1
-        number = copies[name]
-        return f"{name}__recompute" if number == 1 else f"{name}__recompute{number}"
-
-    return name_of_copy
-
-
 def vertex_of_operators(
     step: StepGraph, members: Mapping[Vertex, tuple[str, ...]], order: Sequence[Vertex]
 ) -> list[int]:
-    """For each forward operator, the place in `order` of the vertex that it belongs to.
+    """For each forward operator, the position in `order` of the vertex that it belongs to.
 
     An operator that writes no vertex (batch statistics) belongs to the last vertex that it depends on, or
     without such a vertex to the first that depends on it.
     """
-    place = {tensor: number for number, vertex in enumerate(order) for tensor in members[vertex]}
-    known: dict[str, int] = {}
-    places: list[int | None] = []
+    position = {tensor: number for number, vertex in enumerate(order) for tensor in members[vertex]}
+    known = dict(position)
+    positions: list[int | None] = []
     for operator in step.forward:
-        own = [place[name] for name in operator.outputs if name in place]
-        read = [
-            number for name in operator.inputs if (number := known.get(name, place.get(name))) is not None
-        ]
-        number = own[0] if own else max(read, default=None)
-        places.append(number)
+        own = next((position[name] for name in operator.outputs if name in position), None)
+        read = [known[name] for name in operator.inputs if name in known]
+        number = max(read, default=None) if own is None else own
+        positions.append(number)
         if number is not None:
             known.update(dict.fromkeys(operator.outputs, number))
     wanted: dict[str, int] = {}
-    for index in reversed(range(len(places))):
-        operator = step.forward[index]
-        number = places[index]
+    numbers: list[int] = []
+    for operator, number in zip(reversed(step.forward), reversed(positions), strict=True):
         if number is None:
             number = min((wanted[name] for name in operator.outputs if name in wanted), default=0)
-            places[index] = number
+        numbers.append(number)
         for name in operator.inputs:
             wanted[name] = min(wanted.get(name, number), number)
-    return [number or 0 for number in places]
-
-
-def operator_order(step: StepGraph, places: Sequence[int]) -> tuple[str, ...]:
-    """Names of the forward operators, vertex by vertex."""
-    by_place = sorted(range(len(places)), key=lambda index: (places[index], index))
-    return tuple(step.forward[index].name for index in by_place)
+    return numbers[::-1]
 
 
 def joint_of_bare_graph(graph: ComputationGraph, size_of: Callable[[Vertex], int]) -> JointGraph:

@@ -85,11 +85,11 @@ def parse_budget(given: str | float, unit_size: int | None = None) -> Budget:
     text = number if isinstance(number, str) else str(int(number) if is_whole else float(number))
     if text.strip().lower() == "min":
         return Budget()
-    found = _FORM.fullmatch(text)
-    if found is None or (found[2].lower() not in _UNITS and found[2] != "%"):
+    match = _FORM.fullmatch(text)
+    if match is None or (match[2].lower() not in _UNITS and match[2] != "%"):
         raise BudgetFormError(f"'{text}' is not a valid memory size; {_REMEDY}")
-    amount, unit = Fraction(Decimal(found[1])), found[2].lower()
-    is_share = unit == "%" or (not unit and "." in found[1] and (unit_size is None or amount <= 1))
+    amount, unit = Fraction(Decimal(match[1])), match[2].lower()
+    is_share = unit == "%" or (not unit and "." in match[1] and (unit_size is None or amount <= 1))
     size = amount / 100 if unit == "%" else amount * _UNITS[unit]
     if size <= 0 or (size < 1 and not is_share):
         raise BudgetFormError(f"the budget '{text}' is less than one byte; {_REMEDY}")
@@ -112,10 +112,10 @@ def parse_extra_time(given: str | float) -> Fraction:
         BudgetFormError: it has another form, or is below 0.
     """
     text = str(given)
-    found = _FORM.fullmatch(text)
-    if isinstance(given, bool) or found is None or found[2] not in ("", "%"):
+    match = _FORM.fullmatch(text)
+    if isinstance(given, bool) or match is None or match[2] not in ("", "%"):
         raise BudgetFormError(f"the extra time '{text}' is not a valid share; write 10% or .1")
-    return Fraction(Decimal(found[1])) / (100 if found[2] else 1)
+    return Fraction(Decimal(match[1])) / (100 if match[2] else 1)
 
 
 def parse_budget_options(

@@ -33,8 +33,8 @@ def objective_bytes(problem: CheckpointProblem, plan: CheckpointPlan, objective:
 def paper_objective(problem: CheckpointProblem, plan: CheckpointPlan) -> PaperObjective:
     """The paper's objective of any set of checkpoints; a single source and target are always kept.
 
-    Each weakly connected component of the tensors that are not kept is one segment: the value is that of
-    reading A where the plan is valid under it, otherwise that of reading G (`onnxgc.graph.segments`).
+    Each weakly connected component of the tensors that are not kept is one segment: reading A of
+    `onnxgc.graph.segments` if the plan is valid under it, otherwise reading G.
 
     Raises:
         PlanError: a checkpoint is not a vertex of the graph.

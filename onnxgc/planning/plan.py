@@ -18,7 +18,7 @@ class Objective(Enum):
     PEAK = "peak"
     """The simulated peak of the training graph that will run."""
     ACTIVATIONS = "activations"
-    """The same without the parameters' gradients, as where these have permanent buffers."""
+    """The same without the parameters' gradients, for gradients in permanent buffers."""
     PAPER = "paper"
     """The sum of the checkpoints and the heaviest segment, over sets whose segments are independent
     (reading A of `onnxgc.graph.segments`)."""
@@ -120,7 +120,7 @@ class Solution:
     """A plan with its value, a lower bound and a status.
 
     `objective_bytes` is the plan's value, `lower_bound_bytes` a lower bound on that of every plan that the
-    objective admits, set by `bound_operator` where one operator sets it. For the objective `TIME` the
+    objective admits, set by `bound_operator` if one operator sets it. For the objective `TIME` the
     status refers to `time`, and `objective_bytes` is the plan's peak. `seconds` is the wall-clock time of
     the search, which a user may have `interrupted`.
     """

@@ -27,7 +27,7 @@ class TensorCost:
 class CheckpointProblem:
     """The choice of checkpoints among the tensors of `graph`, each at its cost.
 
-    `traced` is the training step that will run, where it is known. Several sources or sinks are allowed:
+    `traced` is the training step that will run, if it is known. Several sources or sinks are allowed:
     see `closed_graph`.
 
     Raises:
@@ -63,7 +63,7 @@ class CheckpointProblem:
         return self.traced or joint_of_bare_graph(self.graph, self.size_bytes)
 
     def closed_graph(self) -> ComputationGraph:
-        """The graph with one source and one sink, virtual ones where it has several.
+        """The graph with one source and one sink, virtual ones for several.
 
         Virtual terminals cost nothing and are in no plan. After a virtual source, the real sources are
         tensors like any other.

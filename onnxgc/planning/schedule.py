@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -12,7 +13,7 @@ class Operator:
     """An operator as the scheduler and the simulator see it.
 
     `inputs` and `outputs` are tensors. `is_view`: output 0 shares input 0's memory. `in_place`: output 0
-    reuses input 0's memory where this is the last use of it. `once`: must not run a second time.
+    reuses input 0's memory if this is the last use of it. `once`: must not run a second time.
     `needs_all_outputs`: no output may be omitted, even if unread. `workspace_bytes` are live only while the
     operator runs; with `workspace_first` they are allocated before the outputs.
     """
@@ -49,6 +50,11 @@ class StepGraph:
     parameter_gradients: frozenset[str]
     replaced: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """Forward, then backward."""
+        return (*self.forward, *(operator for chunk in self.chunks for operator in chunk))
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
@@ -75,7 +81,8 @@ class Release:
     tensors: tuple[str, ...]
 
 
-Instruction = Compute | Recompute | Release
+Run = Compute | Recompute
+Instruction = Run | Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +93,28 @@ class Schedule:
     original_of: Mapping[str, str]
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """The instructions without releases."""
+        return tuple(entry for entry in self.instructions if not isinstance(entry, Release))
+
+    @property
     def recomputed(self) -> tuple[Recompute, ...]:
         return tuple(entry for entry in self.instructions if isinstance(entry, Recompute))
 
     @property
     def extra_flops(self) -> int:
         return sum(entry.operator.flops for entry in self.recomputed)
+
+
+def copy_namer() -> Callable[[str], str]:
+    """A function that names copies `x__recompute`, `x__recompute2`, ..., for steps without such names."""
+    copies: Counter[str] = Counter()
+
+    def name_of_copy(name: str) -> str:
+        copies[name] += 1
+        return f"{name}__recompute" if copies[name] == 1 else f"{name}__recompute{copies[name]}"
+
+    return name_of_copy
 
 
 def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Callable[[str], str]) -> Schedule:
@@ -103,7 +126,7 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
     """
     segments = _segments(graph, discarded)
     producer = {name: index for index, operator in enumerate(graph.forward) for name in operator.outputs}
-    instructions: list[Instruction] = [
+    runs: list[Run] = [
         Compute(operator, None, next((segments[name] for name in operator.outputs if name in segments), None))
         for operator in graph.forward
     ]
@@ -120,15 +143,16 @@ def build_schedule(graph: StepGraph, discarded: frozenset[str], copy_name: Calla
             operator = graph.forward[position]
             renamed.update((name, copy_name(name)) for name in operator.outputs)
             copy = replace(_with_names(operator, renamed), name=f"{operator.name}__recompute")
-            instructions.append(Recompute(copy, operator.name, _segment_of(operator, segments)))
-        instructions.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
+            segment = next(segments[name] for name in operator.outputs if name in segments)
+            runs.append(Recompute(copy, operator.name, segment))
+        runs.extend(Compute(_with_names(operator, renamed), index) for operator in chunk)
     original_of = {copy: name for name, copy in renamed.items()}
-    return Schedule(with_exact_lifetimes(instructions, graph), original_of)
+    return Schedule(with_exact_lifetimes(runs, graph), original_of)
 
 
-def with_exact_lifetimes(instructions: Sequence[Instruction], graph: StepGraph) -> tuple[Instruction, ...]:
-    """The instructions without unread optional outputs, and with each release after the last reader."""
-    return tuple(_with_releases(_without_idle_outputs(instructions, graph), graph))
+def with_exact_lifetimes(runs: Sequence[Run], graph: StepGraph) -> tuple[Instruction, ...]:
+    """The runs without unread optional outputs, and with each release after the last reader."""
+    return tuple(_with_releases(_without_idle_outputs(runs, graph), graph))
 
 
 def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
@@ -136,18 +160,18 @@ def with_late_replacements(schedule: Schedule, graph: StepGraph) -> Schedule:
 
     Otherwise a recomputed operator could run after the update of its input.
     """
-    instructions = [entry for entry in schedule.instructions if not isinstance(entry, Release)]
+    runs = schedule.runs
     last_reader: dict[str, int] = {}
     source = {old: old for old in graph.replaced.values()}
-    for index, entry in enumerate(instructions):
+    for index, entry in enumerate(runs):
         for name in entry.operator.inputs:
             if name in source:
                 last_reader[source[name]] = index
         if entry.operator.is_view and entry.operator.inputs[0] in source:
             source[entry.operator.outputs[0]] = source[entry.operator.inputs[0]]
-    late: dict[int, list[Instruction]] = {}
-    rest: list[tuple[int, Instruction]] = []
-    for index, entry in enumerate(instructions):
+    late: dict[int, list[Run]] = {}
+    rest: list[tuple[int, Run]] = []
+    for index, entry in enumerate(runs):
         old = next((graph.replaced[name] for name in entry.operator.outputs if name in graph.replaced), None)
         last = index if old is None else last_reader.get(old, index)
         if last > index:
@@ -166,12 +190,9 @@ def segment_read_first(graph: StepGraph, discarded: frozenset[str]) -> frozenset
     Nothing has been released before, so a plan that consists of checkpoints alone keeps them.
     """
     segments = _segments(graph, discarded)
-    for chunk in graph.chunks:
-        for operator in chunk:
-            for name in operator.inputs:
-                if name in segments:
-                    return frozenset(other for other in segments if segments[other] == segments[name])
-    return frozenset()
+    read = (name for chunk in graph.chunks for operator in chunk for name in operator.inputs)
+    first = next((segments[name] for name in read if name in segments), None)
+    return frozenset(name for name, segment in segments.items() if segment == first)
 
 
 def segment_order(graph: StepGraph, discarded: frozenset[str]) -> tuple[str, ...]:
@@ -214,10 +235,6 @@ def segment_order(graph: StepGraph, discarded: frozenset[str]) -> tuple[str, ...
     return tuple(order)
 
 
-def _segment_of(operator: Operator, segments: Mapping[str, int]) -> int:
-    return next(segments[name] for name in operator.outputs if name in segments)
-
-
 def _with_names(operator: Operator, renamed: Mapping[str, str]) -> Operator:
     if not any(name in renamed for name in (*operator.inputs, *operator.outputs)):
         return operator
@@ -249,14 +266,11 @@ def _segments(graph: StepGraph, discarded: frozenset[str]) -> dict[str, int]:
     return {name: numbers.setdefault(find(name), len(numbers)) for name in parent}
 
 
-def _without_idle_outputs(instructions: Sequence[Instruction], graph: StepGraph) -> list[Instruction]:
-    """The instructions without unread trailing optional outputs, which a runtime would never free."""
-    read = {
-        name for entry in instructions if not isinstance(entry, Release) for name in entry.operator.inputs
-    }
-    trimmed: list[Instruction] = []
-    for entry in instructions:
-        assert not isinstance(entry, Release)
+def _without_idle_outputs(runs: Sequence[Run], graph: StepGraph) -> list[Run]:
+    """The runs without unread trailing optional outputs, which a runtime would never free."""
+    read = {name for entry in runs for name in entry.operator.inputs}
+    trimmed: list[Run] = []
+    for entry in runs:
         outputs = entry.operator.outputs
         min_outputs = len(outputs) if entry.operator.needs_all_outputs else 1
         while len(outputs) > min_outputs and outputs[-1] not in read and outputs[-1] not in graph.outputs:
@@ -267,16 +281,11 @@ def _without_idle_outputs(instructions: Sequence[Instruction], graph: StepGraph)
     return trimmed
 
 
-def _with_releases(instructions: Sequence[Instruction], graph: StepGraph) -> Iterable[Instruction]:
-    """The instructions, each followed by the release of the tensors whose last use it is."""
+def _with_releases(runs: Sequence[Run], graph: StepGraph) -> Iterator[Instruction]:
+    """The runs, each followed by the release of the tensors whose last use it is."""
     kept = graph.resident.union(graph.outputs)
-    last_use: dict[str, int] = {}
-    for index, entry in enumerate(instructions):
-        assert not isinstance(entry, Release)
-        for name in entry.operator.inputs:
-            last_use[name] = index
-    for index, entry in enumerate(instructions):
-        assert not isinstance(entry, Release)
+    last_use = {name: index for index, entry in enumerate(runs) for name in entry.operator.inputs}
+    for index, entry in enumerate(runs):
         yield entry
         touched = dict.fromkeys((*entry.operator.inputs, *entry.operator.outputs))
         dead = tuple(name for name in touched if last_use.get(name, index) == index and name not in kept)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from onnxgc.errors import PlanError
 from onnxgc.planning.schedule import (
     Compute,
-    Instruction,
     Operator,
     Recompute,
+    Run,
     Schedule,
     StepGraph,
+    copy_namer,
     with_exact_lifetimes,
 )
 
@@ -38,7 +39,7 @@ class StepOperators:
     """By the tensor that the view writes."""
 
     @classmethod
-    def of(cls, step: StepGraph) -> StepOperators:
+    def from_step(cls, step: StepGraph) -> StepOperators:
         outputs = set(step.outputs)
         placed = [PlacedOperator(operator, None) for operator in step.forward]
         placed += [
@@ -71,8 +72,9 @@ class _Unrolling:
 
     def __init__(self, step: StepGraph, copy_name: Callable[[str], str]) -> None:
         self._step = step
-        self._parts = StepOperators.of(step)
+        self._parts = StepOperators.from_step(step)
         self._copy_name = copy_name
+        self._copy_operator = copy_namer()
         self._computed = {
             name
             for entry in (*self._parts.operators.values(), *self._parts.views.values())
@@ -84,7 +86,7 @@ class _Unrolling:
         """By view: the tensors that its latest copy reads."""
         self._runs: Counter[str] = Counter()
         self._original_of: dict[str, str] = {}
-        self._instructions: list[Instruction] = []
+        self._ran: list[Run] = []
         self._segment = -1
         self._is_recomputing = False
 
@@ -104,7 +106,7 @@ class _Unrolling:
         for name in self._parts.operators:
             if not self._runs[name]:
                 raise PlanError(f"the plan never runs '{name}'; create the plan again")
-        return Schedule(with_exact_lifetimes(self._instructions, self._step), self._original_of)
+        return Schedule(with_exact_lifetimes(self._ran, self._step), self._original_of)
 
     def _prepare(self, operator: Operator) -> None:
         """Update the views that an operator reads to the latest copies of their sources."""
@@ -125,19 +127,18 @@ class _Unrolling:
 
     def _run(self, entry: PlacedOperator) -> None:
         operator = entry.operator
-        number = self._runs[operator.name]
+        is_first = not self._runs[operator.name]
         self._runs[operator.name] += 1
         inputs = tuple(self._current.get(name, name) for name in operator.inputs)
         for name in operator.outputs:
-            self._current[name] = self._copy_name(name) if number else name
-            if number:
+            self._current[name] = name if is_first else self._copy_name(name)
+            if not is_first:
                 self._original_of[self._current[name]] = name
         ran = replace(
             operator, inputs=inputs, outputs=tuple(self._current[name] for name in operator.outputs)
         )
-        if not number:
-            self._instructions.append(Compute(ran, entry.chunk))
+        if is_first:
+            self._ran.append(Compute(ran, entry.chunk))
             return
-        suffix = "__recompute" if number == 1 else f"__recompute{number}"
-        copy = replace(ran, name=f"{operator.name}{suffix}")
-        self._instructions.append(Recompute(copy, operator.name, max(self._segment, 0)))
+        copy = replace(ran, name=self._copy_operator(operator.name))
+        self._ran.append(Recompute(copy, operator.name, max(self._segment, 0)))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxgc.errors import RuntimeUnavailableError
-from onnxgc.planning.arena import ArenaSettings
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -30,12 +29,8 @@ PROVIDERS = {
 """Execution providers of a session, preferred first."""
 _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
-# The CPU arena of `make_session`. Source: onnxruntime/core/framework/bfc_arena.h, whose defaults these are
-# (kMinAllocationSize, DEFAULT_INITIAL_CHUNK_SIZE_BYTES, DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES, growth by
-# kNextPowerOfTwo), but for the dead bytes, of which the stock arena allows 128 MiB.
-ARENA = ArenaSettings(
-    granule_bytes=256, first_region_bytes=1 << 20, max_region_bytes=1 << 30, max_dead_bytes=1 << 16
-)
+MAX_DEAD_BYTES = 1 << 16
+"""Unused bytes of a chunk of the CPU arena, at most; the stock arena allows 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +160,7 @@ def _register_tight_arena(ort: ModuleType) -> None:
     almost twice its size.
     """
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(
-        memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": ARENA.max_dead_bytes})
-    )
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": MAX_DEAD_BYTES}))
 
 
 @functools.cache

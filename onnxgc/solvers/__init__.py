@@ -1,1 +1,1 @@
-"""Solvers: one search algorithm a file, one signature, one explicit registry."""
+"""Solvers: searches for plans, with one signature and one explicit registry."""

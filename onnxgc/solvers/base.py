@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import TypeAlias
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import Vertex
+from onnxgc.planning.deadline import Deadline
 from onnxgc.planning.objective import objective_bytes
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
@@ -150,5 +150,4 @@ class Solver:
 
 def deadline_of(options: SolverOptions) -> float:
     """End of the search on the clock of `time.perf_counter`."""
-    limit = options.time_limit_seconds
-    return math.inf if limit is None else time.perf_counter() + limit
+    return Deadline(options.time_limit_seconds).end

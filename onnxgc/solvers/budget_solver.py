@@ -17,14 +17,14 @@ from onnxgc.budget.search import (
 )
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.planning.deadline import FIRST_PLAN_SHARE, Deadline
-from onnxgc.planning.plan import CheckpointPlan, Objective, TimeCost
+from onnxgc.planning.plan import CheckpointPlan, Objective
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.peak.cut_search import PEAK
 
 PEAK_SECONDS = 10.0
-"""Time limit of the solver `peak` for an initial plan, where its share of the time limit is not less."""
+"""Time limit of the solver `peak` for an initial plan, if its share of the time limit is not less."""
 _MIN_PEAK_SECONDS = 3.0
 """Its least time if no other plan was found: without it a short time limit leaves no plan at all."""
 MAX_LISTED = 4
@@ -45,31 +45,32 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         PlanError: there is no budget.
         BudgetError: no plan fits the budget; the message names the least budget and its operator.
     """
-    if options.budget_bytes is None:
+    budget = options.budget_bytes
+    if budget is None:
         raise PlanError("the solver 'budget' needs --budget, such as 8GiB or 60%")
     step = problem.joint().step
     step_problem = problem_of(step, options.durations or step_flops(step))
     deadline = Deadline(options.time_limit_seconds)
     number = {name: index for index, name in enumerate(step_problem.names)}
     known = [[number[name] for name in names] for names in options.sequences]
-    found = within_budget(step_problem.problem, options.budget_bytes, search_options(options), known)
+    best = within_budget(step_problem.problem, budget, search_options(options), known)
     floor = floor_of_problem(step_problem.problem)
-    if isinstance(found, NoSequence) and not found.impossible:
+    if isinstance(best, NoSequence) and not best.impossible:
         options.progress("planning: the least peak with one more forward")
         known = plans_of_least_peak(problem, step_problem, options, _MIN_PEAK_SECONDS)
         left, share = deadline.left(), deadline.share(FIRST_PLAN_SHARE)
         if left is not None and share is not None:
             options = replace(options, time_limit_seconds=max(share, left))
-        found = within_budget(step_problem.problem, options.budget_bytes or 0, search_options(options), known)
-    if isinstance(found, NoSequence):
-        raise BudgetError(infeasibility_message(step_problem, step, options.budget_bytes or 0, floor))
+        best = within_budget(step_problem.problem, budget, search_options(options), known)
+    if isinstance(best, NoSequence):
+        raise BudgetError(infeasibility_message(step_problem, step, budget, floor))
     return Finding(
-        plan_of(problem, step, step_problem, found.sequence),
-        found.status,
+        plan_of(problem, step, step_problem, best.sequence),
+        best.status,
         floor.size,
         floor_operator(step_problem, floor),
-        TimeCost(step_problem.problem.duration, found.extra, found.lower_bound),
-        found.interrupted,
+        best.time,
+        best.interrupted,
     )
 
 
@@ -96,8 +97,7 @@ def plans_of_least_peak(
 
 def step_flops(step: StepGraph) -> dict[str, int]:
     """Floating-point operations of each operator plus 1, as durations; views count 0."""
-    operators = (*step.forward, *(operator for chunk in step.chunks for operator in chunk))
-    return {operator.name: 0 if operator.is_view else operator.flops + 1 for operator in operators}
+    return {operator.name: 0 if operator.is_view else operator.flops + 1 for operator in step.operators}
 
 
 def search_options(options: SolverOptions) -> SearchOptions:
@@ -120,9 +120,8 @@ def plan_of(
     """The plan of a sequence; its checkpoints are the vertices that are never recomputed."""
     names = step_problem.names_of(tuple(sequence))
     repeated = {name for name, count in Counter(names).items() if count > 1}
-    operators = (*step.forward, *(operator for chunk in step.chunks for operator in chunk))
     recomputed = {
-        tensor for operator in operators if operator.name in repeated for tensor in operator.outputs
+        tensor for operator in step.operators if operator.name in repeated for tensor in operator.outputs
     }
     members = problem.joint().members
     kept = (vertex for vertex in problem.graph.vertices if recomputed.isdisjoint(members[vertex]))
@@ -150,8 +149,7 @@ def infeasibility_message(
             f"no plan fits {budget_bytes:,} bytes: the step's outputs (such as parameter gradients) take "
             f"{floor.kept_size:,}; --freeze for fewer gradients or float16 would lower that"
         )
-    operators = (*step.forward, *(operator for chunk in step.chunks for operator in chunk))
-    operator = next(operator for operator in operators if operator.name == name)
+    operator = next(operator for operator in step.operators if operator.name == name)
     tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor not in step.resident]
     largest = sorted(dict.fromkeys(tensors), key=lambda tensor: -step.sizes[tensor])[:MAX_LISTED]
     listed = ", ".join(f"'{tensor}' {step.sizes[tensor]:,}" for tensor in largest)

@@ -40,14 +40,14 @@ def splitting_vertices(problem: CheckpointProblem) -> tuple[Vertex, ...]:
     """
     graph = problem.closed_graph()
     index = graph.topological_index
-    found: list[Vertex] = []
+    splitting: list[Vertex] = []
     # A vertex that no edge passes over in topological order lies on every path.
     farthest = 0
-    for place, vertex in enumerate(graph.vertices[:-1]):
-        if 0 < place == farthest and not isinstance(vertex, VirtualTerminal):
-            found.append(vertex)
+    for position, vertex in enumerate(graph.vertices[:-1]):
+        if 0 < position == farthest and not isinstance(vertex, VirtualTerminal):
+            splitting.append(vertex)
         farthest = max(farthest, index(graph.successors(vertex)[-1]))
-    return tuple(found)
+    return tuple(splitting)
 
 
 def _why_not_chain(graph: ComputationGraph) -> str | None:

@@ -88,7 +88,7 @@ def largest_working_set(step: StepGraph) -> WorkingSet:
     """
     root: dict[str, str] = {}
     floor = WorkingSet(sum(step.sizes[name] for name in set(step.outputs) - step.resident), "")
-    for operator in (*step.forward, *(operator for chunk in step.chunks for operator in chunk)):
+    for operator in step.operators:
         if operator.is_view and operator.outputs[0] not in step.outputs:
             source = operator.inputs[0]
             root[operator.outputs[0]] = root.get(source, source)

@@ -12,13 +12,11 @@ from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Objective
 from onnxgc.solvers.base import Solver
 from onnxgc.solvers.baselines.bptt import BPTT
-from onnxgc.solvers.baselines.chen_greedy import CHEN_GREEDY
-from onnxgc.solvers.baselines.chen_sqrt import CHEN_SQRT
+from onnxgc.solvers.baselines.chen import CHEN_GREEDY, CHEN_SQRT
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
-from onnxgc.solvers.baselines.manual import MANUAL
+from onnxgc.solvers.baselines.fixed_plans import MANUAL, STORE_ALL
 from onnxgc.solvers.baselines.random_draws import RANDOM
 from onnxgc.solvers.baselines.revolve import REVOLVE
-from onnxgc.solvers.baselines.store_all import STORE_ALL
 from onnxgc.solvers.budget_solver import BUDGET
 from onnxgc.solvers.paper.acg import ACG
 from onnxgc.solvers.paper.lcg import LCG

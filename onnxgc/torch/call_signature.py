@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +17,8 @@ from onnxgc.torch.module_state import HOOKS
 from onnxgc.torch.object_contents import contents
 from onnxgc.torch.state_guard import comparison_key, tensor_signature
 
-
-class _Placeholder(enum.Enum):
-    """Takes the position of a tensor among the leaves of a call."""
-
-    TENSOR = enum.auto()
+_TENSOR = object()
+"""Takes the position of a tensor among the leaves of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class CallForm:
         """State, arguments and keywords with these tensors, of which those beyond the call's are ignored."""
         count = len(self.names)
         given = iter(tensors[count:])
-        leaves = [next(given) if leaf is _Placeholder.TENSOR else leaf for leaf in self.leaves]
+        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.leaves]
         arguments, settings = pytree.tree_unflatten(leaves, self.spec)
         return dict(zip(self.names, tensors[:count], strict=True)), arguments, settings
 
@@ -51,17 +47,19 @@ class CallSignature:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]) -> CallSignature:
+    def from_call(
+        cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]
+    ) -> CallSignature:
         leaves, spec = pytree.tree_flatten((tuple(arguments), dict(settings)))
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        others = (_Placeholder.TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        others = (_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         return cls(module, CallForm(tuple(state), tuple(others), spec), (*state.values(), *tensors))
 
     @property
     def objects(self) -> list[Any]:
         """Arguments with contents of which PyTorch's pytrees do not know."""
-        others = (leaf for leaf in self.form.leaves if leaf is not _Placeholder.TENSOR)
+        others = (leaf for leaf in self.form.leaves if leaf is not _TENSOR)
         return [leaf for leaf in others if contents(leaf) is not None]
 
     def needs_gradients(self) -> bool:

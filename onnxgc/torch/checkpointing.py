@@ -88,12 +88,10 @@ def plans_of(module: nn.Module) -> tuple[TorchPlan, ...]:
     Plans are found inside wrappers: modules around a planned one (data parallel training, `torch.compile`,
     adapters), and functions that replace its forward, as in Accelerate.
     """
-    found: dict[int, PlannedForward] = {}
-    for inner in module.modules():
-        forward = planned_forward(inner.__dict__.get("forward"))
-        if forward is not None:
-            found.setdefault(id(forward), forward)
-    return tuple(plan for forward in found.values() for plan in forward.plans)
+    forwards = (planned_forward(vars(inner).get("forward")) for inner in module.modules())
+    # In order, each once.
+    unique = dict.fromkeys(forward for forward in forwards if forward is not None)
+    return tuple(plan for forward in unique for plan in forward.plans)
 
 
 def planned_forward(function: Any) -> PlannedForward | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-import math
 import warnings
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,16 @@ from onnxgc.torch.module_pair import (
     Discrepancy,
     Key,
     ModulePair,
+    batch_of,
+    distance,
+    norm,
     perturb,
     preserve_state,
     tensor_leaves,
     trained_parameters,
 )
 from onnxgc.torch.onnx_module import OnnxModule, from_onnx
-from onnxgc.torch.unsupported_operator_advice import advice_on
+from onnxgc.torch.trace_errors import advice_on
 
 # Tolerated relative distance, in the file's units of rounding.
 _MAX_UNITS = 32.0
@@ -54,16 +57,13 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """A file, its captured module, and that module in the operators that the exporter converted."""
+    """A file, and its captured module in the operators that the exporter converted."""
 
     proto: onnx.ModelProto
-    captured: ExportedProgram
     converted: ExportedProgram
 
 
-def check_equal(
-    exported: ExportedModel, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+def check_equal(exported: ExportedModel, module: nn.Module, call: Arguments) -> None:
     """Compares outputs, running statistics and gradients of a file with those of the module.
 
     Both run in float64, on the given inputs and on perturbed ones. A difference counts if it exceeds the
@@ -73,13 +73,13 @@ def check_equal(
     Raises:
         ExportError: they differ; the message names the output, statistic or parameter, and the operator.
     """
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = tensor_leaves(call)
     try:
         network = _read(exported, inputs)
     except OnnxgcError as error:
         raise ExportError(_unreadable(exported, error)) from error
     _check_roles(network, module)
-    _warn_of_changed_buffers(network, module, args, kwargs)
+    _warn_of_changed_buffers(network, module, call)
     random = sorted({node.op_type for node in exported.proto.graph.node} & (RANDOM - {"Dropout"}))
     if random:
         warnings.warn(
@@ -88,7 +88,6 @@ def check_equal(
             stacklevel=3,
         )
         return
-    call = (args, dict(kwargs))
     pair, rounds = _in_double(network, module, call)
     discrepancy = None if pair is None else _discrepancy(pair, call)
     if pair is None or (discrepancy is not None and rounds):
@@ -101,16 +100,17 @@ def check_equal(
 def _unreadable(exported: ExportedModel, error: OnnxgcError) -> str:
     """The error, with the submodule and operator of its node, and a remedy."""
     text = str(error)
-    named = [node for node in exported.proto.graph.node if node.name and f"'{node.name}'" in text]
-    metadata = {e.key: e.value for node in named[:1] for e in node.metadata_props}
+    nodes = (node for node in exported.proto.graph.node if node.name and f"'{node.name}'" in text)
+    node = next(nodes, onnx.NodeProto())
+    metadata = {entry.key: entry.value for entry in node.metadata_props}
     scopes = ast.literal_eval(metadata.get(_SCOPES, "[]"))
     classes = ast.literal_eval(metadata.get(_CLASSES, "[]"))
     operator = classes[-1] if classes else ""
     advice = advice_on(operator) or advice_on(text)
     if not advice:
         return f"the exported file cannot be read back: {text}; check=False writes it"
-    where = f"'{scopes[-2]}'" if len(scopes) > 1 and scopes[-2] else "forward"
-    return f"the exported file cannot be read back: {operator or text} in {where}: {advice}"
+    scope = f"'{scopes[-2]}'" if len(scopes) > 1 and scopes[-2] else "forward"
+    return f"the exported file cannot be read back: {operator or text} in {scope}: {advice}"
 
 
 def _discrepancy(pair: ModulePair, call: Arguments) -> Discrepancy | None:
@@ -119,14 +119,14 @@ def _discrepancy(pair: ModulePair, call: Arguments) -> Discrepancy | None:
 
 def _discrepancy_in_mode(pair: ModulePair, call: Arguments, *, training: bool) -> Discrepancy | None:
     """The first discrepancy that a second draw confirms."""
-    found: list[Discrepancy] = []
+    discrepancies: list[Discrepancy] = []
     for seed in range(_MAX_DRAWS):
         discrepancy = _discrepancy_in_draw(pair, call, seed, training)
         if discrepancy is not None:
-            found.append(discrepancy)
-        if len(found) == _CONFIRMATIONS:
-            return found[0]
-        if seed + 1 >= _CONFIRMATIONS and not found:
+            discrepancies.append(discrepancy)
+        if len(discrepancies) == _CONFIRMATIONS:
+            return discrepancies[0]
+        if seed + 1 >= _CONFIRMATIONS and not discrepancies:
             return None
     return None
 
@@ -149,29 +149,32 @@ def _discrepancy_in_draw(pair: ModulePair, call: Arguments, seed: int, training:
             # Other outputs in evaluation, such as no auxiliary ones, are permitted.
             return None
         raise ExportError(f"the file has {counts[0]} outputs, and the module returns {counts[1]} tensors")
-    largest = {kind: max(map(_norm, _of_kind(expected, kind)), default=0.0) for kind, _ in expected}
+    largest: defaultdict[str, float] = defaultdict(float)
+    for (kind, _), value in expected.items():
+        largest[kind] = max(largest[kind], norm(value))
     suspects: dict[Key, float] = {}
-    for key in [*found, *(key for key in expected if key not in found)]:
+    for key in {**found, **expected}:
         kind = key[0]
         if kind != "gradient" and (key not in expected or key not in found):
             continue
         # An absent gradient equals zeros.
-        one, other = _both(found.get(key), expected.get(key))
+        absent = torch.zeros_like(found[key] if key in found else expected[key])
+        one, other = found.get(key, absent), expected.get(key, absent)
         if one.shape != other.shape:
             return pair.discrepancy(key, call, seed, training)
-        vanishing = _MAX_VANISHING_UNITS * pair.rounding * largest.get(kind, 0.0)
-        distance = _distance(one, other)
-        if not distance <= max(_MAX_UNITS * pair.unit * _norm(other), vanishing):
-            suspects[key] = distance
+        difference = distance(one, other)
+        vanishing = _MAX_VANISHING_UNITS * pair.rounding * largest[kind]
+        if not difference <= max(_MAX_UNITS * pair.unit * norm(other), vanishing):
+            suspects[key] = difference
     if not suspects:
         return None
     generator = torch.Generator().manual_seed(seed)
     near = pytree.tree_map(lambda x: perturb(x, pair.unit, generator) if isinstance(x, Tensor) else x, call)
     with pair.rounded(seed):
         rounded = pair.step(pair.network, near, seed, training)
-    for key, distance in suspects.items():
-        effect = _distance(rounded[key], found[key]) if key in found and key in rounded else 0.0
-        if not distance <= _MAX_EFFECTS * effect:
+    for key, difference in suspects.items():
+        effect = distance(rounded[key], found[key]) if key in found and key in rounded else 0.0
+        if not difference <= _MAX_EFFECTS * effect:
             return pair.discrepancy(key, call, seed, training)
     return None
 
@@ -190,19 +193,11 @@ def _check_roles(network: OnnxModule, module: nn.Module) -> None:
         raise ExportError(f"the file has the constant '{name}' in the role of a parameter; make it a buffer")
 
 
-def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Two tensors; an absent one is zeros."""
-    if one is None:
-        assert other is not None, "one side has the tensor"
-        return torch.zeros_like(other), other
-    return one, torch.zeros_like(one) if other is None else other
-
-
 def _drawn(call: Arguments, seed: int, dtype: torch.dtype | None) -> Arguments:
     """The given arguments for seed 0; otherwise with samples permuted and numbers scaled towards zero."""
     generator = torch.Generator().manual_seed(seed)
-    batch = next((leaf.shape[0] for leaf in tensor_leaves(call) if leaf.ndim), 0)
-    order = torch.randperm(batch, generator=generator)
+    batch = batch_of(call)
+    order = torch.randperm(batch or 0, generator=generator)
 
     def drawn(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -223,55 +218,54 @@ def _drawn(call: Arguments, seed: int, dtype: torch.dtype | None) -> Arguments:
 class _RoundingTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records whether an operator computes in a floating type other than float64."""
 
-    found = False
+    is_rounding = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64:
-                self.found = True
+        leaves = tensor_leaves(result)
+        self.is_rounding |= any(leaf.is_floating_point() and leaf.dtype != torch.float64 for leaf in leaves)
         return result
 
 
 def _in_double(network: OnnxModule, module: nn.Module, call: Arguments) -> tuple[ModulePair | None, bool]:
     """The pair in float64, or None if it cannot run so, and whether the module rounds to other types."""
-    types = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    unit = max(map(_eps, types), default=_eps(torch.float32)) / 2
+    eps = _eps_of(_float_types(module))
     try:
         double = copy.deepcopy(module).double()
         for part in double.modules():
             if isinstance(part, nn.RMSNorm) and part.eps is None:
                 # The default depends on the type that it runs in.
-                part.eps = max(map(_eps, types), default=_eps(torch.float32))
+                part.eps = eps
             for name, value in vars(part).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     vars(part)[name] = value.double()
-        pair = ModulePair(network.double(), double, torch.float64, unit)
-        with _RoundingTracker() as rounding:  # type: ignore[no-untyped-call]
+        pair = ModulePair(network.double(), double, torch.float64, eps / 2)
+        with _RoundingTracker() as tracker:  # type: ignore[no-untyped-call]
             pair.step(double, _drawn(call, 0, torch.float64), 0, True)
         pair.step(pair.network, _drawn(call, 0, torch.float64), 0, True)
     except Exception:  # Copying and running in another type may raise anything.
         return None, True
-    return pair, rounding.found
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
+    return pair, tracker.is_rounding
 
 
 def _coarsest(exported: ExportedModel, module: nn.Module) -> float:
     """The unit of rounding of the coarsest type in which the file computes."""
-    types = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    for node in exported.proto.graph.node:
-        types |= {
-            _TYPES[a.i] for a in node.attribute if node.op_type == "Cast" and a.name == "to" and a.i in _TYPES
-        }
-    return max(map(_eps, types), default=_eps(torch.float32))
+    casts = (node for node in exported.proto.graph.node if node.op_type == "Cast")
+    wanted = (a.i for node in casts for a in node.attribute if a.name == "to")
+    return _eps_of(_float_types(module) | {_TYPES[dtype] for dtype in wanted if dtype in _TYPES})
 
 
-def _warn_of_changed_buffers(
-    network: OnnxModule, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+def _float_types(module: nn.Module) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+
+
+def _eps_of(types: Iterable[torch.dtype]) -> float:
+    """The unit of rounding of the coarsest type, float32 by default."""
+    return max((torch.finfo(dtype).eps for dtype in types), default=torch.finfo(torch.float32).eps)
+
+
+def _warn_of_changed_buffers(network: OnnxModule, module: nn.Module, call: Arguments) -> None:
+    args, kwargs = call
     updated = set(network.onnx_names().values())
     with preserve_state(module), torch.enable_grad(), WithoutRandomness():
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -281,20 +275,3 @@ def _warn_of_changed_buffers(
                 warnings.warn(
                     f"forward changes the buffer '{name}', which is constant in the file", stacklevel=4
                 )
-
-
-def _of_kind(values: Mapping[Key, Tensor], kind: str) -> list[Tensor]:
-    return [value for (found, _), value in values.items() if found == kind]
-
-
-def _norm(tensor: Tensor) -> float:
-    tensor = tensor.double()
-    return float(torch.where(tensor.isfinite(), tensor, 0.0).norm())
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference; equal infinities and NaN have distance zero."""
-    one, other = one.double(), other.to(one.device).double()
-    is_same = (one == other) | (one.isnan() & other.isnan())
-    distance = float(torch.where(is_same, 0.0, one - other).norm())
-    return math.inf if math.isnan(distance) else distance

@@ -108,19 +108,13 @@ def _names_of_outputs(program: ExportedProgram) -> list[str]:
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
     tensors = program.graph_signature.user_outputs
     paths = [path for (path, _), tensor in zip(leaves, tensors, strict=True) if isinstance(tensor, str)]
-    return [
-        "_".join(["output"] * (not path or _is_number(path[0])) + [_part(key) for key in path])
-        for path in paths
-    ]
+    parts = ([_part(key) for key in path] for path in paths)
+    return ["_".join(names if names and not names[0].isdigit() else ["output", *names]) for names in parts]
 
 
 def _part(key: Any) -> str:
     """A step of the path to an output: a field, a key or an index."""
     return str(next(getattr(key, kind) for kind in ("name", "key", "idx") if hasattr(key, kind)))
-
-
-def _is_number(key: Any) -> bool:
-    return _part(key).isdigit()
 
 
 def _drop_computed_biases(graph: ir.Graph) -> None:
@@ -171,11 +165,9 @@ def _mark_stopped_gradients(graph: ir.Graph) -> None:
 def _modes_of_normalisations(program: ExportedProgram) -> dict[str, bool]:
     """For each running mean, whether its BatchNormalization is in training mode."""
     buffers = program.graph_signature.inputs_to_buffers
-    found: dict[str, bool] = {}
-    for node in program.graph.nodes:
-        if node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None:
-            found[buffers.get(node.args[3].name, "")] = bool(node.args[5])
-    return found
+    calls = program.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default)
+    tracked = (node.args for node in calls if node.args[3] is not None)
+    return {buffers.get(args[3].name, ""): bool(args[5]) for args in tracked}
 
 
 def _unused(wanted: str, taken: Container[str | None]) -> str:

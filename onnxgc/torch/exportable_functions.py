@@ -25,9 +25,7 @@ class ExportableForms(TorchFunctionMode):
         super().__init__()
         self.last = ""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name not in _SILENT:
             self.last = name
@@ -40,20 +38,16 @@ class WithoutRandomness(TorchFunctionMode):
     The row of an embedding table at `padding_idx` gets a gradient, as in a file.
     """
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        if func in _HAS_TRAINING:
+        if func in _FIXED_ARGUMENTS:
             given = inspect.signature(func).bind(*args, **named)
-            given.arguments["training"] = False
-            args, named = given.args, given.kwargs
-        elif func is F.embedding:
-            given = inspect.signature(func).bind(*args, **named)
-            given.arguments["padding_idx"] = None
+            name, value = _FIXED_ARGUMENTS[func]
+            given.arguments[name] = value
             args, named = given.args, given.kwargs
         elif func is F.scaled_dot_product_attention:
-            args, named = args[:4], {**_named_rest(args), **named, "dropout_p": 0.0}
+            rest = dict(zip(("is_causal", "scale", "enable_gqa"), args[5:], strict=False))
+            args, named = args[:4], {**rest, **named, "dropout_p": 0.0}
         elif func in _RECURRENT:
             # The Dropout rate is their only float argument.
             args = tuple(0.0 if isinstance(argument, float) else argument for argument in args)
@@ -120,14 +114,14 @@ def _cross_entropy(input: Tensor, target: Tensor, *rest: Any, **named: Any) -> T
         each = -(weighted * shares).sum(axis)
         total: Tensor = each if reduction == "none" else each.sum()
         return total / (target.numel() // classes) if reduction == "mean" else total
-    counted = target != ignored
-    labels = torch.where(counted, target, torch.zeros_like(target))
+    is_label = target != ignored
+    labels = torch.where(is_label, target, torch.zeros_like(target))
     picked = weighted.gather(axis, labels.unsqueeze(axis)).squeeze(axis)
     each = -(picked * (1.0 - smoothing) + weighted.sum(axis) * (smoothing / classes))
-    each = torch.where(counted, each, torch.zeros_like(each))
+    each = torch.where(is_label, each, torch.zeros_like(each))
     if reduction == "mean":
         of_class = torch.ones_like(each) if weight is None else weight[labels]
-        return each.sum() / torch.where(counted, of_class, torch.zeros_like(of_class)).sum()
+        return each.sum() / torch.where(is_label, of_class, torch.zeros_like(of_class)).sum()
     return each.sum() if reduction == "sum" else each
 
 
@@ -177,20 +171,6 @@ def _batch_norm(
     return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _batch_norm_of_torch(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Tensor:
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
 def _instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -209,18 +189,16 @@ def _instance_norm(
     return F.instance_norm(input, None, None, weight, bias, use_input_stats=True, eps=eps)
 
 
-def _instance_norm_of_torch(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Tensor:
-    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+def _in_torch_order(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A normalisation with the arguments of `torch.batch_norm`: weight and bias before running statistics."""
+
+    def reordered(
+        input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rest: Any, **named: Any
+    ) -> Tensor:
+        named.pop("cudnn_enabled", None)
+        return norm(input, running_mean, running_var, weight, bias, *rest[:3], **named)
+
+    return reordered
 
 
 def _by_divisor(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
@@ -240,11 +218,6 @@ def _by_divisor(pool: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]
     return pooled
 
 
-def _named_rest(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Attention's positional arguments after its Dropout rate, by name."""
-    return dict(zip(("is_causal", "scale", "enable_gqa"), args[5:], strict=False))
-
-
 def _is_probability(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and isinstance(args[1], float | int) and args[0].is_floating_point()
 
@@ -257,9 +230,9 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     F.avg_pool2d: _by_divisor(F.avg_pool2d, 2),
     F.avg_pool3d: _by_divisor(F.avg_pool3d, 3),
     F.batch_norm: _batch_norm,
-    torch.batch_norm: _batch_norm_of_torch,
+    torch.batch_norm: _in_torch_order(_batch_norm),
     F.instance_norm: _instance_norm,
-    torch.instance_norm: _instance_norm_of_torch,
+    torch.instance_norm: _in_torch_order(_instance_norm),
     Tensor.bernoulli_: _bernoulli_,
     F.dropout: _dropout,
     F.dropout1d: _by_feature(2),
@@ -267,16 +240,9 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     F.dropout3d: _by_feature(4),
     F.scaled_dot_product_attention: _attention,
 }
-_HAS_TRAINING = frozenset(
-    {
-        F.dropout,
-        F.dropout1d,
-        F.dropout2d,
-        F.dropout3d,
-        F.alpha_dropout,
-        F.feature_alpha_dropout,
-        F.rrelu,
-        F.multi_head_attention_forward,
-    }
-)
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+_FIXED_ARGUMENTS: Mapping[Any, tuple[str, Any]] = {
+    **dict.fromkeys((*_DROPOUTS, F.rrelu, F.multi_head_attention_forward), ("training", False)),
+    F.embedding: ("padding_idx", None),
+}
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})

@@ -9,19 +9,19 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import operator
 import os
 import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import onnx
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -31,10 +31,9 @@ from onnxgc.emission.atomic_files import check_model_writable, write_model
 from onnxgc.errors import ExportError, RuntimeUnavailableError
 from onnxgc.torch.export_check import ExportedModel, check_equal
 from onnxgc.torch.exportable_functions import ExportableForms
-from onnxgc.torch.failing_submodule import SubmoduleTracker, submodule_calling
-from onnxgc.torch.gradient_stops import add_detach
-from onnxgc.torch.module_pair import preserve_state
-from onnxgc.torch.unsupported_operator_advice import advice_on
+from onnxgc.torch.first_mismatch import submodule_path
+from onnxgc.torch.module_pair import Arguments, batch_of, preserve_state
+from onnxgc.torch.trace_errors import advice_on, failing_submodule
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +41,9 @@ _OPSET = 18
 # The file of torch that packs sequences.
 _PACKING = "torch/nn/utils/rnn.py"
 _POINTER = "For more information"
+_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+# Operators that convert a tensor to a number.
+_NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
 
 def export_training(
@@ -80,58 +82,42 @@ def export_training(
         )
     if path is not None:
         check_model_writable(path)
-    call = _Call.of(module, args, kwargs or {})
+    call = _bound(module, args, kwargs or {})
     with preserve_state(module):
         if not module.training:
             module.train()
         _check_parts(module)
         exported = _export(module, call, dynamic_batch)
         if check:
-            check_equal(exported, module, call.args, call.kwargs)
+            check_equal(exported, module, call)
     if path is not None:
         write_model(exported.proto, path, external_data=external_data)
     return exported.proto
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The arguments of forward."""
+def _bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments of forward, with keywords in the order of its parameters."""
+    args = tuple(args) if isinstance(args, tuple | list) else (args,)
+    try:
+        order = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise ExportError(f"forward does not take these arguments: {error}") from error
+    names = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
+    return args, {name: kwargs[name] for name in names}
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
-    @classmethod
-    def of(cls, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> _Call:
-        """The call with its keywords in the order of forward's parameters."""
-        args = tuple(args) if isinstance(args, tuple | list) else (args,)
-        try:
-            order = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
-        except TypeError as error:
-            raise ExportError(f"forward does not take these arguments: {error}") from error
-        named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
-        return cls(args, {name: kwargs[name] for name in named})
+def _map_batched(
+    call: Arguments, change: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda leaf: leaf
+) -> Arguments:
+    """The call with `change` applied to tensors with the batch dimension, and `other` to other leaves."""
+    batch = batch_of(call)
 
-    @property
-    def batch(self) -> int | None:
-        """The first dimension of the first tensor that has dimensions."""
-        tensors = (leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
-        return next((tensor.shape[0] for tensor in tensors if tensor.ndim), None)
+    def changed(leaf: Any) -> Any:
+        is_batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch
+        return change(leaf) if is_batched else other(leaf)
 
-    def map_leaves(self, change: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> _Call:
-        """The call with `change` applied to tensors with the batch dimension, and `other` to other leaves."""
-        batch = self.batch
-
-        def changed(leaf: Any) -> Any:
-            is_batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch
-            return change(leaf) if is_batched else other(leaf)
-
-        return _Call(*pytree.tree_map(changed, (self.args, self.kwargs)))
-
-    def doubled(self) -> _Call:
-        """The call with a batch of one repeated: `torch.export` specialises on dimensions of size 1."""
-        if self.batch != 1:
-            return self
-        return self.map_leaves(lambda tensor: torch.cat([tensor, tensor]), lambda leaf: leaf)
+    args, kwargs = pytree.tree_map(changed, call)
+    return args, kwargs
 
 
 def _check_parts(module: nn.Module) -> None:
@@ -155,33 +141,37 @@ def _check_parts(module: nn.Module) -> None:
             )
 
 
-def _export(module: nn.Module, call: _Call, dynamic_batch: bool) -> ExportedModel:
+def _export(module: nn.Module, call: Arguments, dynamic_batch: bool) -> ExportedModel:
     """The module in operators of ONNX, with a symbolic batch if possible."""
-    if not dynamic_batch or call.batch is None:
+    batch = batch_of(call)
+    if not dynamic_batch or batch is None:
         return _convert(module, _capture(module, call, None))
+    # `torch.export` specialises on dimensions of size 1.
+    given = call if batch != 1 else _map_batched(call, lambda tensor: torch.cat([tensor, tensor]))
     try:
-        return _convert(module, _capture(module, call.doubled(), Dim("batch", min=1)))
+        return _convert(module, _capture(module, given, Dim("batch", min=1)))
     except ExportError as error:
-        found = _convert(module, _capture(module, call, None))
+        exported = _convert(module, _capture(module, call, None))
         warnings.warn(
-            f"the batch stays {call.batch}, since it cannot be symbolic ({error}); "
+            f"the batch stays {batch}, since it cannot be symbolic ({error}); "
             "pass dynamic_batch=False to silence this warning",
             stacklevel=3,
         )
-        return found
+        return exported
 
 
-def _capture(module: nn.Module, call: _Call, batch: Any) -> ExportedProgram:
-    forms, tracker = ExportableForms(), SubmoduleTracker(module)
+def _capture(module: nn.Module, call: Arguments, batch: Any) -> ExportedProgram:
+    forms = ExportableForms()
     try:
         shapes = None if batch is None else _shapes(module, call, batch)
-        with _silence_exporter(), forms, tracker:
-            program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=False)
-        return add_detach(program)
+        with _silence_exporter(), forms:
+            program = torch.export.export(module, *call, dynamic_shapes=shapes, strict=False)
+        _add_detach(program.graph_module)
+        return program
     except Exception as error:  # Capturing may raise anything.
         text = f"the module cannot be captured: {_first_line(error)}"
-        if tracker.is_inside:
-            text += f" (at {forms.last} in {tracker.location})"
+        if submodule := failing_submodule(error, module):
+            text += f" (at {forms.last} in {submodule})"
         packs = any(frame.filename.endswith(_PACKING) for frame in traceback.extract_tb(error.__traceback__))
         raise ExportError(_with_advice(f"{text}, a packed sequence" if packs else text)) from error
 
@@ -191,11 +181,41 @@ def _with_advice(text: str) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def _shapes(module: nn.Module, call: _Call, batch: Any) -> dict[str, Any]:
+def _shapes(module: nn.Module, call: Arguments, batch: Any) -> dict[str, Any]:
     """The argument `dynamic_shapes` of `torch.export`, by parameters of forward."""
-    shapes = call.map_leaves(lambda tensor: {0: batch}, lambda leaf: None)
-    bound = inspect.signature(module.forward).bind(*shapes.args, **shapes.kwargs)
-    return dict(bound.arguments)
+    args, kwargs = _map_batched(call, lambda tensor: {0: batch}, lambda leaf: None)
+    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+
+def _add_detach(module: fx.GraphModule) -> None:
+    """Inserts `detach()` after regions under `no_grad` and before conversions to numbers.
+
+    The exporter inlines both, and gradients would flow through them.
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target in _NUMBERS:
+            (source,) = node.args
+            with graph.inserting_before(node):
+                node.args = (_detached(graph, source),)
+        elif _is_without_gradients(node):
+            with graph.inserting_after(node):
+                detached = _detached(graph, node)
+            node.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
+    module.recompile()
+
+
+def _is_without_gradients(node: fx.Node) -> bool:
+    """Whether a node is a floating-point output of a region under `no_grad`."""
+    region, value = node.args[0] if node.target is operator.getitem else None, node.meta.get("val")
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(region, fx.Node) and region.target is _REGION and not region.args[0] and is_float
+
+
+def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached
 
 
 def _convert(module: nn.Module, program: ExportedProgram) -> ExportedModel:
@@ -215,7 +235,7 @@ def _convert(module: nn.Module, program: ExportedProgram) -> ExportedModel:
     fix_export(converted.model, module, program)
     proto = converted.model_proto
     _check_parameters(proto, module, program)
-    return ExportedModel(proto, program, converted.exported_program or program)
+    return ExportedModel(proto, converted.exported_program or program)
 
 
 def _check_parameters(proto: onnx.ModelProto, module: nn.Module, program: ExportedProgram) -> None:
@@ -229,14 +249,14 @@ def _check_parameters(proto: onnx.ModelProto, module: nn.Module, program: Export
     for name, parameter in module.named_parameters():
         if id(parameter) not in read_ids:
             logger.info("forward does not read the parameter '%s', which is left out", name)
-        elif name not in stored or not _holds(stored[name], parameter):
+        elif name not in stored or not _has_value(stored[name], parameter):
             raise ExportError(
                 f"the exporter does not keep the parameter '{name}'; "
                 "forward must use the parameter itself, not a copy"
             )
 
 
-def _holds(tensor: onnx.TensorProto, parameter: nn.Parameter) -> bool:
+def _has_value(tensor: onnx.TensorProto, parameter: nn.Parameter) -> bool:
     if tuple(tensor.dims) != tuple(parameter.shape):
         return False
     contents = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -265,8 +285,12 @@ def _reason(error: BaseException, program: ExportedProgram) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
         node = node or next(iter(re.findall(r"target=torch\.ops\.([\w.]+)", str(error))), "")
-    path = submodule_calling(program, node) if node else ""
-    return (f"{node}{f' in {path!r}' if path else ''}: " if node else "") + _first_line(error)
+    if not node:
+        return _first_line(error)
+    wanted = re.sub(r"^aten\._?|_forward\b|\.\w+$", "", node)
+    calls = (each for each in program.graph_module.graph.nodes if each.op == "call_function")
+    path = next((submodule_path(each) for each in calls if wanted and wanted in str(each.target)), "")
+    return f"{node}{f' in {path!r}' if path else ''}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

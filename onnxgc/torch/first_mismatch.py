@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +12,9 @@ from onnxgc.torch.exportable_functions import WithoutRandomness
 from onnxgc.torch.module_pair import (
     Discrepancy,
     ModulePair,
+    distance,
     gradients_of,
+    norm,
     preserve_state,
     tensor_leaves,
 )
@@ -24,10 +25,6 @@ _PARAMETER = "the parameter"
 # Relative distance above which values differ by more than rounding.
 _MAX_ROUNDING = 1e-5
 _ADVICE = "write it in other operators, or leave it out of the module"
-_UNFOUND = (
-    "the captured operators have the file's values, but an effect of forward outside of them is lost (a "
-    "tensor hook, torch.set_grad_enabled, .data); write it with detach()"
-)
 
 
 def locate(converted: ExportedProgram, pair: ModulePair, discrepancy: Discrepancy) -> str:
@@ -37,8 +34,12 @@ def locate(converted: ExportedProgram, pair: ModulePair, discrepancy: Discrepanc
             "forward branches on its mode, which a file cannot express; write it as one graph for both modes"
         )
     try:
-        found = _custom_backward(pair, discrepancy) or _first_divergence(converted, pair, discrepancy)
-        return found or _UNFOUND
+        return (
+            _custom_backward(pair, discrepancy)
+            or _first_divergence(converted, pair, discrepancy)
+            or "the captured operators have the file's values, but an effect of forward outside of them is "
+            "lost (a tensor hook, torch.set_grad_enabled, .data); write it with detach()"
+        )
     except Exception:  # A module that can be captured need not run operator by operator.
         return "its operator is unknown; export submodules one by one to find it"
 
@@ -84,7 +85,7 @@ class _Values(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.found: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         if n.target is torch.ops.aten.native_dropout.default:
@@ -92,14 +93,9 @@ class _Values(fx.Interpreter):
             return x, torch.ones_like(x, dtype=torch.bool)
         result = super().run_node(n)
         if isinstance(result, Tensor) and n.op == "call_function":
-            for name in _names_of(n):
-                self.found[name] = result
+            origin = origin_of(n)
+            self.tensors[n.name if origin is None else origin.outputs[0]] = result
         return result
-
-
-def _names_of(node: fx.Node) -> Iterator[str]:
-    origin = origin_of(node)
-    yield node.name if origin is None else origin.outputs[0]
 
 
 def _first_divergence(program: ExportedProgram, pair: ModulePair, discrepancy: Discrepancy) -> str:
@@ -113,49 +109,42 @@ def _first_divergence(program: ExportedProgram, pair: ModulePair, discrepancy: D
         )
         returned = tensor_leaves(theirs.run(*_arguments(program, pair, inputs)))[-len(outputs) :]
     nodes = {node.name: node for node in program.graph_module.graph.nodes}
-    for name, value in theirs.found.items():
+    for name, value in theirs.tensors.items():
         for one, other in zip(outputs, returned, strict=True):
             if value is other:
-                ours.found.setdefault(name, one)
-    common = [
-        name for name in theirs.found if name in ours.found and _is_like(ours.found[name], theirs.found[name])
-    ]
-    for name in common:
-        if _differ(ours.found[name], theirs.found[name]):
+                ours.tensors.setdefault(name, one)
+    pairs = {
+        name: (ours.tensors[name], other)
+        for name, other in theirs.tensors.items()
+        if name in ours.tensors and _is_like(ours.tensors[name], other)
+    }
+    for name, (one, other) in pairs.items():
+        if _differ(one, other):
             return f"{describe_node(nodes[name])} has other values in the file; {_ADVICE}"
     if discrepancy.key[0] != "gradient":
         return ""
-    _add_parameter(program, pair, discrepancy.key[1], ours, theirs)
-    names = [
-        name
-        for name in (_PARAMETER, *common)
-        if name in ours.found and ours.found[name].requires_grad and theirs.found[name].requires_grad
-    ]
-    found = gradients_of(outputs, [ours.found[name] for name in names], discrepancy.seed)
-    expected = gradients_of(returned, [theirs.found[name] for name in names], discrepancy.seed)
-    for name, *gradients in reversed(list(zip(names, found, expected, strict=True))):
-        one, other = (torch.zeros_like(ours.found[name]) if g is None else g for g in gradients)
+    parameter = discrepancy.key[1]
+    reader = _reader_of(program, parameter)
+    keys = {name: key for key, name in network.onnx_names().items()}
+    if parameter in keys and reader is not None:
+        own = dict(pair.module.named_parameters())[parameter]
+        pairs = {_PARAMETER: (network.get_parameter(keys[parameter]), own), **pairs}
+    pairs = {name: both for name, both in pairs.items() if all(one.requires_grad for one in both)}
+    found = gradients_of(outputs, [one for one, _ in pairs.values()], discrepancy.seed)
+    expected = gradients_of(returned, [other for _, other in pairs.values()], discrepancy.seed)
+    for name, *gradients in reversed(list(zip(pairs, found, expected, strict=True))):
+        one, other = (torch.zeros_like(pairs[name][0]) if each is None else each for each in gradients)
         if _differ(one, other):
-            user = next(iter(nodes[name].users)) if name in nodes else _reader_of(program, discrepancy.key[1])
+            user = next(iter(nodes[name].users)) if name in nodes else reader
             return f"the gradient of {describe_node(user)} differs in the file; {_ADVICE}" if user else ""
     return ""
-
-
-def _add_parameter(
-    program: ExportedProgram, pair: ModulePair, name: str, ours: _Values, theirs: _Values
-) -> None:
-    """Adds the parameter itself to the values of file and module."""
-    keys = {other: key for key, other in pair.network.onnx_names().items()}
-    if name in keys and _reader_of(program, name) is not None:
-        ours.found[_PARAMETER] = pair.network.get_parameter(keys[name])
-        theirs.found[_PARAMETER] = dict(pair.module.named_parameters())[name]
 
 
 def _reader_of(program: ExportedProgram, name: str) -> fx.Node | None:
     """The first operator that reads a parameter."""
     targets = program.graph_signature.inputs_to_parameters
-    places = (node for node in program.graph_module.graph.nodes if targets.get(node.name) == name)
-    return next((user for place in places for user in place.users), None)
+    inputs = (node for node in program.graph_module.graph.nodes if targets.get(node.name) == name)
+    return next((user for node in inputs for user in node.users), None)
 
 
 def _arguments(program: ExportedProgram, pair: ModulePair, inputs: list[Tensor]) -> list[Any]:
@@ -180,6 +169,4 @@ def _is_like(one: Tensor, other: Tensor) -> bool:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    one, other = one.detach().double(), other.detach().double()
-    is_same = (one == other) | (one.isnan() & other.isnan())
-    return not float(torch.where(is_same, 0.0, one - other).norm()) <= _MAX_ROUNDING * float(other.norm())
+    return not distance(one, other) <= _MAX_ROUNDING * norm(other)

@@ -15,12 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.module_state import ABSENT, Snapshot, place_name
-from onnxgc.torch.object_contents import PLAIN, Key, contents, set_contents
+from onnxgc.torch.module_state import Snapshot, SymbolicNumber, place_name
+from onnxgc.torch.object_contents import ABSENT, PLAIN, Key, contents, set_contents
 from onnxgc.torch.state_guard import Binding, ObjectNode
-from onnxgc.torch.symbolic_number import SymbolicNumber
-
-_NO_BINDING = Binding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Outcome:
     effects: tuple[SideEffect, ...] = ()
 
     @classmethod
-    def of(
+    def from_result(
         cls, result: Any, changed: Snapshot, module: nn.Module, binding: Binding
     ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
         """The outcome of a forward with this result and the changes since a snapshot, and all of its tensors.
@@ -73,18 +70,16 @@ class Outcome:
             for node, one in binding.objects.items()
             if node.root is None and not isinstance(one, fixed)
         }
-        effects, values = [], []
-        for effect, entries in _effects(changed, module, nodes):
-            effects.append(effect)
-            values.append(entries)
+        changes = list(_effects(changed, module, nodes))
+        effects, values = [effect for effect, _ in changes], [entries for _, entries in changes]
         leaves, spec = pytree.tree_flatten(result)
         if not effects and all(map(_is_plain, leaves)):
             tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             return cls(spec, tuple(None if isinstance(x, torch.Tensor) else (x,) for x in leaves)), tensors
-        template, found = _Template.of([result, *values], nodes, changed.objects)
-        return cls(spec, (), template, tuple(effects)), tuple(found)
+        template, tensors = _Template.from_values([result, *values], nodes, changed.objects)
+        return cls(spec, (), template, tuple(effects)), tensors
 
-    def fill(self, tensors: Sequence[torch.Tensor], binding: Binding = _NO_BINDING) -> Any:
+    def fill(self, tensors: Sequence[torch.Tensor], binding: Binding) -> Any:
         """The result of forward with these tensors; applies its side effects."""
         if self.template is None:
             given = iter(tensors)
@@ -108,7 +103,7 @@ def _effects(
         for name, part in module.named_modules()
         for kind, description in (("_parameters", "a parameter"), ("_modules", "a submodule"))
     }
-    names = {id(part): name for name, part in module.named_modules()}
+    addresses = set(map(id, module.modules()))
     for holder, before, after in changed.changes():
         keys = [key for key, value in after.items() if before.get(key, ABSENT) is not value]
         if id(holder) in fixed:
@@ -125,9 +120,8 @@ def _effects(
             )
         deleted = tuple(key for key in before if key not in after)
         rest = [key for key in before if key in after]
-        is_in_order = list(after)[: len(rest)] == rest
-        is_whole = isinstance(holder, list | deque) or not is_in_order
-        is_whole = is_whole and id(holder) not in names
+        is_reordered = isinstance(holder, list | deque) or list(after)[: len(rest)] != rest
+        is_whole = is_reordered and id(holder) not in addresses
         if is_whole:
             keys = list(after)
         effect = SideEffect(nodes.get(id(holder), holder), tuple(keys), deleted, is_whole)
@@ -144,15 +138,15 @@ class _Template:
 
     value: list[Any]
     tensors: tuple[_Place, ...]
-    objects: tuple[tuple[_Place, ObjectNode], ...]
+    objects: tuple[tuple[ObjectNode, _Place], ...]
     kept: tuple[Any, ...]
     """Objects that are never copied: they existed before forward, or cannot be copied."""
     numbers: tuple[SymbolicNumber, ...]
 
     @classmethod
-    def of(
+    def from_values(
         cls, values: Sequence[Any], nodes: Mapping[int, ObjectNode], known: Mapping[int, Any]
-    ) -> tuple[_Template, list[torch.Tensor]]:
+    ) -> tuple[_Template, tuple[torch.Tensor, ...]]:
         """The template of some values, and its tensors.
 
         `known` maps the address of each object that existed before forward to the object, `nodes` to its
@@ -165,24 +159,24 @@ class _Template:
         template = []
         with _CollectTensors() as collecting:
             for value in values:
-                count = len(collecting.found)
+                count = len(collecting.tensors)
                 try:
                     template.append(copy.deepcopy(value, memo))
                 except Exception as error:  # `copy.deepcopy` may raise anything.
-                    if len(collecting.found) > count or Snapshot([value]).has_tensors:
+                    if len(collecting.tensors) > count or Snapshot([value]).has_tensors:
                         raise PlanError(
                             f"forward returns or keeps a '{type(value).__name__}', whose tensors cannot be "
                             "found; use a tuple, a dictionary or a dataclass in its place"
                         ) from error
                     template.append(value)
                     memo.kept[id(value)] = value
-        places, objects = tuple(collecting.places), tuple(memo.objects.items())
+        places, objects = tuple(collecting.places), tuple(memo.places.items())
         result = cls(template, places, objects, tuple(memo.kept.values()), tuple(memo.numbers))
-        return result, collecting.found
+        return result, tuple(collecting.tensors)
 
     def fill(self, tensors: Iterable[torch.Tensor], binding: Binding) -> Any:
         memo: dict[int, Any] = {id(place): one for place, one in zip(self.tensors, tensors, strict=True)}
-        memo.update((id(place), binding.objects[node]) for place, node in self.objects)
+        memo.update((id(place), binding.objects[node]) for node, place in self.objects)
         memo.update((id(one), one) for one in self.kept)
         memo.update((id(number), number.evaluate(binding.numbers[number.place])) for number in self.numbers)
         return copy.deepcopy(self.value, memo)
@@ -195,18 +189,14 @@ class _Memo(dict[int, Any]):
         super().__init__()
         self._nodes = nodes
         self._known = known
-        self._places: dict[ObjectNode, _Place] = {}
-        self.objects: dict[_Place, ObjectNode] = {}
+        self.places: dict[ObjectNode, _Place] = {}
         self.kept: dict[int, Any] = {}
         self.numbers: list[SymbolicNumber] = []
 
     def get(self, address: int, default: Any = None) -> Any:
         node = self._nodes.get(address)
         if node is not None:
-            if node not in self._places:
-                self._places[node] = _Place()
-                self.objects[self._places[node]] = node
-            return self._places[node]
+            return self.places.setdefault(node, _Place())
         # A tuple may contain tensors of the trace.
         if address in self._known and not isinstance(self._known[address], tuple):
             self.kept[address] = self._known[address]
@@ -219,12 +209,12 @@ class _CollectTensors(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
         self.places: list[_Place] = []
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
-        self.found.append(args[0])
+        self.tensors.append(args[0])
         self.places.append(_Place())
         return self.places[-1]

@@ -20,22 +20,16 @@ from onnxgc.model.core.ir import Node, Weight
 from onnxgc.model.read_forward import ForwardModel, LinearInBatch, PerSampleConstant
 from onnxgc.torch.operators.registry import INDICES, OPERATORS, SETTINGS
 
+_TYPE_NAMES = (
+    *("float", "double", "float16", "bfloat16", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
 DTYPES: Mapping[int, torch.dtype] = {
-    onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.DOUBLE: torch.float64,
-    onnx.TensorProto.FLOAT16: torch.float16,
-    onnx.TensorProto.BFLOAT16: torch.bfloat16,
-    onnx.TensorProto.BOOL: torch.bool,
-    onnx.TensorProto.INT8: torch.int8,
-    onnx.TensorProto.INT16: torch.int16,
-    onnx.TensorProto.INT32: torch.int32,
-    onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.UINT8: torch.uint8,
-    onnx.TensorProto.UINT16: torch.uint16,
-    onnx.TensorProto.UINT32: torch.uint32,
-    onnx.TensorProto.UINT64: torch.uint64,
+    onnx.TensorProto.DataType.Value(name.upper()): getattr(torch, name) for name in _TYPE_NAMES
 }
 _TYPE_ATTRIBUTES = ("to", "dtype")
+_CREATES_FLOATS = ("ConstantOfShape", "RandomNormal", "RandomUniform")
+"""Operators whose result is float32 by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +180,8 @@ def _as_tensor(name: str, model: ForwardModel) -> Value | BatchDependent:
 
 def _settings(node: Node, own: int) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for name, value in node.attributes.items():
+    types = {"dtype": onnx.TensorProto.FLOAT} if node.op in _CREATES_FLOATS else {}
+    for name, value in {**types, **node.attributes}.items():
         if name in MARKS:
             settings[name.lstrip("_")] = value
         elif name in _TYPE_ATTRIBUTES:

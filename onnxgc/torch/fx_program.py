@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ class Origin(NamedTuple):
     outputs: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Program:
     """A graph with the parameters: training mode, a tensor like the module's, inputs, and weights.
 
@@ -29,23 +31,15 @@ class Program:
     which passes its `Origin` on to traced operators. Programs are immutable; copies of a module share them.
     """
 
-    def __init__(
-        self,
-        calls: Sequence[TorchCall],
-        inputs: Sequence[str],
-        weights: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        parts: Mapping[str, PerSampleConstant] | None = None,
-        batched: str = "",
-    ) -> None:
-        self.calls = tuple(calls)
-        self.inputs = tuple(inputs)
-        self.weights = tuple(weights)
-        self.outputs = tuple(outputs)
-        self.parts = dict(parts or {})
-        self.batched = batched
-        self.graph_module = fx.GraphModule(torch.nn.Module(), _ProgramWriter(self).written(), "OnnxGraph")
+    calls: tuple[TorchCall, ...]
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parts: Mapping[str, PerSampleConstant]
+    batched: str
+
+    def __post_init__(self) -> None:
+        self.graph_module = fx.GraphModule(torch.nn.Module(), _ProgramWriter(self).write(), "OnnxGraph")
 
     def __call__(self, *values: Any) -> Any:
         """The outputs; a trace that preserves metadata runs the graph node by node."""
@@ -54,15 +48,10 @@ class Program:
         return self.graph_module(*values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        described = (self.calls, self.inputs, self.weights, self.outputs)
-        return _program, (described, {"parts": self.parts, "batched": self.batched})
+        return Program, tuple(getattr(self, part.name) for part in fields(self))
 
     def __deepcopy__(self, memo: object) -> Program:
         return self
-
-
-def _program(described: tuple[Any, ...], others: Mapping[str, Any]) -> Program:
-    return Program(*described, **others)
 
 
 def sizes_for_batch(x: torch.Tensor, per_sample: list[int] | int, offset: list[int] | int) -> list[int] | int:
@@ -90,7 +79,7 @@ def for_each_sample(
     `step` is the difference between consecutive samples, if they differ.
     """
     if step is None:
-        return first.expand([x.shape[0] if place == axis else size for place, size in enumerate(first.shape)])
+        return first.expand([x.shape[0] if index == axis else size for index, size in enumerate(first.shape)])
     counts = [1] * first.ndim
     counts[axis] = x.shape[0]
     return first + step * torch.arange(x.shape[0], device=first.device).reshape(counts)
@@ -103,9 +92,8 @@ class _ProgramWriter:
         self._program = program
         self._graph = fx.Graph()
         self._values: dict[str, fx.Node] = {}
-        self._own_type: fx.Node | None = None
 
-    def written(self) -> fx.Graph:
+    def write(self) -> fx.Graph:
         program = self._program
         self._training = self._graph.placeholder("training")
         self._like = self._graph.placeholder("like")
@@ -150,7 +138,5 @@ class _ProgramWriter:
                     return self._graph.call_function(sizes_for_batch, arguments)
                 return self._graph.call_function(tensor_for_batch, (*arguments, dtype))
             case ModuleDtype():
-                if self._own_type is None:
-                    self._own_type = self._graph.call_function(getattr, (self._like, "dtype"))
-                return self._own_type
+                return self._graph.call_function(getattr, (self._like, "dtype"))
         return argument

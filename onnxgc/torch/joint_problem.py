@@ -8,9 +8,9 @@ operator that reads the outputs of forward and writes their gradients, with whic
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,20 +26,18 @@ _TANGENT = "tangents"
 """Prefix of the names of backward's inputs."""
 
 
-class Costs(Protocol):
-    """Durations and workspaces of operators."""
-
-    def cost_of(self, node: fx.Node) -> Cost: ...
+Costs = Callable[[fx.Node], Cost]
+"""Durations and workspaces of operators."""
 
 
+@dataclass(frozen=True, slots=True)
 class EstimatedCosts:
     """Durations from the data sheet of a device; no operator has a workspace."""
 
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
+    timing: Timing
 
-    def cost_of(self, node: fx.Node) -> Cost:
-        return Cost(self._timing.duration_ns(_work(node)), 0)
+    def __call__(self, node: fx.Node) -> Cost:
+        return Cost(self.timing.duration_ns(_work(node)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,7 @@ class JointStep:
 
 def joint_step(graph: fx.Graph, num_fwd_outputs: int, costs: Costs) -> JointStep:
     """The problem of a joint graph whose output lists forward's outputs first, then gradients."""
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    results = output.args[0]
+    results: Any = graph.output_node().args[0]
     return _Builder(graph, results[:num_fwd_outputs], results[num_fwd_outputs:], costs).step()
 
 
@@ -99,23 +96,21 @@ class _Builder:
         """The empty storage that the last random operator writes."""
 
     def step(self) -> JointStep:
-        inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
+        inputs = self._graph.find_nodes(op="placeholder")
         tangents = [node for node in inputs if is_tangent(node)]
         self._inputs = {_address(v) for node in inputs if not is_tangent(node) for v in tensors_of(node)}
-        self._overwritten = set(_overwritten(self._graph))
+        self._overwritten = _overwritten(self._graph)
+        nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         backward = _dependents(tangents)
-        boundary = -1
+        first = next((index for index, node in enumerate(nodes) if node in backward), len(nodes))
         storages: dict[fx.Node, tuple[int, ...]] = {}
-        for node in self._graph.nodes:
-            if node.op in ("placeholder", "output"):
-                continue
-            if boundary < 0 and node in backward:
-                boundary = self._add_boundary(tangents)
+        for node in nodes[:first]:
             self._add(node)
-            if boundary < 0:
-                storages[node] = self._storages([node])
-        if boundary < 0:
-            boundary = self._add_boundary(tangents)
+            storages[node] = self._storages([node])
+        boundary = len(self._nodes)
+        self._add_boundary(tangents)
+        for node in nodes[first:]:
+            self._add(node)
         kept = frozenset(self._storages(entry for entry in self._backward if isinstance(entry, fx.Node)))
         problem = OperatorProblem(tuple(self._operators), tuple(self._sizes), kept)
         return JointStep(
@@ -129,14 +124,13 @@ class _Builder:
             tuple(self._dtypes),
         )
 
-    def _add_boundary(self, tangents: Iterable[fx.Node]) -> int:
+    def _add_boundary(self, tangents: Iterable[fx.Node]) -> None:
         reads = self._storages(entry for entry in self._forward if isinstance(entry, fx.Node))
         writes = self._new_storages(tangents)
         self._operators.append(
             ProblemOperator("boundary", reads, writes, 0, may_repeat=False, min_writes=len(writes))
         )
         self._nodes.append(None)
-        return len(self._nodes) - 1
 
     def _add(self, node: fx.Node) -> None:
         if node.op != "call_function" or node.target is operator.getitem:
@@ -155,7 +149,7 @@ class _Builder:
             writes = (*writes, *self._draw_order)
             self._sizes.append(0)
             self._dtypes.append(torch.uint8)
-        cost = self._costs.cost_of(node)
+        cost = self._costs(node)
         # An operator without output tensors runs for its side effect.
         self._operators.append(
             ProblemOperator(
@@ -172,19 +166,19 @@ class _Builder:
 
     def _storages(self, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
         """Storages of nodes; inputs of forward have none."""
-        found = (self._storage_of.get(_address(value)) for node in nodes for value in tensors_of(node))
-        return tuple(dict.fromkeys(storage for storage in found if storage is not None))
+        addresses = (_address(value) for node in nodes for value in tensors_of(node))
+        return tuple(dict.fromkeys(self._storage_of[each] for each in addresses if each in self._storage_of))
 
     def _new_storages(self, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
-        found: list[int] = []
+        created: list[int] = []
         for value in (value for node in nodes for value in tensors_of(node)):
             address = _address(value)
             if address not in self._storage_of and address not in self._inputs:
                 self._storage_of[address] = len(self._sizes)
-                found.append(len(self._sizes))
+                created.append(len(self._sizes))
                 self._sizes.append(_rounded(value))
                 self._dtypes.append(value.dtype)
-        return tuple(found)
+        return tuple(created)
 
     def _may_repeat(self, node: fx.Node) -> bool:
         """Whether an operator may be recomputed.
@@ -213,27 +207,22 @@ def is_batch_normalization(node: fx.Node) -> bool:
     return node.target is torch.ops.aten._native_batch_norm_legit_functional.default and bool(node.args[5])
 
 
-def _overwritten(graph: fx.Graph) -> Iterator[fx.Node]:
+def _overwritten(graph: fx.Graph) -> set[fx.Node]:
     """Inputs that forward overwrites, such as running statistics."""
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    changed = [
-        described.mutated_input
-        for described in output.meta.get("desc", ())
-        if hasattr(described, "mutated_input")
-    ]
-    yield from (node for node in graph.nodes if node.op == "placeholder" and node.meta.get("desc") in changed)
+    outputs = graph.output_node().meta.get("desc", ())
+    changed = [each.mutated_input for each in outputs if hasattr(each, "mutated_input")]
+    return {node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in changed}
 
 
 def _dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Nodes that depend on the given ones."""
-    found: set[fx.Node] = set(nodes)
-    waiting = list(found)
+    dependents, waiting = set[fx.Node](), list(nodes)
     while waiting:
-        for user in waiting.pop().users:
-            if user not in found:
-                found.add(user)
-                waiting.append(user)
-    return found
+        node = waiting.pop()
+        if node not in dependents:
+            dependents.add(node)
+            waiting.extend(node.users)
+    return dependents
 
 
 def _address(value: torch.Tensor) -> int:

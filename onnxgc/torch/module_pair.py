@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -73,13 +74,13 @@ class ModulePair:
             if side is self.network:
                 args, kwargs = tuple(tensor_leaves(call)), {}
             outputs = tensor_leaves(side(*args, **kwargs))
-            found = {("output", str(place)): output.detach() for place, output in enumerate(outputs)}
+            results = {("output", str(index)): output.detach() for index, output in enumerate(outputs)}
             if not training:
-                return found
+                return results
             parameters, buffers = self._named(side)
-            found |= {("statistic", name): buffer.detach().clone() for name, buffer in buffers.items()}
+            results |= {("statistic", name): buffer.detach().clone() for name, buffer in buffers.items()}
             gradients = gradients_of(outputs, list(parameters.values()), seed)
-            return found | {
+            return results | {
                 ("gradient", name): gradient
                 for name, gradient in zip(parameters, gradients, strict=True)
                 if gradient is not None
@@ -174,5 +175,24 @@ def trained_parameters(network: OnnxModule) -> dict[str, Tensor]:
     return {names[key]: value for key, value in network.named_parameters() if value.requires_grad}
 
 
-def tensor_leaves(outputs: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+def tensor_leaves(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def batch_of(call: Arguments) -> int | None:
+    """The first dimension of the first tensor that has dimensions."""
+    return next((tensor.shape[0] for tensor in tensor_leaves(call) if tensor.ndim), None)
+
+
+def norm(tensor: Tensor) -> float:
+    """The norm of the finite elements."""
+    tensor = tensor.detach().double()
+    return float(torch.where(tensor.isfinite(), tensor, 0.0).norm())
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The norm of the difference; equal infinities and NaN have distance zero."""
+    one, other = one.detach().double(), other.detach().to(one.device).double()
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    size = float(torch.where(is_same, 0.0, one - other).norm())
+    return math.inf if math.isnan(size) else size

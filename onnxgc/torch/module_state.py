@@ -7,6 +7,7 @@ a number that forward only updates, and a `Snapshot` finds the changes that forw
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from onnxgc.torch.object_contents import (
+    ABSENT,
     PLAIN,
     Key,
     contents,
@@ -28,8 +30,6 @@ from onnxgc.torch.object_contents import (
     set_contents,
 )
 
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
-"""The value of a missing attribute."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MODULE_STRUCTURE = frozenset(vars(nn.Module()))
 """Attributes of every module (parameters, submodules, hooks, mode), which call signatures compare."""
@@ -60,6 +60,74 @@ class KnownState:
     @property
     def size(self) -> int:
         return len(self.attributes) + len(self.updated) + len(self.inspected)
+
+
+def _arithmetic(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The methods of an operation with the number as the left operand, and as the right one."""
+    return (
+        lambda number, other: number._record(function, ABSENT, other),
+        lambda number, other: number._record(function, other, ABSENT),
+    )
+
+
+class SymbolicNumber:
+    """Replaces a number that forward updates; records arithmetic, and ends a trace that reads the value."""
+
+    __slots__ = ("_kind", "_known", "_steps", "place")
+
+    def __init__(
+        self, place: Place, kind: type, known: KnownState, *steps: tuple[Any, tuple[Any, ...]]
+    ) -> None:
+        self.place = place
+        self._kind = kind
+        self._known = known
+        self._steps = steps
+
+    def evaluate(self, number: float) -> Any:
+        """The value of the recorded arithmetic for the initial value `number`."""
+        for function, operands in self._steps:
+            number = function(*(number if operand is ABSENT else operand for operand in operands))
+        return number
+
+    def _record(self, function: Callable[..., Any], *operands: Any) -> SymbolicNumber:
+        """`ABSENT` marks this number among the operands."""
+        if any(operand is not ABSENT and type(operand) not in (int, float) for operand in operands):
+            self._inspect()
+        return SymbolicNumber(self.place, self._kind, self._known, *self._steps, (function, operands))
+
+    def _inspect(self, *_: Any) -> Any:
+        self._known.inspected.add(self.place)
+        raise RetraceNeeded
+
+    __add__, __radd__ = _arithmetic(operator.add)
+    __sub__, __rsub__ = _arithmetic(operator.sub)
+    __mul__, __rmul__ = _arithmetic(operator.mul)
+
+    def __mod__(self, other: Any) -> SymbolicNumber:
+        if other == 0:
+            self._inspect()
+        return self._record(operator.mod, ABSENT, other)
+
+    def __deepcopy__(self, memo: Any) -> SymbolicNumber:
+        memo.numbers.append(self)
+        return self
+
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = (
+        __ceil__
+    ) = _inspect
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __str__ = __repr__ = __format__ = (
+        _inspect
+    )
+    __neg__ = __pos__ = __abs__ = __invert__ = __pow__ = __rpow__ = __truediv__ = __rtruediv__ = _inspect
+    __floordiv__ = __rfloordiv__ = __rmod__ = __divmod__ = __rdivmod__ = __and__ = __or__ = __xor__ = _inspect
+    __lshift__ = __rshift__ = __len__ = __iter__ = __call__ = __getitem__ = __getattr__ = __reduce_ex__ = (
+        _inspect
+    )
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The type that `isinstance` sees; a guard accepts numbers of one type only."""
+        return type(self.evaluate(self._kind(1)))
 
 
 class Snapshot:

@@ -42,7 +42,8 @@ LIBRARIES = (
     f"{os.sep}site-packages{os.sep}",
     f"{os.sep}dist-packages{os.sep}",
 )
-_ABSENT = object()
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
+"""The value of a missing entry."""
 
 
 def contents(holder: Any) -> dict[Key, Any] | None:
@@ -96,7 +97,7 @@ def set_contents(holder: Any, wanted: Mapping[Key, Any]) -> None:
         if key not in wanted:
             _delete_entry(holder, key)
     for key, value in wanted.items():
-        if present.get(key, _ABSENT) is not value:
+        if present.get(key, ABSENT) is not value:
             _set_entry(holder, key, value)
     if isinstance(holder, dict):
         items = {name: value for (kind, name), value in wanted.items() if kind == "item"}
@@ -156,17 +157,17 @@ def _function_contents(function: types.FunctionType) -> dict[Key, Any] | None:
     }
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         # A cell is empty until its variable is assigned.
-        if (value := _cell(cell)) is not _ABSENT:
+        if (value := _cell(cell)) is not ABSENT:
             found["cell", name] = value
     if not is_library_function(function):
         names = sorted(names_used(function.__code__))
         for name in names:
-            value = function.__globals__.get(name, _ABSENT)
+            value = function.__globals__.get(name, ABSENT)
             if isinstance(value, types.ModuleType):
                 if _is_own_module(value):
                     read = (attribute for attribute in names if attribute in vars(value))
                     found.update((("module", (name, part)), vars(value)[part]) for part in read)
-            elif value is not _ABSENT and not isinstance(value, types.BuiltinFunctionType):
+            elif value is not ABSENT and not isinstance(value, types.BuiltinFunctionType):
                 found["global", name] = value
     found.update((("attribute", name), value) for name, value in vars(function).items())
     return found
@@ -181,7 +182,7 @@ def _cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _ABSENT
+        return ABSENT
 
 
 def _class_attributes(kind: type) -> Iterator[tuple[Key, Any]]:

@@ -9,15 +9,17 @@ from typing import Any
 
 import onnx
 import torch
+from onnx import helper
 from torch import Tensor, nn
 
 from onnxgc.budget.search import SearchOptions
 from onnxgc.emission.atomic_files import check_model_writable, write_model
 from onnxgc.emission.plan_files import plan_of
 from onnxgc.errors import PlanError, ShapeError
-from onnxgc.model.core.ir import Weight
+from onnxgc.model.core.ir import Array, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight
 from onnxgc.model.draw_weights import draw_weights
+from onnxgc.model.files.evaluation_file import EvaluationFile
 from onnxgc.model.files.load import source_of
 from onnxgc.model.read_forward import ForwardModel, PerSampleConstant, read_forward
 from onnxgc.model.weight_roles.roles import Role
@@ -25,7 +27,6 @@ from onnxgc.planning.memory_budget import parse_budget
 from onnxgc.torch.checkpointing import DEFAULT_TIME_LIMIT_SECONDS, planned_module
 from onnxgc.torch.function_calls import DTYPES, TorchCall, Value, calls_of, module_dtype, tensor_of
 from onnxgc.torch.fx_program import Program
-from onnxgc.torch.module_file import evaluation_file_of, file_with_weights
 from onnxgc.torch.onnx_plan import PlanFollower
 from onnxgc.torch.operator_timing import MeasuredCosts
 from onnxgc.torch.operators.registry import OPERATORS
@@ -117,8 +118,8 @@ class OnnxModule(nn.Module):
             model.inputs,
             read,
             model.outputs,
-            parts={name: part for name, part in _parts(model).items() if name in read},
-            batched=next(iter(model.batched), ""),
+            {name: part for name, part in _parts(model).items() if name in read},
+            next(iter(model.batched), ""),
         )
         self.batched_inputs = model.batched
         self.output_names = model.outputs
@@ -127,7 +128,7 @@ class OnnxModule(nn.Module):
         self.register_buffer(_LIKE, torch.zeros((), dtype=DTYPES[module_dtype(model)]), persistent=False)
         self._keys = state_keys(read, self)
         stored = {name: weights[name].type.dtype for name in read if model.roles.get(name) in _STATE_ROLES}
-        self._evaluation_file = evaluation_file_of(model, stored)
+        self._evaluation_file = EvaluationFile(model.proto, model.folder, model.nodes, model.roles, stored)
         self._stored_names = tuple(stored)
         for name in read:
             self._register(self._keys[name], weights[name], model.roles.get(name, Role.CONSTANT))
@@ -148,7 +149,7 @@ class OnnxModule(nn.Module):
     def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
         fed = self._in_order(inputs, named)
         for name, value in zip(self.program.inputs, fed, strict=True):
-            self._check_shape(name, value)
+            self._check_shape(name, tuple(value.shape))
         return self.program(self.training, self._value(_LIKE), *fed, *self.weights())
 
     def weights(self) -> tuple[Tensor, ...]:
@@ -178,12 +179,17 @@ class OnnxModule(nn.Module):
         """
         if path is not None:
             check_model_writable(path)
-        proto = file_with_weights(
-            self._evaluation_file, {name: self._value(self._keys[name]) for name in self._stored_names}
-        )
+        proto = self._evaluation_file.filled(self._array)
         if path is not None:
             write_model(proto, path)
         return proto
+
+    def _array(self, name: str, dtype: int) -> Array:
+        """The present value of a weight in an element type of ONNX."""
+        value = self._value(self._keys[name])
+        contents = value.detach().to("cpu", DTYPES[dtype]).contiguous().reshape(-1).view(torch.uint8)
+        array: Array = contents.numpy().view(helper.tensor_dtype_to_np_dtype(dtype)).reshape(value.shape)
+        return array
 
     def _register(self, key: str, weight: Weight, role: Role) -> None:
         *scopes, leaf = key.split(".")
@@ -202,27 +208,25 @@ class OnnxModule(nn.Module):
         names = self.program.inputs
         if len(inputs) > len(names):
             raise TypeError(f"{len(inputs)} inputs are given, and the model has {len(names)}: {list(names)}")
-        found = dict(zip(names, inputs, strict=False))
+        fed = dict(zip(names, inputs, strict=False))
         for name, value in named.items():
-            if name not in names or name in found:
-                reason = (
-                    "is given twice" if name in found else f"is not among the model's inputs {list(names)}"
-                )
+            if name not in names or name in fed:
+                reason = "is given twice" if name in fed else f"is not among the model's inputs {list(names)}"
                 raise TypeError(f"'{name}' {reason}")
-            found[name] = value
-        missing = [name for name in names if name not in found]
+            fed[name] = value
+        missing = [name for name in names if name not in fed]
         if missing:
             raise TypeError(f"inputs {missing} are missing")
-        return [found[name] for name in names]
+        return [fed[name] for name in names]
 
-    def _check_shape(self, name: str, value: Tensor) -> None:
-        wanted, found = self._shapes[name], tuple(value.shape)
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        wanted = self._shapes[name]
         free = 1 if name in self.batched_inputs else 0
-        if len(wanted) == len(found) and wanted[free:] == found[free:]:
+        if len(wanted) == len(shape) and wanted[free:] == shape[free:]:
             return
         expected = ", ".join(["any"] * free + [str(size) for size in wanted[free:]])
         raise ShapeError(
-            f"input '{name}' has the shape {list(found)}, and the model was read for [{expected}]; "
+            f"input '{name}' has the shape {list(shape)}, and the model was read for [{expected}]; "
             "read it again with input_shapes"
         )
 

@@ -13,7 +13,6 @@ from onnxgc.budget.operator_problem import OperatorProblem
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.torch.joint_problem import JointStep
-from onnxgc.torch.plan_search import TorchPlan, plan_summary
 
 ORIGIN = "onnx"
 """Key of the ONNX node in the metadata that tracing copies."""
@@ -33,21 +32,16 @@ class PlanFollower:
 
     plan: CheckpointPlan
 
-    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
-        sequence = sequence_of_plan(step, self.plan)
-        return sequence, plan_summary(step, sequence)
+    def __call__(self, step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+        """Segments are recomputed before backward reads them.
 
-
-def sequence_of_plan(step: JointStep, plan: CheckpointPlan) -> tuple[int, ...]:
-    """The sequence of a joint graph under a plan: segments are recomputed before backward reads them.
-
-    Raises:
-        PlanError: the model has none of the plan's tensors.
-    """
-    kept = _kept(step, frozenset(map(str, plan.checkpoints)))
-    if plan.keeps_last_segment and not plan.sequence:
-        kept |= _first_segment_read(step, kept)
-    return sequence_keeping(step, kept)
+        Raises:
+            PlanError: the model has none of the plan's tensors.
+        """
+        kept = _kept(step, frozenset(map(str, self.plan.checkpoints)))
+        if self.plan.keeps_last_segment and not self.plan.sequence:
+            kept |= _first_segment_read(step, kept)
+        return sequence_keeping(step, kept), 0
 
 
 def _kept(step: JointStep, names: frozenset[str]) -> set[int]:
@@ -63,12 +57,9 @@ def _kept(step: JointStep, names: frozenset[str]) -> set[int]:
     for index in range(step.boundary):
         node = step.nodes[index]
         assert node is not None, "forward precedes the boundary"
-        writes = problem.operators[index].writes
-        origin = origin_of(node)
-        if origin is None or not problem.operators[index].may_repeat:
-            kept.update(writes)
-            continue
-        kept.update(by_products(problem, index))
+        operation = problem.operators[index]
+        is_kept = origin_of(node) is None or not operation.may_repeat
+        kept.update(operation.writes if is_kept else by_products(problem, index))
     for origin, result in last.items():
         if names.intersection(origin.outputs):
             kept.update(step.storages[result])
@@ -114,10 +105,11 @@ def _first_segment_read(step: JointStep, kept: set[int]) -> set[int]:
     discarded = {
         storage for index in range(step.boundary) for storage in problem.operators[index].writes
     } - kept
-    first = next((storage for storage in _read_in_backward(step) if storage in discarded), None)
+    backward = problem.operators[step.boundary + 1 :]
+    first = next((storage for each in backward for storage in each.reads if storage in discarded), None)
     if first is None:
         return set()
-    found, waiting = {first}, [first]
+    segment, waiting = {first}, [first]
     while waiting:
         storage = waiting.pop()
         maker = problem.operators[problem.producer[storage]]
@@ -125,14 +117,9 @@ def _first_segment_read(step: JointStep, kept: set[int]) -> set[int]:
         for reader in problem.readers[storage]:
             if reader < step.boundary:
                 adjacent.update(problem.operators[reader].writes)
-        waiting.extend((adjacent & discarded) - found)
-        found |= adjacent & discarded
-    return found
-
-
-def _read_in_backward(step: JointStep) -> Iterator[int]:
-    for operation in step.problem.operators[step.boundary + 1 :]:
-        yield from operation.reads
+        waiting.extend((adjacent & discarded) - segment)
+        segment |= adjacent & discarded
+    return segment
 
 
 def sequence_keeping(step: JointStep, kept: set[int]) -> tuple[int, ...]:

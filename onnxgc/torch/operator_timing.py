@@ -18,7 +18,7 @@ from torch import fx
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxgc.torch import undecomposed_kernels
+from onnxgc.torch import exact_kernels
 
 # The profiler's library otherwise prints when it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -40,7 +40,7 @@ class MeasuredCosts:
     def __init__(self) -> None:
         self._known: dict[str, Cost] = {}
 
-    def cost_of(self, node: fx.Node) -> Cost:
+    def __call__(self, node: fx.Node) -> Cost:
         key = f"{node.target} {_described((node.args, node.kwargs))}"
         if key not in self._known:
             # Under a trace PyTorch would not execute the operator.
@@ -53,8 +53,8 @@ def _measured(node: fx.Node) -> Cost:
     # The state of the module's own generator must not change.
     given = {name: None if name == "generator" else value for name, value in node.kwargs.items()}
     arguments, settings = fx.map_arg((node.args, given), lambda source: _like(source.meta["val"]))
-    if node.target is undecomposed_kernels.LAYER_BACKWARD:
-        arguments = undecomposed_kernels.backward_with_workspace(arguments)
+    if node.target is exact_kernels.LAYER_BACKWARD:
+        arguments = exact_kernels.backward_with_workspace(arguments)
     device = next((leaf.device for leaf in _tensors((arguments, settings))), torch.device("cpu"))
 
     def run() -> Any:
@@ -103,15 +103,13 @@ def _workspace(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def _like(value: Any) -> Any:
-    """Tensors with contents in place of the trace's: random numbers, and zeros for indices."""
+    """Tensors of the trace with contents: random numbers, and zeros for indices."""
     if isinstance(value, list | tuple):
         return type(value)(_like(entry) for entry in value)
     if not isinstance(value, torch.Tensor):
         return value
-    tensor = torch.zeros(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
-    tensor = (
-        tensor.view(value.dtype) if tensor.numel() else torch.empty(0, dtype=value.dtype, device=value.device)
-    )
+    size = value.untyped_storage().nbytes() // value.element_size()
+    tensor = torch.zeros(size, dtype=value.dtype, device=value.device)
     if value.dtype.is_floating_point:
         tensor.uniform_(0.1, 1.0)
     return tensor.as_strided(value.shape, value.stride(), value.storage_offset())

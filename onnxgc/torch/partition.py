@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from onnxgc.torch.exact_kernels import LAYER, layer_with_workspace
 from onnxgc.torch.joint_problem import JointStep, is_batch_normalization, is_random, is_tangent, tensors_of
-from onnxgc.torch.undecomposed_kernels import LAYER, layer_with_workspace
 
 STATE_BYTES = 5056
 """Size of the CPU generator's state; that of a CUDA device is smaller."""
@@ -24,15 +25,16 @@ def split(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward, each in the sequence's order, with a node for each recomputation."""
     boundary = sequence.index(step.boundary)
-    recomputed = _recomputed_operators(sequence)
+    recomputed = {index for index, runs in Counter(sequence).items() if runs > 1}
     forward = _PassWriter(step, recomputed)
-    for node in joint.graph.nodes:
-        if node.op == "placeholder" and not is_tangent(node):
+    inputs = joint.graph.find_nodes(op="placeholder")
+    tangents = [node for node in inputs if is_tangent(node)]
+    for node in inputs:
+        if not is_tangent(node):
             forward.add_input(node)
     for index in sequence[:boundary]:
         forward.run(index)
     backward = _PassWriter(step, recomputed, forward)
-    tangents = [node for node in joint.graph.nodes if node.op == "placeholder" and is_tangent(node)]
     for node in tangents:
         backward.add_input(node)
     for index in sequence[boundary + 1 :]:
@@ -49,13 +51,13 @@ def split(
 def boxed_function(gm: fx.GraphModule, example_inputs: Any) -> Any:
     """The graph as a function that empties its list of inputs: each is released after its last use."""
     graph = gm.graph
-    places = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = graph.find_nodes(op="placeholder")
     with graph.inserting_before(next(iter(graph.nodes))):
         values = graph.placeholder("values")
     with graph.inserting_after(values):
-        for place in places:
-            place.replace_all_uses_with(graph.call_method("pop", (values,)))
-            graph.erase_node(place)
+        for node in inputs:
+            node.replace_all_uses_with(graph.call_method("pop", (values,)))
+            graph.erase_node(node)
     gm.recompile()
 
     def run(given: list[Any]) -> Any:
@@ -63,11 +65,6 @@ def boxed_function(gm: fx.GraphModule, example_inputs: Any) -> Any:
 
     vars(run)["_boxed_call"] = True
     return run
-
-
-def _recomputed_operators(sequence: Sequence[int]) -> set[int]:
-    seen: set[int] = set()
-    return {index for index in sequence if index in seen or seen.add(index)}  # type: ignore[func-returns-value]
 
 
 class _PassWriter:
@@ -99,9 +96,9 @@ class _PassWriter:
             result = self.graph.call_function(recompute_batch_normalization, kept)
             result.meta = dict(node.meta)
         elif index in self._recomputed and is_random(node):
-            result = self._random_call(node, self.arguments(node.args), self.arguments(node.kwargs))
+            result = self._random_call(node)
         else:
-            result = self._call(node, self.arguments(node.args), self.arguments(node.kwargs))
+            result = self._call(node)
         self._latest[node] = result
         for part in node.users:
             # A tuple would keep all of its entries live until the last one is read.
@@ -121,7 +118,7 @@ class _PassWriter:
             sources = tuple(self.value(source) for source in node.all_input_nodes)
             known = self._derived.get(node)
             if known is None or known[0] != sources:
-                known = sources, self._call(node, self.arguments(node.args), self.arguments(node.kwargs))
+                known = sources, self._call(node)
                 self._derived[node] = known
                 self._derived_names.add(known[1].name)
             return known[1]
@@ -130,8 +127,8 @@ class _PassWriter:
     def finish(self, gradients: Any, tangents: Sequence[fx.Node]) -> None:
         """Orders the inputs (kept values, then gradients of outputs) and writes the output."""
         first = next(iter(self.graph.nodes))
-        places = [self._taken[node] for node in self._taken] + [self._latest[node] for node in tangents]
-        for node in reversed(places):
+        inputs = [*self._taken.values(), *(self._latest[node] for node in tangents)]
+        for node in reversed(inputs):
             if node is not first:
                 first.prepend(node)
                 first = node
@@ -166,14 +163,16 @@ class _PassWriter:
         node.meta = dict(like.meta)
         return node
 
-    def _call(self, node: fx.Node, arguments: Any, settings: Any) -> fx.Node:
+    def _call(self, node: fx.Node) -> fx.Node:
         target = layer_with_workspace if node.target is LAYER else node.target
+        arguments, settings = self.arguments(node.args), self.arguments(node.kwargs)
         result = self.graph.create_node(node.op, target, arguments, settings, name=node.name)
         result.meta = dict(node.meta)
         return result
 
-    def _random_call(self, node: fx.Node, arguments: Any, settings: Any) -> fx.Node:
+    def _random_call(self, node: fx.Node) -> fx.Node:
         """A random operator that repeats its numbers: the first run saves the generator's state."""
+        arguments, settings = self.arguments(node.args), self.arguments(node.kwargs)
         value = next(tensors_of(node))
         if node in self._states:
             state = self._states[node]
@@ -185,7 +184,7 @@ class _PassWriter:
             state = self._states[node] = self.graph.call_function(generator_state, (value.device,))
             # A tensor of the trace, without contents.
             state.meta["val"] = value.new_empty(STATE_BYTES, dtype=torch.uint8, device="cpu")
-            return self._call(node, arguments, settings)
+            return self._call(node)
         drawn: Any = (state, value.device, node.target, arguments, settings)
         result = self.graph.call_function(redraw, drawn)
         result.meta = dict(node.meta)

@@ -18,7 +18,6 @@ from onnxgc.torch.joint_problem import JointStep
 from onnxgc.torch.onnx_module import from_onnx
 from onnxgc.torch.onnx_plan import by_products, origin_of, results_by_origin, sequence_keeping
 from onnxgc.torch.operator_timing import Cost
-from onnxgc.torch.plan_search import TorchPlan, plan_summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,13 @@ class PartitionerBudget:
 
     share: float
 
-    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
+    def __call__(self, step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
         problem = step.problem
         kept = saved_storages(step, self.share)
-        once = (operation for operation in problem.operators[: step.boundary] if not operation.may_repeat)
-        kept.update(storage for operation in once for storage in operation.writes)
-        sequence = sequence_keeping(step, kept)
-        return sequence, plan_summary(step, sequence)
+        for operation in problem.operators[: step.boundary]:
+            if not operation.may_repeat:
+                kept.update(operation.writes)
+        return sequence_keeping(step, kept), 0
 
 
 def saved_storages(step: JointStep, share: float) -> set[int]:
@@ -45,8 +44,8 @@ def saved_storages(step: JointStep, share: float) -> set[int]:
         warnings.simplefilter("ignore")
         joint = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
         forward, _ = min_cut_rematerialization_partition(joint, (), num_fwd_outputs=results)
-    (output,) = (node for node in forward.graph.nodes if node.op == "output")
-    saved = {node.name for node in output.args[0][results:] if isinstance(node, fx.Node)}
+    outputs: Any = forward.graph.output_node().args[0]
+    saved = {node.name for node in outputs[results:] if isinstance(node, fx.Node)}
     return {storage for node in step.storages if node.name in saved for storage in step.storages[node]}
 
 
@@ -70,22 +69,14 @@ def tensors_saved(
     module = from_onnx(
         model, trainable=trainable, freeze=freeze, freeze_bn=freeze_bn, input_shapes=input_shapes
     )
-    found: set[str] = set()
+    names: set[str] = set()
 
-    def keep_baseline(step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
-        found.update(_names(step, saved_storages(step, share)))
-        sequence = tuple(range(len(step.problem)))
-        return sequence, plan_summary(step, sequence)
+    def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+        names.update(_names(step, saved_storages(step, share)))
+        return tuple(range(len(step.problem))), 0
 
-    planned_module(module, keep_baseline, _ZeroCosts(), module.example_inputs({}))
-    return frozenset(found)
-
-
-class _ZeroCosts:
-    """Costs for planners that ignore them."""
-
-    def cost_of(self, node: fx.Node) -> Cost:
-        return Cost(0, 0)
+    planned_module(module, plan_baseline, lambda node: Cost(0, 0), module.example_inputs({}))
+    return frozenset(names)
 
 
 def _names(step: JointStep, saved: set[int]) -> set[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -47,10 +46,11 @@ class TorchPlan:
     saved: tuple[SavedTensor, ...] = field(repr=False)
 
 
-class Planner(Protocol):
-    """Chooses the sequence in which a joint graph runs, with the figures of that plan."""
+Planner = Callable[[JointStep, int], tuple[tuple[int, ...], int]]
+"""Chooses the sequence in which a joint graph runs, with a lower bound on its extra time in nanoseconds.
 
-    def __call__(self, step: JointStep) -> tuple[tuple[int, ...], TorchPlan]: ...
+The integer is the memory, in bytes, that plans of other calls need anyway.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +60,33 @@ class BudgetPlanner:
     budget: Budget
     options: SearchOptions
 
-    def __call__(self, step: JointStep, available_bytes: int = 0) -> tuple[tuple[int, ...], TorchPlan]:
-        """Tries the budget, then `available_bytes` where they are more.
+    def __call__(self, step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+        """Tries the budget, then `available_bytes` if they are more.
 
         Raises:
             BudgetError: no sequence fits.
         """
         problem = step.problem
-        regular = simulate_sequence(problem, range(len(problem))).peak
         floor = floor_of_problem(problem)
-        found: BudgetedSequence | NoSequence
+        result: BudgetedSequence | NoSequence
         if self.budget.is_least:
-            found = least_peak(problem, floor.size, self.options, (), None).found
+            result = least_peak(problem, floor.size, self.options).best
         else:
-            budget = self.budget.bytes_of(regular)
-            found = within_budget(problem, budget, self.options)
-            if isinstance(found, NoSequence) and budget < available_bytes:
-                found = within_budget(problem, available_bytes, self.options)
-            if isinstance(found, NoSequence):
-                node = step.nodes[found.operator]
+            budget = self.budget.bytes_of(simulate_sequence(problem, range(len(problem))).peak)
+            result = within_budget(problem, budget, self.options)
+            if isinstance(result, NoSequence) and budget < available_bytes:
+                result = within_budget(problem, available_bytes, self.options)
+            if isinstance(result, NoSequence):
+                node = step.nodes[result.operator]
                 at = "" if node is None else f" ('{node.name}')"
                 raise BudgetError(
                     f"no plan within {budget:,} bytes was found; no plan is below {floor.size:,}{at}; give "
                     "more memory, a smaller batch, or budget='min'"
                 )
-        return found.sequence, plan_summary(step, found.sequence, found.lower_bound)
+        return result.sequence, result.lower_bound
 
 
-def plan_summary(step: JointStep, sequence: Sequence[int], lower_bound: int = 0) -> TorchPlan:
+def plan_summary(step: JointStep, sequence: Sequence[int], lower_bound: int) -> TorchPlan:
     """The figures of a sequence; `lower_bound` is one on extra time, in nanoseconds."""
     problem = step.problem
     profile = simulate_sequence(problem, sequence)

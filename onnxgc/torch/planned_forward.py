@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import operator
 import random
 import threading
 import types
@@ -30,16 +31,20 @@ from torch.utils import _pytree as pytree
 from onnxgc.budget.operator_problem import OperatorProblem
 from onnxgc.errors import OnnxgcError, PlanError
 from onnxgc.torch.call_signature import CallSignature, first_occurrences
-from onnxgc.torch.draw_order import ContiguousDraws, draw_in_memory_order
+from onnxgc.torch.exact_kernels import (
+    ContiguousDraws,
+    draw_in_memory_order,
+    with_autocast_cache,
+    without_decompositions,
+)
 from onnxgc.torch.forward_outputs import Outcome
 from onnxgc.torch.joint_problem import Costs, JointStep, joint_step
 from onnxgc.torch.module_state import KnownState, RetraceNeeded
 from onnxgc.torch.partition import boxed_function, split
-from onnxgc.torch.plan_search import BudgetPlanner, Planner, TorchPlan
+from onnxgc.torch.plan_search import Planner, TorchPlan, plan_summary
 from onnxgc.torch.state_guard import Binding, StateGuard
 from onnxgc.torch.trace_errors import reason_of
 from onnxgc.torch.traced_state import TracedState, other_tensors
-from onnxgc.torch.undecomposed_kernels import with_autocast_cache, without_decompositions
 
 _MAX_SIGNATURES = 64
 """Signatures whose traces are kept, the most recently used; a trace contains two graphs."""
@@ -67,8 +72,7 @@ class _OwnForward(nn.Module):
         self.own = own
 
     def own_forward(self) -> Callable[..., Any]:
-        forward: Callable[..., Any] = self.own or types.MethodType(type(self.planned).forward, self.planned)
-        return forward
+        return self.own or types.MethodType(type(self.planned).forward, self.planned)
 
     def forward(
         self,
@@ -77,12 +81,12 @@ class _OwnForward(nn.Module):
         arguments: Sequence[Any],
         settings: Mapping[str, Any],
     ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
-        given = pytree.tree_flatten((arguments, settings))
+        before, structure = pytree.tree_flatten((arguments, settings))
 
         def forward() -> Any:
             result = self.own_forward()(*arguments, **settings)
             leaves, spec = pytree.tree_flatten((arguments, settings))
-            if spec != given[1] or any(one is not other for one, other in zip(leaves, given[0], strict=True)):
+            if spec != structure or not all(map(operator.is_, leaves, before)):
                 raise PlanError(
                     "forward changes a list or dictionary among its arguments; return it, or keep it in an "
                     "attribute or an object"
@@ -103,13 +107,12 @@ class _Trace:
     is_split = False
 
     def bind(self, call: CallSignature) -> Binding | None:
-        """The state that the trace reads in this call; None where the guard rejects it."""
+        """The state that the trace reads in this call; None if the guard rejects it."""
         binding = self.guard.bind(call.objects)
-        if binding is None:
-            return None
-        if binding.tensors and first_occurrences((*call.tensors, *binding.tensors)) != self.order:
-            return None
-        return binding
+        if binding is None or not binding.tensors:
+            return binding
+        is_like = first_occurrences((*call.tensors, *binding.tensors)) == self.order
+        return binding if is_like else None
 
     def run(self, call: CallSignature, binding: Binding) -> Any:
         """The result of forward; objects are changed as forward changes them.
@@ -118,14 +121,13 @@ class _Trace:
             PlanError: the module cannot be traced.
         """
         tensors = (*call.tensors, *other_tensors(call.tensors, binding))
+        if self.is_split:
+            return self.outcome.fill(self.function(*tensors), binding)
         try:
-            if self.is_split:
+            # With donated buffers, `retain_graph` would be refused.
+            with functorch_config.patch(donated_buffer=False), _silence_failures():
                 results = self.function(*tensors)
-            else:
-                # With donated buffers, `retain_graph` would be refused.
-                with functorch_config.patch(donated_buffer=False), _silence_failures():
-                    results = self.function(*tensors)
-        except (_PlanMade, OnnxgcError):
+        except OnnxgcError:
             raise
         except Exception as error:
             if self.is_split:
@@ -175,14 +177,14 @@ class PlannedForward:
 
     def run(self, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
         with _TRACING:
-            call = CallSignature.of(self._planned, arguments, settings)
+            call = CallSignature.from_call(self._planned, arguments, settings)
             is_planned = call.needs_gradients() and not call.is_traced()
-            found = self._matching_trace(call) if is_planned else None
-            if is_planned and found is None:
+            match = self._matching_trace(call) if is_planned else None
+            if is_planned and match is None:
                 return self._run_new_trace(call)
-        if found is None:
+        if match is None:
             return self._inner.own_forward()(*arguments, **settings)
-        trace, binding = found
+        trace, binding = match
         return trace.run(call, binding)
 
     def _matching_trace(self, call: CallSignature) -> tuple[_Trace, Binding] | None:
@@ -208,18 +210,18 @@ class PlannedForward:
         del traces[:-_MAX_TRACES]
         return result
 
-    def _warn_of_retracing(self, count: int, place: str) -> None:
+    def _warn_of_retracing(self, count: int, location: str) -> None:
         if count >= _MIN_TRACES_TO_WARN and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"forward reads '{place}', which has changed in {count} calls; each change costs a new "
+                f"forward reads '{location}', which has changed in {count} calls; each change costs a new "
                 "trace, which takes time: keep it in a tensor, or change it less often",
                 stacklevel=2,
             )
 
     def plan(self, *arguments: Any, **settings: Any) -> None:
         """Makes the plan of a call without running a step; does nothing if it needs no gradient."""
-        call = CallSignature.of(self._planned, arguments, settings)
+        call = CallSignature.from_call(self._planned, arguments, settings)
         if call.needs_gradients():
             call.check_parameters()
             with _TRACING, contextlib.suppress(_PlanMade):
@@ -241,9 +243,8 @@ class PlannedForward:
         if step.problem not in self._decisions:
             # A smaller batch may need a larger share; the memory of another call's plan is available anyway.
             available = max((plan.planned_peak_bytes for plan in self.plans), default=0)
-            planner = self._planner
-            decision = planner(step, available) if isinstance(planner, BudgetPlanner) else planner(step)
-            self._decisions[step.problem] = decision
+            sequence, lower_bound = self._planner(step, available)
+            self._decisions[step.problem] = sequence, plan_summary(step, sequence, lower_bound)
         return self._decisions[step.problem][0]
 
     def _trace(self, call: CallSignature, state: TracedState, plan_only: bool) -> _Trace:
@@ -259,17 +260,18 @@ class PlannedForward:
             parameters = [one for one, is_cached in zip(tensors, casts_once, strict=False) if is_cached]
             own = {f"{_OwnForward.PREFIX}{name}": value for name, value in own.items()}
             with (
-                _as_compiling(),
+                # Libraries skip data-dependent code when `torch.compiler.is_compiling()`.
+                _replaced(torch.compiler, "_is_compiling_flag", True),
                 fx.traceback.preserve_node_meta(),
                 _reject_untraced_randomness(),
                 without_decompositions(),
                 with_autocast_cache(parameters),
                 ContiguousDraws(),
             ):
-                found: tuple[Outcome, tuple[torch.Tensor, ...]] = functional_call(
+                result: tuple[Outcome, tuple[torch.Tensor, ...]] = functional_call(
                     self._inner, own, (state, tensors, arguments, settings), tie_weights=True
                 )
-            trace.outcome, results = found
+            trace.outcome, results = result
             return results
 
         def partition(
@@ -300,14 +302,13 @@ def _is_cast_once(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _as_compiling() -> Iterator[None]:
-    """Makes `torch.compiler.is_compiling()` true: libraries then skip data-dependent code."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager
@@ -329,12 +330,7 @@ def _reject_untraced_randomness() -> Iterator[None]:
 @contextlib.contextmanager
 def _silence_failures() -> Iterator[None]:
     """Suppresses PyTorch's logged tracebacks of failed traces, and a warning that it triggers itself."""
-    reporting = logging.getLogger("torch._subclasses.fake_tensor")
-    before = reporting.disabled
-    reporting.disabled = True
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
-            yield
-    finally:
-        reporting.disabled = before
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    with _replaced(logger, "disabled", True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")
+        yield

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,8 @@ import torch
 from torch import nn
 
 from onnxgc.errors import PlanError
-from onnxgc.torch.module_state import ABSENT, MODULE_STRUCTURE, KnownState, Place, place_name
-from onnxgc.torch.object_contents import PLAIN, Key, contents, set_contents
-from onnxgc.torch.symbolic_number import SymbolicNumber
+from onnxgc.torch.module_state import MODULE_STRUCTURE, KnownState, Place, SymbolicNumber, place_name
+from onnxgc.torch.object_contents import ABSENT, PLAIN, Key, contents, set_contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,6 @@ class _ConstantSlot:
     value: Any
     key: Hashable
 
-    def accepts(self, value: Any) -> bool:
-        return value is self.value or comparison_key(value) == self.key
-
 
 @dataclass(slots=True, eq=False)
 class ObjectNode:
@@ -65,6 +62,8 @@ class Binding:
     objects: dict[ObjectNode, Any] = field(default_factory=dict)
     tensors: list[torch.Tensor] = field(default_factory=list)
     numbers: dict[Place, Any] = field(default_factory=dict)
+    nodes: dict[int, ObjectNode] = field(default_factory=dict)
+    """The node of each object but tuples, by address: different nodes have different objects."""
 
 
 class StateGuard:
@@ -95,9 +94,9 @@ class StateGuard:
         if "" in names:
             names = [each for each in vars(module) if each not in MODULE_STRUCTURE]
         keys = tuple(("attribute", each) for each in sorted(names))
-        attributes = vars(module)
         node = ObjectNode(type(module), self._names[id(module)], keys, root=module)
-        node.children = tuple(self._child(attributes.get(key[1], ABSENT), node, key, module) for key in keys)
+        values = (vars(module).get(name, ABSENT) for _, name in keys)
+        node.children = tuple(map(partial(self._child, node, module), keys, values))
         return node
 
     def _root_node(self, holder: Any) -> ObjectNode | None:
@@ -110,16 +109,16 @@ class StateGuard:
         return node
 
     def _object_node(self, holder: Any, name: str) -> ObjectNode:
-        found = contents(holder)
-        assert found is not None, "callers check that the object has contents"
+        entries = contents(holder)
+        assert entries is not None, "callers check that the object has contents"
         root = holder if isinstance(holder, type) else None
-        node = self._nodes[id(holder)] = ObjectNode(type(holder), name, tuple(found), root=root)
-        node.children = tuple(self._child(value, node, key, holder) for key, value in found.items())
+        node = self._nodes[id(holder)] = ObjectNode(type(holder), name, tuple(entries), root=root)
+        node.children = tuple(map(partial(self._child, node, holder), entries, entries.values()))
         if all(isinstance(child, _ConstantSlot) for child in node.children):
-            node.plain = tuple(found.values())
+            node.plain = tuple(entries.values())
         return node
 
-    def _child(self, value: Any, node: ObjectNode, key: Key, holder: Any) -> Any:
+    def _child(self, node: ObjectNode, holder: Any, key: Key, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return _TensorSlot(tensor_signature(value))
         place = id(holder), key
@@ -144,44 +143,40 @@ class StateGuard:
     def bind(self, arguments: list[Any]) -> Binding | None:
         """The present objects and those of a call; None if the guard rejects them."""
         binding = Binding()
-        taken: dict[int, ObjectNode] = {}
         holders = [*((node, node.root) for node in self._roots), (self._arguments, arguments)]
-        is_accepted = all(self._bind_node(node, holder, binding, taken) for node, holder in holders)
+        is_accepted = all(self._bind_node(node, holder, binding) for node, holder in holders)
         return binding if is_accepted else None
 
-    def _bind_node(
-        self, node: ObjectNode, holder: Any, binding: Binding, taken: dict[int, ObjectNode]
-    ) -> bool:
-        """Adds an object and its contents to the binding; `taken` keeps the objects of nodes distinct."""
+    def _bind_node(self, node: ObjectNode, holder: Any, binding: Binding) -> bool:
+        """Adds an object and its contents to the binding."""
         known = binding.objects.get(node, ABSENT)
         if known is not ABSENT:
             return known is holder or isinstance(holder, tuple)
         self.mismatch = node.name
         if type(holder) is not node.kind or (node.root is not None and node.root is not holder):
             return False
-        if not isinstance(holder, tuple) and taken.setdefault(id(holder), node) is not node:
+        if not isinstance(holder, tuple) and binding.nodes.setdefault(id(holder), node) is not node:
             return False
         binding.objects[node] = holder
         if isinstance(node.root, nn.Module):
-            attributes = vars(holder)
-            values = [attributes.get(key[1], ABSENT) for key in node.keys]
+            values = [vars(holder).get(name, ABSENT) for _, name in node.keys]
         else:
-            found = contents(holder)
-            if found is None or tuple(found) != node.keys:
+            entries = contents(holder)
+            if entries is None or tuple(entries) != node.keys:
                 return False
-            values = list(found.values())
+            values = list(entries.values())
         if node.plain is not None and all(map(operator.is_, values, node.plain)):
             return True
         for key, child, value in zip(node.keys, node.children, values, strict=True):
-            if not self._bind_child(child, value, binding, taken):
+            if not self._bind_child(child, value, binding):
                 if not isinstance(child, ObjectNode):
                     self.mismatch = place_name(node.name, key)
                 return False
         return True
 
-    def _bind_child(self, child: Any, value: Any, binding: Binding, taken: dict[int, ObjectNode]) -> bool:
+    def _bind_child(self, child: Any, value: Any, binding: Binding) -> bool:
         if isinstance(child, ObjectNode):
-            return self._bind_node(child, value, binding, taken)
+            return self._bind_node(child, value, binding)
         if isinstance(child, _TensorSlot):
             if not isinstance(value, torch.Tensor) or tensor_signature(value) != child.signature:
                 return False
@@ -190,7 +185,7 @@ class StateGuard:
         if isinstance(child, _NumberSlot):
             binding.numbers[child.place] = value
             return type(value) is child.kind
-        return bool(child.accepts(value))
+        return value is child.value or bool(comparison_key(value) == child.key)
 
     def substitute(self, binding: Binding, replacements: Mapping[int, torch.Tensor]) -> None:
         """Replaces tensors in the objects, by address, and numbers by symbolic ones."""

@@ -103,12 +103,12 @@ def _as_tensor(arrays: Arrays, name: str) -> torch.Tensor:
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    found: list[list[torch.Tensor]] = []
+    buckets: list[list[torch.Tensor]] = []
     size = _BUCKET_BYTES
     for tensor in tensors:
-        if size + tensor.nbytes > _BUCKET_BYTES or found[-1][0].dtype != tensor.dtype:
-            found.append([])
+        if size + tensor.nbytes > _BUCKET_BYTES or buckets[-1][0].dtype != tensor.dtype:
+            buckets.append([])
             size = 0
-        found[-1].append(tensor)
+        buckets[-1].append(tensor)
         size += tensor.nbytes
-    return found
+    return buckets

@@ -66,7 +66,7 @@ class TracedState:
             finally:
                 if self._has_new_state(substituted):
                     raise RetraceNeeded
-            return Outcome.of(result, substituted, self._module, self.binding)
+            return Outcome.from_result(result, substituted, self._module, self.binding)
         finally:
             self._before.restore()
             self._clear_caches()

@@ -58,21 +58,21 @@ class ArrayData:
         if self.shuffle:
             order = np.random.default_rng([self.seed, number]).permutation(self.samples)
         if self.workers > 1:
-            # All workers have equally many batches of one size.
-            whole = self.samples // (self.batch * self.workers)
-            shared = order[: whole * self.batch * self.workers].reshape(whole, self.workers, self.batch)
+            rounds = self._rounds
+            shared = order[: rounds * self.batch * self.workers].reshape(rounds, self.workers, self.batch)
             order = shared[:, self.worker].reshape(-1)
         for start in range(first * self.batch, len(order), self.batch):
             chosen = order[start : start + self.batch]
             yield {**{name: array[chosen] for name, array in self.arrays.items()}, **self.fixed}
 
     def updates(self, accumulate: int) -> int:
-        batches = (
-            self.samples // (self.batch * self.workers)
-            if self.workers > 1
-            else -(-self.samples // self.batch)
-        )
+        batches = self._rounds if self.workers > 1 else -(-self.samples // self.batch)
         return -(-batches // accumulate)
+
+    @property
+    def _rounds(self) -> int:
+        """Batches of each of several workers: equally many, of one size."""
+        return self.samples // (self.batch * self.workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class IteratedData:
     workers: int = 1
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
-        count = -1
+        index = -1
         mine: Any = None
-        for count, found in enumerate(self.make()):
-            if count % self.workers == self.worker:
-                mine = found
+        for index, batch in enumerate(self.make()):
+            if index % self.workers == self.worker:
+                mine = batch
             # Only complete rounds of `workers` batches, so that all workers take equally many steps.
-            if count % self.workers == self.workers - 1 and count // self.workers >= first:
-                yield named(mine, self.fed)
-        if count < 0:
+            if index % self.workers == self.workers - 1 and index // self.workers >= first:
+                yield batch_by_input(mine, self.fed)
+        if index < 0:
             raise TrainingError(
                 f"epoch {number + 1} has no batches; give a list, or a function that returns a new iterator "
                 "for each epoch"
@@ -103,7 +103,7 @@ class IteratedData:
         return None
 
 
-def named(batch: Any, fed: Sequence[str]) -> Batch:
+def batch_by_input(batch: Any, fed: Sequence[str]) -> Batch:
     """A batch as arrays by input names, from a mapping or from a tuple in the order of inputs.
 
     Raises:
@@ -234,52 +234,52 @@ def arrays_for(given: Mapping[str, Any], file: TrainingFile) -> tuple[Batch, Bat
         TrainingError: an input is missing, or arrays do not fit the inputs or each other.
     """
     arrays = _by_inputs({name: as_array(name, value) for name, value in given.items()}, file.fed, "the data")
-    counted = {name: array for name, array in arrays.items() if file.counts_samples(name)}
-    for name, array in counted.items():
-        check_samples(name, array, file.types[name])
-        if len(array) != len(next(iter(counted.values()))):
-            first = next(iter(counted))
-            raise TrainingError(f"'{first}' has {len(counted[first])} samples and '{name}' {len(array)}")
+    per_sample = {name: array for name, array in arrays.items() if file.counts_samples(name)}
+    first = next(iter(per_sample), "")
+    for name, array in per_sample.items():
+        _check_samples(name, array, file.types[name])
+        if len(array) != len(per_sample[first]):
+            raise TrainingError(f"'{first}' has {len(per_sample[first])} samples and '{name}' {len(array)}")
         if not len(array):
             raise TrainingError(f"'{name}' has no samples")
-    fitting = {name: converted(name, array, file.types[name]) for name, array in arrays.items()}
+    fitting = {name: _converted(name, array, file.types[name]) for name, array in arrays.items()}
     _check_labels(fitting, file)
     return (
-        {name: array for name, array in fitting.items() if name in counted},
-        {name: array for name, array in fitting.items() if name not in counted},
+        {name: fitting[name] for name in per_sample},
+        {name: array for name, array in fitting.items() if name not in per_sample},
     )
 
 
-def checked(batch: Batch, file: TrainingFile) -> Batch:
+def fitting_batch(batch: Batch, file: TrainingFile) -> Batch:
     """A batch of any number of samples, converted to the types of a training file's inputs.
 
     Raises:
         TrainingError: shapes, types or labels do not fit.
     """
     size = None
-    found: Batch = {}
+    fitting: Batch = {}
     for name in file.fed:
-        array, kind = np.asarray(batch[name]), file.types[name]
+        array, wanted = np.asarray(batch[name]), file.types[name]
         if file.counts_samples(name):
-            check_samples(name, array, kind)
+            _check_samples(name, array, wanted)
             if size is not None and len(array) != size:
                 raise TrainingError(f"'{name}' has {len(array)} samples, and other inputs have {size}")
             size = len(array)
-        elif array.shape != kind.shape:
+        elif array.shape != wanted.shape:
             raise TrainingError(
-                f"'{name}' has the shape {list(array.shape)}, and the model takes {list(kind.shape)}"
+                f"'{name}' has the shape {list(array.shape)}, and the model takes {list(wanted.shape)}"
             )
-        found[name] = converted(name, array, kind)
+        fitting[name] = _converted(name, array, wanted)
     if size == 0:
         raise TrainingError("a batch has no samples")
-    _check_labels(found, file)
-    return found
+    _check_labels(fitting, file)
+    return fitting
 
 
 def samples_of(batch: Batch, file: TrainingFile) -> int:
     """Number of samples in a batch."""
-    counted = batch[file.counted]
-    return len(counted) if counted.ndim else 1
+    array = batch[file.sample_input]
+    return len(array) if array.ndim else 1
 
 
 def _check_labels(arrays: Mapping[str, Array], file: TrainingFile) -> None:
@@ -289,43 +289,34 @@ def _check_labels(arrays: Mapping[str, Array], file: TrainingFile) -> None:
         if labels.ignored is not None:
             wrong &= given != labels.ignored
         if wrong.any():
-            place = np.argwhere(wrong)[0].tolist()
+            index = np.argwhere(wrong)[0].tolist()
             hint = "" if labels.ignored is None else f"; {labels.ignored} ignores a sample"
             raise TrainingError(
-                f"'{name}' has {given[tuple(place)]} at {place}, and the model has the classes 0 to "
+                f"'{name}' has {given[tuple(index)]} at {index}, and the model has the classes 0 to "
                 f"{labels.classes - 1}{hint}"
             )
 
 
-def check_samples(name: str, array: Array, kind: TensorType) -> None:
-    """Checks that samples have the shape of an input.
-
-    Raises:
-        TrainingError: they have another shape.
-    """
-    if array.ndim != len(kind.shape) or array.shape[1:] != kind.shape[1:]:
-        wanted = ", ".join(["any", *map(str, kind.shape[1:])]) if kind.shape else ""
-        raise TrainingError(f"'{name}' has the shape {list(array.shape)}, and the model takes [{wanted}]")
+def _check_samples(name: str, array: Array, wanted: TensorType) -> None:
+    """Raises an error unless samples have the shape of an input."""
+    if array.ndim != len(wanted.shape) or array.shape[1:] != wanted.shape[1:]:
+        sizes = ", ".join(["any", *map(str, wanted.shape[1:])]) if wanted.shape else ""
+        raise TrainingError(f"'{name}' has the shape {list(array.shape)}, and the model takes [{sizes}]")
 
 
-def converted(name: str, array: Array, kind: TensorType) -> Array:
-    """An array converted to the type of an input, if both are floating or both are integers.
-
-    Raises:
-        TrainingError: the kinds differ, or a value is out of range.
-    """
-    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(kind.dtype))
+def _converted(name: str, array: Array, input_type: TensorType) -> Array:
+    """An array converted to the type of an input, if both are floating or both are integers."""
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(input_type.dtype))
     if array.dtype == wanted:
         return array
-    is_float = [_is_floating(dtype) for dtype in (array.dtype, wanted)]
-    is_whole = [np.issubdtype(dtype, np.integer) for dtype in (array.dtype, wanted)]
-    if all(is_whole):
+    if np.issubdtype(array.dtype, np.integer) and np.issubdtype(wanted, np.integer):
         limits = np.iinfo(wanted)
         if array.size and (array.min() < limits.min or array.max() > limits.max):
             raise TrainingError(f"'{name}' has values outside of the range of {wanted.name}")
-    elif not all(is_float):
+    elif not (_is_floating(array.dtype) and _is_floating(wanted)):
         raise TrainingError(
-            f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(kind.dtype)}; convert it first"
+            f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(input_type.dtype)}; convert it "
+            "first"
         )
     with np.errstate(over="ignore"):
         return array.astype(wanted)
@@ -345,7 +336,7 @@ def data_of(given: Any, file: TrainingFile, shuffle: bool, seed: int, worker: in
     if isinstance(given, str | os.PathLike):
         given = read_arrays(given)
     if isinstance(given, tuple) and all(hasattr(part, "shape") for part in given):
-        given = named(given, file.fed)
+        given = batch_by_input(given, file.fed)
     if isinstance(given, Mapping):
         arrays, fixed = arrays_for(given, file)
         return ArrayData(arrays, file.batch, shuffle, seed, worker, workers, fixed)

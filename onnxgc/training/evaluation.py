@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnxgc.api.read_options import ReadOptions, read_with_options
-from onnxgc.model.core.ir import Array, TensorType, TrainableModel
+from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
 from onnxgc.runtime.io_binding import BoundSession
-from onnxgc.training.data import IGNORED_LABEL, Batch, checked, samples_of
+from onnxgc.training.data import IGNORED_LABEL, Batch, fitting_batch, samples_of
 from onnxgc.training.training_file import TrainingFile
 
 
@@ -34,15 +34,6 @@ def evaluation_model(
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationGraph:
-    """A graph whose weights `held` are inputs, and the types of its outputs."""
-
-    proto: onnx.ModelProto
-    held: tuple[str, ...]
-    outputs: Mapping[str, TensorType]
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluation:
     """A model in inference mode: its session, its outputs and its loss."""
 
@@ -53,16 +44,15 @@ class Evaluation:
 
 def evaluation_graph(
     model: TrainableModel, weights: Iterable[str], values: Mapping[str, Array]
-) -> EvaluationGraph:
-    """The graph of a model with those of `weights` that it reads as inputs.
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The graph of a model, and the names of those of `weights` that it reads, as inputs.
 
     `values` replaces the contents of other weights by name.
     """
     read = {name for node in model.nodes for name in node.inputs}
-    held = tuple(name for name in weights if name in model.weights and name in read)
-    rest = {name: weight for name, weight in model.weights.items() if name not in held}
-    proto = to_proto(replace(model, weights=rest, inputs=(*model.inputs, *held)), values)
-    return EvaluationGraph(proto, held, {value.name: model.types[value.name] for value in proto.graph.output})
+    fed = tuple(name for name in weights if name in model.weights and name in read)
+    rest = {name: weight for name, weight in model.weights.items() if name not in fed}
+    return to_proto(replace(model, weights=rest, inputs=(*model.inputs, *fed)), values), fed
 
 
 def evaluate(
@@ -76,27 +66,27 @@ def evaluate(
         TrainingError: a batch does not fit.
     """
     losses = weights = 0.0
-    right = counted = 0
-    for batch in batches:
-        found = checked(batch, file)
-        evaluation = evaluation_of(samples_of(found, file))
-        evaluation.session.run(found)
-        weight = samples_of(found, file)
-        if file.classes is not None and file.target in found:
-            labels = found[file.target]
-            kept = labels != IGNORED_LABEL
-            weight = int(kept.sum())
+    right = labelled = 0
+    for given in batches:
+        batch = fitting_batch(given, file)
+        weight = samples_of(batch, file)
+        evaluation = evaluation_of(weight)
+        evaluation.session.run(batch)
+        if file.classes is not None and file.target in batch:
+            labels = batch[file.target]
+            counts = labels != IGNORED_LABEL
+            weight = int(counts.sum())
             scores = evaluation.session.result(evaluation.outputs[0])
             if scores.ndim > labels.ndim + 1:
                 # The loss squeezes dimensions of 1.
                 scores = scores.reshape(len(scores), -1)
             chosen = scores.argmax(file.class_axis).reshape(labels.shape)
-            right += int((chosen == labels)[kept].sum())
-            counted += weight
+            right += int((chosen == labels)[counts].sum())
+            labelled += weight
         if weight:
             losses += float(evaluation.session.result(evaluation.loss)) * weight
         weights += weight
     figures = {"loss": losses / weights if weights else float("nan")}
-    if counted:
-        figures["accuracy"] = right / counted
+    if labelled:
+        figures["accuracy"] = right / labelled
     return figures

@@ -31,10 +31,10 @@ class _Label:
 
 @dataclass(frozen=True, slots=True)
 class _IgnoreMask:
-    """A mask of the labels that are `ignored`, inverted unless `holds`."""
+    """A mask of the labels that are `ignored`, or of the others."""
 
     label: _Label
-    holds: bool = True
+    is_of_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ def labels_of(
     """
     numbers = {tensor.name: tensor for tensor in graph.initializer}
     known: dict[str, _Known] = {name: _Label(name) for name in inputs}
-    found: dict[str, Labels] = {}
+    labels: dict[str, Labels] = {}
     for node in graph.node:
         read = [known.get(name) for name in node.input]
         if node.op_type == "GatherElements":
             scores, label = read
             if isinstance(scores, _Scores) and isinstance(label, _Label):
-                along = shapes.get(node.input[0], ())[_axis(node, 0) :][:1]
+                along = shapes.get(node.input[0], ())[axis_of(node, 0) :][:1]
                 if along == (scores.classes,):
-                    read_here = Labels(scores.classes, label.ignored)
-                    found[label.name] = _of_both(found.get(label.name, read_here), read_here)
+                    of_node = Labels(scores.classes, label.ignored)
+                    labels[label.name] = _common_range(labels.get(label.name, of_node), of_node)
         elif (result := _result(node, read, numbers, shapes)) is not None:
             known[node.output[0]] = result
-    return found
+    return labels
 
 
-def _of_both(one: Labels, other: Labels) -> Labels:
+def _common_range(one: Labels, other: Labels) -> Labels:
     """The common range of labels of two losses."""
     ignored = one.ignored if one.ignored == other.ignored else None
     return Labels(min(one.classes, other.classes), ignored)
@@ -87,19 +87,20 @@ def _result(
         case op, [first, *_] if op in _SAME_VALUES:
             return first
         case "LogSoftmax", _ if node.input[0] in shapes:
-            return _Scores(shapes[node.input[0]][_axis(node, -1)])
+            return _Scores(shapes[node.input[0]][axis_of(node, -1)])
         case "Equal", [_Label() as label, None] | [None, _Label() as label]:
             ignored = _number(numbers.get(node.input[read[0] is label]))
             return None if ignored is None else _IgnoreMask(replace(label, ignored=ignored))
         case "Not", [_IgnoreMask() as mask]:
-            return replace(mask, holds=not mask.holds)
+            return replace(mask, is_of_others=not mask.is_of_others)
         case "Where", [_IgnoreMask() as mask, *branches]:
-            kept = branches[mask.holds]
+            kept = branches[not mask.is_of_others]
             return mask.label if isinstance(kept, _Label) and kept.name == mask.label.name else None
     return None
 
 
-def _axis(node: onnx.NodeProto, default: int) -> int:
+def axis_of(node: onnx.NodeProto, default: int) -> int:
+    """The axis of an operator that has one."""
     return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), default)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from onnxgc.errors import OptimizerError
+import numpy as np
+
+from onnxgc.errors import OptimizerError, TrainingError
 
 Schedule = Callable[[int], float]
 
@@ -52,6 +54,28 @@ def with_warm_up(schedule: Schedule, updates: int) -> Schedule:
     """
     _check(updates=updates + 1)
     return lambda done: schedule(done) * min(1.0, (done + 1) / updates) if updates else schedule(done)
+
+
+def schedule_of(rate: float | Schedule) -> Schedule:
+    """A schedule, or a constant rate as one.
+
+    Raises:
+        TrainingError: the rate is not a number, or not a valid one.
+    """
+    if callable(rate):
+        return rate
+    try:
+        return constant(checked_rate(float(rate)))
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            f"the learning rate is {rate!r}; give a number or a function of the number of previous updates"
+        ) from error
+
+
+def checked_rate(value: float) -> float:
+    if not 0 <= value < float(np.finfo(np.float32).max):
+        raise TrainingError(f"the learning rate is {value}; it must be a finite number of at least 0")
+    return value
 
 
 def _check(**counts: int) -> None:

@@ -67,7 +67,7 @@ class Source:
                     f"{', '.join(planning)} cannot be changed in a training file; pass them when you create "
                     "the file, or train from the forward model"
                 )
-            return cls.of_file(given, model)
+            return cls.from_file(given, model)
         if model is not None:
             raise TrainingError("two forward models are given; give one, or a training file and its model")
         options = dict(planning)
@@ -76,7 +76,7 @@ class Source:
             raise TrainingError("training needs an optimizer: sgd or adamw")
         progress("planning")
         accumulates = [options.pop(name, None) is not None for name in ("accumulate", "workers")]
-        return cls.of_model(
+        return cls.from_model(
             given,
             optimizer,
             accumulates=any(accumulates),
@@ -87,13 +87,13 @@ class Source:
         )
 
     @classmethod
-    def of_file(cls, training: Model, model: Model | None) -> Source:
+    def from_file(cls, training: Model, model: Model | None) -> Source:
         """A training file with an optimizer.
 
         Raises:
             TrainingError: the file has no optimizer.
         """
-        file = TrainingFile.of(training)
+        file = TrainingFile.read(training)
         if not isinstance(file.optimizer, SGD | AdamW):
             raise TrainingError(
                 "the training file has no optimizer; create it with `onnxgc optimize --optimizer adamw`, or "
@@ -103,7 +103,7 @@ class Source:
         return cls(file, model, file.optimizer, replace(options, optimizer=None))
 
     @classmethod
-    def of_model(
+    def from_model(
         cls,
         model: Model,
         optimizer: SGD | AdamW,
@@ -131,7 +131,7 @@ class Source:
         drawn = {**drawn, **result.values}
         graph = replace(result, values=drawn).training_graph.model
         options_read = replace(result.options, optimizer=None)
-        return cls(TrainingFile.of(graph), model, optimizer, options_read, drawn, result.report)
+        return cls(TrainingFile.read(graph), model, optimizer, options_read, drawn, result.report)
 
     def shapes_of(self, samples: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the model's inputs for another number of samples."""
@@ -170,7 +170,7 @@ class Source:
             result = planned()
         if result.planned.profile.peak_bytes > self.file.simulated_peak_bytes:
             result = planned(budget=str(self.file.simulated_peak_bytes + result.planned.state_bytes))
-        return TrainingFile.of(result.training_graph.model, with_values=False)
+        return TrainingFile.read(result.training_graph.model, with_values=False)
 
     def deployed(self, trained: Mapping[str, Array]) -> onnx.ModelProto:
         """The model's file with these weights; names, opset and metadata are unchanged.
@@ -186,25 +186,23 @@ class Source:
         draft, decisions = draft_with_roles(
             proto, folder, trainable=self.options.trainable, freeze=self.options.freeze
         )
-        held = {
+        stored = {
             decision.name: draft.weights[decision.name].type.dtype
             for decision in decisions
             if decision.name in trained
             or (decision.role is not Role.CONSTANT and decision.name in self.drawn)
         }
-        lost = [name for name in trained if name not in held]
-        if lost:
+        if lost := [name for name in trained if name not in stored]:
             raise TrainingError(
                 f"the model has no weight '{lost[0]}', which was trained; give the model from which the "
                 "training file was created"
             )
-        deployment = EvaluationFile(proto, folder, draft.nodes, draft.weights, held)
 
         def value_of(name: str, dtype: int) -> Array:
-            found = trained[name] if name in trained else self.drawn[name]
-            return np.asarray(found, helper.tensor_dtype_to_np_dtype(dtype))
+            value = trained[name] if name in trained else self.drawn[name]
+            return np.asarray(value, helper.tensor_dtype_to_np_dtype(dtype))
 
-        return deployment.filled(value_of)
+        return EvaluationFile(proto, folder, draft.nodes, draft.weights, stored).filled(value_of)
 
     def check_apart(self, path: str | os.PathLike[str]) -> None:
         """Prevents overwriting the model or a file with its weights.

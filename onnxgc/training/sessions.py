@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
+
+import onnx
 
 from onnxgc.emission.accumulated_update_graph import update_model
 from onnxgc.errors import TrainingError
-from onnxgc.model.core.ir import Array
+from onnxgc.model.core.ir import Array, TensorType
 from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
+from onnxgc.runtime.ort import PROVIDERS, default_providers
 from onnxgc.tracing.optimizers import Accumulation
 from onnxgc.training.evaluation import Evaluation, evaluation_graph, evaluation_model
 from onnxgc.training.run_source import Source
@@ -101,31 +106,10 @@ class Engine:
             for size in others[:-_MAX_OTHER_SIZES]:
                 # Before the next one allocates memory.
                 del made[size]
-        found = made.pop(samples) if samples in made else make(samples)
-        made[samples] = found
-        return found
+        made[samples] = made.pop(samples) if samples in made else make(samples)
+        return made[samples]
 
     def _step_of(self, file: TrainingFile) -> _Step:
-        return _Step(file, self._session(file), _copied_statistics(file))
-
-    def _evaluation_of(self, samples: int) -> Evaluation:
-        assert self.source.model is not None, "checked earlier"
-        shapes = self.source.shapes_of(samples)
-        model = evaluation_model(self.source.model, self.source.options, shapes)
-        held = (*self.parameters, *self.source.file.statistics)
-        graph = evaluation_graph(model, held, self.source.drawn)
-        session = BoundSession(
-            graph.proto,
-            self.arrays,
-            held=graph.held,
-            replaced={},
-            fetched=graph.outputs,
-            providers=self._providers,
-            threads=self._threads,
-        )
-        return Evaluation(session, model.outputs, model.loss)
-
-    def _session(self, file: TrainingFile) -> BoundSession:
         copied = _copied_statistics(file)
         replaced = {
             new: old
@@ -133,13 +117,32 @@ class Engine:
             for old, new in pairs.items()
             if old not in copied
         }
-        fetched = (file.loss, *([file.norm] if file.norm else []), *copied.values())
+        fetched = (file.loss, *filter(None, [file.norm]), *copied.values())
+        outputs = {name: file.types[name] for name in fetched}
+        return _Step(file, self._session(file.graph, file.held, replaced, outputs), copied)
+
+    def _evaluation_of(self, samples: int) -> Evaluation:
+        assert self.source.model is not None, "checked earlier"
+        shapes = self.source.shapes_of(samples)
+        model = evaluation_model(self.source.model, self.source.options, shapes)
+        weights = (*self.parameters, *self.source.file.statistics)
+        proto, fed = evaluation_graph(model, weights, self.source.drawn)
+        outputs = {value.name: model.types[value.name] for value in proto.graph.output}
+        return Evaluation(self._session(proto, fed, {}, outputs), model.outputs, model.loss)
+
+    def _session(
+        self,
+        proto: onnx.ModelProto,
+        held: Sequence[str],
+        replaced: Mapping[str, str],
+        fetched: Mapping[str, TensorType],
+    ) -> BoundSession:
         return BoundSession(
-            file.graph,
+            proto,
             self.arrays,
-            held=file.held,
+            held=held,
             replaced=replaced,
-            fetched={name: file.types[name] for name in fetched},
+            fetched=fetched,
             providers=self._providers,
             threads=self._threads,
         )
@@ -152,31 +155,39 @@ class Engine:
             self.arrays.put_zeros(name, updates.types[name])
         self.states = updates.state_names
         self._update_scalars = dict(updates.scalars)
-        return BoundSession(
-            proto,
-            self.arrays,
-            held=[*types, *sums.values(), *updates.state_names],
-            replaced=updates.replaced,
-            fetched={updates.norm: updates.types[updates.norm]} if updates.norm else {},
-            providers=self._providers,
-            threads=self._threads,
-        )
+        held = [*types, *sums.values(), *updates.state_names]
+        fetched = {updates.norm: updates.types[updates.norm]} if updates.norm else {}
+        return self._session(proto, held, updates.replaced, fetched)
 
 
+@dataclass(frozen=True, slots=True)
 class _Step:
     """A training file with its session; `copied` are statistics that are not updated in place."""
 
-    def __init__(self, file: TrainingFile, session: BoundSession, copied: Mapping[str, str]) -> None:
-        self.file = file
-        self.session = session
-        self.copied = copied
+    file: TrainingFile
+    session: BoundSession
+    copied: Mapping[str, str]
 
 
 def _copied_statistics(file: TrainingFile) -> dict[str, str]:
     """Statistics with several readers, which may still read them after the update is computed."""
-    readers = dict.fromkeys(file.statistics, 0)
-    for node in file.graph.graph.node:
-        for name in node.input:
-            if name in readers:
-                readers[name] += 1
+    readers = Counter(name for node in file.graph.graph.node for name in node.input)
     return {old: new for old, new in file.statistics.items() if readers[old] != 1}
+
+
+def providers_of(provider: str | None) -> tuple[tuple[str, ...], str]:
+    """The providers of a session, and the device of its arrays.
+
+    Raises:
+        TrainingError: the provider is unknown, or the machine does not have it.
+    """
+    if provider is None:
+        providers = default_providers()
+        return providers, "cuda" if "CUDAExecutionProvider" in providers else "cpu"
+    if provider not in PROVIDERS:
+        raise TrainingError(f"unknown provider '{provider}'; choose cpu or cuda")
+    if provider == "cpu":
+        return ("CPUExecutionProvider",), "cpu"
+    if "CUDAExecutionProvider" not in default_providers():
+        raise TrainingError("this machine has no CUDA device that ONNX Runtime can use; choose cpu")
+    return ("CUDAExecutionProvider", "CPUExecutionProvider"), "cuda"

@@ -11,26 +11,12 @@ import numpy as np
 from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.files.load import source_of
-from onnxgc.tracing.optimizers import (
-    KEEP,
-    LEARNING_RATE,
-    SGD,
-    STEP,
-    AdamW,
-)
-from onnxgc.training.data import (
-    Batch,
-    Data,
-    checked,
-    data_of,
-    named,
-    samples_of,
-)
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, SGD, STEP, AdamW
+from onnxgc.training.data import Batch, Data, batch_by_input, data_of, fitting_batch, samples_of
 from onnxgc.training.evaluation import evaluate
-from onnxgc.training.learning_rates import Schedule
-from onnxgc.training.run_settings import checked_rate, providers_of, schedule_of
+from onnxgc.training.learning_rates import Schedule, checked_rate, schedule_of
 from onnxgc.training.run_source import Source
-from onnxgc.training.sessions import Engine
+from onnxgc.training.sessions import Engine, providers_of
 from onnxgc.training.state import Position
 from onnxgc.training.training_file import DRAW, LOSS_SCALE
 from onnxgc.training.workers import SingleWorker, Workers
@@ -172,7 +158,7 @@ class Stepper:
         parts = batch if isinstance(batch, list) and self._accumulate > 1 else [batch]
         if not 1 <= len(parts) <= self._accumulate:
             raise TrainingError(f"{len(parts)} batches are given, and an update takes {self._accumulate}")
-        return self._step([self._checked(named(part, self._file.fed)) for part in parts])
+        return self._step([self._checked(batch_by_input(part, self._file.fed)) for part in parts])
 
     def _step(self, parts: Sequence[Batch]) -> float:
         sizes = [samples_of(part, self._file) for part in parts]
@@ -182,8 +168,8 @@ class Stepper:
             STEP: np.asarray(self._position.updates + 1, np.int64),
         }
         mean = 0.0
-        for place, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            scalars[KEEP] = np.asarray(float(place > 0), np.float32)
+        for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            scalars[KEEP] = np.asarray(float(number > 0), np.float32)
             scalars[DRAW] = np.asarray(self._next_draw(), np.int64)
             if self._engine.accumulates:
                 scalars[LOSS_SCALE] = np.asarray(size / total, np.float32)
@@ -198,12 +184,12 @@ class Stepper:
 
     def _rate(self, updates: int) -> float:
         """The learning rate after a number of updates."""
-        found = self._schedule(updates)
+        rate = self._schedule(updates)
         try:
-            return checked_rate(float(found))
+            return checked_rate(float(rate))
         except (TypeError, ValueError) as error:
             raise TrainingError(
-                f"the learning rate of update {updates + 1} is {found!r}, which is not a number"
+                f"the learning rate of update {updates + 1} is {rate!r}, which is not a number"
             ) from error
 
     def _next_draw(self) -> int:
@@ -230,14 +216,14 @@ class Stepper:
         Raises:
             TrainingError: shapes, types or labels do not fit.
         """
-        found = checked(batch, self._file)
-        size = samples_of(found, self._file)
+        fitting = fitting_batch(batch, self._file)
+        size = samples_of(fitting, self._file)
         if size != self.batch and self._source.model is None:
             raise TrainingError(
                 f"the batch has {size} samples, and the training file takes {self.batch}; pass its forward "
                 "model too, which can be planned for other batch sizes"
             )
-        return found
+        return fitting
 
     def _data(self, given: Any, shuffle: bool, *, is_shared: bool = True) -> Data:
         """Data as batches, distributed over the workers if `is_shared`."""

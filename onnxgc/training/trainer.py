@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,21 +14,46 @@ import onnx
 
 from onnxgc.emission.atomic_files import check_model_writable, write_model
 from onnxgc.errors import OutputFileError, TrainingError
-from onnxgc.tracing.optimizers import (
-    optimizer_as_json,
-)
-from onnxgc.training.data import (
-    Batch,
-    Data,
-    samples_of,
-)
-from onnxgc.training.events import Event, StopTraining
-from onnxgc.training.resume import check_resumable
-from onnxgc.training.run_settings import order_settings
-from onnxgc.training.state import RunState, load_state, save_state
+from onnxgc.tracing.optimizers import optimizer_as_json
+from onnxgc.training.data import ArrayData, Batch, Data, samples_of
+from onnxgc.training.state import RunState, check_resumable, load_state, save_state
 from onnxgc.training.state_lock import held_alone
 from onnxgc.training.stepper import Stepper
 from onnxgc.training.workers import Workers
+
+
+class StopTraining(Exception):  # noqa: N818
+    """Raised by a callback to end the run normally."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a run.
+
+    Attributes:
+        kind: `update`, `epoch`, or `unsaved` if the state could not be written; the run then continues.
+        epoch: the current epoch, from 1.
+        updates: updates since the beginning of the run.
+        of_updates: updates of an epoch, if known.
+        loss: mean over the samples of the update or epoch.
+        learning_rate: the rate of the last update.
+        seconds: duration of the epoch so far.
+        samples: samples of the epoch so far.
+        metrics: results of the evaluation after an epoch.
+        message: the reason of an `unsaved` event.
+    """
+
+    kind: str
+    epoch: int
+    updates: int
+    of_updates: int | None
+    loss: float
+    learning_rate: float
+    seconds: float
+    samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+
 
 Notify: TypeAlias = Callable[[Event], None]
 
@@ -98,7 +123,9 @@ class Trainer(Stepper):
         callbacks: Sequence[Callable[[Event], None]],
     ) -> list[dict[str, Any]]:
         batches = self._data(data, shuffle)
-        self._order = order_settings(batches)
+        self._order = (
+            {"samples": batches.samples, "shuffle": shuffle} if isinstance(batches, ArrayData) else {}
+        )
         if resume and state is not None and os.path.exists(state):
             self.load(state)
             batches = self._data(data, shuffle)
@@ -211,21 +238,20 @@ class Trainer(Stepper):
             TrainingError: a parameter is not finite.
         """
         self._check_finite("saved")
-        arrays = {name: self._engine.arrays.array(name) for name in self._engine.kept}
-        position = replace(self._position, batch=self.batch)
-        optimizer = optimizer_as_json(self._source.optimizer)
-        save_state(RunState(position, arrays, optimizer, self._settings()), path)
+        save_state(self._state(), path)
 
-    def _settings(self) -> dict[str, Any]:
-        """Settings that must be the same when a run resumes, besides the optimizer."""
+    def _state(self) -> RunState:
         workers = self._workers.count
-        return {
+        settings = {
             "loss": self._file.loss_kind,
             "samples of an update": self.batch * self._accumulate * workers,
             "accumulate": self._accumulate,
             "workers": workers,
             **self._order,
         }
+        arrays = {name: self._engine.arrays.array(name) for name in self._engine.kept}
+        position = replace(self._position, batch=self.batch)
+        return RunState(position, arrays, optimizer_as_json(self._source.optimizer), settings)
 
     def _check_finite(self, what: str) -> None:
         """Prevents non-finite parameters from overwriting good ones in a file."""
@@ -243,13 +269,8 @@ class Trainer(Stepper):
             TrainingError: the file is not a state, or belongs to another model or optimizer.
         """
         state = load_state(path)
-        run = RunState(
-            replace(self._position, batch=self.batch),
-            {name: self._engine.arrays.array(name) for name in self._engine.kept},
-            optimizer_as_json(self._source.optimizer),
-            self._settings(),
-        )
-        check_resumable(state, run, os.fspath(path), seed=self._seed, drawn=tuple(self._source.drawn))
+        drawn = tuple(self._source.drawn)
+        check_resumable(state, self._state(), os.fspath(path), seed=self._seed, drawn=drawn)
         for name in self._engine.kept:
             self._engine.arrays.put(name, state.arrays[name])
         self._engine.forget_sums()

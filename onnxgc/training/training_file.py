@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from onnxgc.tracing.optimizers import (
     Optimizer,
     optimizer_from_json,
 )
-from onnxgc.training.labels import Labels, labels_of
+from onnxgc.training.labels import Labels, axis_of, labels_of
 
 DRAW, LOSS_SCALE = "draw", "loss_scale"
 
@@ -69,7 +70,7 @@ class TrainingFile:
     labels: Mapping[str, Labels] = field(default_factory=dict)
 
     @property
-    def counted(self) -> str:
+    def sample_input(self) -> str:
         """An input with samples along its first dimension: the target, or the first such input."""
         first = self.fed[0]
         candidates = (*filter(None, [self.target]), *self.fed)
@@ -78,7 +79,7 @@ class TrainingFile:
     @property
     def batch(self) -> int:
         """Samples of a step."""
-        shape = self.types[self.counted].shape
+        shape = self.types[self.sample_input].shape
         return shape[0] if shape else 1
 
     def counts_samples(self, name: str) -> bool:
@@ -86,7 +87,7 @@ class TrainingFile:
         return self.types[name].shape[:1] == (self.batch,)
 
     @classmethod
-    def of(
+    def read(
         cls, source: str | os.PathLike[str] | onnx.ModelProto, *, with_values: bool = True
     ) -> TrainingFile:
         """Reads a training file; a model in memory is modified.
@@ -96,16 +97,13 @@ class TrainingFile:
         Raises:
             ModelFileError: the file is not a training file.
         """
-        name = source.graph.name if isinstance(source, onnx.ModelProto) else os.fspath(source)
-        proto, folder = (source, "") if isinstance(source, onnx.ModelProto) else load_proto(source)
+        if isinstance(source, onnx.ModelProto):
+            name, proto, folder = source.graph.name, source, ""
+        else:
+            name, (proto, folder) = os.fspath(source), load_proto(source)
         properties = {entry.key: entry.value for entry in proto.metadata_props}
         try:
-            names = json.loads(properties["onnxgc.names"])
-            options = properties["onnxgc.options"]
-            plan = plan_from_json(json.loads(properties[METADATA_KEY]), f"'{name}'")
-            peak = int(properties["onnxgc.simulated_peak_bytes"])
-            loss_kind = properties["onnxgc.loss"]
-            optimizer = optimizer_from_json(json.loads(options).get("optimizer"))
+            names, options, optimizer, plan, peak, loss_kind = _metadata(properties, name)
         except (KeyError, ValueError, TypeError) as error:
             raise ModelFileError(
                 f"'{name}' is not a training file ({error} is missing or wrong in its metadata); "
@@ -113,14 +111,16 @@ class TrainingFile:
             ) from error
         types = {value.name: _type(value) for value in (*proto.graph.input, *proto.graph.output)}
         parameters, states = names.get("parameters", {}), names.get("states", {})
-        trained = {*parameters, *names["gradients"], *(p for p in names.get("states_of", {}))}
-        class_axis, classes = _classes(proto)
+        trained = {*parameters, *names["gradients"], *names.get("states_of", {})}
         # The runtime does not bind inputs with a value, and the scale of sums changes in each run.
-        scaled = {names["loss_scale"]} if isinstance(optimizer, Accumulation) else set()
-        initial = _without_values(proto, folder, {*trained, *names["statistics"], *scaled})
-        held = (*(key for key in initial if key not in scaled), *states)
-        initial = {key: value for key, value in initial.items() if key not in scaled and with_values}
-        graph = _compact_copy(proto)
+        scale = {names["loss_scale"]} if isinstance(optimizer, Accumulation) else set()
+        initial = _without_values(proto, folder, {*trained, *names["statistics"], *scale})
+        for key in scale:
+            initial.pop(key, None)
+        held = (*initial, *states)
+        # The original keeps the memory of removed values.
+        graph = onnx.ModelProto()
+        graph.CopyFrom(proto)
         scalars = {key: names[key] for key in (LEARNING_RATE, STEP, KEEP, DRAW, LOSS_SCALE) if key in names}
         other = {*trained, *states, *names["statistics"], *scalars.values(), *held}
         other |= {tensor.name for tensor in proto.graph.initializer}
@@ -137,31 +137,36 @@ class TrainingFile:
             {key: tuple(value) for key, value in names.get("states_of", {}).items()},
             names["statistics"],
             scalars,
-            initial,
+            initial if with_values else {},
             optimizer,
             options,
             plan,
             peak,
             held,
             names.get("gradient_norm", ""),
-            classes,
-            class_axis,
+            *_classes(proto),
             labels_of(graph.graph, [name for name in fed if _is_whole(types[name])], _shapes(proto)),
         )
 
 
-def _compact_copy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without removed values, whose memory the original keeps."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return copy
+def _metadata(
+    properties: Mapping[str, str], name: str
+) -> tuple[dict[str, Any], str, Optimizer | None, CheckpointPlan, int, str]:
+    """Names of inputs and outputs, options, optimizer, plan, simulated peak and kind of loss."""
+    options = properties["onnxgc.options"]
+    return (
+        json.loads(properties["onnxgc.names"]),
+        options,
+        optimizer_from_json(json.loads(options).get("optimizer")),
+        plan_from_json(json.loads(properties[METADATA_KEY]), f"'{name}'"),
+        int(properties["onnxgc.simulated_peak_bytes"]),
+        properties["onnxgc.loss"],
+    )
 
 
 def is_training_file(proto: onnx.ModelProto) -> bool:
     """Whether a model is a training file."""
-    return any(entry.key == "onnxgc.names" for entry in proto.metadata_props) and any(
-        entry.key == METADATA_KEY for entry in proto.metadata_props
-    )
+    return {"onnxgc.names", METADATA_KEY} <= {entry.key for entry in proto.metadata_props}
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:
@@ -177,16 +182,15 @@ def _shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     return {value.name: _type(value).shape for value in proto.graph.value_info}
 
 
-def _classes(proto: onnx.ModelProto) -> tuple[int, int | None]:
-    """The axis and number of classes of a cross-entropy loss, or (1, None)."""
+def _classes(proto: onnx.ModelProto) -> tuple[int | None, int]:
+    """The number and the axis of the classes of a cross-entropy loss, or (None, 1)."""
     shapes = _shapes(proto)
     for node in proto.graph.node:
         notes = {entry.key: entry.value for entry in node.metadata_props}
         if node.op_type == "LogSoftmax" and notes.get("onnxgc.node") == "loss":
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
-            shape = shapes.get(node.output[0])
-            return (1, None) if shape is None else (axis % len(shape), shape[axis])
-    return 1, None
+            axis, shape = axis_of(node, -1), shapes.get(node.output[0])
+            return (None, 1) if shape is None else (shape[axis], axis % len(shape))
+    return None, 1
 
 
 def _without_values(proto: onnx.ModelProto, folder: str, names: set[str]) -> dict[str, Array]:

@@ -20,7 +20,7 @@ from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import measure
 from onnxgc.runtime.ort import SessionSettings
-from scripts.benchmarking.command_options import add_only, add_threads, add_time_limit
+from scripts.benchmarking.command_options import add_only, add_threads, add_time_limit, options_of
 from scripts.benchmarking.layered import layered_graph
 from scripts.benchmarking.records import MODELS, Progress, Record, write_record
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a measured peak exceeds its budget."""
-    options = Options(arguments.graphs, tuple(arguments.only), arguments.time_limit, arguments.threads)
+    options = options_of(Options, arguments)
     figures = run_budgets(options, Progress())
     write_record("budgets", figures, threads=options.threads, folder=arguments.record)
     if figures["graphs"]:

@@ -1,12 +1,23 @@
-"""Options that several benchmarks have."""
+"""Options of benchmarks: those that several have, and their values."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from scripts.benchmarking.records import BENCHMARKS
+
+Options = TypeVar("Options")
+
+
+def options_of(kind: type[Options], arguments: argparse.Namespace) -> Options:
+    """The fields of a dataclass from a command line; fields without an option keep their defaults."""
+    given = vars(arguments)
+    names = [field.name for field in dataclasses.fields(cast(Any, kind)) if field.name in given]
+    return kind(**{name: tuple(given[name]) if name == "only" else given[name] for name in names})
 
 
 def add_record_folder(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import SOLVERS
+from scripts.benchmarking.command_options import options_of
 from scripts.benchmarking.records import Progress, Record, write_record
 from scripts.benchmarking.tables import markdown_table, print_table
 from tests.graph.random_graphs import chain, random_problem
@@ -47,8 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a value, a bound or a proof of optimality is wrong."""
-    sizes = Sizes(arguments.graphs, arguments.chains, arguments.families, arguments.schedules)
-    rows = run_exactness(sizes, arguments.seed, Progress())
+    rows = run_exactness(options_of(Sizes, arguments), arguments.seed, Progress())
     write_record("exactness", rows, folder=arguments.record)
     headings = (
         "truth", "on", "instances", "equal", "reported optimal", "below", "false bounds", "false proofs",

@@ -13,9 +13,10 @@ import onnx
 
 from onnxgc.api import optimize, verify
 from onnxgc.errors import OnnxgcError
+from onnxgc.report.text.units import shape_text
 from scripts.benchmarking.command_options import add_only, add_threads
 from scripts.benchmarking.records import MODELS, Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table, shape_label
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
 
 LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
@@ -114,7 +115,7 @@ def _document_row(row: Mapping[str, Any]) -> list[str]:
     if "error" in row:
         return [row["network"], *[""] * 5, "cannot be planned"]
     regular, planned = row["regular_peak_bytes"], row["planned_peak_bytes"]
-    shapes = ", ".join(map(shape_label, row["inputs"].values()))
+    shapes = ", ".join(map(shape_text, row["inputs"].values()))
     failed = _failed_checks(row)
     return [
         row["network"], shapes, str(row["vertices"]), megabytes(regular), megabytes(planned),

@@ -18,15 +18,16 @@ from onnxgc.api.feeds import feeds_of
 from onnxgc.emission.atomic_files import write_model
 from onnxgc.errors import BudgetError
 from onnxgc.planning.allocations import allocations
-from onnxgc.planning.arena import simulate_arena
 from onnxgc.planning.schedule import Recompute
+from onnxgc.report.text.units import shape_text
 from onnxgc.runtime.measure import Measurement, measure
-from onnxgc.runtime.ort import ARENA, SessionSettings
+from onnxgc.runtime.ort import SessionSettings
 from onnxgc.runtime.profile import RunProfile
-from scripts.benchmarking.command_options import add_only, add_threads, add_time_limit
+from scripts.benchmarking.arena import ARENA, simulate_arena
+from scripts.benchmarking.command_options import add_only, add_threads, add_time_limit, options_of
 from scripts.benchmarking.light_networks import light_networks, network_shapes
 from scripts.benchmarking.records import Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table, shape_label
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
 
 REGULAR, PLANNED, BUDGET, LEAST = "regular", "planned", "60%", "min"
 PLANS = (REGULAR, PLANNED, BUDGET)
@@ -64,9 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a difference exceeds its tolerance."""
-    options = Options(
-        tuple(arguments.only), arguments.batch, arguments.pixels, arguments.time_limit, arguments.threads
-    )
+    options = options_of(Options, arguments)
     figures = run_peaks(options)
     rows = figures["rows"]
     write_record("peaks", figures, threads=options.threads, folder=arguments.record)
@@ -155,7 +154,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """One row a network; a star marks the least peak, where no plan was within the budget."""
     networks: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        networks.setdefault(f"{row['network']}, {shape_label(row['input'])}", []).append(row)
+        networks.setdefault(f"{row['network']}, {shape_text(row['input'])}", []).append(row)
     table = []
     for name, plans in networks.items():
         cells = [name]
@@ -237,5 +236,5 @@ def _terminal_row(row: Mapping[str, Any]) -> list[str]:
     kinds = ("simulated", "requested", "arena", "in_use")
     simulated, requested, arena, in_use = (megabytes(row[f"{kind}_bytes"], 3) for kind in kinds)
     simulated_off, arena_off = deviations(row)
-    label = f"{row['network']}, {shape_label(row['input'])}, {row['plan']}"
+    label = f"{row['network']}, {shape_text(row['input'])}, {row['plan']}"
     return [label, simulated, requested, f"{simulated_off:+.2%}", arena, in_use, f"{arena_off:+.2%}"]

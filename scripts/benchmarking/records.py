@@ -10,10 +10,12 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from onnxgc import __version__
+from onnxgc.runtime.calibrate import device_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -51,9 +53,9 @@ def read_records(name: str, folder: Path = BENCHMARKS) -> list[Record]:
 
 def environment(threads: int | None = None) -> dict[str, Any]:
     """Versions, machine and its load."""
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "cpu": _cpu(),
+        "cpu": device_name("CPUExecutionProvider"),
         "cores": os.cpu_count(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else [],
         "system": platform.system(),
@@ -64,25 +66,14 @@ def environment(threads: int | None = None) -> dict[str, Any]:
         },
     }
     if threads is not None:
-        found["threads"] = threads
-    return found
+        described["threads"] = threads
+    return described
 
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
     """Versions of those distributions that are installed."""
-    found = {}
+    versions = {}
     for name in distributions:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

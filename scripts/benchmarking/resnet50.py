@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
 from onnxgc.planning.simulate import simulate
 from onnxgc.runtime.measure import Measurement, measure
-from onnxgc.runtime.ort import SessionSettings
-from scripts.benchmarking.command_options import add_network, add_rounds, add_threads
-from scripts.benchmarking.contenders import Contender, interleaved_times
+from onnxgc.runtime.ort import SessionSettings, make_session
+from scripts.benchmarking.command_options import add_network, add_rounds, add_threads, options_of
+from scripts.benchmarking.gradient_comparison import distances
 from scripts.benchmarking.records import MODELS, Progress, Record, write_record
 from scripts.benchmarking.tables import MEGABYTE, machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.timing import interleaved_seconds
 
 KINDS = ("regular", "planned")
 _MEMORY_RUNS = 3
@@ -52,14 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: loss, gradients or statistics differ from the baseline."""
-    options = Options(
-        arguments.network,
-        arguments.batch,
-        arguments.pixels,
-        arguments.threads,
-        arguments.rounds,
-        arguments.seed,
-    )
+    options = options_of(Options, arguments)
     figures = measure_network(options, Progress())
     write_record("resnet50", figures, threads=options.threads, folder=arguments.record)
     title = f"{figures['network']}, batch {figures['batch']}, {figures['input']}"
@@ -92,8 +87,10 @@ def measure_network(options: Options, progress: Progress) -> dict[str, Any]:
             for kind in KINDS
         }
         regular, planned = (found["make_session", kind].outputs for kind in KINDS)
-        accuracy = _accuracy(options, setup, planned, progress)
-        times = _times(options, setup, Path(folder), progress)
+        torch_step = _torch_step(options, setup)
+        progress("torch reference in float64 and float32")
+        accuracy = _accuracy(setup, planned, torch_step)
+        times = _times(options, setup, torch_step, progress)
     solution = setup.planned.solution
     return {
         "network": options.network,
@@ -201,10 +198,8 @@ def _count_identical(
     }
 
 
-def _accuracy(
-    options: Options, setup: _Setup, outputs: Mapping[str, Array], progress: Progress
-) -> dict[str, Any]:
-    """Distances of gradients to torch float64, as multiples of the distances of torch float32."""
+def _torch_step(options: Options, setup: _Setup) -> Callable[[str], Any]:
+    """A step of the network by torch's operators and autograd, in the precision of that name."""
     import torch
 
     from tests.torch_reference import reference_step
@@ -213,51 +208,38 @@ def _accuracy(
     model = onnx.load(MODELS / f"{options.network}.onnx")
     inputs = {name: setup.feeds[name] for name in setup.planned.model.inputs}
     (target,) = setup.planned.model.targets
-    found: list[Mapping[str, Array]] = []
-    for dtype in (torch.float64, torch.float32):
-        progress(f"torch reference in {dtype}")
-        step = reference_step(model, setup.weights, inputs, setup.feeds[target], dtype=dtype)
-        found.append(step.gradients)
-    exact, single = found
-    ours, theirs, ratios = {}, {}, {}
-    for parameter, gradient in setup.planned.step.parameter_gradients.items():
-        ours[parameter] = _distance(outputs[gradient], exact[parameter])
-        theirs[parameter] = _distance(single[parameter], exact[parameter])
-        ratios[parameter] = ours[parameter] / theirs[parameter] if theirs[parameter] else float("inf")
-    worst = max(ratios, key=lambda name: ratios[name])
-    return {
-        "parameters": len(ratios),
-        "ratio_median": statistics.median(ratios.values()),
-        "ratio_max": ratios[worst],
-        "ratio_max_parameter": worst,
-        "distance_median": statistics.median(ours.values()),
-        "torch_float32_distance_median": statistics.median(theirs.values()),
-        "torch_float32_distance_max": max(theirs.values()),
-    }
+    return lambda dtype: reference_step(
+        model, setup.weights, inputs, setup.feeds[target], dtype=getattr(torch, dtype)
+    )
 
 
-def _distance(value: Array, exact: Array) -> float:
-    """Norm of the difference, relative to the norm of `exact`."""
-    return float(np.linalg.norm(value.astype(np.float64) - exact) / np.linalg.norm(exact))
+def _accuracy(
+    setup: _Setup, outputs: Mapping[str, Array], torch_step: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Distances of gradients to torch float64, as multiples of the distances of torch float32."""
+    exact, single = (torch_step(dtype).gradients for dtype in ("float64", "float32"))
+    gradients = setup.planned.step.parameter_gradients
+    return distances({name: outputs[found] for name, found in gradients.items()}, exact, [single])
 
 
-def _times(options: Options, setup: _Setup, folder: Path, progress: Progress) -> dict[str, Any]:
+def _times(
+    options: Options, setup: _Setup, torch_step: Callable[[str], Any], progress: Progress
+) -> dict[str, Any]:
     """Interleaved times of steps; torch runs the same network eagerly, without recomputation."""
-    progress("warming up: regular, planned, torch")
-    feeds = {"feeds": setup.feeds}
-    contenders: dict[str, Contender] = {}
-    try:
-        for kind, file in setup.files.items():
-            request = {"kind": "onnxruntime", "model": str(file), "threads": options.threads}
-            contenders[kind] = Contender(folder / f"run-{kind}", request, feeds)
-        source = str(MODELS / f"{options.network}.onnx")
-        request = {"kind": "torch", "model": source, "threads": options.threads}
-        contenders["torch"] = Contender(folder / "run-torch", request, {**feeds, "weights": setup.weights})
-        progress(f"timing {options.rounds} rounds")
-        return {"rounds": options.rounds, **interleaved_times(contenders, options.rounds)}
-    finally:
-        for contender in contenders.values():
-            contender.close()
+    settings = SessionSettings(threads=options.threads)
+    steps: dict[str, Callable[[], object]] = {
+        kind: partial(make_session(file, settings=settings).run, None, setup.feeds)
+        for kind, file in setup.files.items()
+    }
+    steps["torch"] = partial(torch_step, "float32")
+    seconds = interleaved_seconds(steps, options.rounds, progress)
+    return {
+        "rounds": options.rounds,
+        **{
+            name: {"minimum": min(times), "median": statistics.median(times), "all": times}
+            for name, times in seconds.items()
+        },
+    }
 
 
 def _terminal_rows(figures: Mapping[str, Any]) -> list[list[str]]:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from onnxgc.api import optimize
+from onnxgc.report.text.units import shape_text
 from onnxgc.runtime.ort import SessionSettings, make_session
-from scripts.benchmarking.command_options import add_only, add_rounds, add_small, add_threads
+from scripts.benchmarking.command_options import add_only, add_rounds, add_small, add_threads, options_of
 from scripts.benchmarking.processes import result_of_process, write_result
 from scripts.benchmarking.records import Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table, shape_label
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
 from scripts.benchmarking.timing import interleaved_seconds
 
 # Highest aim for the time of a step, as a multiple of torch eager's.
@@ -53,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a process failed."""
-    options = Options(tuple(arguments.only), arguments.small, arguments.rounds, arguments.threads)
+    options = options_of(Options, arguments)
     figures = run_step(options, Progress())
     write_record("step", figures, threads=options.threads, folder=arguments.record)
     headings = ("torch eager, s", "baseline", "planned", "goal")
@@ -131,7 +132,7 @@ def results_section(record: Record) -> str:
 
 def inputs_label(row: Mapping[str, Any]) -> str:
     """A model and the shapes of its inputs."""
-    return f"{row['model']}, {' and '.join(map(shape_label, row['inputs'].values()))}"
+    return f"{row['model']}, {' and '.join(map(shape_text, row['inputs'].values()))}"
 
 
 def _session_step(training: Path, feeds: Mapping[str, Any], threads: int) -> Callable[[], None]:

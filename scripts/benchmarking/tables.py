@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
+from onnxgc.report.terminal.command_tables import figure_columns, titled_table
 from scripts.benchmarking.records import Record
 
 MEGABYTE = 10**6
@@ -23,10 +24,7 @@ def print_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None
 ) -> None:
     """Prints a table to the terminal; `headings` are those behind the first column."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = titled_table(title, Column(""), *figure_columns(*headings))
     for row in rows:
         table.add_row(*row)
     Console(width=width).print(table)
@@ -38,10 +36,6 @@ def megabytes(size_bytes: float, digits: int = 0) -> str:
 
 def mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / MEBIBYTE:,.0f}"
-
-
-def shape_label(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def machine_of(record: Record) -> str:

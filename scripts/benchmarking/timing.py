@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
+
+# ONNX Runtime's threads spin for a moment after a step.
+_PAUSE_SECONDS = 0.2
 
 
 def interleaved_seconds(
@@ -14,6 +18,9 @@ def interleaved_seconds(
     for number in range(rounds + 1):
         progress(f"round {number} of {rounds}")
         for contender, step in steps.items():
+            # The graph of an earlier step of torch is a cycle of gigabytes.
+            gc.collect()
+            time.sleep(_PAUSE_SECONDS)
             started = time.perf_counter()
             step()
             if number:

@@ -18,7 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.benchmarking.command_options import add_only, add_rounds, add_small, add_threads, add_time_limit
+from scripts.benchmarking.command_options import (
+    add_only,
+    add_rounds,
+    add_small,
+    add_threads,
+    add_time_limit,
+    options_of,
+)
 from scripts.benchmarking.manual_checkpoints import checkpoint_blocks
 from scripts.benchmarking.processes import result_of_process, write_result
 from scripts.benchmarking.records import Progress, Record, write_record
@@ -71,9 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a process failed."""
-    options = Options(
-        tuple(arguments.only), arguments.small, arguments.rounds, arguments.threads, arguments.time_limit
-    )
+    options = options_of(Options, arguments)
     figures = run_torch_plans(options, Progress())
     write_record("torch", figures, threads=options.threads, folder=arguments.record)
     rows = [[row["model"], *([row["error"]] if "error" in row else cells(row))] for row in figures["rows"]]

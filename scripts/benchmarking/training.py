@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from onnxgc.api import bench, optimize, verify
+from onnxgc.report.text.units import shape_text
 from onnxgc.training import Event, Trainer, cosine
-from scripts.benchmarking.command_options import add_rounds, add_small, add_threads
+from scripts.benchmarking.command_options import add_rounds, add_small, add_threads, options_of
 from scripts.benchmarking.records import MODELS, Progress, Record, write_record
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
 
@@ -40,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a peak exceeds its budget, or a planned run differs from the baseline."""
-    options = Options(arguments.rounds, arguments.threads, arguments.small)
+    options = options_of(Options, arguments)
     figures = run_training(options, Progress())
     write_record("training", figures, threads=options.threads, folder=arguments.record)
     print_table("a step of the planned file", HEADINGS[1:], table_rows(figures))
@@ -167,7 +168,7 @@ def _memory(options: Options, folder: Path, progress: Progress) -> dict[str, Any
     state = report["optimizer"]["state_bytes"]
     return {
         "network": "resnet18",
-        "input": "x".join(map(str, shape)),
+        "input": shape_text(shape),
         "optimizer": "adamw",
         "state_bytes": state,
         "budget_bytes": report["budget"]["bytes"],

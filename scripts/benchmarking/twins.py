@@ -13,14 +13,13 @@ from typing import Any
 import onnx
 
 from onnxgc.api.network_pairs import counterparts_of
-from onnxgc.api.plan_transfer import CLOSE_FACTOR, transfer_between
-from onnxgc.api.planned_network import Network, planned_network
+from onnxgc.api.plan_transfer import CLOSE_FACTOR, Network, planned_network, transfer_between
 from onnxgc.api.read_options import ReadOptions
 from onnxgc.api.step_planning import traced_step_with_plan
 from onnxgc.errors import ShapeError
 from onnxgc.matching.match import Reason, match
 from onnxgc.solvers.base import SolverOptions
-from scripts.benchmarking.command_options import add_only, add_time_limit
+from scripts.benchmarking.command_options import add_only, add_time_limit, options_of
 from scripts.benchmarking.records import Progress, Record, write_record
 from scripts.benchmarking.tables import machine_of, markdown_table, print_table
 from scripts.exports import compare_twins, twin_variants
@@ -54,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: see `holds`."""
-    options = Options(arguments.folder, tuple(arguments.only), time_limit=arguments.time_limit)
+    options = options_of(Options, arguments)
     figures = run_twins(options, Progress())
     write_record("twins", figures, threads=1, folder=arguments.record)
     print_table("one network from several frameworks", HEADINGS[1:], table_rows(figures), width=200)

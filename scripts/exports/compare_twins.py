@@ -1,16 +1,13 @@
 """Matches the tensors of all pairs of twin exports, and checks the matches by values.
 
-    python -m scripts.exports.compare_twins FOLDER
-
-FOLDER has the files that `build_models.py --exports ORIGIN FOLDER --twins` writes. Networks are compared with
-fixed running statistics and, where no normalisation is folded, in training. Dropout is off during the
-comparison of values. `python scripts/benchmark.py twins FOLDER` records the results, and transferred plans.
+`build_models.py --exports ORIGIN FOLDER --twins` writes the files. Networks are compared with fixed running
+statistics and, where no normalisation is folded, in training. Dropout is off during the comparison of values.
+`python scripts/benchmark.py twins FOLDER` records the results, and transferred plans.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +42,6 @@ class TwinComparison:
     counterpart.
     """
 
-    names: tuple[str, str]
     matching: Matching
     wrong: int
     checkpoints: tuple[int, int]
@@ -137,7 +133,6 @@ def compare_pair(paths: tuple[Path, Path], freeze_bn: bool) -> TwinComparison:
             counts[kind] += len(names & with_counterpart)
             counts[f"{kind}, matched"] += len(names & matched.keys())
     return TwinComparison(
-        (paths[0].stem, paths[1].stem),
         found,
         wrong,
         (counts["kept, matched"], counts["kept"]),
@@ -160,26 +155,3 @@ def clear_caches() -> None:
     """Releases the memory of the compared files."""
     for cached in (_read, _values, _plan):
         cached.cache_clear()
-
-
-def main(folder: Path) -> None:
-    pairs = wrong = 0
-    for freeze_bn, paths in comparable_pairs(folder):
-        result = compare_pair(paths, freeze_bn)
-        pairs += len(result.matching.pairs)
-        wrong += result.wrong
-        print(
-            *result.names,
-            "statistics fixed" if freeze_bn else "training",
-            "same" if result.matching.is_same_network else "not the same",
-            f"checkpoints {'/'.join(map(str, result.checkpoints))}",
-            f"read by backward {'/'.join(map(str, result.read_by_backward))}",
-            f"wrong {result.wrong} of {len(result.matching.pairs)}",
-            sep="  ",
-            flush=True,
-        )
-    print(f"wrong {wrong} of {pairs}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -6,8 +6,8 @@ import pytest
 
 from onnxgc import optimize
 from onnxgc.api.budget_plans import BudgetRequest, plan_for_request, regular_peak_bytes
-from onnxgc.api.delayed_update_peaks import with_runtime_peaks
 from onnxgc.api.planned_step import schedule_solution, trace_problem
+from onnxgc.api.step_planning import with_runtime_peaks
 from onnxgc.errors import PlanError
 from onnxgc.model.read import read_model
 from onnxgc.planning.memory_budget import parse_budget_options

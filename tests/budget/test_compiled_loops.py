@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from onnxgc.budget.improve import compiled_loops, local_moves
@@ -74,14 +75,27 @@ def test_the_estimate_that_rejects_a_removal_is_a_lower_bound() -> None:
         state.sequence[: len(sequence)] = sequence
         budget = random.randint(0, simulate_sequence(problem, sequence).peak)
         compiled_loops.evaluate(tables, state, len(sequence), budget)
-        for place in range(len(sequence)):
-            if sequence[place] not in sequence[:place]:
+        for position in range(len(sequence)):
+            if sequence[position] not in sequence[:position]:
                 continue
-            least = compiled_loops._overflow_without(tables, state, place, budget, float("inf"))
-            timeline = simulate_sequence(problem, sequence[:place] + sequence[place + 1 :]).timeline
+            least = compiled_loops._overflow_without(tables, state, position, budget, float("inf"))
+            timeline = simulate_sequence(problem, sequence[:position] + sequence[position + 1 :]).timeline
             assert least <= sum(max(0, live - budget) for live in timeline)
             positive += least > 0
     assert positive > 50
+
+
+def test_a_run_on_demand_keeps_to_the_budget() -> None:
+    """Also if an eviction discards another output of the operator, or a storage that is kept to the end."""
+    sequences = 0
+    for problem, budget in tight_problems(27, 400, 10):
+        tables = compiled_loops.tables_of(problem)
+        state = compiled_loops.state_for(tables, 60)
+        length = compiled_loops.run_on_demand(tables, state, np.arange(len(problem)), budget, 1.0, 0.3)
+        if length:
+            assert simulate_sequence(problem, state.sequence[:length].tolist()).peak <= budget
+            sequences += 1
+    assert sequences > 100
 
 
 def test_reordering_finds_an_order_of_a_lower_peak_where_there_is_one() -> None:

@@ -33,13 +33,13 @@ def test_the_true_least_peak_is_between_the_floor_and_the_peak_found(order: Orde
             start = random_sequence(random, problem, 2 * len(problem))
             floor = floor_of_problem(problem).size
             answer = least_peak(problem, floor, options, [start], max_extra)
-            assert simulate_sequence(problem, answer.found.sequence).peak == answer.found.peak
-            assert max_extra is None or answer.found.extra <= max_extra
-            assert order.allows(answer.found.sequence)
+            assert simulate_sequence(problem, answer.best.sequence).peak == answer.best.peak
+            assert max_extra is None or answer.best.extra <= max_extra
+            assert order.allows(answer.best.sequence)
             least = true_least_peak(problem, order, max_extra)
-            assert answer.floor <= least <= answer.found.peak
+            assert answer.floor <= least <= answer.best.peak
             tried += 1
-            met += least == answer.found.peak
+            met += least == answer.best.peak
     assert met >= 0.8 * tried
 
 
@@ -51,8 +51,8 @@ def test_each_optimum_of_the_trade_off_is_between_bound_and_extra_time(order: Or
         for point in points:
             best = least_extra(problem, point.budget, order)
             assert best is not None
-            assert point.found.lower_bound <= best.extra <= point.found.extra
-            assert point.found.peak <= point.budget
+            assert point.best.lower_bound <= best.extra <= point.best.extra
+            assert point.best.peak <= point.budget
 
 
 def test_without_time_a_sequence_of_a_low_peak_gives_one_for_each_budget() -> None:
@@ -68,7 +68,7 @@ def test_without_time_a_sequence_of_a_low_peak_gives_one_for_each_budget() -> No
     )
     start = (0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6)
     points = trade_off(problem, range(6, 11), SearchOptions(time_limit_seconds=0.0), [start])
-    assert [(point.budget, point.found.extra) for point in points] == [
+    assert [(point.budget, point.best.extra) for point in points] == [
         (10, 0),
         (9, 1),
         (8, 2),

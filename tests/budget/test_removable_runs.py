@@ -5,8 +5,7 @@ from random import Random
 
 import numpy as np
 
-from onnxgc.budget.bounds.covering import Gap
-from onnxgc.budget.bounds.sequence_from_gaps import sequence_of_gaps
+from onnxgc.budget.bounds.covering import Gap, sequence_of_gaps
 from onnxgc.budget.improve.removable_runs import RemovableRuns, without_needless_repeats
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
 from tests.budget.random_problems import random_problem, random_sequence, tight_problems

@@ -88,7 +88,7 @@ def test_a_fixed_order_ignores_starts_in_another_order() -> None:
 def test_a_gap_is_the_distance_to_the_lower_bound() -> None:
     """Of 10 units of time 2 are extra, and the bound is 1."""
     found = BudgetedSequence((0, 1, 0), 5, 10, 2, 1, 0.0)
-    assert (found.gap, found.gap_of_extra, found.status) == (0.1, 0.5, Status.FEASIBLE)
+    assert (found.time.gap, found.time.gap_of_extra, found.status) == (0.1, 0.5, Status.FEASIBLE)
 
 
 def test_without_time_the_search_returns_a_known_sequence() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 from onnxgc.api.benchmarking import Benchmark, Contender, bench
 from onnxgc.cli import bench as command
-from onnxgc.cli import main as main_module
 from tests.api.chains import chain
+from tests.cli.command import run_command
 
 Call = Callable[..., int]
 REGULAR = Contender(5519 * 10**6, 5417 * 10**6, 5519 * 10**6, 5600 * 10**6, 5417 * 10**6, (0.202, 0.21, 0.25))
@@ -49,13 +48,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def onnxgc(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main_module.main()
-        return int(caught.value.code or 0)
-
-    return onnxgc
+    return run_command
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, found: Benchmark) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from onnxgc.api.plan_table import Comparison
 from onnxgc.cli import compare as command
-from onnxgc.cli import main as main_module
 from onnxgc.emission.plan_files import plan_of
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
+from tests.cli.command import run_command
 from tests.tracing.encoders import encoder
 
 Call = Callable[..., int]
@@ -29,13 +28,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def onnxgc(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main_module.main()
-        return int(caught.value.code or 0)
-
-    return onnxgc
+    return run_command
 
 
 def fits(text: str) -> bool:

@@ -14,9 +14,9 @@ import pytest
 import onnxgc
 from onnxgc.api import bench, compare
 from onnxgc.api.bare_graphs import solve_operator_graph
-from onnxgc.cli import main as command_line
 from onnxgc.errors import OnnxgcError
 from tests.api.chains import chain
+from tests.cli.command import run_command
 from tests.training.samples import samples
 
 DRY = ("optimize", "model.onnx", "--no-check", "--dry-run")
@@ -93,11 +93,9 @@ def test_no_option_is_ignored(
 ) -> None:
     monkeypatch.chdir(folder)
     before = set(folder.iterdir())
-    monkeypatch.setattr("sys.argv", ["onnxgc", *words])
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
+    code = run_command(*words)
     error = capsys.readouterr().err
-    assert (ended.value.code, error.count("\n")) == (2, 1)
+    assert (code, error.count("\n")) == (2, 1)
     assert expected in error
     assert set(folder.iterdir()) == before
 
@@ -138,9 +136,6 @@ def test_a_run_that_is_done_says_so(
 ) -> None:
     monkeypatch.chdir(folder)
     state = str(tmp_path / "run.safetensors")
-    words = ["onnxgc", "train", "training.onnx", "--data", "data.npz", "--state", state, "--resume"]
-    monkeypatch.setattr("sys.argv", words)
     for is_done in (False, True):
-        with pytest.raises(SystemExit):
-            command_line.main()
+        assert run_command(*FILE, "--state", state, "--resume") == 0
         assert ("the state has 1 epochs already" in capsys.readouterr().out) is is_done

@@ -14,8 +14,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgc.cli import main as main_module
 from tests.api.chains import chain
+from tests.cli.command import run_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUICK = ("--dry-run", "--no-check", "--step-limit", "1")
@@ -29,18 +29,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "chain.onnx"
 
 
-def onnxgc(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of a command that runs in this process."""
-    monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main_module.main()
-    return int(caught.value.code or 0)
-
-
-def test_memory_and_time_are_shown_with_lower_bounds(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--budget", "60%", "--order", "fixed") == 0
+def test_memory_and_time_are_shown_with_lower_bounds(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed") == 0
     shown = capsys.readouterr()
     assert not shown.err
     lines = shown.out.splitlines()
@@ -56,17 +46,15 @@ def test_memory_and_time_are_shown_with_lower_bounds(
     assert "optimal: no plan within the budget takes less time" in shown.out
     last = "durations: data sheet of NVIDIA A100 SXM 80GB; operator order: fixed (the model's)"
     assert last in " ".join(shown.out.split())
-    assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--budget", "32%", "--device", "cpu") == 0
+    assert run_command("optimize", model, *QUICK, "--budget", "32%", "--device", "cpu") == 0
     feasible = capsys.readouterr().out
     assert "of the extra time" in feasible
     assert "of the time could still be saved" in " ".join(feasible.split())
     assert "one core of a CPU" in feasible
 
 
-def test_figures_as_json(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--budget", "min", "--json", "-") == 0
+def test_figures_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("optimize", model, *QUICK, "--budget", "min", "--json", "-") == 0
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     assert set(report["budget"]) >= {
@@ -81,11 +69,9 @@ def test_figures_as_json(
     assert "planning" not in shown.err
 
 
-def test_the_trade_off_is_a_table_and_a_picture(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_trade_off_is_a_table_and_a_picture(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--pareto", "--budget", "70%", "--json", "figures.json")
-    assert onnxgc(monkeypatch, "optimize", model, *QUICK[:-1], "0", *arguments) == 0
+    assert run_command("optimize", model, *QUICK[:-1], "0", *arguments) == 0
     shown = capsys.readouterr().out
     frontier = json.loads(Path("figures.json").read_text())["frontier"]
     assert set(frontier[0]) == {
@@ -103,10 +89,8 @@ def test_the_trade_off_is_a_table_and_a_picture(
     assert "\x1b" not in shown
 
 
-def test_the_lowest_peak_within_an_extra_time(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert onnxgc(monkeypatch, "optimize", model, *QUICK, "--extra-time", "10%") == 0
+def test_the_lowest_peak_within_an_extra_time(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("optimize", model, *QUICK, "--extra-time", "10%") == 0
     assert "extra time allowed" in capsys.readouterr().out
 
 
@@ -142,14 +126,13 @@ def test_the_lowest_peak_within_an_extra_time(
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
     model: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
     words: str,
 ) -> None:
     Path("notes.txt").write_text("no times")
     before = sorted(os.listdir())
-    assert onnxgc(monkeypatch, "optimize", model, "out.onnx", "--no-check", *arguments) == 2
+    assert run_command("optimize", model, "out.onnx", "--no-check", *arguments) == 2
     shown = capsys.readouterr()
     assert not shown.out
     assert shown.err.startswith("onnxgc: ")
@@ -158,10 +141,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert sorted(os.listdir()) == before
 
 
-def test_a_budget_that_no_plan_fits_has_exit_code_3(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert onnxgc(monkeypatch, "optimize", model, "out.onnx", "--no-check", "--budget", "10%") == 3
+def test_a_budget_that_no_plan_fits_has_exit_code_3(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("optimize", model, "out.onnx", "--no-check", "--budget", "10%") == 3
     shown = capsys.readouterr()
     assert shown.err.startswith("onnxgc: no plan fits ")
     assert shown.err.count("\n") == 1

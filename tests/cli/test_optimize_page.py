@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import onnx
 import pytest
 
-from onnxgc.cli import main as main_module
 from onnxgc.cli import optimize as command
 from tests.api.chains import chain
+from tests.cli.command import run_command
 
 
 @pytest.fixture
@@ -20,25 +19,17 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "chain.onnx"
 
 
-def onnxgc(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of a command that runs in this process."""
-    monkeypatch.setattr(sys, "argv", ["onnxgc", "optimize", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main_module.main()
-    return int(caught.value.code or 0)
-
-
 def test_a_page_is_written_with_the_settings_of_the_call(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = (model, "--dry-run", "--no-check", "--loss", "mse", "--freeze", "w0", "--freeze", "w1")
-    assert onnxgc(monkeypatch, *call, "--report", "a.html", "--json", "a.json") == 0
+    assert run_command("optimize", *call, "--report", "a.html", "--json", "a.json") == 0
     assert "wrote a.html" in capsys.readouterr().out
     text = Path("a.html").read_text(encoding="ascii")
     assert "<dd>--loss mse; --freeze w0 w1; --no-check; --dry-run</dd>" in text
     assert "<h1>chain.onnx: memory of one training step</h1>" in text
     assert sorted(path.name for path in Path().iterdir()) == ["a.html", "a.json", "chain.onnx"]
-    assert onnxgc(monkeypatch, *call, "--report", "b.html") == 0
+    assert run_command("optimize", *call, "--report", "b.html") == 0
     assert Path("b.html").read_bytes() == Path("a.html").read_bytes()
 
 
@@ -60,7 +51,7 @@ def test_an_unusable_path_is_rejected_before_any_work(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(command, "optimize", lambda *_, **__: pytest.fail("work was done"))
-    assert onnxgc(monkeypatch, model, "out.onnx", *arguments) == 2
+    assert run_command("optimize", model, "out.onnx", *arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1

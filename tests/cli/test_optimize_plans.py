@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import onnx
@@ -11,10 +10,10 @@ import pytest
 
 import onnxgc
 from onnxgc.api import optimize
-from onnxgc.cli.main import main
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError
 from tests.api.chains import chain
+from tests.cli.command import run_command
 
 
 @pytest.fixture
@@ -24,39 +23,33 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "chain.onnx"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of a command that runs in this process."""
-    monkeypatch.setattr(sys, "argv", ["onnxgc", "optimize", *arguments, "--no-check"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+def run(*arguments: str) -> int:
+    return run_command("optimize", *arguments, "--no-check")
 
 
 @pytest.mark.parametrize("options", [[], ["--budget", "60%", "--step-limit", "2"], ["--solver", "chen-sqrt"]])
 def test_a_plan_from_a_file_gives_the_same_training_file(
-    options: list[str], model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, model, "first.onnx", "--save-plan", "plan.json", *options) == 0
+    assert run(model, "first.onnx", "--save-plan", "plan.json", *options) == 0
     assert "wrote plan.json" in capsys.readouterr().out
     assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["kind"] == "onnxgc.plan"
-    assert run(monkeypatch, model, "second.onnx", "--plan", "plan.json") == 0
-    assert run(monkeypatch, model, "third.onnx", "--plan", "first.onnx") == 0
+    assert run(model, "second.onnx", "--plan", "plan.json") == 0
+    assert run(model, "third.onnx", "--plan", "first.onnx") == 0
     names = ("first.onnx", "second.onnx", "third.onnx")
     graphs = [onnx.load(name).graph.SerializeToString() for name in names]
     assert graphs[0] == graphs[1] == graphs[2]
 
 
-def test_a_plan_excludes_the_options_of_a_search(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, model, "training.onnx") == 0
+def test_a_plan_excludes_the_options_of_a_search(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "training.onnx") == 0
     for option in (["--budget", "60%"], ["--solver", "acg"], ["--checkpoints", "h1"], ["--pareto"]):
-        assert run(monkeypatch, model, "--plan", "training.onnx", *option, "--dry-run") == 2
+        assert run(model, "--plan", "training.onnx", *option, "--dry-run") == 2
         assert "a plan replaces a search" in capsys.readouterr().err
     onnx.save(chain(2), "other.onnx")
-    assert run(monkeypatch, "other.onnx", "--plan", "training.onnx", "--dry-run") == 2
+    assert run("other.onnx", "--plan", "training.onnx", "--dry-run") == 2
     assert "is not one of the graph's" in capsys.readouterr().err
-    assert run(monkeypatch, model, "training.onnx", "--save-plan", "training.onnx") == 2
+    assert run(model, "training.onnx", "--save-plan", "training.onnx") == 2
     assert "--save-plan" in capsys.readouterr().err
 
 
@@ -70,19 +63,17 @@ def test_the_result_of_a_search_is_a_plan() -> None:
         onnxgc.optimize(chain(), plan=found, solver="acg")
 
 
-def test_verbose_and_quiet(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, model, "--dry-run") == 0
+def test_verbose_and_quiet(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--dry-run") == 0
     usual = capsys.readouterr().out
     assert "memory over one step" in usual
     assert "checkpoints: " not in usual
     assert max(map(len, usual.splitlines())) <= 80
-    assert run(monkeypatch, model, "--dry-run", "-v") == 0
+    assert run(model, "--dry-run", "-v") == 0
     more = capsys.readouterr().out
     assert "checkpoints: h" in more
     assert "solve 0." in more
-    assert run(monkeypatch, model, "--dry-run", "-q", "--json", "-") == 0
+    assert run(model, "--dry-run", "-q", "--json", "-") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["model"] == model
     assert not shown.err

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from onnxgc.cli.main import main
 from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.registry import SOLVERS
+from tests.cli.command import run_command
 from tests.graph.random_graphs import problem_of, random_graph
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,22 +31,15 @@ CHAIN: dict[str, Any] = {
 class Command:
     """Runs the command line in this process."""
 
-    def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.graph = folder / "graph.json"
-        self._monkeypatch = monkeypatch
         self._capsys = capsys
 
     def __call__(self, document: Any, *options: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr for a graph, given as text or as a JSON value."""
         self.graph.write_text(document if isinstance(document, str) else json.dumps(document))
-        self._monkeypatch.setattr(sys, "argv", ["onnxgc", "solve", str(self.graph), *options])
-        with pytest.raises(SystemExit) as stopped:
-            main()
+        code = run_command("solve", str(self.graph), *options)
         captured = self._capsys.readouterr()
-        code = stopped.value.code or 0
-        assert isinstance(code, int)
         return code, captured.out, captured.err
 
     def found(self, document: Any, *options: str) -> dict[str, Any]:
@@ -64,8 +57,8 @@ class Command:
 
 
 @pytest.fixture
-def solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path, monkeypatch, capsys)
+def solve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, capsys)
 
 
 def test_as_a_program(tmp_path: Path) -> None:
@@ -246,10 +239,8 @@ def test_bad_graphs_are_one_line(solve: Command, document: Any, message: str) ->
     assert message in solve.refusal(document)
 
 
-def test_a_missing_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["onnxgc", "solve", "nowhere.json"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
+def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("solve", "nowhere.json") == 2
     assert (
         capsys.readouterr().err == "onnxgc: cannot read the graph 'nowhere.json': No such file or directory\n"
     )

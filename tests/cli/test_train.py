@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgc.cli import main as command_line
 from onnxgc.training.state import load_state
+from tests.cli.command import run_command
 from tests.training.networks import digits, digits_network
 
 Call = Callable[..., int]
@@ -28,13 +28,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     arrays = {name: array[:320] for name, array in train.items()}
     np.savez("digits.npz", **arrays, image_test=test["image"][:96], labels_test=test["labels"][:96])
 
-    def run(*words: str) -> int:
-        monkeypatch.setattr("sys.argv", ["onnxgc", *words])
-        with pytest.raises(SystemExit) as ended:
-            command_line.main()
-        return int(ended.value.code or 0)
-
-    return run
+    return run_command
 
 
 def test_a_run_is_saved_resumed_and_written_back(call: Call, capsys: pytest.CaptureFixture[str]) -> None:

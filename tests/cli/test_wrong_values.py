@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgc.cli import main as main_module
 from onnxgc.cli import train as train_module
 from onnxgc.errors import TrainingError
 from tests.api.chains import chain
+from tests.cli.command import run_command
 
 Call = Callable[..., int]
 BUDGET = ("--budget", "60%")
@@ -32,13 +31,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     np.savez(tmp_path / "d.npz", x=np.zeros(1))
     monkeypatch.chdir(tmp_path)
 
-    def onnxgc(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main_module.main()
-        return int(caught.value.code or 0)
-
-    return onnxgc
+    return run_command
 
 
 def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from onnxgc.graph.components import contracts_without_cycle
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.contraction import contracts_without_cycle
 from onnxgc.graph.segments import segments_between
 from onnxgc.graph.virtual_terminals import forced_checkpoints
 

@@ -31,8 +31,14 @@ def linear(x: Expr) -> Expr:
     return x @ x.weight(CHANNELS, CHANNELS) + x.weight(CHANNELS)
 
 
-def compared(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
-    return match(read_model(first), read_model(second))
+def compared(first: onnx.ModelProto, second: onnx.ModelProto, *, freeze_bn: bool = False) -> Matching:
+    """The matching of two models; raises if a pair has different sizes."""
+    a, b = (read_model(model, freeze_bn=freeze_bn) for model in (first, second))
+    found = match(a, b)
+    for pair in found.pairs:
+        sizes = a.types[pair.a].element_count, b.types[pair.b].element_count
+        assert sizes[0] == sizes[1] or not pair.is_same_function, pair
+    return found
 
 
 def assert_same(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:

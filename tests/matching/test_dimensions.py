@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgc.matching.normal_form.dimensions import Atom, Dims, extent, merged, paired, reshaped, whole
+from onnxgc.matching.normal_form.dimensions import Atom, Dims, coinciding, extent, merged, reshaped, whole
 
 
 def _elements(dims: Dims, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -62,7 +62,7 @@ def test_shuffled_channels_are_not_a_whole_axis() -> None:
     assert merged((second, first)) == (second, first)
 
 
-def test_paired_dimensions_are_split_where_either_is() -> None:
-    pairs = paired(whole(0, 12), (Atom(1, 3), Atom(2, 4)))
+def test_coinciding_dimensions_are_split_where_either_is() -> None:
+    pairs = coinciding(whole(0, 12), (Atom(1, 3), Atom(2, 4)))
     assert pairs == [(Atom(0, 3, 4), Atom(1, 3)), (Atom(0, 4, 1), Atom(2, 4))]
-    assert paired(whole(0, 6), (Atom(1, 4), Atom(2, 3))) is None
+    assert coinciding(whole(0, 6), (Atom(1, 4), Atom(2, 3))) is None

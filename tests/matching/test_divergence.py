@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from onnxgc.matching.divergence import BATCH_NORMALISATIONS, SHARED_WEIGHTS
-from onnxgc.matching.match import Matching, Reason, match
-from onnxgc.model.read import read_model
+from onnxgc.matching.match import Matching, Reason
 from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network
+from tests.matching.spelling_checks import compared
 
 _IMAGE, _SEQUENCE = (BATCH, CHANNELS, EXTENT, EXTENT), (BATCH, TOKENS, CHANNELS)
 
@@ -27,10 +27,6 @@ def _image(part: Callable[[Network], str], *, has_end: bool = False, batch: int 
     pooled = net.node("ReduceMean", part(net), net.ints(2, 3), keepdims=0)
     output = net.node("MatMul", pooled, net.weight(CHANNELS, 3))
     return net.model(net.node("Tanh", output) if has_end else output, (batch, *_IMAGE[1:]), (batch, 3))
-
-
-def _compared(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
-    return match(read_model(first), read_model(second))
 
 
 def _differences(found: Matching) -> list[tuple[str, str, str]]:
@@ -53,11 +49,11 @@ def _two_uses(is_shared: bool, is_transposed: bool = False) -> onnx.ModelProto:
 
 def test_shared_weights_are_reported() -> None:
     """A layer that is applied twice trains differently from two layers; the function is the same."""
-    found = _compared(_two_uses(is_shared=True), _two_uses(is_shared=False))
+    found = compared(_two_uses(is_shared=True), _two_uses(is_shared=False))
     assert found.is_same_network
     assert _differences(found) == [(SHARED_WEIGHTS, "1", "2")]
     assert not _differences(
-        _compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_transposed=True))
+        compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_transposed=True))
     )
 
 
@@ -71,7 +67,7 @@ def test_one_layer_in_place_of_two_is_reported() -> None:
 
         return built
 
-    found = _compared(_tokens(part(True), 2), _tokens(part(False), 2))
+    found = compared(_tokens(part(True), 2), _tokens(part(False), 2))
     assert found.is_same_network
     assert _differences(found) == [(SHARED_WEIGHTS, "3", "4")]
 
@@ -88,12 +84,12 @@ def _normalized(epsilon: float | None) -> onnx.ModelProto:
 
 def test_normalisations_by_batch_statistics_are_reported() -> None:
     first, folded, other = (_normalized(epsilon) for epsilon in (1e-5, None, 1e-3))
-    found = _compared(first, folded)
+    found = compared(first, folded)
     assert found.is_same_network
     assert not found.has_same_biases
     assert _differences(found) == [(BATCH_NORMALISATIONS, "1", "0")]
-    assert _differences(_compared(first, other)) == [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.001")]
-    frozen = match(read_model(first, freeze_bn=True), read_model(folded, freeze_bn=True))
+    assert _differences(compared(first, other)) == [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.001")]
+    frozen = compared(first, folded, freeze_bn=True)
     assert not frozen.differences
     assert frozen.has_same_biases
 
@@ -110,7 +106,7 @@ def test_inputs_of_different_sizes_are_reported() -> None:
         model.graph.node.append(onnx.helper.make_node("ReduceMean", ["y"], ["z"], keepdims=0))
         del model.graph.output[:]
         model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ()))
-    found = _compared(small, large)
+    found = compared(small, large)
     assert not found.is_same_network
     assert _differences(found) == [("inputs", "'x' 2x4x4x4", "'x' 2x4x6x6")]
 
@@ -124,7 +120,7 @@ def test_a_tensor_inside_an_operator_of_the_other_model_is_not_ambiguous() -> No
     def whole(net: Network) -> str:
         return net.node("HardSwish", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
 
-    found = _compared(_image(decomposed), _image(whole))
+    found = compared(_image(decomposed), _image(whole))
     assert found.is_same_network
     assert {unmatched.reason for unmatched in found.unmatched_a} == {Reason.ONE_SIDE}
 
@@ -140,7 +136,7 @@ def test_a_different_layer_is_reported_with_its_sizes(stride: int) -> None:
 
         return built
 
-    found = _compared(_image(part([1, 1], 3)), _image(part([stride, stride], 5)))
+    found = compared(_image(part([1, 1], 3)), _image(part([stride, stride], 5)))
     words = "" if stride == 1 else " stride 2"
     assert found.operators_behind == (
         (("Conv 3x3 4 to 4 in 2 groups pads 1",), (f"Conv 5x5 4 to 4 in 2 groups{words} pads 2",)),
@@ -151,7 +147,7 @@ def test_networks_do_not_diverge_at_an_added_loss() -> None:
     def part(net: Network) -> str:
         return net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
 
-    found = _compared(_image(part), _image(part, has_end=True))
+    found = compared(_image(part), _image(part, has_end=True))
     assert not found.is_same_network
     assert found.operators_behind == (((), ("Tanh",)),)
     assert not found.last_from_outputs
@@ -174,7 +170,7 @@ def test_a_packed_projection_without_counterpart_is_read_in_parts() -> None:
         )
         return net.node("Mul", value, net.node("Sigmoid", gate))
 
-    found = _compared(_tokens(packed), _tokens(sliced_weight))
+    found = compared(_tokens(packed), _tokens(sliced_weight))
     assert found.is_same_network
     assert not found.differences
     (whole,) = found.unmatched_a
@@ -207,8 +203,8 @@ def test_normalisations_of_samples_are_distinguished_from_biases_and_from_each_o
         _by_groups(CHANNELS, 0.1),
         _image(biased, batch=1),
     ):
-        assert not _compared(each, other).is_same_network
-    assert _compared(each, _by_groups(CHANNELS, 1e-5)).is_same_network
+        assert not compared(each, other).is_same_network
+    assert compared(each, _by_groups(CHANNELS, 1e-5)).is_same_network
 
 
 def test_decomposed_normalisations_by_batch_statistics_are_reported() -> None:
@@ -228,6 +224,6 @@ def test_decomposed_normalisations_by_batch_statistics_are_reported() -> None:
         (_normalized(None), [(BATCH_NORMALISATIONS, "1", "0")]),
         (decomposed(0.125), [(f"epsilon of {BATCH_NORMALISATIONS}", "1e-05", "0.125")]),
     ):
-        found = _compared(decomposed(1e-5), other)
+        found = compared(decomposed(1e-5), other)
         assert found.is_same_network
         assert _differences(found) == expected

@@ -96,6 +96,10 @@ def _layer_norm(axis: int, epsilon: float = 1e-5) -> Part:
     return part
 
 
+def _layer_norm_by(scale: str) -> Part:
+    return lambda x: x.LayerNormalization(apply(x.net, scale, x, [0, 1], keepdims=0), axis=-1)
+
+
 def _layer_norm_decomposed(x: Expr) -> Expr:
     scale, bias = x.weight(CHANNELS), x.weight(CHANNELS)
     centred = x - _mean(x)
@@ -159,9 +163,12 @@ def _softmax(axis: int) -> Part:
     return lambda x: x.Softmax(axis=axis)
 
 
-def _softmax_decomposed(x: Expr) -> Expr:
-    top = (x - x.ReduceMax([-1])).Exp()
-    return top / top.ReduceSum([-1])
+def _softmax_decomposed(factor: float = 1, reduction: str = "ReduceSum") -> Part:
+    def part(x: Expr) -> Expr:
+        top = (x - x.ReduceMax([-1])).Exp()
+        return top * factor / apply(x.net, reduction, top, [-1])
+
+    return part
 
 
 def _softmax_of_transposed(x: Expr) -> Expr:
@@ -311,7 +318,8 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "normalisation without weights": (_normalized_with_ones, _normalized_without_weights),
     "unit length, by its values": (_unit_length, _unit_length_clipped(1e-24)),
     "division by an expanded length": (_unit_length_expanded, _unit_length_broadcast),
-    "softmax, decomposed": (_softmax(2), _softmax_decomposed),
+    "softmax, decomposed": (_softmax(2), _softmax_decomposed()),
+    "multiple of softmax": (lambda x: x.Softmax() * 3, _softmax_decomposed(3)),
     "softmax, transposed": (_softmax(2), _softmax_of_transposed),
     "softmax, by its logarithm": (_softmax(2), _softmax_by_its_logarithm(2)),
     "softmax, without a maximum": (_softmax(2), _softmax_without_maximum),
@@ -332,6 +340,7 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "thresholds close to each other": (_threshold(0.012), _threshold(0.02)),
     "another epsilon": (_layer_norm(2), _layer_norm(2, 1e-3)),
     "normalisation over more axes": (_layer_norm(2), _layer_norm(1)),
+    "normalisation with computed scales": (_layer_norm_by("ReduceMean"), _layer_norm_by("ReduceMax")),
     "deviations, misplaced": (
         _of_scores(_by_its_deviation, is_transposed=False),
         _of_scores(_by_its_deviation, is_transposed=True),
@@ -342,6 +351,8 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
         lambda x: _unit_length_clipped(1e-6)(linear(x)),
     ),
     "softmax over another axis": (_softmax(2), _softmax(1)),
+    "softmax and its double": (_softmax(2), _softmax_decomposed(2)),
+    "quotients by sums and by means": (_softmax(2), _softmax_decomposed(1, "ReduceMean")),
     "softmax over another axis, by its logarithm": (_softmax(1), _softmax_by_its_logarithm(2)),
     "sums of softmax, misplaced": (
         _of_scores(_by_its_sum, is_transposed=False),

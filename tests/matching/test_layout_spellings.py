@@ -14,7 +14,7 @@ from onnxgc.matching.normal_form.terms import leaves
 from onnxgc.matching.operators.registry import structure_of
 from onnxgc.model.read import read_model
 from tests.matching.expressions import Expr, Part, apply
-from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS
+from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network
 from tests.matching.spelling_checks import (
     IMAGE,
     assert_different,
@@ -38,6 +38,27 @@ def _padded_before(op: str, number: float) -> Part:
 
 def _after(before: str, part: Part) -> Part:
     return lambda x: part(apply(x.net, before, x - 0.5))
+
+
+def _along_tokens(part: Part) -> Part:
+    return lambda x: part(x.Transpose(perm=[0, 2, 1])).Transpose(perm=[0, 2, 1])
+
+
+def _rounded(*, is_up: bool) -> Part:
+    settings = {"pads": [1, 0], "count_include_pad": 1, "ceil_mode": int(is_up)}
+    return _along_tokens(lambda x: x.AveragePool(kernel_shape=[3], strides=[2], **settings))
+
+
+def _transposed_conv(*, pad: int, crop: int) -> Part:
+    def part(x: Expr) -> Expr:
+        padded = x.Pad([0, 0, pad, 0, 0, pad])
+        return padded.ConvTranspose(x.weight(CHANNELS, CHANNELS, 3), pads=[crop, crop])
+
+    return _along_tokens(part)
+
+
+def _conv_plus(bias: str) -> Part:
+    return lambda x: x.Conv(x.weight(TOKENS, TOKENS, 1), apply(x.net, bias, x, [0, 2], keepdims=0))
 
 
 def _pool_of_one(op: str) -> Part:
@@ -130,6 +151,12 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
         _after("Tanh", _padded_before("MaxPool", 0)),
     ),
     "lowest numbers before a mean": (_padded_before("AveragePool", 0), _padded_before("AveragePool", -1e31)),
+    "pools rounded up": (_rounded(is_up=False), _rounded(is_up=True)),
+    "pads before and after a transposed convolution": (
+        _transposed_conv(pad=1, crop=0),
+        _transposed_conv(pad=0, crop=1),
+    ),
+    "computed biases of a convolution": (_conv_plus("ReduceMean"), _conv_plus("ReduceMax")),
     "differences in another order": (
         _three(lambda a, b, c: a - b - c),
         _three(lambda a, b, c: a - (b - c)),
@@ -187,6 +214,16 @@ def test_a_long_sum_has_a_linear_number_of_references() -> None:
     assert match(first, second).is_same_network
     entities = structure_of(first).entities
     assert sum(1 for entity in entities for _ in leaves(entity.term)) < 20 * count
+
+
+@pytest.mark.parametrize("factor, weights", [(1, 1), (2, 0)])
+def test_a_concatenation_has_the_weights_of_the_parts_that_it_absorbs(factor: float, weights: int) -> None:
+    x = Expr(Network(), "x")
+    inner = x.Concat(x.weight(BATCH, 1, CHANNELS), axis=1)
+    outer = (inner * factor).Concat(x, axis=1)
+    head = outer.ReduceMean([1], keepdims=0)
+    structure = structure_of(read_model(x.net.model(head.name, (BATCH, TOKENS, CHANNELS), (BATCH, CHANNELS))))
+    assert len(structure.entities[structure.views[outer.name].value].weights) == weights
 
 
 def test_a_factor_after_a_layer_is_absorbed_by_its_weights() -> None:

@@ -12,13 +12,10 @@ from onnxgc.errors import ShapeError
 from onnxgc.matching.match import Extra, Matching, Reason, match
 from onnxgc.model.read import read_model
 from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network, network
+from tests.matching.spelling_checks import compared
 from tests.model.model_helpers import normal, text_model, with_weights
 
 _IMAGE = (2, CHANNELS, EXTENT, EXTENT)
-
-
-def _compared(first: onnx.ModelProto, second: onnx.ModelProto, freeze_bn: bool = False) -> Matching:
-    return match(read_model(first, freeze_bn=freeze_bn), read_model(second, freeze_bn=freeze_bn))
 
 
 def _ended(net: Network, x: str) -> onnx.ModelProto:
@@ -32,7 +29,7 @@ def _details(found: Matching) -> dict[str, tuple[Reason, str]]:
 
 def test_equal_branches_are_ambiguous_and_their_sum_is_not() -> None:
     model, ends = network(["twins"])
-    found = _compared(model, model)
+    found = compared(model, model)
     assert found.is_same_network
     assert {item.reason for item in found.unmatched_a} == {Reason.AMBIGUOUS}
     assert len(found.unmatched_a) == 4
@@ -42,7 +39,7 @@ def test_equal_branches_are_ambiguous_and_their_sum_is_not() -> None:
 @pytest.mark.parametrize("blocks", [["ordered twins"], ["attention"], ["shuffled channels", "concatenated"]])
 def test_order_and_later_use_distinguish_branches(blocks: list[str]) -> None:
     model, _ = network(blocks)
-    found = _compared(model, model)
+    found = compared(model, model)
     assert found.unmatched_a == ()
     assert all(pair.a == pair.b for pair in found.pairs)
 
@@ -55,7 +52,7 @@ def test_the_tensor_before_a_normalisation_has_no_counterpart_where_that_is_fold
     normal = separate.node("BatchNormalization", z, *statistics)
     first = _ended(folded, folded.node("Relu", y))
     second = _ended(separate, separate.node("Relu", normal))
-    found = _compared(first, second, freeze_bn=True)
+    found = compared(first, second, freeze_bn=True)
     assert found.is_same_network
     assert found.of_b[normal] == y
     assert _details(found) == {
@@ -70,11 +67,11 @@ def test_a_bias_in_one_model_only_is_reported() -> None:
     y = without.node("Conv", "x", without.weight(CHANNELS, CHANNELS, 1, 1))
     weights = with_bias.weight(CHANNELS, CHANNELS, 1, 1), with_bias.weight(CHANNELS)
     z = with_bias.node("Conv", "x", *weights)
-    found = _compared(_ended(without, without.node("Relu", y)), _ended(with_bias, with_bias.node("Relu", z)))
+    found = compared(_ended(without, without.node("Relu", y)), _ended(with_bias, with_bias.node("Relu", z)))
     assert found.is_same_network
     assert not found.has_same_biases
     assert found.of_a[y] == z
-    elu = _compared(_ended(without, without.node("Elu", y)), _ended(with_bias, with_bias.node("Relu", z)))
+    elu = compared(_ended(without, without.node("Elu", y)), _ended(with_bias, with_bias.node("Relu", z)))
     assert not elu.is_same_network
     assert y not in elu.of_a
 
@@ -86,7 +83,7 @@ def test_networks_diverge_at_a_different_operator() -> None:
         before = net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))
         after = net.node("Conv", net.node(op, before), net.weight(CHANNELS, CHANNELS, 3, 3))
         ends.append((before, after))
-    found = _compared(
+    found = compared(
         *(
             _ended(net, net.node("Sigmoid", after))
             for net, (_, after) in zip((first, second), ends, strict=True)
@@ -125,12 +122,12 @@ def _tanh_of_sigmoid(net: Network, x: str) -> str:
 def test_a_spelling_in_each_block_is_identified_by_its_values() -> None:
     first, ends = _blocks(_tanh, 4)
     second, others = _blocks(_tanh_of_sigmoid, 4)
-    found = _compared(first, second)
+    found = compared(first, second)
     assert found.is_same_network
     assert [found.of_a.get(tensor) for tensor in ends] == others
     assert all(pair.is_same_function for pair in found.pairs)
     longer, _ = _blocks(_tanh_of_sigmoid, 5)
-    ambiguous = _compared(first, longer)
+    ambiguous = compared(first, longer)
     assert not ambiguous.is_same_network
     assert ambiguous.of_a.keys().isdisjoint(ends[2:-1])
 
@@ -138,7 +135,7 @@ def test_a_spelling_in_each_block_is_identified_by_its_values() -> None:
 def test_a_different_function_in_each_block_is_reported_and_not_matched() -> None:
     first, ends = _blocks(_tanh, 4)
     second, _ = _blocks(lambda net, x: net.node("Mul", x, net.node("Sigmoid", x)), 4)
-    found = _compared(first, second)
+    found = compared(first, second)
     assert not found.is_same_network
     layer = "Conv 3x3 4 to 4 pads 1"
     assert (("Tanh", layer), ("Sigmoid", "Mul", layer)) in found.operators_behind
@@ -163,7 +160,7 @@ def test_a_symmetric_mask_does_not_confuse_queries_and_keys() -> None:
     )
     parts = [net.node("MatMul", "x", net.weight(CHANNELS, CHANNELS)) for _ in range(3)]
     model = _attention(net, parts, mask)
-    found = _compared(model, model)
+    found = compared(model, model)
     assert found.is_same_network
     assert found.unmatched_a == ()
     assert {found.of_a[part] for part in parts} == set(parts)
@@ -177,7 +174,7 @@ def test_packed_projections_are_reported_before_a_difference() -> None:
         ranges = [net.ints(*range(index * CHANNELS, (index + 1) * CHANNELS)) for index in range(3)]
         parts = [net.node("Gather", packed, chosen, axis=2) for chosen in ranges]
         sides.append(_attention(net, parts, axis=axis))
-    found = _compared(*sides)
+    found = compared(*sides)
     assert not found.is_same_network
     first, second = found.operators_behind[0]
     assert first[:2] == second[:2] == (f"MatMul {CHANNELS} to {3 * CHANNELS}", "Gather")
@@ -191,7 +188,7 @@ def test_a_packed_layer_differs_from_a_layer_of_its_size() -> None:
     parts = [separate.node("MatMul", "x", separate.weight(CHANNELS, CHANNELS)) for _ in range(3)]
     large = separate.node("Relu", separate.node("MatMul", "x", separate.weight(CHANNELS, 3 * CHANNELS)))
     parts[0] = separate.node("Add", parts[0], separate.node("ReduceMean", large, separate.ints(2)))
-    assert both not in _compared(first, _attention(separate, parts)).of_a
+    assert both not in compared(first, _attention(separate, parts)).of_a
 
 
 def _with_mean_of(part: Callable[[Network], str]) -> tuple[onnx.ModelProto, str]:
@@ -223,7 +220,7 @@ def test_a_tensor_with_different_elements_is_a_different_value(
     one: Callable[[Network], str], other: Callable[[Network], str]
 ) -> None:
     (first, tensor), (second, _) = _with_mean_of(one), _with_mean_of(other)
-    assert tensor not in _compared(first, second).of_a
+    assert tensor not in compared(first, second).of_a
 
 
 def test_multiples_are_matched_with_their_factor() -> None:
@@ -234,7 +231,7 @@ def test_multiples_are_matched_with_their_factor() -> None:
         net.node("Softmax", net.node("Mul", x, net.constant(factor)))
         for net, x, factor in ((first, y, 2.0), (second, z, 1.0))
     ]
-    found = _compared(_ended(first, sums[0]), _ended(second, sums[1]))
+    found = compared(_ended(first, sums[0]), _ended(second, sums[1]))
     assert found.is_same_network
     (pair,) = [pair for pair in found.pairs if pair.a == y]
     assert pair.factor == pytest.approx(2.0) or pair.b != z
@@ -247,7 +244,7 @@ def test_uses_distinguish_equal_tensors() -> None:
     y = net.node("Conv", first, net.weight(CHANNELS, CHANNELS, 1, 1))
     z = net.node("Conv", second, net.weight(CHANNELS, CHANNELS, 3, 3), pads=[1, 1, 1, 1])
     model = _ended(net, net.node("Add", y, z))
-    found = _compared(model, model)
+    found = compared(model, model)
     assert found.of_a[first] == first
     assert found.of_a[second] == second
 
@@ -257,7 +254,7 @@ def test_equal_tensors_with_equal_uses_are_ambiguous() -> None:
     relus = [net.node("Relu", "x") for _ in range(2)]
     y, z = (net.node("Conv", relu, net.weight(CHANNELS, CHANNELS, 1, 1)) for relu in relus)
     model = _ended(net, net.node("Add", y, z))
-    details = _details(_compared(model, model))
+    details = _details(compared(model, model))
     assert all(details[name][0] is Reason.AMBIGUOUS for name in (*relus, y, z))
 
 
@@ -277,7 +274,7 @@ def test_a_wrapped_index_is_the_index() -> None:
         "j = Where(is_negative, moved, i) y = Gather<axis = 0>(w, j) }"
     )
     plain, wrapped = (with_weights(model, w=normal(9, 3)) for model in (plain, wrapped))
-    found = _compared(plain, wrapped)
+    found = compared(plain, wrapped)
     assert found.is_same_network
     assert found.of_b["j"] == "i"
 
@@ -288,7 +285,7 @@ def test_random_draws_are_separate_values() -> None:
     sums = [net.node("Mul", "x", noise) for noise in noises]
     y = net.node("Conv", sums[0], net.weight(CHANNELS, CHANNELS, 1, 1))
     model = _ended(net, net.node("Add", net.node("Relu", y), sums[1]))
-    found = _compared(model, model)
+    found = compared(model, model)
     assert all(pair.a == pair.b for pair in found.pairs)
     assert found.of_a[y] == y
 
@@ -301,7 +298,7 @@ def test_consecutive_normalisations_are_separate_layers() -> None:
         for _ in range(count):
             x = net.node("BatchNormalization", x, *(net.weight(CHANNELS) for _ in range(4)))
         ends.append(_ended(net, net.node("Relu", x)))
-    assert not _compared(*ends).is_same_network
+    assert not compared(*ends).is_same_network
 
 
 def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
@@ -323,9 +320,9 @@ def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
 @pytest.mark.parametrize("tails", [1, 20])
 def test_crossed_equal_branches_are_a_different_network(tails: int) -> None:
     own, crossed = _crossed(False, tails)[0], _crossed(True, tails)[0]
-    assert not _compared(own, crossed).is_same_network
+    assert not compared(own, crossed).is_same_network
     for model in (own, crossed):
-        found = _compared(model, model)
+        found = compared(model, model)
         assert found.is_same_network
         assert {item.reason for item in found.unmatched_a} == {Reason.AMBIGUOUS}
 
@@ -340,10 +337,10 @@ def test_skips_to_other_branches_are_a_different_network() -> None:
         sums = [net.node("Tanh", net.node("Add", ends[s], y)) for s, y in zip(sources, twice, strict=True)]
         return _ended(net, net.node("Sum", *sums))
 
-    assert _compared(skipped([0, 1, 2]), skipped([0, 1, 2])).is_same_network
-    assert _compared(skipped([1, 2, 0]), skipped([2, 0, 1])).is_same_network
-    assert not _compared(skipped([0, 1, 2]), skipped([1, 0, 2])).is_same_network
-    assert not _compared(skipped([1, 0, 2]), skipped([1, 2, 0])).is_same_network
+    assert compared(skipped([0, 1, 2]), skipped([0, 1, 2])).is_same_network
+    assert compared(skipped([1, 2, 0]), skipped([2, 0, 1])).is_same_network
+    assert not compared(skipped([0, 1, 2]), skipped([1, 0, 2])).is_same_network
+    assert not compared(skipped([1, 0, 2]), skipped([1, 2, 0])).is_same_network
 
 
 def test_deep_networks_are_matched_in_bounded_time() -> None:
@@ -355,7 +352,7 @@ def test_deep_networks_are_matched_in_bounded_time() -> None:
         net.node("ReduceMean", y, net.ints(1), keepdims=0), (2, TOKENS, CHANNELS), (2, CHANNELS)
     )
     started = time.process_time()
-    assert not _compared(model, model).unmatched_a
+    assert not compared(model, model).unmatched_a
     assert time.process_time() - started < 7
 
 
@@ -366,19 +363,19 @@ def test_many_consecutive_transposes_are_matched() -> None:
         ends[0] = transposed.node("Transpose", ends[0], perm=[0, 1, 3, 2])
     ends = [transposed.node("Conv", end, transposed.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
     model = _ended(transposed, transposed.node("Add", *ends))
-    assert _compared(model, model).is_same_network
+    assert compared(model, model).is_same_network
 
 
 def test_the_sum_of_crossed_branches_is_not_a_pair() -> None:
     (own, whole), (crossed, _) = _crossed(False), _crossed(True)
-    found = _compared(own, crossed)
+    found = compared(own, crossed)
     is_same_function = {pair.a: pair.is_same_function for pair in found.pairs}
     assert is_same_function["x"]
     assert not is_same_function.get(whole, False)
-    assert all(pair.is_same_function for pair in _compared(crossed, crossed).pairs)
+    assert all(pair.is_same_function for pair in compared(crossed, crossed).pairs)
 
 
 def test_crossed_branches_diverge_between_the_inputs_and_the_outputs() -> None:
-    found = _compared(_crossed(False)[0], _crossed(True)[0])
+    found = compared(_crossed(False)[0], _crossed(True)[0])
     assert found.last_from_inputs
     assert found.last_from_outputs

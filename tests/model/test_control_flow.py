@@ -12,7 +12,7 @@ from torch import Tensor
 from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import explain_weights, read_model
-from onnxgc.model.static_shapes import unroll_limit
+from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, Formula, case, errors
 from tests.gradients.gradient_case import normal as draw
 from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
@@ -608,7 +608,7 @@ def test_a_data_dependent_loop_with_a_growing_state_is_an_error() -> None:
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan", "LSTM"])
 def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unroll_limit, "MAX_UNROLLED_OPERATORS", 20)
+    monkeypatch.setattr(control_flow, "MAX_UNROLLED_OPERATORS", 20)
     bodies = {
         "Loop": f"(float[2,3] x) => (float[2,3] y) <int64 m = {{1000}}> {{ [it] y = Loop{_SHORT_LOOP} }}",
         "Scan": """(float[9,3] x) => (float[3] y) <float[3] s = {1.,2.,3.}> {

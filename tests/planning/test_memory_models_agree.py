@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -12,8 +11,7 @@ from onnxgc.budget.from_step import problem_of
 from onnxgc.budget.improve import compiled_loops
 from onnxgc.budget.improve.removable_runs import RemovableRuns
 from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
-from onnxgc.planning.joint_graph import operator_order, vertex_of_operators
-from onnxgc.planning.schedule import Schedule, StepGraph
+from onnxgc.planning.schedule import Schedule, StepGraph, copy_namer
 from onnxgc.planning.schedule_from_sequence import schedule_of_sequence
 from onnxgc.planning.simulate import simulate
 from onnxgc.solvers.peak.cut_search import plan_of_cuts
@@ -24,16 +22,6 @@ from tests.budget.random_problems import random_sequence
 from tests.solvers.random_steps import random_step_problem
 
 MAX_BYTES = 1 << 40
-
-
-def copy_namer() -> Callable[[str], str]:
-    copies: Counter[str] = Counter()
-
-    def copy_name(name: str) -> str:
-        copies[name] += 1
-        return f"{name}__copy{copies[name]}"
-
-    return copy_name
 
 
 def timeline_of_kernels(problem: OperatorProblem, sequence: Sequence[int]) -> list[int]:
@@ -49,8 +37,8 @@ def timeline_of_kernels(problem: OperatorProblem, sequence: Sequence[int]) -> li
 def peak_of_cuts(model: StepModel, cuts: Sequence[int]) -> int:
     """The peak of the plan of these cuts, phase by phase."""
     costs = PhaseCosts(model)
-    for cut in range(model.places - 1):
-        costs.row(cut, MAX_BYTES, np.zeros(model.places + 1, np.int64))
+    for cut in range(model.positions - 1):
+        costs.row(cut, MAX_BYTES, np.zeros(model.positions + 1, np.int64))
     costs.last_row(MAX_BYTES)
     lower, kept_bytes, peak = -1, 0, 0
     waiting: frozenset[int] = frozenset()
@@ -109,8 +97,7 @@ def test_all_models_agree_on_plans_of_cuts() -> None:
     for _ in range(600):
         joint = (problem := random_step_problem(random, 12)).joint()
         order = problem.graph.vertices
-        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
-        model = step_model(joint.retraced(names), joint.members, order)
+        model = step_model(joint.step_in(order), joint.members, order)
         cuts = [cut for cut in range(len(order) - 1) if random.random() < 0.3]
         plan = plan_of_cuts(order, model, cuts)
         step, schedule = joint.scheduled(plan)
@@ -127,8 +114,7 @@ def test_the_step_model_has_the_baselines_memory() -> None:
     for _ in range(150):
         joint = (problem := random_step_problem(random, 8)).joint()
         order = problem.graph.vertices
-        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
-        model = step_model(joint.retraced(names), joint.members, order)
+        model = step_model(joint.step_in(order), joint.members, order)
         step, schedule = joint.scheduled(plan_of_cuts(order, model, []))
         timeline = simulate(schedule, step).timeline
         assert backward_peak_of_baseline(model) == max(timeline[len(step.forward) :])

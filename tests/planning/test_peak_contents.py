@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onnxgc.api.pipeline import optimize
-from onnxgc.planning.peak_contents import live_at_peak
+from onnxgc.planning.simulate import live_at_peak
 from tests.api.chains import chain
 
 

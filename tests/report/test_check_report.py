@@ -13,7 +13,7 @@ from onnxgc.api.html_pages import page_of_comparison
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
 
-pytest.importorskip("fcntl", reason="browsers are driven through pipes as Unix has them")
+pytest.importorskip("fcntl", reason="browsers are driven through pipes of Unix")
 from scripts import check_report
 from scripts.check_report import NAMES, Page, browser, check_page
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Any
-
 from onnxgc.api.comparison import compare
 from onnxgc.api.html_pages import page_of_comparison
 from onnxgc.report.text.plan_rows import plans_lines, plans_table
 from onnxgc.report.text.units import figure, megabytes
+from scripts.check_report import course_totals, data_of
 from tests.api.chains import chain
 from tests.api.test_comparison import renamed
-from tests.report.test_html import HOSTILE, Reader, data_of, hostile_model
-
-
-def peak_of(curve: dict[str, Any]) -> int:
-    """The peak of a curve of the page."""
-    change = [0] * (len(curve["name"]) + 1)
-    for first, last, size in zip(curve["first"], curve["last"], curve["bytes"], strict=True):
-        change[first] += size
-        change[last + 1] -= size
-    return max(accumulate(change))
+from tests.report.test_html import HOSTILE, Reader, hostile_model
 
 
 def test_curves_are_those_of_the_lowest_peaks_and_of_the_baseline() -> None:
@@ -34,7 +23,7 @@ def test_curves_are_those_of_the_lowest_peaks_and_of_the_baseline() -> None:
     curves = data_of(text)["courses"]
     assert [curve["label"] for curve in curves] == [row["name"] for row in drawn]
     for row, curve in zip(drawn, curves, strict=True):
-        assert peak_of(curve) == row["simulated_peak_bytes"]
+        assert max(course_totals(curve)) == row["simulated_peak_bytes"]
     shown = " ".join(text for texts in reader.inside.values() for text in texts)
     assert all(row["name"] in shown for row in rows)
     assert megabytes(found.report["lower_bound_bytes"]) in shown
@@ -96,7 +85,7 @@ def test_several_files_have_their_tables_and_curves() -> None:
     assert f"the same network: {pair['matched_tensors']} tensors are matched" in shown
     for file in found.report["files"]:
         assert megabytes(file["planned"]["simulated_peak_bytes"]) in shown
-    assert peak_of(curves[4]) == pair["carried_over"]["simulated_peak_bytes"]
+    assert max(course_totals(curves[4])) == pair["carried_over"]["simulated_peak_bytes"]
     assert "one network in several files" in shown
 
 

@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 from onnxgc.api import OptimizeResult, emit, optimize, store_all_schedule
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
 from onnxgc.model.core.ir import Array
-from onnxgc.planning.arena import simulate_arena
 from onnxgc.runtime.measure import Measurement, executed_order, measure
-from onnxgc.runtime.ort import ARENA, SessionSettings, load_onnxruntime, make_session
+from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
+from scripts.benchmarking.arena import ARENA, simulate_arena
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 BATCH, WIDTH, LAYERS = 1024, 512, 16

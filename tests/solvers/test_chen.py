@@ -7,8 +7,7 @@ from onnxgc.graph.segments import is_valid_reading_a
 from onnxgc.graph.virtual_terminals import with_single_terminals
 from onnxgc.planning.plan import Status
 from onnxgc.solvers.base import Solver
-from onnxgc.solvers.baselines.chen_greedy import CHEN_GREEDY
-from onnxgc.solvers.baselines.chen_sqrt import CHEN_SQRT
+from onnxgc.solvers.baselines.chen import CHEN_GREEDY, CHEN_SQRT
 from onnxgc.solvers.families import splitting_vertices
 from onnxgc.solvers.paper.acg import ACG
 from tests.graph.random_graphs import chain, problem_of, random_problem

@@ -154,7 +154,7 @@ def test_result_is_never_above_any_start() -> None:
         problem = cells(random, random.randint(2, 8))
         solution = GENERAL.solve(problem)
         assert_sound(problem, solution)
-        indexed = IndexedProblem.of(problem)
+        indexed = IndexedProblem.from_problem(problem)
         cuts = CutSearch(indexed, range(len(indexed)), problem.total_bytes, float("inf"))
         for share in range(1, 10):
             kept = cuts.cheapest_under(problem.total_bytes * share // 20)
@@ -202,7 +202,7 @@ def test_a_walk_under_a_cap_bounds_the_kept_bytes() -> None:
     random = Random(45)
     for _ in range(300):
         problem = random_problem(random, 12)
-        indexed = IndexedProblem.of(problem)
+        indexed = IndexedProblem.from_problem(problem)
         order = random.choice([list(range(len(indexed))), narrow_order(indexed)])
         random.shuffle(order)
         cap = problem.total_bytes // random.randint(1, 6)
@@ -227,12 +227,12 @@ def test_a_walk_under_a_cap_bounds_the_kept_bytes() -> None:
 
 
 def test_narrow_orders_and_parts() -> None:
-    indexed = IndexedProblem.of(unet(20))
+    indexed = IndexedProblem.from_problem(unet(20))
     assert max(frontier_widths(indexed, range(len(indexed)))) == 20
     assert max(frontier_widths(indexed, narrow_order(indexed))) == 2
     random = Random(46)
     for _ in range(100):
-        indexed = IndexedProblem.of(random_problem(random, 30))
+        indexed = IndexedProblem.from_problem(random_problem(random, 30))
         order = narrow_order(indexed)
         assert sorted(order) == list(range(len(indexed)))
         part, part_order = narrow_part(indexed, order, 3)

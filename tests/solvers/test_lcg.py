@@ -1,3 +1,4 @@
+from itertools import accumulate
 from random import Random
 
 import pytest
@@ -10,7 +11,8 @@ from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.paper.acg import ACG
-from onnxgc.solvers.paper.lcg import LCG, cheapest_stops
+from onnxgc.solvers.paper.lcg import LCG
+from onnxgc.solvers.paper.segment_cap_search import cheapest_stops
 from tests.graph.random_graphs import chain, problem_of
 from tests.solvers import networks
 
@@ -53,7 +55,7 @@ def test_stops_under_a_cap_equal_the_shortest_path_over_all_pairs() -> None:
             reachable = [start for start in range(stop) if sum(sizes[start + 1 : stop]) <= cap_bytes]
             kept, number = min(cheapest[start] for start in reachable)
             cheapest.append((kept + sizes[stop], number + 1))
-        stops = cheapest_stops(sizes, cap_bytes)
+        stops = cheapest_stops(sizes, list(accumulate(sizes, initial=0)), cap_bytes)
         assert stops[0] == 0
         assert stops[-1] == len(sizes) - 1
         assert (sum(sizes[stop] for stop in stops[1:]), len(stops) - 1) == cheapest[-1]

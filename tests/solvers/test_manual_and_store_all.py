@@ -5,8 +5,7 @@ import pytest
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Status
 from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.baselines.manual import MANUAL
-from onnxgc.solvers.baselines.store_all import STORE_ALL
+from onnxgc.solvers.baselines.fixed_plans import MANUAL, STORE_ALL
 from tests.graph.random_graphs import chain, problem_of, random_problem
 
 

@@ -12,7 +12,6 @@ import pytest
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.orders import topological_orders
 from onnxgc.model.read import read_model
-from onnxgc.planning.joint_graph import operator_order, vertex_of_operators
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.base import SolverOptions
@@ -74,8 +73,7 @@ def least_peak_of_cuts(problem: CheckpointProblem) -> int:
     joint = problem.joint()
     peak = joint.profile(CheckpointPlan(problem.graph.vertices, keeps_last_segment=False)).peak_bytes
     for order in topological_orders(problem.graph, problem.size_bytes):
-        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
-        search = OrderSearch(PhaseCosts(step_model(joint.retraced(names), joint.members, order)), math.inf)
+        search = OrderSearch(PhaseCosts(step_model(joint.step_in(order), joint.members, order)), math.inf)
         found = search.best(peak, 0, first=True)
         peak = peak if found is None else found[0]
     return peak
@@ -105,8 +103,7 @@ def test_peak_of_any_kept_set_equals_the_simulation() -> None:
     random = Random(74)
     for problem in instances(74, 150, 9):
         joint, order = problem.joint(), problem.graph.vertices
-        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
-        model = step_model(joint.retraced(names), joint.members, order)
+        model = step_model(joint.step_in(order), joint.members, order)
         for _ in range(4):
             kept = [place for place in range(len(order)) if random.random() < 0.5]
             plan = CheckpointPlan(tuple(order[place] for place in kept), order, keeps_last_segment=False)

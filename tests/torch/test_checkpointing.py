@@ -18,11 +18,10 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import TorchPlan, checkpoint, partition, plan_search, plans_of  # noqa: E402
+from onnxgc.torch import checkpoint, partition, plans_of  # noqa: E402
 from onnxgc.torch.checkpointing import planned_module  # noqa: E402
 from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, is_batch_normalization, is_random  # noqa: E402
 from onnxgc.torch.partition import STATE_BYTES  # noqa: E402
-from onnxgc.torch.plan_search import plan_summary  # noqa: E402
 from onnxgc.tracing.devices import device  # noqa: E402
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
@@ -142,7 +141,7 @@ def test_measured_memory_equals_the_planned_peak(budget: str | float) -> None:
     assert peak == pytest.approx(plan.planned_peak_bytes, rel=0.02)
 
 
-def test_random_operators_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_operators_keep_their_order() -> None:
     class Branches(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
@@ -150,12 +149,11 @@ def test_random_operators_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> N
 
     steps: list[JointStep] = []
 
-    def recording(step: JointStep, *others: Any) -> Any:
+    def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
         steps.append(step)
-        return plan_summary(step, *others)
+        return tuple(range(len(step.problem))), 0
 
-    monkeypatch.setattr(plan_search, "plan_summary", recording)
-    checkpoint(Branches(4, 4), torch.randn(3, 4), budget=1.0, **QUICK)
+    planned_module(Branches(4, 4), plan_baseline, EstimatedCosts(device("a100")), [torch.randn(3, 4)])
     (found,) = steps
     first, second = (
         operator
@@ -209,13 +207,13 @@ class Decaying(nn.Module):
 
 
 def test_a_recomputed_normalisation_updates_its_statistics_once() -> None:
-    def repeat_in_forward(step: JointStep) -> tuple[tuple[int, ...], TorchPlan]:
+    def repeat_in_forward(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
         (index,) = (
             at for at, node in enumerate(step.nodes) if node is not None and is_batch_normalization(node)
         )
         sequence = list(range(len(step.problem)))
         sequence.insert(step.boundary, index)
-        return tuple(sequence), plan_summary(step, sequence)
+        return tuple(sequence), 0
 
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())

@@ -18,16 +18,11 @@ from torch import Tensor, fx  # noqa: E402
 import onnxgc  # noqa: E402
 from onnxgc.errors import BudgetError, PlanError  # noqa: E402
 from onnxgc.planning.plan import CheckpointPlan  # noqa: E402
-from onnxgc.torch import (  # noqa: E402
-    OnnxModule,
-    from_onnx,
-    onnx_plan,
-    plan_search,
-    plans_of,
-)
-from onnxgc.torch import onnx_module as onnx_module  # noqa: E402
-from onnxgc.torch.joint_problem import JointStep  # noqa: E402
-from onnxgc.torch.onnx_plan import sequence_of_plan  # noqa: E402
+from onnxgc.torch import OnnxModule, from_onnx, plans_of  # noqa: E402
+from onnxgc.torch.checkpointing import planned_module  # noqa: E402
+from onnxgc.torch.joint_problem import EstimatedCosts, JointStep  # noqa: E402
+from onnxgc.torch.onnx_plan import PlanFollower  # noqa: E402
+from onnxgc.tracing.devices import device  # noqa: E402
 
 BATCH = 4
 TEXT = """
@@ -149,7 +144,7 @@ def test_results_under_a_plan_are_equal() -> None:
 def test_plans_from_files_and_budgets_give_equal_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_module, "DEFAULT_TIME_LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr("onnxgc.torch.onnx_module.DEFAULT_TIME_LIMIT_SECONDS", 0.5)
     regular = step(from_onnx(model()))
     onnxgc.optimize(model(), tmp_path / "training.onnx", check=False)
     described = {"schema": 1, "checkpoints": ["r1", "s2", "h"], "keeps_last_segment": True}
@@ -184,30 +179,29 @@ def test_errors_are_specific(tmp_path: Path) -> None:
         from_onnx(model(), tmp_path / "forward.onnx")
 
 
-def joint_step(monkeypatch: pytest.MonkeyPatch) -> JointStep:
+def joint_step() -> JointStep:
     """The joint graph of the model above."""
     steps: list[JointStep] = []
-    summarize = plan_search.plan_summary
 
-    def recording(step: JointStep, *others: Any) -> Any:
+    def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
         steps.append(step)
-        return summarize(step, *others)
+        return tuple(range(len(step.problem))), 0
 
-    monkeypatch.setattr(onnx_plan, "plan_summary", recording)
-    from_onnx(model(), ["r1"])
+    module = from_onnx(model())
+    planned_module(module, plan_baseline, EstimatedCosts(device("a100")), module.example_inputs({}))
     return steps[0]
 
 
 def recomputed(step: JointStep, plan: CheckpointPlan) -> list[str]:
     """Names of the operators that a plan recomputes."""
-    sequence = sequence_of_plan(step, plan)
+    sequence, _ = PlanFollower(plan)(step, 0)
     return [
         step.problem.operators[index].name for index in sorted(set(sequence)) if sequence.count(index) > 1
     ]
 
 
-def test_statistics_and_outputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = joint_step(monkeypatch)
+def test_statistics_and_outputs_are_kept() -> None:
+    step = joint_step()
     # Backward of the normalisation reads only its input and its statistics.
     kept = CheckpointPlan(
         ("c1", "r1", "c2", "s2", "e2", "p", "h", "t", "both", "g"), keeps_last_segment=False
@@ -219,10 +213,8 @@ def test_statistics_and_outputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not {"mul", "mm_1"}.intersection(everything)
 
 
-def test_the_segment_that_backward_reads_first_is_kept_on_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    step = joint_step(monkeypatch)
+def test_the_segment_that_backward_reads_first_is_kept_on_request() -> None:
+    step = joint_step()
     kept, discarded = (
         recomputed(step, CheckpointPlan(("r1", "p"), keeps_last_segment=keeps)) for keeps in (True, False)
     )
@@ -233,8 +225,8 @@ def test_the_segment_that_backward_reads_first_is_kept_on_request(
     assert "sigmoid" in kept
 
 
-def test_operators_that_may_not_repeat_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = joint_step(monkeypatch)
+def test_operators_that_may_not_repeat_run_once() -> None:
+    step = joint_step()
     plan = CheckpointPlan((), keeps_last_segment=False)
     assert "tanh" in recomputed(step, plan)
     once = tuple(

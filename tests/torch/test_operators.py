@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import onnxruntime as ort  # noqa: E402
 from onnx import ModelProto, TensorProto, parser  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from onnxgc.errors import UnsupportedOperatorError  # noqa: E402
 from onnxgc.gradients.registry import RULES  # noqa: E402
@@ -177,6 +178,38 @@ def test_operators_without_a_gradient(declared: str, body: str, output: str, val
     )
     (found,), (expected,) = results_of(model, {"x": value}), run(model, {"x": value})
     assert_equal(found, expected, 0.0)
+
+
+def test_max_unpool_adds_zeros_up_to_its_output_shape() -> None:
+    """ONNX Runtime reads the indices in an image of `output_shape`, unlike ONNX's reference."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[1,1,2,2] x, int64[1,1,2,2] at)'
+        "=> (float[1,1,5,6] y) <int64[4] s = {1, 1, 5, 6}>"
+        "{ y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(x, at, s) }"
+    )
+    feeds = {
+        "x": np.asarray([[[[1, 2], [3, 4]]]], np.float32),
+        "at": np.asarray([[[[5, 7], [13, 15]]]]),
+    }
+    x, indices = map(torch.from_numpy, feeds.values())
+    found = OPERATORS["MaxUnpool"](x, indices, [1, 1, 5, 6], kernel_shape=[2, 2], strides=[2, 2])
+    (expected,) = ReferenceEvaluator(model).run(None, feeds)
+    assert_equal(found.numpy(), expected, 0.0)
+
+
+def test_random_tensors_have_their_distribution_shape_and_type() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (double[64,64] x)'
+        "=> (float[64,32] a, double[64,64] b, float[64,32] c, float[64,64] d) {"
+        "a = RandomNormal<shape=[64,32], mean=3.0, scale=0.5>() b = RandomNormalLike<mean=3.0, scale=0.5>(x)"
+        "c = RandomUniform<shape=[64,32], low=2.0, high=4.0>()"
+        "d = RandomUniformLike<dtype=1, low=2.0, high=4.0>(x) }"
+    )
+    results = results_of(model, {"x": np.zeros((64, 64))})
+    assert [value.dtype for value in results] == [np.float32, np.float64, np.float32, np.float32]
+    assert [value.shape for value in results] == [(64, 32), (64, 64), (64, 32), (64, 64)]
+    np.testing.assert_allclose([value.mean() for value in results], 3, atol=0.1)
+    np.testing.assert_allclose([value.std() for value in results], [0.5, 0.5, 3**-0.5, 3**-0.5], atol=0.05)
 
 
 def test_masked_rows_of_a_softmax_have_finite_gradients() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from onnxgc.graph.orders import topological_orders
 from onnxgc.model.read import read_model
-from onnxgc.planning.joint_graph import operator_order, vertex_of_operators
 from onnxgc.tracing.checkpoint_problem import checkpoint_problem
 from onnxgc.tracing.step_graph import retrace, trace
 from tests.test_models import MODELS
@@ -27,7 +26,7 @@ def test_retrace_equals_a_new_trace(network: str, pixels: int) -> None:
     problem = checkpoint_problem(step).problem
     joint = problem.joint()
     for order in topological_orders(problem.graph, problem.size_bytes)[:2]:
-        names = operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order))
+        names = tuple(operator.name for operator in joint.step_in(order).forward)
         retraced, traced = retrace(step, names), trace(model, seed="loss_scale", order=names)
         assert retraced.graph == traced.graph
         assert retraced.types == traced.types

@@ -1,8 +1,9 @@
-"""Names of arrays in a file, and labels that a model itself reads."""
+"""Forms of data, names of arrays in a file, and labels that a model itself reads."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgc.errors import TrainingError
-from onnxgc.training import Trainer
 from onnxgc.training.data import split_arrays
 from onnxgc.training.labels import Labels
 from onnxgc.training.training_file import TrainingFile
 from tests.api.chains import chain
-from tests.training.samples import samples
+from tests.training.samples import losses_of, make_trainer, samples
 
 
 def arrays(*names: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_two_arrays_with_one_name_are_rejected(names: str, words: str) -> None:
 def test_an_input_mistaken_for_evaluation_is_reported() -> None:
     source = chain(1)
     source.graph.input[0].name = source.graph.node[0].input[0] = "x_test"
-    trainer = Trainer(source, batch=8, threads=1, check=False)
+    trainer = make_trainer(source, batch=8)
     given = {"x_test": samples(0)["x"], "labels": samples(0)["labels"]}
     with pytest.raises(TrainingError, match=r"rename it to 'x_test_train': names with _test"):
         trainer.fit(split_arrays(given)[0])
@@ -113,7 +113,7 @@ def with_its_loss(loss: str) -> onnx.ModelProto:
     ],
 )
 def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | None) -> None:
-    trainer = Trainer(with_its_loss(loss), batch=8, threads=1, check=False)
+    trainer = make_trainer(with_its_loss(loss), batch=8)
     assert trainer._file.labels == ({} if labels is None else {"labels": labels})
     if labels is None:
         return
@@ -146,11 +146,93 @@ def test_labels_of_two_losses_have_the_common_range(order: tuple[int, int], igno
     for name, classes in zip("wv", order, strict=True):
         value = np.random.default_rng(0).standard_normal((16, classes)).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(value, name))
-    trainer = Trainer(model, batch=8, threads=1, check=False)
+    trainer = make_trainer(model, batch=8)
     assert trainer._file.labels == {"labels": Labels(2, 9 if ignored == (9, 9) else None)}
 
 
 def test_labels_of_an_added_loss_are_found() -> None:
-    trainer = Trainer(chain(1), batch=8, threads=1, check=False)
+    trainer = make_trainer(chain(1), batch=8)
     assert trainer._file.labels == {"labels": Labels(4, -100)}
     assert isinstance(trainer._file, TrainingFile)
+
+
+def test_all_forms_of_data_give_the_same_run(tmp_path: Path) -> None:
+    arrays = samples(0, 160)
+    np.savez(tmp_path / "data.npz", x=arrays["x"].astype(np.float64), y=arrays["labels"].astype(np.int32))
+    batches = [{name: array[start : start + 64] for name, array in arrays.items()} for start in (0, 64, 128)]
+    forms: list[Any] = [
+        tmp_path / "data.npz",
+        arrays,
+        {"inputs": arrays["x"], "target": arrays["labels"]},
+        (arrays["x"], arrays["labels"]),
+        batches,
+        [(batch["x"], batch["labels"]) for batch in batches],
+        lambda: iter(batches),
+    ]
+    curves = []
+    for form in forms:
+        trainer = make_trainer(chain(2), batch=64)
+        curves.append(losses_of(trainer, form, 2, shuffle=False))
+    assert len(curves[0]) == 6
+    assert all(curve == curves[0] for curve in curves)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"labels": np.array([0, 4] * 32)}, r"'labels' has 4 at \[1\], and the model has the classes 0 to 3"),
+        ({"labels": np.array([0, -1] * 32)}, "'labels' has -1 at"),
+        (
+            {"x": np.zeros((64, 15), np.float32)},
+            r"'x' has the shape \[64, 15\], and the model takes \[any, 16\]",
+        ),
+        ({"x": np.zeros((64, 16), np.int64)}, "'x' is int64, and the model takes float32; convert it first"),
+        ({"labels": np.zeros(63, np.int64)}, "'labels' has 63 samples, and other inputs have 64"),
+        (
+            {"x": np.full((64, 16), np.nan, np.float32)},
+            "the loss is nan in update 1, and the parameters are no longer usable",
+        ),
+        ({"labels": None}, "a batch has no 'labels'; it has 'x', and a step takes x, labels"),
+    ],
+)
+def test_data_that_do_not_fit_are_rejected_in_one_line(change: dict[str, Any], words: str) -> None:
+    trainer = make_trainer(chain(2), batch=64)
+    batch = {name: value for name, value in (samples(0) | change).items() if value is not None}
+    with pytest.raises(TrainingError, match=words) as caught:
+        trainer.step(batch)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "contents, words",
+    [
+        (b"text", "write one with numpy.savez"),
+        (b"", "write one with numpy.savez"),
+        (None, "the file does not exist"),
+    ],
+)
+def test_files_that_are_not_data_are_rejected_in_one_line(
+    tmp_path: Path, contents: bytes | None, words: str
+) -> None:
+    path = tmp_path / "data.npz"
+    if contents is not None:
+        path.write_bytes(contents)
+    with pytest.raises(TrainingError, match=words):
+        make_trainer(chain(2), batch=64).fit(path)
+
+
+def test_a_truncated_data_file_is_rejected_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, **samples(0, 640))
+    whole = path.read_bytes()
+    for contents in (whole[: len(whole) // 2], whole[:300] + bytes(200) + whole[500:], whole[:-30]):
+        path.write_bytes(contents)
+        with pytest.raises(TrainingError, match=r"cannot be read as an .npz file"):
+            make_trainer(chain(2), batch=64).fit(path)
+
+
+def test_an_iterator_runs_once() -> None:
+    trainer = make_trainer(chain(2), batch=64)
+    once = iter([samples(0)])
+    with pytest.raises(TrainingError, match="a new iterator for each epoch"):
+        trainer.fit(once, 2)

@@ -18,7 +18,7 @@ from onnxgc.training import SGD, Event, Trainer
 from onnxgc.training.data import IteratedData
 from onnxgc.training.state import load_state, save_state
 from tests.api.chains import chain
-from tests.training.samples import samples
+from tests.training.samples import make_trainer, samples
 
 
 def part(data: dict[str, Any], size: int) -> dict[str, Any]:
@@ -37,9 +37,7 @@ def test_parameters_in_half_precision_are_updated_in_float32(accumulate: int) ->
     graph = optimize(source, solver="store-all", check=False).training_graph
     gradients = make_session(graph.model, threads=1).run(list(graph.gradient_of.values()), data)
     optimizer = SGD(momentum=0.9, weight_decay=0.1)
-    trainer = Trainer(
-        source, optimizer=optimizer, learning_rate=0.5, accumulate=accumulate, threads=1, check=False
-    )
+    trainer = make_trainer(source, optimizer=optimizer, learning_rate=0.5, accumulate=accumulate)
     before = trainer.parameters()
     trainer.step(data)
     for name, gradient in zip(graph.gradient_of, gradients, strict=True):
@@ -97,7 +95,7 @@ def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
     source.graph.output[0].type.tensor_type.ClearField("shape")
     value = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
     source.graph.initializer.append(numpy_helper.from_array(value, "w"))
-    trainer, plain = (Trainer(source, optimizer="sgd", batch=64, threads=1, check=False) for _ in range(2))
+    trainer, plain = (make_trainer(source, optimizer="sgd", batch=64) for _ in range(2))
     shift = np.linspace(-1, 1, 16, dtype=np.float32)[None]
     data = samples(0, 72)
     trainer.fit({**data, "shift": shift}, shuffle=False)
@@ -114,7 +112,7 @@ def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
 
 
 def test_figures_are_means_over_labels_that_are_not_ignored() -> None:
-    trainer = Trainer(chain(1), optimizer="sgd", learning_rate=0.0, batch=64, threads=1, check=False)
+    trainer = make_trainer(chain(1), optimizer="sgd", learning_rate=0.0, batch=64)
     data = samples(0, 72)
     history = trainer.fit(data, shuffle=False)
     assert history[0]["loss"] == pytest.approx(trainer.evaluate(data)["loss"], rel=1e-6)
@@ -140,7 +138,7 @@ def test_accuracy_ignores_dimensions_of_1(product: str) -> None:
     source.graph.output[0].type.tensor_type.ClearField("shape")
     value = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
     source.graph.initializer.append(numpy_helper.from_array(value, "w"))
-    trainer = Trainer(source, batch=32, loss="cross-entropy", threads=1, check=False)
+    trainer = make_trainer(source, batch=32, loss="cross-entropy")
     draw = np.random.default_rng(1)
     data: dict[str, Any] = {
         "flat": draw.standard_normal((32, 1, 1, 6)).astype(np.float32),
@@ -155,7 +153,7 @@ def test_a_failed_epoch_restarts() -> None:
         if event.updates == 2:
             raise ZeroDivisionError
 
-    trainer = Trainer(chain(1), batch=32, threads=1, check=False)
+    trainer = make_trainer(chain(1), batch=32)
     with pytest.raises(ZeroDivisionError):
         trainer.fit(samples(0, 128), callbacks=[fail])
     assert trainer.fit(samples(0, 128))[-1]["samples"] == 128
@@ -175,7 +173,7 @@ def test_iterated_batches_are_distributed_and_resumed() -> None:
 
 
 def test_the_last_incomplete_group_is_an_update() -> None:
-    trainer = Trainer(chain(1), batch=16, accumulate=2, threads=1, check=False)
+    trainer = make_trainer(chain(1), batch=16, accumulate=2)
     assert trainer.updates_of(samples(0, 72)) == 3
     trainer.fit(samples(0, 72))
     assert trainer.updates == 3
@@ -209,7 +207,7 @@ def masked() -> onnx.ModelProto:
 def test_workers_draw_different_masks() -> None:
     losses = []
     for rank in range(2):
-        trainer = Trainer(masked(), learning_rate=0.0, batch=64, workers=Alone(rank), threads=1, check=False)
+        trainer = make_trainer(masked(), learning_rate=0.0, batch=64, workers=Alone(rank))
         losses.append([trainer.step(samples(0)) for _ in range(2)])
     assert len({loss for each in losses for loss in each}) == 4
 
@@ -222,7 +220,7 @@ def test_workers_draw_different_masks() -> None:
     ],
 )
 def test_impossible_batches_are_rejected_in_one_line(change: dict[str, Any], words: str) -> None:
-    trainer = Trainer(chain(1), batch=64, threads=1, check=False)
+    trainer = make_trainer(chain(1), batch=64)
     with pytest.raises(TrainingError, match=words):
         trainer.step({**samples(0), **change})
 
@@ -231,7 +229,7 @@ def test_states_of_another_type_or_version_are_rejected_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.safetensors"
-    trainer = Trainer(chain(1), batch=64, threads=1, check=False)
+    trainer = make_trainer(chain(1), batch=64)
     trainer.save(path)
     state = load_state(path)
     wide = {name: array.astype(np.float64) for name, array in state.arrays.items()}
@@ -246,6 +244,6 @@ def test_states_of_another_type_or_version_are_rejected_in_one_line(
 def test_untied_parameters_cannot_be_exported() -> None:
     source = chain(2)
     source.graph.node[2].input[1] = "w0"
-    trainer = Trainer(source, batch=64, untie=True, threads=1, check=False)
+    trainer = make_trainer(source, batch=64, untie=True)
     with pytest.raises(TrainingError, match="untied parameters cannot be exported"):
         trainer.export()

@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from onnxgc.training import SGD, Trainer  # noqa: E402
+from onnxgc.training import SGD  # noqa: E402
 from onnxgc.training.data import ArrayData  # noqa: E402
 from tests.api.chains import chain  # noqa: E402
-from tests.training.samples import samples  # noqa: E402
+from tests.training.samples import make_trainer, samples  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -44,7 +44,7 @@ def test_two_workers_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     for rank in ranks:
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors[-2000:]
-    one = Trainer(chain(3), optimizer=SGD(momentum=0.9), learning_rate=0.05, batch=64, threads=1, check=False)
+    one = make_trainer(chain(3), optimizer=SGD(momentum=0.9), learning_rate=0.05, batch=64)
     history = one.fit(samples(0, 192), 1, shuffle=False)
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
     for name, value in one.parameters().items():
@@ -53,9 +53,7 @@ def test_two_workers_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     assert [int(rank["samples"]) for rank in found] == [192, 192]
     np.testing.assert_allclose([float(rank["loss"]) for rank in found], history[-1]["loss"], rtol=1e-5)
     # One of them saves, and any may go on from it.
-    again = Trainer(
-        chain(3), optimizer=SGD(momentum=0.9), learning_rate=0.05, batch=64, threads=1, check=False
-    )
+    again = make_trainer(chain(3), optimizer=SGD(momentum=0.9), learning_rate=0.05, batch=64)
     again.load(tmp_path / "run.safetensors")
     np.testing.assert_array_equal(again.array("w0"), found[0]["w0"])
 

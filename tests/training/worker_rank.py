@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 
 from onnxgc.torch.torch_workers import TorchWorkers
-from onnxgc.training import SGD, Trainer
+from onnxgc.training import SGD
 from tests.api.chains import chain
-from tests.training.samples import samples
+from tests.training.samples import make_trainer, samples
 
 
 def main(folder: str) -> None:
     workers = TorchWorkers("gloo")
-    trainer = Trainer(
-        chain(3),
-        optimizer=SGD(momentum=0.9),
-        learning_rate=0.05,
-        batch=32,
-        workers=workers,
-        threads=1,
-        check=False,
+    trainer = make_trainer(
+        chain(3), optimizer=SGD(momentum=0.9), learning_rate=0.05, batch=32, workers=workers
     )
     history = trainer.fit(samples(0, 192), 1, shuffle=False, state=f"{folder}/run.safetensors")
     figures: dict[str, Any] = {

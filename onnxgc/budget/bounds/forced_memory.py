@@ -13,11 +13,11 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def spread(excess: IntArray, max_count: int) -> list[int]:
+def highest_of_parts(excess: IntArray, max_count: int) -> list[int]:
     """Positions with positive excess, at most `max_count`: the maximum of each equal part of the step."""
     over = np.flatnonzero(excess > 0)
     if len(over) <= max_count:
-        return [int(place) for place in over]
+        return [int(index) for index in over]
     return [int(part[np.argmax(excess[part])]) for part in np.array_split(over, max_count)]
 
 

@@ -27,7 +27,7 @@ class CoveringSolution:
 class CoveringProgram:
     """Least cost of columns such that the weighted sum of each row reaches its bound.
 
-    Columns are 0 or 1, or any number from 0 up where they are `free`. Weights of a row may be negative.
+    Columns are 0 or 1, or any number from 0 up if they are `free`. Weights of a row may be negative.
 
     >>> program = CoveringProgram()
     >>> cheap, dear = program.column(1.0), program.column(3.0)
@@ -52,7 +52,6 @@ class CoveringProgram:
         self,
         time_limit: float,
         *,
-        relaxed: bool = False,
         start: ArrayLike | None = None,
         max_nodes: int | None = None,
         gap: float = 0.0,
@@ -60,7 +59,7 @@ class CoveringProgram:
     ) -> CoveringSolution | None:
         """The best solution found within a time limit in seconds; `None` for none.
 
-        `relaxed` solves the linear relaxation. `start` are values of the columns to begin from. `gap`
+        `start` are values of the columns to begin from. `gap`
         is the distance to the optimum, as a share of it, at which the search ends; it also ends once `stop`
         is set, or at Ctrl-C.
         """
@@ -84,15 +83,15 @@ class CoveringProgram:
         # A start is a solution already: presolving may then take the whole time limit.
         if start is None and sum(np.size(columns) for columns, _, _ in self.rows) > _MAX_PRESOLVED:
             highs.setOptionValue("presolve", "off")
-        highs.passModel(self._program(relaxed=relaxed))
+        highs.passModel(self._program())
         if start is not None:
             first = highspy.HighsSolution()
             first.col_value = np.asarray(start, np.float64)
             highs.setSolution(first)
         _run(highs, stop or Event())
-        return _relaxed_solution(highs) if relaxed else _solution(highs)
+        return _solution(highs)
 
-    def _program(self, *, relaxed: bool) -> Any:
+    def _program(self) -> Any:
         """The program as HiGHS reads it, with its rows in a sparse matrix."""
         import highspy
 
@@ -109,9 +108,8 @@ class CoveringProgram:
         program.a_matrix_.start_ = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         program.a_matrix_.index_ = np.concatenate([columns for columns, _, _ in self.rows]).astype(np.int32)
         program.a_matrix_.value_ = np.concatenate([weights for _, weights, _ in self.rows]).astype(np.float64)
-        if not relaxed:
-            integer, continuous = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-            program.integrality_ = [continuous if free else integer for free in self.free]
+        kinds = highspy.HighsVarType
+        program.integrality_ = [kinds.kContinuous if free else kinds.kInteger for free in self.free]
         return program
 
 
@@ -134,15 +132,6 @@ def _run(highs: Any, stop: Event) -> None:
             raise
 
 
-def _relaxed_solution(highs: Any) -> CoveringSolution | None:
-    import highspy
-
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    values = np.asarray(highs.getSolution().col_value)
-    return CoveringSolution(highs.getInfo().objective_function_value, values, True)
-
-
 def _solution(highs: Any) -> CoveringSolution | None:
     import highspy
 
@@ -151,6 +140,6 @@ def _solution(highs: Any) -> CoveringSolution | None:
     optimal = status == statuses.kOptimal
     if not optimal and status not in (statuses.kTimeLimit, statuses.kSolutionLimit, statuses.kInterrupt):
         return None
-    found = highs.getSolution()
-    values = np.asarray(found.col_value) if found.value_valid and len(found.col_value) else None
+    best = highs.getSolution()
+    values = np.asarray(best.col_value) if best.value_valid and len(best.col_value) else None
     return CoveringSolution(highs.getInfo().mip_dual_bound, values, optimal)

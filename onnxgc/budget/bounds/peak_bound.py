@@ -20,7 +20,7 @@ class PeakBound:
 
     While `operator` runs, its own inputs, outputs and workspace take `own_size`; the rest must be live
     too, since later operators read it and it must not be recomputed. Storages kept to the end take
-    `kept_size`, which sets the bound where it equals `size`.
+    `kept_size`, which sets the bound if it equals `size`.
     """
 
     size: int

@@ -21,20 +21,20 @@ class RecomputeClosures:
         self._room = list(problem.sizes)
         self._serves: set[tuple[int, int]] = set()
 
-    def of(self, storage: int, is_dead: Callable[[int], bool]) -> list[tuple[int, int]]:
+    def needed_for(self, storage: int, is_dead: Callable[[int], bool]) -> list[tuple[int, int]]:
         """Dead inputs and their producers: those of the storage's operator, of their producers, and so on."""
         problem = self._problem
-        found: dict[int, int] = {}
+        closure: dict[int, int] = {}
         pending = [problem.producer[storage]]
         while pending:
             for read in problem.operators[pending.pop()].reads:
-                if read in found or read in problem.kept or not is_dead(read):
+                if read in closure or read in problem.kept or not is_dead(read):
                     continue
                 if not self._has_room(read, storage):
                     continue
-                found[read] = problem.producer[read]
+                closure[read] = problem.producer[read]
                 pending.append(problem.producer[read])
-        return list(found.items())
+        return list(closure.items())
 
     def _has_room(self, read: int, storage: int) -> bool:
         if (read, storage) in self._serves:

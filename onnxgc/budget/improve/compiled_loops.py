@@ -94,10 +94,10 @@ def tables_of(problem: OperatorProblem) -> Tables:
 class State(NamedTuple):
     """A sequence, and the copies and the memory that `evaluate` finds for it.
 
-    By place in the sequence: `memory`, the live bytes there; `first_copy`, the number of the first copy
-    written there; `reusable`, the copy whose memory its operator may reuse in place. By copy:
-    `last_use`, the place of its last reader; `written_at`, the place of its run; `previous`, the copy of
-    the same storage before it. By storage: `latest`, the latest copy.
+    By position in the sequence: `memory`, the live bytes there; `first_copy`, the number of the first copy
+    written there; `reusable`, the copy whose memory its operator may reuse in place. By copy: `last_use`,
+    the position of its last reader; `written_at`, the position of its run; `previous`, the copy of the same
+    storage before it. By storage: `latest`, the latest copy.
     """
 
     sequence: Array
@@ -117,12 +117,12 @@ def state_for(tables: Tables, max_length: int) -> State:
     def zeros(count: int) -> Array:
         return np.zeros(count, np.int64)
 
-    copies = (max_length + 2) * max_writes
+    runs, copies = max_length + 3, (max_length + 2) * max_writes
     return State(
-        zeros(max_length + 3),
-        zeros(max_length + 3),
-        zeros(max_length + 3),
-        zeros(max_length + 3),
+        zeros(runs),
+        zeros(runs),
+        zeros(runs),
+        zeros(runs),
         zeros(copies),
         zeros(copies),
         zeros(copies),
@@ -148,48 +148,50 @@ def _scratch(tables: Tables) -> Scratch:
 
 @compiled
 def evaluate(tables: Tables, state: State, length: int, budget: int) -> tuple[int, float]:
-    """Peak, and the overflow: the sum over all places of live bytes above the budget."""
+    """Peak, and the overflow: the sum over all positions of live bytes above the budget."""
     sequence, memory, first_copy, reusable, last_use, written_at, previous, latest = state
     latest[:] = -1
     count = 0
-    for place in range(length):
-        operator = sequence[place]
+    for position in range(length):
+        operator = sequence[position]
         for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
-            last_use[latest[tables.reads[k]]] = place
-        reusable[place] = latest[tables.in_place[operator]] if tables.in_place[operator] >= 0 else -1
-        memory[place] = 0
-        first_copy[place] = count
+            last_use[latest[tables.reads[k]]] = position
+        reusable[position] = latest[tables.in_place[operator]] if tables.in_place[operator] >= 0 else -1
+        memory[position] = 0
+        first_copy[position] = count
         for k in range(tables.first_write[operator], tables.first_write[operator + 1]):
             previous[count] = latest[tables.writes[k]]
             latest[tables.writes[k]] = count
-            last_use[count] = place
-            written_at[count] = place
+            last_use[count] = position
+            written_at[count] = position
             count += 1
     first_copy[length] = count
     memory[length] = 0
     memory[length + 1] = 0
     for storage in tables.kept:
         last_use[latest[storage]] = length
-    for place in range(length):
-        operator = sequence[place]
+    for position in range(length):
+        operator = sequence[position]
         first = tables.first_write[operator]
         written = tables.first_write[operator + 1] - first
-        while written > tables.min_writes[operator] and last_use[first_copy[place] + written - 1] == place:
+        while (
+            written > tables.min_writes[operator] and last_use[first_copy[position] + written - 1] == position
+        ):
             written -= 1
         for k in range(written):
             size = tables.sizes[tables.writes[first + k]]
-            memory[place] += size
-            memory[last_use[first_copy[place] + k] + 1] -= size
+            memory[position] += size
+            memory[last_use[first_copy[position] + k] + 1] -= size
     peak = 0
     overflow = 0.0
     live = 0
-    for place in range(length):
-        operator = sequence[place]
-        live += memory[place]
+    for position in range(length):
+        operator = sequence[position]
+        live += memory[position]
         now = live + tables.workspace[operator]
-        if reusable[place] >= 0 and last_use[reusable[place]] == place:
+        if reusable[position] >= 0 and last_use[reusable[position]] == position:
             now -= tables.sizes[tables.writes[tables.first_write[operator]]]
-        memory[place] = now
+        memory[position] = now
         if now > peak:
             peak = now
         if now > budget:
@@ -209,27 +211,29 @@ def _reads(tables: Tables, operator: int, storage: int) -> bool:
 
 
 @helper
-def _next_use(tables: Tables, state: State, place: int, storage: int, end: int) -> int:
-    """The first place after `place` and before `end` whose operator reads a storage, else `end`."""
-    for later in range(place + 1, end):
+def _next_use(tables: Tables, state: State, position: int, storage: int, end: int) -> int:
+    """The first position after `position` and before `end` whose operator reads a storage, else `end`."""
+    for later in range(position + 1, end):
         if _reads(tables, state.sequence[later], storage):
             return later
     return end
 
 
 @helper
-def _copy_before(state: State, storage: int, place: int) -> int:
-    """The latest copy of a storage that is written before a place."""
+def _copy_before(state: State, storage: int, position: int) -> int:
+    """The latest copy of a storage that is written before a position."""
     copy: int = state.latest[storage]
-    while copy >= 0 and state.written_at[copy] >= place:
+    while copy >= 0 and state.written_at[copy] >= position:
         copy = state.previous[copy]
     return copy
 
 
 @helper
 def _storage_of(tables: Tables, state: State, copy: int) -> int:
-    place = state.written_at[copy]
-    number: int = tables.writes[tables.first_write[state.sequence[place]] + copy - state.first_copy[place]]
+    position = state.written_at[copy]
+    number: int = tables.writes[
+        tables.first_write[state.sequence[position]] + copy - state.first_copy[position]
+    ]
     return number
 
 
@@ -242,33 +246,32 @@ def _is_among(operator: int, chosen: Array, count: int) -> bool:
 
 
 @helper
-def _repeats(tables: Tables, state: State, length: int, seen: Array, places: Array) -> int:
-    """Write the places of runs that are not their operator's first into `places`; return their number."""
-    seen[:] = 0
+def _repeats(tables: Tables, state: State, length: int) -> Array:
+    """The positions of runs that are not their operator's first."""
+    seen = np.zeros(len(tables.durations), np.bool_)
+    positions = np.zeros(length, np.int64)
     count = 0
-    for place in range(length):
-        if seen[state.sequence[place]]:
-            places[count] = place
+    for position in range(length):
+        if seen[state.sequence[position]]:
+            positions[count] = position
             count += 1
-        seen[state.sequence[place]] = 1
-    return count
+        seen[state.sequence[position]] = True
+    return positions[:count]
 
 
 @helper
 def _duration(tables: Tables, sequence: Array, length: int) -> int:
-    time = 0
-    for place in range(length):
-        time += tables.durations[sequence[place]]
+    time: int = np.sum(tables.durations[sequence[:length]])
     return time
 
 
 @helper
-def _bytes_ending_at(tables: Tables, state: State, place: int) -> int:
-    """Bytes of the inputs whose lifetime ends at a place."""
-    operator = state.sequence[place]
+def _bytes_ending_at(tables: Tables, state: State, position: int) -> int:
+    """Bytes of the inputs whose lifetime ends at a position."""
+    operator = state.sequence[position]
     size = 0
     for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
-        if state.last_use[_copy_before(state, tables.reads[k], place)] == place:
+        if state.last_use[_copy_before(state, tables.reads[k], position)] == position:
             size += tables.sizes[tables.reads[k]]
     return size
 
@@ -277,54 +280,56 @@ def _bytes_ending_at(tables: Tables, state: State, place: int) -> int:
 
 
 @helper
-def _with_inserted(source: Array, length: int, place: int, chosen: Array, count: int, target: Array) -> int:
-    """Write the sequence with `count` chosen operators before a place into `target`; return its length."""
-    target[:place] = source[:place]
-    target[place : place + count] = chosen[:count]
-    target[place + count : length + count] = source[place:length]
+def _with_inserted(
+    source: Array, length: int, position: int, chosen: Array, count: int, target: Array
+) -> int:
+    """Write the sequence with `count` chosen operators before a position into `target`; return its length."""
+    target[:position] = source[:position]
+    target[position : position + count] = chosen[:count]
+    target[position + count : length + count] = source[position:length]
     return length + count
 
 
 @helper
-def _without_place(source: Array, length: int, place: int, target: Array) -> int:
-    """Write the sequence without the run at a place into `target`; return its length."""
-    target[:place] = source[:place]
-    target[place : length - 1] = source[place + 1 : length]
+def _without_position(source: Array, length: int, position: int, target: Array) -> int:
+    """Write the sequence without the run at a position into `target`; return its length."""
+    target[:position] = source[:position]
+    target[position : length - 1] = source[position + 1 : length]
     return length - 1
 
 
 @helper
 def _without_marked(source: Array, length: int, is_removed: Array, target: Array) -> int:
-    """Write the sequence without marked places into `target`, which may be `source`; return its length."""
+    """Write the sequence without marked positions into `target`, which may be `source`; return its length."""
     shorter = 0
-    for place in range(length):
-        if not is_removed[place]:
-            target[shorter] = source[place]
+    for position in range(length):
+        if not is_removed[position]:
+            target[shorter] = source[position]
             shorter += 1
     return shorter
 
 
 @helper
-def _move(sequence: Array, place: int, to: int) -> None:
-    operator = sequence[place]
-    if to < place:
-        for k in range(place, to, -1):
+def _move(sequence: Array, position: int, to: int) -> None:
+    operator = sequence[position]
+    if to < position:
+        for k in range(position, to, -1):
             sequence[k] = sequence[k - 1]
     else:
-        for k in range(place, to):
+        for k in range(position, to):
             sequence[k] = sequence[k + 1]
     sequence[to] = operator
 
 
 @helper
 def _recomputation(
-    tables: Tables, state: State, storage: int, place: int, depth: int, scratch: Scratch
+    tables: Tables, state: State, storage: int, position: int, depth: int, scratch: Scratch
 ) -> tuple[int, int]:
-    """Write the operators that recompute a storage before a place into `scratch.chosen`, in order.
+    """Write the operators that recompute a storage before a position into `scratch.chosen`, in order.
 
     Inputs that are no longer live there are recomputed too, up to `depth` operators deep; the lifetime
     of other inputs becomes longer. Returns the number and the time of the operators; a number of -1
-    where the storage's operator must not repeat.
+    if the storage's operator must not repeat.
     """
     marks, chosen = scratch
     start = tables.producer[storage]
@@ -344,7 +349,7 @@ def _recomputation(
                     producer = tables.producer[read]
                     if marks[producer] >= marks[operator] - 1 or not tables.may_repeat[producer]:
                         continue
-                    if state.last_use[_copy_before(state, read, place)] < place:
+                    if state.last_use[_copy_before(state, read, position)] < position:
                         marks[producer] = marks[operator] - 1
                         lowest = min(lowest, producer)
         operator -= 1
@@ -367,16 +372,19 @@ def seed(number: int) -> None:
 
 # Repair: greedy insertion of recomputation
 
+MAX_DEPTH = 40
+"""Operators that repair recomputes for one storage, each for the next."""
+
 
 class Insertions(NamedTuple):
     """The best recomputations found in a round of `repair`, by falling score; unused ones score 0.
 
-    Each recomputes a `storage` before a `place`, with inputs up to `depth` operators deep.
+    Each recomputes a `storage` before a `position`, with inputs up to `depth` operators deep.
     """
 
     score: Array
     storage: Array
-    place: Array
+    position: Array
     depth: Array
 
 
@@ -387,7 +395,6 @@ def repair(
     other: State,
     length: int,
     budget: int,
-    max_depth: int,
     max_rounds: int,
     noise: float,
     max_time: int,
@@ -400,35 +407,33 @@ def repair(
 
     Returns the new length, the overflow left, and the work in units of one evaluation.
     """
-    max_length = len(state.sequence) - 3
     count = 12
     best = Insertions(
         np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
     )
     scratch = _scratch(tables)
-    excess = np.zeros(max_length + 3)
-    added = 0
-    rounds = 0
-    work = 0
+    excess = np.zeros(len(state.sequence))
+    added = rounds = work = 0
     _, overflow = evaluate(tables, state, length, budget)
     while rounds < max_rounds and overflow > 0:
         rounds += 1
         work += 4 * length
-        peak_place = _find_excess(state, length, budget, excess)
+        excess[:length] = np.maximum(0, state.memory[:length] - budget)
+        peak_position = int(np.argmax(state.memory[:length]))
         best.score[:] = 0.0
-        work += _find_insertions(tables, state, peak_place, max_depth, noise, excess, scratch, best)
+        work += _find_insertions(tables, state, peak_position, noise, excess, scratch, best)
         taken, simulated = _best_simulated(tables, state, other, length, budget, overflow, scratch, best)
         work += 3 * length * simulated
         if taken < 0:
             break
         count, time = _recomputation(
-            tables, state, best.storage[taken], best.place[taken], best.depth[taken], scratch
+            tables, state, best.storage[taken], best.position[taken], best.depth[taken], scratch
         )
         added += time
         if added > max_time:
             break
         longer = _with_inserted(
-            state.sequence, length, best.place[taken], scratch.chosen, count, other.sequence
+            state.sequence, length, best.position[taken], scratch.chosen, count, other.sequence
         )
         state.sequence[:longer] = other.sequence[:longer]
         length = longer
@@ -437,47 +442,38 @@ def repair(
 
 
 @helper
-def _find_excess(state: State, length: int, budget: int, excess: Array) -> int:
-    """Write the live bytes above the budget at each place into `excess`; return the place of the peak."""
-    peak_place = 0
-    for place in range(length):
-        excess[place] = max(0, state.memory[place] - budget)
-        if state.memory[place] > state.memory[peak_place]:
-            peak_place = place
-    return peak_place
-
-
-@helper
 def _find_insertions(
     tables: Tables,
     state: State,
-    peak_place: int,
-    max_depth: int,
+    peak_position: int,
     noise: float,
     excess: Array,
     scratch: Scratch,
     best: Insertions,
 ) -> int:
-    """Write the recomputations of the best estimates into `best`; return the work."""
+    """Write the recomputations of the best estimates into `best`; return the work.
+
+    `excess` are the live bytes above the budget at each position.
+    """
     work = 0
-    running = state.sequence[peak_place]
-    for copy in range(state.first_copy[peak_place]):
-        if state.last_use[copy] <= peak_place:
+    running = state.sequence[peak_position]
+    for copy in range(state.first_copy[peak_position]):
+        if state.last_use[copy] <= peak_position:
             continue
         storage = _storage_of(tables, state, copy)
         size = tables.sizes[storage]
         if size == 0 or not tables.may_repeat[tables.producer[storage]] or _reads(tables, running, storage):
             continue
-        following = _next_use(tables, state, peak_place, storage, state.last_use[copy])
-        start = peak_place
+        following = _next_use(tables, state, peak_position, storage, state.last_use[copy])
+        start = peak_position
         while start > state.written_at[copy] + 1 and not _reads(tables, state.sequence[start - 1], storage):
             start -= 1
         work += following - start + 8
         gain = 0.0
-        for place in range(start, following):
-            gain += min(excess[place], float(size))
+        for position in range(start, following):
+            gain += min(excess[position], float(size))
         before = -1
-        for depth in range(max_depth + 1):
+        for depth in range(MAX_DEPTH + 1):
             count, time = _recomputation(tables, state, storage, following, depth, scratch)
             if count == before or count < 0:
                 break
@@ -493,29 +489,29 @@ def _find_insertions(
 
 @helper
 def _loss_by_longer_inputs(
-    tables: Tables, state: State, place: int, chosen: Array, count: int, excess: Array
+    tables: Tables, state: State, position: int, chosen: Array, count: int, excess: Array
 ) -> tuple[float, int]:
-    """Bytes that inputs of chosen operators add at places above the budget, and the places visited.
+    """Bytes that inputs of chosen operators add at positions above the budget, and the positions visited.
 
-    The operators run before `place`; inputs whose lifetime ended earlier stay live until then.
+    The operators run before `position`; inputs whose lifetime ended earlier stay live until then.
     """
     loss = 0.0
     visited = 0
     for k in range(count):
         for j in range(tables.first_read[chosen[k]], tables.first_read[chosen[k] + 1]):
             read = tables.reads[j]
-            end = state.last_use[_copy_before(state, read, place)]
-            if end >= place or _is_among(tables.producer[read], chosen, count):
+            end = state.last_use[_copy_before(state, read, position)]
+            if end >= position or _is_among(tables.producer[read], chosen, count):
                 continue
-            visited += place - end
-            for at in range(end + 1, place):
+            visited += position - end
+            for at in range(end + 1, position):
                 if excess[at] > 0:
                     loss += tables.sizes[read]
     return loss, visited
 
 
 @helper
-def _offer(best: Insertions, score: float, storage: int, place: int, depth: int) -> None:
+def _offer(best: Insertions, score: float, storage: int, position: int, depth: int) -> None:
     """Insert a recomputation into the best ones by its score, if it is better than the last of them."""
     k = len(best.score) - 1
     if not score > best.score[k]:
@@ -523,12 +519,12 @@ def _offer(best: Insertions, score: float, storage: int, place: int, depth: int)
     while k > 0 and best.score[k - 1] < score:
         best.score[k] = best.score[k - 1]
         best.storage[k] = best.storage[k - 1]
-        best.place[k] = best.place[k - 1]
+        best.position[k] = best.position[k - 1]
         best.depth[k] = best.depth[k - 1]
         k -= 1
     best.score[k] = score
     best.storage[k] = storage
-    best.place[k] = place
+    best.position[k] = position
     best.depth[k] = depth
 
 
@@ -545,7 +541,7 @@ def _best_simulated(
 ) -> tuple[int, int]:
     """The insertion that removes the most overflow for its time by simulation, and the simulations done.
 
-    The former is -1 where none removes any.
+    The former is -1 if none removes any.
     """
     max_length = len(state.sequence) - 3
     taken = -1
@@ -554,10 +550,12 @@ def _best_simulated(
     for k in range(len(best.score)):
         if best.score[k] <= taken_score:
             break
-        count, time = _recomputation(tables, state, best.storage[k], best.place[k], best.depth[k], scratch)
+        count, time = _recomputation(tables, state, best.storage[k], best.position[k], best.depth[k], scratch)
         if length + count > max_length:
             continue
-        longer = _with_inserted(state.sequence, length, best.place[k], scratch.chosen, count, other.sequence)
+        longer = _with_inserted(
+            state.sequence, length, best.position[k], scratch.chosen, count, other.sequence
+        )
         simulated += 1
         _, left = evaluate(tables, other, longer, budget)
         score = (overflow - left) / (time + 1.0)
@@ -644,8 +642,8 @@ def run_on_demand(
                 stack[depth] = missing
                 _pin_inputs(tables, pool, missing, 1)
                 continue
-            needed = tables.workspace[operator] + _missing_output_bytes(tables, pool, operator)
-            while live_bytes + needed > budget:
+            # An eviction may discard an output of the operator itself.
+            while live_bytes + _missing_bytes(tables, pool, operator) > budget:
                 evicted, mark = _evicted(tables, pool, live_count, now, mark, by_size, by_distance)
                 if evicted < 0:
                     return 0
@@ -659,11 +657,13 @@ def run_on_demand(
             state.sequence[length] = operator
             length += 1
             pool.has_run[operator] = True
-            live_bytes += _missing_output_bytes(tables, pool, operator)
+            live_bytes += _missing_bytes(tables, pool, operator) - tables.workspace[operator]
             live_count = _add_outputs(tables, pool, live_count, operator)
             _pin_inputs(tables, pool, operator, -1)
             depth -= 1
-    return length
+    # At the end a kept storage may have been evicted for the recomputation of another.
+    peak, _ = evaluate(tables, state, length, budget)
+    return length if peak <= budget else 0
 
 
 @helper
@@ -674,7 +674,7 @@ def _pin_inputs(tables: Tables, pool: Pool, operator: int, change: int) -> None:
 
 @helper
 def _missing_producer(tables: Tables, pool: Pool, operator: int) -> int:
-    """The producer of an operator's last input that is not live; -1 where all are."""
+    """The producer of an operator's last input that is not live; -1 if all are."""
     missing = -1
     for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
         if not pool.is_live[tables.reads[k]]:
@@ -683,8 +683,9 @@ def _missing_producer(tables: Tables, pool: Pool, operator: int) -> int:
 
 
 @helper
-def _missing_output_bytes(tables: Tables, pool: Pool, operator: int) -> int:
-    size = 0
+def _missing_bytes(tables: Tables, pool: Pool, operator: int) -> int:
+    """Bytes of an operator's workspace and of its outputs that are not live."""
+    size: int = tables.workspace[operator]
     for k in range(tables.first_write[operator], tables.first_write[operator + 1]):
         if not pool.is_live[tables.writes[k]]:
             size += tables.sizes[tables.writes[k]]
@@ -706,7 +707,7 @@ def _add_outputs(tables: Tables, pool: Pool, live_count: int, operator: int) -> 
 def _evicted(
     tables: Tables, pool: Pool, live_count: int, now: int, mark: int, by_size: float, by_distance: float
 ) -> tuple[int, int]:
-    """The place in `pool.listed` of the storage to evict, -1 for none; and the last mark used in `seen`."""
+    """The position in `pool.listed` of the storage to evict, -1 for none; and the last mark in `seen`."""
     operators = len(tables.durations)
     evicted = -1
     lowest = 0.0
@@ -734,7 +735,7 @@ def _evicted(
 
 @helper
 def _next_reader_position(tables: Tables, pool: Pool, storage: int) -> int:
-    """The lowest position in the order of a storage's readers that have not run; -1 where all have."""
+    """The lowest position in the order of a storage's readers that have not run; -1 if all have."""
     end = tables.first_reader[storage + 1]
     while pool.next_reader[storage] < end and pool.has_run[tables.readers[pool.next_reader[storage]]]:
         pool.next_reader[storage] += 1
@@ -770,25 +771,6 @@ def _recompute_time(tables: Tables, pool: Pool, producer: int, mark: int) -> flo
 # Pruning: removal of needless runs
 
 
-@helper
-def _is_needed(tables: Tables, state: State, place: int, budget: int) -> bool:
-    """Whether removal of a run would exceed the budget, by its first output alone.
-
-    The copy before would stay live until this place. The only saving is inputs whose lifetime ends here.
-    """
-    operator = state.sequence[place]
-    saved = tables.workspace[operator] + _bytes_ending_at(tables, state, place)
-    copy = state.first_copy[place]
-    before = state.previous[copy]
-    if before < 0 or state.last_use[copy] == place:
-        return False
-    size = tables.sizes[tables.writes[tables.first_write[operator]]]
-    for at in range(place - 1, state.last_use[before], -1):
-        if state.memory[at] + size - saved > budget:
-            return True
-    return False
-
-
 @compiled
 def prune(
     tables: Tables,
@@ -796,8 +778,6 @@ def prune(
     other: State,
     length: int,
     budget: int,
-    seen: Array,
-    places: Array,
     max_passes: int,
 ) -> int:
     """Remove runs that the budget does not need, the longest first; return the new length."""
@@ -805,22 +785,19 @@ def prune(
     while changed and max_passes > 0:
         max_passes -= 1
         changed = False
-        count = _repeats(tables, state, length, seen, places)
-        keys = np.empty(count)
-        for k in range(count):
-            keys[k] = -tables.durations[state.sequence[places[k]]]
-        order = np.argsort(keys, kind="mergesort")
+        positions = _repeats(tables, state, length)
         is_removed = np.zeros(length, np.int64)
         evaluate(tables, state, length, budget)
-        for k in order:
-            place = places[k]
-            if _is_needed(tables, state, place, budget):
+        for k in np.argsort(-tables.durations[state.sequence[positions]], kind="mergesort"):
+            position = positions[k]
+            saved = tables.workspace[state.sequence[position]]
+            if _overflow_without(tables, state, position, budget + saved, 0.0) > 0:
                 continue
-            is_removed[place] = 1
+            is_removed[position] = 1
             shorter = _without_marked(state.sequence, length, is_removed, other.sequence)
             peak, _ = evaluate(tables, other, shorter, budget)
             if peak > budget:
-                is_removed[place] = 0
+                is_removed[position] = 0
             else:
                 changed = True
         length = _without_marked(state.sequence, length, is_removed, state.sequence)
@@ -838,7 +815,6 @@ def search_neighbourhoods(
     current: Array,
     length: int,
     budget: int,
-    max_depth: int,
     effort: int,
     number: int,
     best: Array,
@@ -852,57 +828,52 @@ def search_neighbourhoods(
     the end, roughly, as shares of the best extra time. Returns the lengths of the best and of the last.
     """
     np.random.seed(number)
-    operators = len(tables.durations)
-    seen = np.zeros(operators, np.int64)
-    places = np.zeros(len(state.sequence), np.int64)
     now = _duration(tables, current, length)
-    base = _duration(tables, np.arange(operators), operators)
+    base = np.sum(tables.durations)
     best[:length] = current[:length]
-    best_length = length
-    best_time = now
+    best_length, best_time = length, now
     spent = 0
     while spent < effort:
         heat = hot * (cold / hot) ** (spent / effort)
         state.sequence[:length] = current[:length]
-        count = _repeats(tables, state, length, seen, places)
-        if count == 0:
+        positions = _repeats(tables, state, length)
+        if len(positions) == 0:
             break
-        shorter = _ruin(state.sequence, length, places, count)
+        shorter = _ruin(state.sequence, length, positions)
         # Bounds the repair: a sequence much longer than before is not accepted.
         room = now - _duration(tables, state.sequence, shorter) + 1 + int(4 * heat * max(1, best_time - base))
         room += room // 4
-        longer, overflow, work = repair(tables, state, other, shorter, budget, max_depth, 200, 0.8, room)
-        spent += work + count
+        longer, overflow, work = repair(tables, state, other, shorter, budget, 200, 0.8, room)
+        spent += work + len(positions)
         if overflow > 0:
             continue
-        pruned = prune(tables, state, other, longer, budget, seen, places, 1)
+        pruned = prune(tables, state, other, longer, budget, 1)
         time = _duration(tables, state.sequence, pruned)
         if time <= now or np.random.random() < math.exp((now - time) / (heat * max(1, best_time - base))):
             current[:pruned] = state.sequence[:pruned]
-            length = pruned
-            now = time
+            length, now = pruned, time
             if now < best_time:
-                best_time = now
-                best_length = length
+                best_length, best_time = length, now
                 best[:length] = current[:length]
     return best_length, length
 
 
 @helper
-def _ruin(sequence: Array, length: int, places: Array, count: int) -> int:
-    """Remove some of the `count` repeats at `places`, scattered or neighbours; return the new length."""
+def _ruin(sequence: Array, length: int, positions: Array) -> int:
+    """Remove some of the repeats at `positions`, scattered or neighbours; return the new length."""
+    count = len(positions)
     is_removed = np.zeros(length, np.int64)
     if np.random.random() < 0.4:
         few = 1 + np.random.randint(max(1, min(count, 6)))
         for _ in range(few):
-            is_removed[places[np.random.randint(count)]] = 1
+            is_removed[positions[np.random.randint(count)]] = 1
     else:
         width = 1 + np.random.randint(max(2, min(count // 2 + 1, 12)))
         at = np.random.randint(count)
         share = 0.4 + 0.6 * np.random.random()
         for k in range(max(0, at - width), min(count, at + width)):
             if np.random.random() < share:
-                is_removed[places[k]] = 1
+                is_removed[positions[k]] = 1
     return _without_marked(sequence, length, is_removed, sequence)
 
 
@@ -910,32 +881,24 @@ def _ruin(sequence: Array, length: int, places: Array, count: int) -> int:
 
 
 @helper
-def _range_of(tables: Tables, sequence: Array, length: int, place: int) -> tuple[int, int]:
-    """The first and last place that a run may move to without passing one that it shares data with."""
-    operator = sequence[place]
-    first = place
-    while first > 0:
-        before = sequence[first - 1]
-        stop = before == operator
-        for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
-            stop = stop or tables.producer[tables.reads[k]] == before
-        for k in range(tables.first_read[before], tables.first_read[before + 1]):
-            # It reads an earlier copy.
-            stop = stop or tables.producer[tables.reads[k]] == operator
-        if stop:
-            break
-        first -= 1
-    last = place
-    while last < length - 1:
-        after = sequence[last + 1]
-        stop = after == operator
-        for k in range(tables.first_read[after], tables.first_read[after + 1]):
-            stop = stop or tables.producer[tables.reads[k]] == operator
-        for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
-            stop = stop or tables.producer[tables.reads[k]] == after
-        if stop:
-            break
-        last += 1
+def _range_of(tables: Tables, sequence: Array, length: int, position: int) -> tuple[int, int]:
+    """The first and last position that a run may move to without passing one that it shares data with."""
+    operator = sequence[position]
+    first = last = position
+    for direction in (-1, 1):
+        end = position
+        while 0 <= end + direction < length:
+            other = sequence[end + direction]
+            stop = other == operator
+            for k in range(tables.first_read[operator], tables.first_read[operator + 1]):
+                stop = stop or tables.producer[tables.reads[k]] == other
+            for k in range(tables.first_read[other], tables.first_read[other + 1]):
+                # An earlier run may read an earlier copy.
+                stop = stop or tables.producer[tables.reads[k]] == operator
+            if stop:
+                break
+            end += direction
+        first, last = min(first, end), max(last, end)
     return first, last
 
 
@@ -965,24 +928,24 @@ def reorder(
         if lowest == 0:
             break
         heat = unit * hot * (cold / hot) ** (step / steps)
-        place = np.random.randint(length)
+        position = np.random.randint(length)
         if np.random.random() < 0.5:
             # Prefer a run at which memory exceeds the budget.
             for _ in range(20):
-                if state.memory[place] > budget:
+                if state.memory[position] > budget:
                     break
-                place = np.random.randint(length)
-        first, last = _range_of(tables, state.sequence, length, place)
+                position = np.random.randint(length)
+        first, last = _range_of(tables, state.sequence, length, position)
         if first == last:
             continue
         to = first + np.random.randint(last - first + 1)
         if np.random.random() < 0.5:
             reach = 1 + np.random.randint(12)
-            to = min(max(to, place - reach), place + reach)
-        if to == place:
+            to = min(max(to, position - reach), position + reach)
+        if to == position:
             continue
         other.sequence[:length] = state.sequence[:length]
-        _move(other.sequence, place, to)
+        _move(other.sequence, position, to)
         _, moved = evaluate(tables, other, length, budget)
         if moved <= energy or np.random.random() < math.exp((energy - moved) / heat):
             energy = moved
@@ -1023,8 +986,6 @@ def anneal(
     the mean size above the budget, in the same unit. A share `moves` of the steps moves a run.
     """
     np.random.seed(number)
-    seen = np.zeros(len(tables.durations), np.int64)
-    places = np.zeros(len(state.sequence), np.int64)
     scratch = _scratch(tables)
     unit = 1e-9 + float(np.mean(tables.durations))
     price = weight * unit / (1e-9 + float(np.mean(tables.sizes)))
@@ -1033,7 +994,7 @@ def anneal(
     time = _duration(tables, state.sequence, length)
     best_length, best_time = (length, time) if overflow == 0 else (0, 0)
     best[:best_length] = state.sequence[:best_length]
-    repeats = _repeats(tables, state, length, seen, places)
+    repeats = _repeats(tables, state, length)
     for step in range(steps):
         heat = unit * hot * (cold / hot) ** (step / steps)
         # The most that a step may lose; steps that certainly lose more are not evaluated.
@@ -1041,10 +1002,10 @@ def anneal(
         draw = np.random.random()
         if draw < moves:
             changed, added = _try_move(tables, state, other, length), 0
-        elif draw < moves + (1 - moves) * 0.5 and repeats > 0:
-            place = places[np.random.randint(repeats)]
+        elif draw < moves + (1 - moves) * 0.5 and len(repeats) > 0:
+            position = repeats[np.random.randint(len(repeats))]
             changed, added = _try_removal(
-                tables, state, other, spare, length, budget, place, overflow, limit, price, scratch
+                tables, state, other, spare, length, budget, position, overflow, limit, price, scratch
             )
         else:
             changed, added = _try_random_repeat(tables, state, length, budget, scratch, other.sequence)
@@ -1054,7 +1015,7 @@ def anneal(
         if added + price * (left - overflow) <= limit:
             length, time, overflow = changed, time + added, left
             state, other = other, state
-            repeats = _repeats(tables, state, length, seen, places)
+            repeats = _repeats(tables, state, length)
             if overflow == 0 and (best_length == 0 or time < best_time):
                 best_length, best_time = length, time
                 best[:length] = state.sequence[:length]
@@ -1064,16 +1025,16 @@ def anneal(
 
 @inlined
 def _try_move(tables: Tables, state: State, other: State, length: int) -> int:
-    """Write the sequence with one run moved into `other`; return its length, 0 where it cannot move."""
-    place = np.random.randint(length)
-    first, last = _range_of(tables, state.sequence, length, place)
+    """Write the sequence with one run moved into `other`; return its length, 0 if it cannot move."""
+    position = np.random.randint(length)
+    first, last = _range_of(tables, state.sequence, length, position)
     reach = 1 + np.random.randint(12) if np.random.random() < 0.6 else length
-    first = max(first, place - reach)
-    last = min(last, place + reach)
+    first = max(first, position - reach)
+    last = min(last, position + reach)
     if first == last:
         return 0
     other.sequence[:length] = state.sequence[:length]
-    _move(other.sequence, place, first + np.random.randint(last - first + 1))
+    _move(other.sequence, position, first + np.random.randint(last - first + 1))
     return length
 
 
@@ -1085,31 +1046,30 @@ def _try_removal(
     spare: State,
     length: int,
     budget: int,
-    place: int,
+    position: int,
     overflow: float,
     limit: float,
     price: float,
     scratch: Scratch,
 ) -> tuple[int, int]:
-    """Write the sequence without the repeat at a place into `other`; return its length and the time added.
+    """Write the sequence without the repeat at a position into `other`; return its length and the time added.
 
     By chance the run is inserted elsewhere, or another recomputation is where memory now exceeds the
-    budget. The length is 0 where that is not possible, or where the step certainly loses more than `limit`.
+    budget. The length is 0 if that is not possible, or if the step certainly loses more than `limit`.
     """
-    operator = state.sequence[place]
+    operator = state.sequence[position]
     draw = np.random.random()
     allowed = overflow + (limit + tables.durations[operator]) / price
-    if draw >= 0.7 and _overflow_without(tables, state, place, budget, allowed) > allowed:
+    if draw >= 0.7 and _overflow_without(tables, state, position, budget, allowed) > allowed:
         return 0, 0
-    changed = _without_place(state.sequence, length, place, other.sequence)
+    changed = _without_position(state.sequence, length, position, other.sequence)
     added = -tables.durations[operator]
     if draw < 0.2:
-        to = place + np.random.randint(-30, 31)
+        to = position + np.random.randint(-30, 31)
         if to <= 0 or to >= changed or not _is_among(operator, other.sequence, to):
             return 0, 0
-        for at in range(changed, to, -1):
-            other.sequence[at] = other.sequence[at - 1]
-        other.sequence[to] = operator
+        other.sequence[changed] = operator
+        _move(other.sequence, changed, to)
         return changed + 1, 0
     if draw < 0.7:
         _, left = evaluate(tables, other, changed, budget)
@@ -1121,19 +1081,19 @@ def _try_removal(
 
 
 @compiled
-def _overflow_without(tables: Tables, state: State, place: int, budget: int, enough: float) -> float:
+def _overflow_without(tables: Tables, state: State, position: int, budget: int, enough: float) -> float:
     """A lower bound on the overflow without a run; the sum stops beyond `enough`.
 
-    The copy before would stay live until this place. The only saving is inputs whose lifetime ends here.
+    The copy before would stay live until this position. The only saving is inputs whose lifetime ends here.
     """
-    copy = state.first_copy[place]
+    copy = state.first_copy[position]
     before = state.previous[copy]
-    if before < 0 or state.last_use[copy] == place:
+    if before < 0 or state.last_use[copy] == position:
         return 0.0
-    saved = _bytes_ending_at(tables, state, place)
-    size = tables.sizes[tables.writes[tables.first_write[state.sequence[place]]]]
+    saved = _bytes_ending_at(tables, state, position)
+    size = tables.sizes[tables.writes[tables.first_write[state.sequence[position]]]]
     overflow = 0.0
-    for at in range(place - 1, state.last_use[before], -1):
+    for at in range(position - 1, state.last_use[before], -1):
         overflow += max(0, state.memory[at] + size - saved - budget)
         if overflow > enough:
             break
@@ -1146,25 +1106,25 @@ def _try_random_repeat(
 ) -> tuple[int, int]:
     """Write the sequence with a recomputation of a storage that is live without use into `target`.
 
-    Returns its length, 0 where the draw finds none, and the time added.
+    Returns its length, 0 if the draw finds none, and the time added.
     """
-    place = _crowded_place(state, length, budget)
-    if place < 0 or np.random.random() < 0.1:
-        place = np.random.randint(length)
-    copies = state.first_copy[place]
+    position = _crowded_position(state, length, budget)
+    if position < 0 or np.random.random() < 0.1:
+        position = np.random.randint(length)
+    copies = state.first_copy[position]
     if copies == 0:
         return 0, 0
-    running = state.sequence[place]
+    running = state.sequence[position]
     for _ in range(30):
         copy = np.random.randint(copies)
-        if state.last_use[copy] <= place:
+        if state.last_use[copy] <= position:
             continue
         storage = _storage_of(tables, state, copy)
         if _reads(tables, running, storage):
             continue
-        following = _next_use(tables, state, place, storage, state.last_use[copy])
+        following = _next_use(tables, state, position, storage, state.last_use[copy])
         if np.random.random() < 0.1:
-            following = max(place + 1, following - np.random.randint(5))
+            following = max(position + 1, following - np.random.randint(5))
         depth = 0
         while depth < 6 and np.random.random() < 0.4:
             depth += 1
@@ -1176,13 +1136,13 @@ def _try_random_repeat(
 
 
 @helper
-def _crowded_place(state: State, length: int, budget: int) -> int:
-    """A random place at which memory exceeds the budget, each with equal chance; -1 for none."""
-    found = -1
+def _crowded_position(state: State, length: int, budget: int) -> int:
+    """A random position at which memory exceeds the budget, each with equal chance; -1 for none."""
+    drawn = -1
     count = 0
-    for place in range(length):
-        if state.memory[place] > budget:
+    for position in range(length):
+        if state.memory[position] > budget:
             count += 1
             if np.random.randint(count) == 0:
-                found = place
-    return found
+                drawn = position
+    return drawn

@@ -46,7 +46,7 @@ class GroupedSequence:
 
     Attributes:
         repeats: the runs that are not first ones.
-        uses: for each storage, the groups whose first run reads it, and the number of operators where
+        uses: for each storage, the groups whose first run reads it, and the number of operators if
             it is kept to the end.
         candidates: positions of operators that may be rerun: none that takes longer than those that are.
     """
@@ -109,18 +109,18 @@ class GroupedSequence:
                         level.add((use, position))
                     last = use
         allowed = set(free) & set(self.candidates)
-        found = {repeat for repeat in self.repeats if repeat[1] in free}
+        repeats = {repeat for repeat in self.repeats if repeat[1] in free}
         for _ in range(_MAX_DEPTH):
-            level = {repeat for repeat in level if repeat[1] in allowed} - found
-            if not level or (max_count is not None and len(found) + len(level) > max_count):
+            level = {repeat for repeat in level if repeat[1] in allowed} - repeats
+            if not level or (max_count is not None and len(repeats) + len(level) > max_count):
                 break
-            found |= level
+            repeats |= level
             level = {
                 (group, self.producer(storage))
                 for group, position in level
                 for storage in self.operator(position).reads
             }
-        return found
+        return repeats
 
     def _repeats_in(self, sequence: Sequence[int]) -> Iterator[Point]:
         ran: set[int] = set()
@@ -137,7 +137,7 @@ class GroupedSequence:
 
 @dataclass(frozen=True, slots=True)
 class _Retention:
-    """A column with `size` live bytes at the places from `begin` to before `end`."""
+    """A column with `size` live bytes at the indices from `begin` to before `end`."""
 
     column: int
     begin: int
@@ -155,7 +155,7 @@ class RetentionProgram:
         self._free = frozenset(free)
         self._fixed = {repeat for repeat in grouped.repeats if repeat[1] not in self._free}
         self._points = grouped.points({*self._fixed, *possible})
-        self._place = {point: place for place, point in enumerate(self._points)}
+        self._index = {point: index for index, point in enumerate(self._points)}
         self._program = CoveringProgram()
         self._repeat = {
             repeat: self._program.column(grouped.operator_at(repeat).duration) for repeat in sorted(possible)
@@ -181,7 +181,7 @@ class RetentionProgram:
     def improve(
         self, seconds: float, max_nodes: int | None = None, stop: Event | None = None
     ) -> tuple[list[int] | None, bool]:
-        """A sequence of less duration, if one was found, and whether no better one exists."""
+        """A sequence of less duration, if there is one, and whether no better one exists."""
         if not self._repeat:
             return None, True
         grouped = self._grouped
@@ -190,19 +190,19 @@ class RetentionProgram:
         if solution is None or solution.values is None:
             return None, False
         chosen = {repeat for repeat, column in self._repeat.items() if solution.values[column] > 0.5}
-        found = self._fixed | chosen
-        if grouped.duration(found) >= grouped.duration(grouped.repeats):
+        repeats = self._fixed | chosen
+        if grouped.duration(repeats) >= grouped.duration(grouped.repeats):
             return None, solution.optimal
-        return grouped.sequence(found), solution.optimal
+        return grouped.sequence(repeats), solution.optimal
 
     def _add_run(self, repeat: Point, fixed: _FixedMemory) -> None:
-        """Add the workspace of a repeat; exclude the repeat where an input that is not free is not live."""
-        grouped, place, column = self._grouped, self._place[repeat], self._repeat[repeat]
+        """Add the workspace of a repeat; exclude the repeat if an input that is not free is not live."""
+        grouped, index, column = self._grouped, self._index[repeat], self._repeat[repeat]
         operator = grouped.operator_at(repeat)
         if operator.workspace:
-            self._retentions.append(_Retention(column, place, place + 1, operator.workspace))
+            self._retentions.append(_Retention(column, index, index + 1, operator.workspace))
         others = (read for read in operator.reads if grouped.producer(read) not in self._free)
-        if not all(fixed.is_live(storage, place) for storage in others):
+        if not all(fixed.is_live(storage, index) for storage in others):
             self._program.require([column], [-1.0], 0.0)
 
     def _add_storage(self, producer: int, storage: int, number: int) -> None:
@@ -210,21 +210,21 @@ class RetentionProgram:
         grouped, require = self._grouped, self._program.require
         size, uses = grouped.problem.sizes[storage], set(grouped.uses[storage])
         operator = grouped.operator(producer)
-        first = self._place[producer, grouped.count]
+        first = self._index[producer, grouped.count]
         if number < operator.min_writes or any(grouped.uses[later] for later in operator.writes[number:]):
             self._fixed_bytes[first] += size
         read_in = {group for group, one in self._readers if one == storage}
         events = sorted(read_in | uses | {group for group, position in self._repeat if position == producer})
         columns = [self._program.column(0.0) for _ in events]
         begin = first + 1
-        for index, (group, kept) in enumerate(zip(events, columns, strict=True)):
+        for event, (group, kept) in enumerate(zip(events, columns, strict=True)):
             rerun = self._repeat.get((group, producer))
             readers = self._readers.get((group, storage), [])
             end = self._end_of_reads(storage, group, readers, begin)
             if rerun is not None:
-                place = self._place[group, producer]
-                end = max(end, place + 1)
-                self._retentions.append(_Retention(rerun, place, end, size))
+                index = self._index[group, producer]
+                end = max(end, index + 1)
+                self._retentions.append(_Retention(rerun, index, end, size))
             self._retentions.append(_Retention(kept, begin, end, size))
             begin = end
             present = [kept] if rerun is None else [kept, rerun]
@@ -234,8 +234,8 @@ class RetentionProgram:
             else:
                 for reader in readers:
                     require([*present, self._repeat[group, reader]], [*ones, -1.0], 0.0)
-            if index + 1 < len(columns):
-                require([*present, columns[index + 1]], [*ones, -1.0], 0.0)
+            if event + 1 < len(columns):
+                require([*present, columns[event + 1]], [*ones, -1.0], 0.0)
         needed = False
         for group, kept in zip(reversed(events), reversed(columns), strict=True):
             readers = self._readers.get((group, storage), [])
@@ -244,7 +244,7 @@ class RetentionProgram:
             self._start[kept] = float(needed)
 
     def _end_of_reads(self, storage: int, group: int, readers: Sequence[int], otherwise: int) -> int:
-        """The place before which a storage must be live for a group's reads.
+        """The index before which a storage must be live for a group's reads.
 
         It excludes the last read if it may overwrite the storage in place: its output accounts for the
         memory.
@@ -258,10 +258,10 @@ class RetentionProgram:
             last = (group, max(readers))
         else:
             return otherwise
-        return self._place[last] + (grouped.operator_at(last).in_place != storage)
+        return self._index[last] + (grouped.operator_at(last).in_place != storage)
 
     def _add_memory(self, budget: int) -> None:
-        """Add a row for each interval of places within which no column begins or ends."""
+        """Add a row for each interval of indices within which no column begins or ends."""
         count = len(self._points)
         ends = {bound for retention in self._retentions for bound in (retention.begin, retention.end)}
         bounds = [bound for bound in sorted({0} | ends) if bound < count]
@@ -279,7 +279,7 @@ class RetentionProgram:
 
 
 class _FixedMemory:
-    """Live bytes of a sequence, by place, of storages that operators outside `free` write.
+    """Live bytes of a sequence, by index, of storages that operators outside `free` write.
 
     They include workspaces, except those of free repeats.
     """
@@ -287,25 +287,25 @@ class _FixedMemory:
     def __init__(self, grouped: GroupedSequence, points: Sequence[Point], free: frozenset[int]) -> None:
         problem = grouped.problem
         copies: dict[int, list[list[int]]] = defaultdict(list)
-        """By storage, the first and the last place of each copy."""
+        """By storage, the first and the last index of each copy."""
         change = [0] * (len(points) + 2)
         reused: list[tuple[int, int, list[int]]] = []
-        for place, point in enumerate(points):
+        for index, point in enumerate(points):
             is_first = point[1] == grouped.count
             if not is_first and point not in grouped.repeats:
                 continue
             operator = grouped.operator_at(point)
             for storage in operator.reads:
                 if copies[storage]:
-                    copies[storage][-1][1] = place
+                    copies[storage][-1][1] = index
             if operator.in_place is not None and copies[operator.in_place]:
-                reused.append((place, problem.sizes[operator.in_place], copies[operator.in_place][-1]))
+                reused.append((index, problem.sizes[operator.in_place], copies[operator.in_place][-1]))
             is_free = point[0 if is_first else 1] in free
             if is_first or not is_free:
-                change[place] += operator.workspace
-                change[place + 1] -= operator.workspace
+                change[index] += operator.workspace
+                change[index + 1] -= operator.workspace
             for storage in () if is_free else operator.writes:
-                copies[storage].append([place, place])
+                copies[storage].append([index, index])
         for storage in problem.kept:
             if copies[storage]:
                 copies[storage][-1][1] = len(points)
@@ -313,22 +313,22 @@ class _FixedMemory:
             for first, last in intervals:
                 change[first] += problem.sizes[storage]
                 change[last + 1] -= problem.sizes[storage]
-        for place, size, copy in reused:
-            if copy[1] == place:
-                change[place] -= size
-                change[place + 1] += size
+        for index, size, copy in reused:
+            if copy[1] == index:
+                change[index] -= size
+                change[index + 1] += size
         self.bytes = np.cumsum(change[: len(points)]).tolist()
         self._copies = copies
 
-    def is_live(self, storage: int, place: int) -> bool:
-        return any(first < place <= last for first, last in self._copies[storage])
+    def is_live(self, storage: int, index: int) -> bool:
+        return any(first < index <= last for first, last in self._copies[storage])
 
 
 class PartSearch:
     """Solves the program of one part after another; the same seed and calls give the same results.
 
     Attributes:
-        make_start: finds another sequence within the budget to begin from; None where it fails.
+        make_start: finds another sequence within the budget to begin from; None if it fails.
     """
 
     def __init__(self, problem: OperatorProblem, budget: int, seed: int) -> None:
@@ -359,11 +359,11 @@ class PartSearch:
         free = self._part(grouped)
         program = RetentionProgram(grouped, self._budget, free, grouped.possible(free, self._size))
         limit = min(seconds, _MAX_SECONDS) if math.isfinite(seconds) else seconds
-        found, is_best = program.improve(limit, _MAX_NODES, stop)
+        better, is_best = program.improve(limit, _MAX_NODES, stop)
         self._size = max(_MIN_SIZE, round(self._size * (_LARGER if is_best else _SMALLER)))
-        self._failures = self._failures + 1 if found is None else 0
-        self._current = found or self._current
-        return found
+        self._failures = self._failures + 1 if better is None else 0
+        self._current = better or self._current
+        return better
 
     def _part(self, grouped: GroupedSequence) -> set[int]:
         """Random intervals of candidates, with about as many possible repeats as a part should have."""

@@ -12,8 +12,6 @@ import numpy as np
 from onnxgc.budget.improve import compiled_loops
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
 
-MAX_DEPTH = 40
-"""Operators that repair recomputes for one storage, each for the next."""
 _NO_LIMIT = 1 << 62
 _MAX_REPEATS = 4
 """The longest sequence, roughly, as a multiple of the number of operators."""
@@ -98,8 +96,6 @@ class LocalMoves:
         self._state = compiled_loops.state_for(self._tables, max_length)
         self._other = compiled_loops.state_for(self._tables, max_length)
         self._spare = compiled_loops.state_for(self._tables, max_length)
-        self._seen = np.zeros(self._count, np.int64)
-        self._places = np.zeros(max_length + 3, np.int64)
         self._budget = budget
         self._free_order = free_order
         self._seed = seed
@@ -117,31 +113,27 @@ class LocalMoves:
         It ends once its sequences satisfy `is_enough`. Out of time and without a sequence, it repairs the
         first start, however long that takes.
         """
+        attempts = self._first_attempts(starts, is_enough)
+        return ((how, sequence) for how, sequence in attempts if sequence is not None)
+
+    def _first_attempts(
+        self, starts: Sequence[Sequence[int]], is_enough: Callable[[], bool]
+    ) -> Iterator[tuple[str, list[int] | None]]:
         for start in starts:
             if is_enough():
                 return
-            found = self._repair(start)
-            if found is not None:
-                yield "repair", found
-        for start, (by_size, by_distance) in itertools.product(starts[:1], _EVICTIONS):
+            yield "repair", self._repair(start)
+        for start, weights in itertools.product(starts[:1], _EVICTIONS):
             if is_enough():
                 return
-            found = self._run_on_demand(start, by_size, by_distance)
-            if found is not None:
-                yield "on demand", found
+            yield "on demand", self._run_on_demand(start, *weights)
         if self._is_over() and not is_enough():
-            found = self._repair(starts[0], to_the_end=True)
-            if found is not None:
-                yield "repair", found
-        if not self._free_order:
-            return
-        for start in starts:
+            yield "repair", self._repair(starts[0], to_the_end=True)
+        for start in starts if self._free_order else ():
             if self._is_over():
                 return
             moved = self._reorder(start, self._budget, _REORDER_STEPS)
-            found = self._repair(moved) or self._run_on_demand(moved, *_EVICTIONS[0])
-            if found is not None:
-                yield "order", found
+            yield "order", self._repair(moved) or self._run_on_demand(moved, *_EVICTIONS[0])
 
     def improve(self, best: Sequence[int] | None) -> list[int] | None:
         """One more round; a sequence within the budget, if it finds one. `best` is the best so far.
@@ -199,7 +191,6 @@ class LocalMoves:
             current,
             length,
             self._budget,
-            MAX_DEPTH,
             _RUIN_EFFORT * self._effort,
             self._next_seed(),
             best,
@@ -237,7 +228,6 @@ class LocalMoves:
                 self._other,
                 length,
                 self._budget,
-                MAX_DEPTH,
                 max(10, _WORK_PER_REPAIR // length**2),
                 noise,
                 _NO_LIMIT,
@@ -253,9 +243,7 @@ class LocalMoves:
         return self._pruned(length) if length else None
 
     def _pruned(self, length: int) -> list[int]:
-        length = compiled_loops.prune(
-            self._tables, self._state, self._other, length, self._budget, self._seen, self._places, 100
-        )
+        length = compiled_loops.prune(self._tables, self._state, self._other, length, self._budget, 100)
         return _listed(self._state.sequence[:length])
 
     def _reorder(self, start: Sequence[int], limit: int, steps: int) -> list[int]:

@@ -35,11 +35,11 @@ def plus_number(structure: Structure, x: View, number: float) -> View:
             value, offset = inner, before + offset
     if offset == 0:
         return replace(x, value=value)
-    found = structure.value("plus", OfValue(value), offset, fact=Plus(value, offset))
-    return View(found, x.dims, x.scale)
+    fact = Plus(value, offset)
+    return View(structure.value("plus", OfValue(value), offset, fact=fact), x.dims, x.scale)
 
 
-def spread(structure: Structure, x: View, shape: Sequence[int]) -> tuple[View, Dims, list[Dim]]:
+def broadcast_with(structure: Structure, x: View, shape: Sequence[int]) -> tuple[View, Dims, list[Dim]]:
     """x padded to its rank after a broadcast with `shape`, the result's dimensions and the new ones."""
     rank = max(len(x.dims), len(shape))
     x = replace(x, dims=padded(x.dims, rank))
@@ -62,7 +62,7 @@ def expanded(structure: Structure, x: View, dims: Dims, new: Sequence[Dim]) -> V
 
 def with_weight(structure: Structure, x: View, weight: WeightTensor, *, is_added: bool) -> View:
     """x plus or times a weight."""
-    x, dims, new = spread(structure, x, weight.shape)
+    x, dims, new = broadcast_with(structure, x, weight.shape)
     if weight.number is not None and new:
         apply = plus_number if is_added else scaled
         return expanded(structure, apply(structure, x, weight.number), dims, new)
@@ -143,10 +143,10 @@ def with_table(
     structure: Structure, x: View, shape: tuple[int, ...], table: Table, *, is_added: bool
 ) -> View:
     """x plus a table, or times a table that is scaled so that its largest number is 1."""
-    x, dims, new = spread(structure, x, shape)
+    x, dims, new = broadcast_with(structure, x, shape)
     largest = 1.0 if math.isinf(table.largest()) else table.largest()
     factor = 1 / x.scale if is_added else 1 / largest
-    contents = table.mapped(lambda number: number * factor).contents_by_axis()
+    contents = table.scaled(factor).contents_by_axis()
     op = "plus table" if is_added else "times table"
     term = (OfValue(x.value), table_in_terms(dims, contents), set_in_terms(*new))
     scale = x.scale if is_added else x.scale * largest

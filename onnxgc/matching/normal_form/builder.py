@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxgc.matching.normal_form.constant_tables import table_of
+from onnxgc.matching.normal_form.constant_tables import is_learned, table_of
 from onnxgc.matching.normal_form.dimensions import Dim, atoms_at, extent
 from onnxgc.matching.normal_form.entities import View, WeightTensor
 from onnxgc.matching.normal_form.terms import OfValue, in_terms, set_in_terms
@@ -18,9 +18,11 @@ from onnxgc.matching.normal_form.value_graph import Structure
 from onnxgc.model.core.draft import captured_names, subgraphs
 from onnxgc.model.core.ir import Array, Node, TrainableModel
 from onnxgc.model.core.stored_weights import FilledWeight, is_external
+from onnxgc.model.operators.facts import has_input
 
 Ref = View | WeightTensor
-Result = Sequence[View | None] | None
+Result = View | Sequence[View] | None
+"""Views of a node's first output, or of all outputs; None if a rule does not apply."""
 Rule = Callable[["Builder", Node], Result]
 # Numbers, settings and indices are small.
 _MAX_READ_ELEMENTS = 4096
@@ -38,8 +40,18 @@ class IdentifiedFunction:
     axes: tuple[int, ...] = ()
 
 
+def of_view(rule: Callable[[Builder, Node, View], Result]) -> Rule:
+    """The rule of an operator on a view; a node whose first input is a weight has none."""
+
+    def rule_of_node(builder: Builder, node: Node) -> Result:
+        x = builder.view(node)
+        return None if x is None else rule(builder, node, x)
+
+    return rule_of_node
+
+
 class Builder:
-    """Builds the structure of a model. A rule returns views of its node's outputs; None if it does not apply.
+    """Builds the structure of a model by the `rules` of operators.
 
     `identified` has tensors that are identified as functions of other tensors. `flags` are values that are
     zero or one in every data type.
@@ -91,9 +103,10 @@ class Builder:
             return
         rule = None if node.domain else self._rules.get(node.op)
         result = rule(self, node) if rule is not None else None
-        for name, view in zip(node.outputs, result or (), strict=False):
+        views = (result,) if isinstance(result, View) else result or ()
+        for name, view in zip(node.outputs, views, strict=False):
             # A view of another shape means that the rule does not cover this case.
-            if name and view is not None and self._fits(name, view):
+            if name and self.shape(name) == tuple(map(extent, view.dims)):
                 self.structure.views[name] = view
         for index, name in enumerate(node.outputs):
             if name and name not in self.structure.views:
@@ -131,22 +144,22 @@ class Builder:
         return [self.ref(name) if name else None for name in node.inputs]
 
     def view(self, node: Node, index: int = 0) -> View | None:
-        found = self._input(node, index)
-        return found if isinstance(found, View) else None
+        ref = self._input(node, index)
+        return ref if isinstance(ref, View) else None
 
     def weight(self, node: Node, index: int) -> WeightTensor | None:
-        found = self._input(node, index)
-        return found if isinstance(found, WeightTensor) else None
+        ref = self._input(node, index)
+        return ref if isinstance(ref, WeightTensor) else None
 
     def _input(self, node: Node, index: int) -> Ref | None:
-        return self.ref(node.inputs[index]) if index < len(node.inputs) and node.inputs[index] else None
+        return self.ref(node.inputs[index]) if has_input(node, index) else None
 
     def number(self, node: Node, index: int, default: float) -> float | None:
-        """The number at an input, the default without one; None where it is computed or learned."""
-        if index >= len(node.inputs) or not node.inputs[index]:
+        """The number at an input, the default without one; None if it is computed or learned."""
+        if not has_input(node, index):
             return default
-        found = self.weight(node, index)
-        return None if found is None else found.number
+        weight = self.weight(node, index)
+        return None if weight is None else weight.number
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._model.types[name].shape
@@ -160,7 +173,7 @@ class Builder:
     def extents_indexed(self, name: str) -> set[int]:
         """The extents of the dimensions that a tensor of indices, or a rearrangement of it, indexes."""
         pending = [name]
-        found: set[int] = set()
+        extents: set[int] = set()
         while pending:
             read = pending.pop()
             for node in self._readers.get(read, ()):
@@ -169,8 +182,8 @@ class Builder:
                 elif node.op in _INDEXING and node.inputs[1] == read:
                     shape = self.shape(node.inputs[0])
                     has_axis = node.op != "GatherND"
-                    found.update([shape[int(node.attribute("axis", 0))]] if has_axis else shape)
-        return found
+                    extents.update([shape[int(node.attribute("axis", 0))]] if has_axis else shape)
+        return extents
 
     def array(self, name: str) -> Array | None:
         """The contents of a small constant; None for others."""
@@ -179,17 +192,10 @@ class Builder:
             return None
         return weight.load()
 
-    def ints(self, node: Node, index: int, attribute: str) -> list[int] | None:
-        """Integers that are an attribute or an input, depending on the opset."""
-        if node.attribute(attribute) is not None:
-            return [int(item) for item in node.attribute(attribute)]
-        if index < len(node.inputs) and node.inputs[index]:
-            found = self.array(node.inputs[index])
-            return None if found is None else [int(item) for item in np.asarray(found).reshape(-1)]
-        return None
-
-    def _fits(self, name: str, view: View) -> bool:
-        return self.shape(name) == tuple(extent(dim) for dim in view.dims)
+    def ints(self, node: Node, index: int) -> list[int] | None:
+        """The integers at an input; None if it is absent or computed."""
+        array = self.array(node.inputs[index]) if has_input(node, index) else None
+        return None if array is None else [int(item) for item in array.reshape(-1)]
 
     def _visit_opaque(self, node: Node, output: int) -> None:
         """Adds the output of an operator without a rule: a term of operands with layout, and attributes."""
@@ -228,7 +234,7 @@ class Builder:
 def number_of(model: TrainableModel, name: str) -> float | None:
     """The number that all elements of a constant equal; None for other constants, and other tensors."""
     weight = model.weights.get(name)
-    if weight is None or name in model.parameters or any(name == item.name for item in model.statistics):
+    if weight is None or is_learned(model, name):
         return None
     if isinstance(weight, FilledWeight):
         return float(weight.value)
@@ -242,10 +248,8 @@ def number_of(model: TrainableModel, name: str) -> float | None:
 
 def _dim_of_operand(views: Sequence[View], axis: int, shape: tuple[int, ...]) -> Dim:
     """The dimension of the first operand with the same rank and the same size along an axis."""
-    for view in views:
-        if len(view.dims) == len(shape) and extent(view.dims[axis]) == shape[axis]:
-            return view.dims[axis]
-    return ()
+    dims = (view.dims[axis] for view in views if len(view.dims) == len(shape))
+    return next((dim for dim in dims if extent(dim) == shape[axis]), ())
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from onnxgc.matching.graph_helpers import grouped
 from onnxgc.matching.normal_form.affine import layer, plus_number, weighted_along
 from onnxgc.matching.normal_form.dimensions import Atom, Dim, as_set, atoms_of, extent
 from onnxgc.matching.normal_form.entities import View
 from onnxgc.matching.normal_form.functions import normalized_value
-from onnxgc.matching.normal_form.recognized_forms import Layer, Normalized, Plus, Shifted, Weighted
+from onnxgc.matching.normal_form.recognized_forms import Affine, Layer, Normalized, Plus, Shifted
 from onnxgc.matching.normal_form.value_graph import Structure
 
 Rows = tuple[int, ...]
@@ -56,7 +57,7 @@ def _channels(structure: Structure, value: int) -> Dim:
             return channels
         case Plus(inner):
             return _channels(structure, inner)
-        case Shifted(inner, cover=cover) | Weighted(inner, cover=cover):
+        case Affine(inner, cover=cover):
             channels, covered = _channels(structure, inner), cover
         case Normalized(inner, over=over, rest=rest):
             channels, covered = _channels(structure, inner), rest
@@ -75,24 +76,24 @@ def _part(structure: Structure, value: int, rows: Rows) -> tuple[int, Dim]:
         rows = tuple(whole_rows[row] for row in rows)
     match structure.facts[value]:
         case Layer(op=op, weights=(weight, *use), operands=operands):
-            found, new = layer(structure, op, (_named(weight, rows), *use), len(rows), *operands)
+            part, new = layer(structure, op, (_named(weight, rows), *use), len(rows), *operands)
         case Plus(whole, offset):
             inner, new = _part(structure, whole, rows)
-            found = plus_number(structure, View(inner, ()), offset).value
+            part = plus_number(structure, View(inner, ()), offset).value
         case Normalized(whole, over, epsilon, rest):
             inner, new = _part(structure, whole, rows)
             rest = _with_axis_replaced(rest, _channels(structure, whole), new)
-            found = normalized_value(structure, Normalized(inner, over, epsilon, rest))
-        case (Shifted(whole, weight, cover, scale) | Weighted(whole, weight, cover, scale)) as affine:
+            part = normalized_value(structure, Normalized(inner, over, epsilon, rest))
+        case Affine(whole, weight, cover, scale) as affine:
             inner, new = _part(structure, whole, rows)
             covered = _with_axis_replaced(cover, _channels(structure, whole), new)
             taken = weight if covered == cover else replace(weight, name=_named(weight.name, rows))
             x, is_added = View(inner, (), scale), isinstance(affine, Shifted)
-            found = weighted_along(structure, x, taken, covered, is_added=is_added).value
+            part = weighted_along(structure, x, taken, covered, is_added=is_added).value
         case fact:
             raise TypeError(f"no channels: {fact}")
-    structure.parts[found] = (value, rows)
-    return found, new
+    structure.parts[part] = (value, rows)
+    return part, new
 
 
 def _with_axis_replaced(cover: Dim, channels: Dim, new: Dim) -> Dim:
@@ -111,15 +112,16 @@ def overlapping(structure: Structure, live: Collection[int]) -> Mapping[int, Row
 
     Separate layers would not share channels. The channels distinguish such parts from separate layers.
     """
-    by_whole: dict[int, list[tuple[int, Rows]]] = {}
-    for part, (whole, rows) in structure.parts.items():
-        if part in live and isinstance(structure.facts[part], Layer):
-            by_whole.setdefault(whole, []).append((part, rows))
-    found: dict[int, Rows] = {}
+    by_whole = grouped(
+        (whole, (part, rows))
+        for part, (whole, rows) in structure.parts.items()
+        if part in live and isinstance(structure.facts[part], Layer)
+    )
+    overlaps: dict[int, Rows] = {}
     for whole, parts in by_whole.items():
         times = Counter(row for _, rows in parts for row in rows)
         size = extent(structure.entities[whole].cover)
         for part, rows in parts:
             if whole in live or any(times[row] > 1 for row in rows):
-                found[part] = (size, *rows)
-    return found
+                overlaps[part] = (size, *rows)
+    return overlaps

@@ -26,7 +26,7 @@ _MAX_MASK = -1e4
 
 
 def with_infinite_mask(number: float) -> float:
-    """Minus infinity in place of any number that masks."""
+    """Minus infinity for any number that masks."""
     return -np.inf if number <= _MAX_MASK else number
 
 
@@ -46,12 +46,15 @@ class Table:
         numbers, codes = np.unique(mapped, return_inverse=True)
         return Table(codes.astype(np.uint8)[self.codes], tuple(numbers.tolist()))
 
+    def scaled(self, factor: float) -> Table:
+        return self.mapped(lambda number: number * factor)
+
     def largest(self) -> float:
         return max(abs(number) for number in self.numbers)
 
     def contents_by_axis(self) -> AxisContents:
         """Digests of the contents, with each axis moved to the front."""
-        found: list[tuple[int, str]] = []
+        contents: list[tuple[int, str]] = []
         numbers = ",".join(f"{number:.5g}" for number in self.numbers)
         rank = self.codes.ndim
         for axis, size in enumerate(self.codes.shape):
@@ -60,15 +63,19 @@ class Table:
                 sizes = [size for size in moved.shape if size > 1]
                 content = hashlib.blake2b(moved.tobytes(), digest_size=12)
                 content.update(f"{sizes} {numbers}".encode())
-                found.append((rank - axis, content.hexdigest()))
-        return tuple(found)
+                contents.append((rank - axis, content.hexdigest()))
+        return tuple(contents)
+
+
+def is_learned(model: TrainableModel, name: str) -> bool:
+    """Whether a weight is a parameter or a running statistic."""
+    return name in model.parameters or any(name == statistic.name for statistic in model.statistics)
 
 
 def table_of(model: TrainableModel, name: str) -> Table | None:
     """The contents of a constant; None for weights, and for constants of one number or of many."""
     weight = model.weights.get(name)
-    is_learned = name in model.parameters or any(name == item.name for item in model.statistics)
-    if weight is None or is_learned or not 1 < weight.type.element_count <= _MAX_ELEMENTS:
+    if weight is None or is_learned(model, name) or not 1 < weight.type.element_count <= _MAX_ELEMENTS:
         return None
     values = peek(weight)
     if values is None or values.dtype.kind in "OSUc":
@@ -100,7 +107,7 @@ def _without_repeats(values: Array) -> Array:
 
 
 def _distinct(values: Array) -> list[float]:
-    """The distinct numbers in ascending order; empty where they are too many or one is NaN."""
+    """The distinct numbers in ascending order; empty if they are too many or one is NaN."""
     rest = values.reshape(-1)
     numbers: list[float] = []
     while rest.size:

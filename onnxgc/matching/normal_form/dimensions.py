@@ -62,7 +62,7 @@ def as_set(*dims: Dim) -> Dim:
 
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
-    """The dimensions after a Reshape; None where it splits an atom at a size that is no factor of it.
+    """The dimensions after a Reshape; None if it splits an atom at a size that is no factor of it.
 
     >>> reshaped((whole(0, 6),), (2, 3))
     ((Atom(axis=0, size=2, stride=3),), (Atom(axis=0, size=3, stride=1),))
@@ -88,29 +88,26 @@ def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     return tuple(result) if not rest else None
 
 
-def paired(first: Dim, second: Dim) -> list[tuple[Atom, Atom]] | None:
-    """The atoms of two dimensions of one extent that coincide, split where either dimension is split."""
-    pairs: list[tuple[Atom, Atom]] = []
-    left, right = list(reversed(first)), list(reversed(second))
-    while left and right:
-        one, other = left.pop(), right.pop()
-        size = min(one.size, other.size)
-        if one.size % size or other.size % size:
+def coinciding(*dims: Dim) -> list[tuple[Atom, ...]] | None:
+    """The atoms of dimensions that coincide, split where any dimension is split; None if extents differ."""
+    rows: list[tuple[Atom, ...]] = []
+    rests = [list(reversed(dim)) for dim in dims]
+    while rests and all(rests):
+        atoms = [rest.pop() for rest in rests]
+        size = min(atom.size for atom in atoms)
+        if any(atom.size % size for atom in atoms):
             return None
-        halves: list[Atom] = []
-        for atom, rest in ((one, left), (other, right)):
-            inner = atom.size // size
-            if inner > 1:
-                rest.append(Atom(atom.axis, inner, atom.stride))
-            halves.append(Atom(atom.axis, size, atom.stride * inner))
-        pairs.append((halves[0], halves[1]))
-    return pairs if not left and not right else None
+        for atom, rest in zip(atoms, rests, strict=True):
+            if atom.size > size:
+                rest.append(Atom(atom.axis, atom.size // size, atom.stride))
+        rows.append(tuple(Atom(a.axis, size, a.stride * (a.size // size)) for a in atoms))
+    return None if any(rests) else rows
 
 
 def atoms_of(dims: Dims) -> tuple[Atom, ...]:
     return tuple(atom for dim in dims for atom in dim)
 
 
-def atoms_at(dims: Dims, axes: Sequence[int]) -> Dim:
+def atoms_at(dims: Dims, axes: Iterable[int]) -> Dim:
     """The atoms of the dimensions at these positions, as a set."""
     return as_set(*(dims[axis] for axis in axes))

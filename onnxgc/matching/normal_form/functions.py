@@ -37,11 +37,11 @@ def clipped(structure: Structure, x: View, low: float, high: float) -> View:
     low, high, value = low / x.scale, high / x.scale, x.value
     match structure.facts.get(value):
         case Clipped(inner, inner_low, inner_high):
-            # The outer limits win, also where no number is within both.
+            # The outer limits win, also if no number is within both.
             low, high = min(max(inner_low, low), high), max(min(inner_high, high), low)
             value = inner
-    found = structure.value("clip", OfValue(value), low, high, fact=Clipped(value, low, high))
-    return View(found, x.dims, x.scale)
+    fact = Clipped(value, low, high)
+    return View(structure.value("clip", OfValue(value), low, high, fact=fact), x.dims, x.scale)
 
 
 def power(structure: Structure, x: View, exponent: float) -> View:
@@ -56,11 +56,11 @@ def power(structure: Structure, x: View, exponent: float) -> View:
             value, exponent = inner, before * exponent
             if exponent == 1:
                 return View(value, x.dims, scale)
-    found = structure.value("power", OfValue(value), exponent, fact=Power(value, exponent))
+    result = structure.value("power", OfValue(value), exponent, fact=Power(value, exponent))
     match structure.facts.get(value):
         case Plus(inner, epsilon) if exponent == -0.5 and (variance := _variance(structure, inner)):
-            structure.facts[found] = InverseDeviation(variance.value, variance.over, epsilon)
-    return View(found, x.dims, scale)
+            structure.facts[result] = InverseDeviation(variance.value, variance.over, epsilon)
+    return View(result, x.dims, scale)
 
 
 def _variance(structure: Structure, value: int) -> Variance | None:
@@ -80,15 +80,7 @@ def _variance(structure: Structure, value: int) -> Variance | None:
     return None
 
 
-def erf(structure: Structure, x: View) -> View:
-    return _odd(structure, "Erf", x)
-
-
-def tanh(structure: Structure, x: View) -> View:
-    return _odd(structure, "Tanh", x)
-
-
-def _odd(structure: Structure, op: str, x: View) -> View:
+def odd(structure: Structure, op: str, x: View) -> View:
     """An odd function of x: signs commute with it."""
     sign = math.copysign(1.0, x.scale)
     return scaled(structure, unary(structure, op, scaled(structure, x, sign)), sign)
@@ -108,8 +100,8 @@ def mean(structure: Structure, x: View, over: Dim, dims: Dims) -> View:
     match structure.facts.get(value):
         case Mean(inner, before):
             value, over = inner, as_set(before, over)
-    found = structure.value("mean", OfValue(value), set_in_terms(over), fact=Mean(value, over))
-    return View(found, dims, x.scale)
+    fact = Mean(value, over)
+    return View(structure.value("mean", OfValue(value), set_in_terms(over), fact=fact), dims, x.scale)
 
 
 def extreme(structure: Structure, op: str, x: View, over: Dim, dims: Dims) -> View:
@@ -143,22 +135,21 @@ def softmax(structure: Structure, x: View, over: Dim, op: str = "softmax") -> Vi
 
 
 def elementwise(
-    structure: Structure, op: str, *operands: View | WeightTensor, is_ordered: bool = True
+    structure: Structure, op: str, *refs: View | WeightTensor | None, is_ordered: bool = True
 ) -> View | None:
-    """An operator on the elements of several operands; None where their dimensions do not fit."""
+    """An operator on elements of operands; None if one is unknown, or if their dimensions do not fit."""
+    operands = [ref for ref in refs if ref is not None]
+    if len(operands) < len(refs):
+        return None
     keyed: list[tuple[Any, Dims]] = []
     for index, operand in enumerate(operands):
         key = (OfValue(operand.value), operand.scale) if isinstance(operand, View) else ()
         keyed.append(((index, key) if is_ordered else key, _own_dims(structure, operand)))
     aligned, crossing = structure.separated(keyed)
-    dims: Dims = ()
-    joined: list[Any] = []
-    for own in aligned:
-        found = structure.broadcast(dims, own)
-        if found is None:
-            return None
-        dims = found[0]
-        joined += found[1].items
+    broadcast = structure.broadcast(*aligned)
+    if broadcast is None:
+        return None
+    dims, joined = broadcast
     terms: list[Any] = []
     weights: tuple[str, ...] = ()
     tables: list[AxisContents] = []
@@ -176,7 +167,7 @@ def elementwise(
     for contents in tables:
         dims = marked_by_table(structure, dims, contents)
     inner = tuple(terms) if is_ordered else unordered(*terms)
-    return View(structure.value(op, inner, unordered(*joined), *crossing, weights=weights), dims)
+    return View(structure.value(op, inner, joined, *crossing, weights=weights), dims)
 
 
 def _own_dims(structure: Structure, operand: View | WeightTensor) -> Dims:

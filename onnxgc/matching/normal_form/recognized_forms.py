@@ -14,8 +14,14 @@ from onnxgc.matching.normal_form.dimensions import Dim, Dims
 from onnxgc.matching.normal_form.entities import View, WeightTensor
 
 
+class Fact:
+    """How a value follows from others."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Plus:
+class Plus(Fact):
     """value + offset."""
 
     value: int
@@ -23,7 +29,7 @@ class Plus:
 
 
 @dataclass(frozen=True, slots=True)
-class Clipped:
+class Clipped(Fact):
     """min(max(value, low), high)."""
 
     value: int
@@ -32,7 +38,7 @@ class Clipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class Power(Fact):
     """value ** exponent."""
 
     value: int
@@ -40,93 +46,66 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
-    """The mean of a value over atoms."""
+class _Reduction(Fact):
+    """A fact about a value and its reduction over atoms."""
 
     value: int
     over: Dim
 
 
-@dataclass(frozen=True, slots=True)
-class Maximum:
-    """The maximum of a value over atoms."""
-
-    value: int
-    over: Dim
+class Mean(_Reduction):
+    """mean(value)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Centred:
+class Maximum(_Reduction):
+    """max(value)."""
+
+
+class Centred(_Reduction):
     """value - mean(value)."""
 
-    value: int
-    over: Dim
 
-
-@dataclass(frozen=True, slots=True)
-class BelowMaximum:
+class BelowMaximum(_Reduction):
     """value - max(value)."""
 
-    value: int
-    over: Dim
 
-
-@dataclass(frozen=True, slots=True)
-class ShiftedExponential:
+class ShiftedExponential(_Reduction):
     """exp(value - max(value)), the numerator of a softmax."""
 
-    value: int
-    over: Dim
 
-
-@dataclass(frozen=True, slots=True)
-class Variance:
+class Variance(_Reduction):
     """mean(value ** 2) - mean(value) ** 2."""
 
-    value: int
-    over: Dim
-
 
 @dataclass(frozen=True, slots=True)
-class InverseDeviation:
-    """(variance(value) + epsilon) ** -0.5."""
+class _Deviation(_Reduction):
+    """A fact with deviation(value) = (variance(value) + epsilon) ** 0.5."""
 
-    value: int
-    over: Dim
     epsilon: float
 
 
-@dataclass(frozen=True, slots=True)
-class ByDeviation:
+class InverseDeviation(_Deviation):
+    """1 / deviation(value)."""
+
+
+class ByDeviation(_Deviation):
     """value / deviation(value)."""
 
-    value: int
-    over: Dim
-    epsilon: float
 
-
-@dataclass(frozen=True, slots=True)
-class MeanByDeviation:
+class MeanByDeviation(_Deviation):
     """mean(value) / deviation(value)."""
 
-    value: int
-    over: Dim
-    epsilon: float
-
 
 @dataclass(frozen=True, slots=True)
-class Normalized:
+class Normalized(_Deviation):
     """(value - mean(value)) / deviation(value); `rest` are the atoms that are not reduced."""
 
-    value: int
-    over: Dim
-    epsilon: float
     rest: Dim
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
-    """scale * value times a weight that extends along `cover`."""
+class Affine(Fact):
+    """scale * value and a weight that extends along `cover`."""
 
     value: int
     weight: WeightTensor
@@ -134,18 +113,16 @@ class Weighted:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """scale * value plus a weight that extends along `cover`."""
+class Weighted(Affine):
+    """scale * value times a weight."""
 
-    value: int
-    weight: WeightTensor
-    cover: Dim
-    scale: float
+
+class Shifted(Affine):
+    """scale * value plus a weight."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Product(Fact):
     """The elementwise product of two values."""
 
     first: View
@@ -153,7 +130,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Fact):
     """A dense product with weights, which makes the `channels`; `weights` begins with a weight's name."""
 
     channels: Dim
@@ -163,7 +140,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
+class Expanded(Fact):
     """A value that is repeated along new dimensions; `dims` are those before."""
 
     value: int
@@ -171,7 +148,7 @@ class Expanded:
 
 
 @dataclass(frozen=True, slots=True)
-class Concatenated:
+class Concatenated(Fact):
     """Parts that are concatenated along `axis`, and the weights among them."""
 
     axis: Dim
@@ -180,36 +157,12 @@ class Concatenated:
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class Padded(Fact):
     """A value that is padded with `fill`; `origins` has the dimension and pads behind each padded one."""
 
     value: int
     origins: Mapping[Dim, tuple[Dim, int, int]]
     fill: float
-
-
-Fact = (
-    Plus
-    | Clipped
-    | Power
-    | Mean
-    | Maximum
-    | Centred
-    | BelowMaximum
-    | ShiftedExponential
-    | Variance
-    | InverseDeviation
-    | ByDeviation
-    | MeanByDeviation
-    | Normalized
-    | Weighted
-    | Shifted
-    | Product
-    | Layer
-    | Expanded
-    | Concatenated
-    | Padded
-)
 
 
 @dataclass(frozen=True, slots=True)

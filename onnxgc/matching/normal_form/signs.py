@@ -24,7 +24,7 @@ def is_never_negative(structure: Structure, x: View) -> bool:
 
 
 def _decisive_operands(structure: Structure, value: int) -> list[int] | None:
-    """The operands whose signs decide whether a value may be negative; None where it may be in any case."""
+    """The operands whose signs decide whether a value may be negative; None if it may be in any case."""
     entity = structure.entities[value]
     match (entity.op, *entity.term):
         case ("clip", OfValue(inner), low, high) if high >= 0:

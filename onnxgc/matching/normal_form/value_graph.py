@@ -7,11 +7,11 @@ entities. Equal terms are one entity: a value that a graph computes twice exists
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxgc.matching.normal_form.dimensions import Atom, Dim, Dims, extent, paired, whole
+from onnxgc.matching.normal_form.dimensions import Atom, Dim, Dims, coinciding, whole
 from onnxgc.matching.normal_form.entities import Entity, View
 from onnxgc.matching.normal_form.recognized_forms import Fact, PartialSum
 from onnxgc.matching.normal_form.terms import Unordered, in_terms, unordered
@@ -41,10 +41,10 @@ class Structure:
         fact: Fact | None = None,
     ) -> int:
         """The value of a term; the first fact about it remains."""
-        found = self._entity(Entity(op, term, weights, cover=cover))
+        value = self._entity(Entity(op, term, weights, cover=cover))
         if fact is not None:
-            self.facts.setdefault(found, fact)
-        return found
+            self.facts.setdefault(value, fact)
+        return value
 
     def axis(self, op: str, size: int, *term: Any, weights: tuple[Any, ...] = ()) -> Dim:
         """A dimension that is a whole axis."""
@@ -52,49 +52,23 @@ class Structure:
             return ()
         return whole(self._entity(Entity(op, term, weights, is_axis=True, size=size)), size)
 
-    def holders(self) -> Mapping[int, list[str]]:
-        """The tensors of each value, in the order of the graph."""
-        found: dict[int, list[str]] = {}
-        for name, view in self.views.items():
-            found.setdefault(view.value, []).append(name)
-        return found
-
     def is_broadcast(self, atom: Atom) -> bool:
         """Whether an atom is a dimension along which elements repeat, or along which a weight extends."""
         return self.entities[atom.axis].op == "broadcast"
 
-    def broadcast(self, first: Dims, second: Dims) -> tuple[Dims, Unordered] | None:
-        """The dimensions of an elementwise result, and the pairs of different axes that coincide there."""
-        rank = max(len(first), len(second))
+    def broadcast(self, *operands: Dims) -> tuple[Dims, Unordered] | None:
+        """The dimensions of an elementwise result, and the sets of different axes that coincide there."""
+        rank = max(map(len, operands))
         dims: list[Dim] = []
-        joined: list[Any] = []
-        for one, other in zip(padded(first, rank), padded(second, rank), strict=True):
-            if not one or not other or one == other:
-                dims.append(one or other)
-                continue
-            pairs = paired(one, other) if extent(one) == extent(other) else None
-            if pairs is None:
+        joined: list[Unordered] = []
+        for column in zip(*(padded(operand, rank) for operand in operands), strict=True):
+            rows = coinciding(*dict.fromkeys(filter(None, column)))
+            if rows is None:
                 return None
-            dims.append(tuple(atom for pair in pairs for atom in self._joined(*pair)))
-            joined += [unordered(in_terms((p,)), in_terms((q,))) for p, q in pairs if p != q]
+            dims.append(tuple(atom for row in rows for atom in self._joined(*row)))
+            sets = (dict.fromkeys(row) for row in rows)
+            joined += [unordered(*(in_terms((a,)) for a in atoms)) for atoms in sets if len(atoms) > 1]
         return tuple(dims), unordered(*joined)
-
-    def broadcast_all(self, operands: Sequence[Dims]) -> tuple[Dims, Unordered] | None:
-        """As `broadcast`, of any number of operands in any order."""
-        rank = max(len(dims) for dims in operands)
-        columns = list(zip(*(padded(dims, rank) for dims in operands), strict=True))
-        result: list[Dim] = []
-        joined: list[Any] = []
-        for column in columns:
-            distinct = list(dict.fromkeys(dim for dim in column if dim))
-            if len(distinct) > 1 and len({tuple(atom.size for atom in dim) for dim in distinct}) > 1:
-                return self._broadcast_in_order(operands)
-            rows = list(zip(*distinct, strict=True))
-            result.append(tuple(atom for row in rows for atom in self._joined(*row)))
-            for row in rows:
-                if len(set(row)) > 1:
-                    joined.append(unordered(*(in_terms((atom,)) for atom in dict.fromkeys(row))))
-        return tuple(result), unordered(*joined)
 
     def separated(self, operands: Sequence[tuple[Any, Dims]]) -> tuple[list[Dims], tuple[Any, ...]]:
         """The dimensions of keyed operands, with a separate axis for each operand where one axis crosses.
@@ -135,23 +109,12 @@ class Structure:
         """Atoms of the first operand that are in another position in the second."""
         elsewhere = [atom for dim in other for atom in dim]
         for here, there in zip(one, other, strict=True):
-            pairs = paired(here, there) if here and there and here != there else None
-            aligned = [(atom, None) for atom in here] if pairs is None and here != there else pairs or []
-            for atom, opposite in aligned:
+            pairs = coinciding(here, there) if here and there else None
+            aligned = [(atom, None) for atom in here] if pairs is None else pairs
+            for atom, opposite in aligned if here != there else ():
                 is_moved = atom != opposite and any(atom.overlaps(a) for a in elsewhere)
                 if is_moved and not self.is_broadcast(atom):
                     yield atom
-
-    def _broadcast_in_order(self, operands: Sequence[Dims]) -> tuple[Dims, Unordered] | None:
-        dims = operands[0]
-        joined: list[Any] = []
-        for other in operands[1:]:
-            found = self.broadcast(dims, other)
-            if found is None:
-                return None
-            dims = found[0]
-            joined += found[1].items
-        return dims, unordered(*joined)
 
     def _joined(self, *atoms: Atom) -> Dim:
         own = [atom for atom in dict.fromkeys(atoms) if not self.is_broadcast(atom)]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxgc.matching.normal_form.affine import expanded, spread
-from onnxgc.matching.normal_form.builder import Builder, Ref, Result
+from onnxgc.matching.normal_form.affine import broadcast_with, expanded
+from onnxgc.matching.normal_form.builder import Builder, Ref, Result, of_view
 from onnxgc.matching.normal_form.channel_slices import part_of_layer
-from onnxgc.matching.normal_form.dimensions import Dim, Dims, as_set, extent, reshaped
+from onnxgc.matching.normal_form.dimensions import Dim, as_set, extent, reshaped
 from onnxgc.matching.normal_form.entities import View, WeightTensor
 from onnxgc.matching.normal_form.functions import unary
 from onnxgc.matching.normal_form.recognized_forms import Concatenated, Padded
@@ -21,54 +21,52 @@ from onnxgc.matching.normal_form.terms import OfValue, in_terms, unordered
 from onnxgc.model.core.ir import Node
 
 
-def alias(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    return None if x is None else [x]
+@of_view
+def alias(builder: Builder, node: Node, x: View) -> View:
+    return x
 
 
-def transpose(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    if x is None:
-        return None
-    order = node.attribute("perm") or list(reversed(range(len(x.dims))))
-    return [replace(x, dims=tuple(x.dims[axis] for axis in order))]
+@of_view
+def transpose(builder: Builder, node: Node, x: View) -> View:
+    order = node.attribute("perm") or reversed(range(len(x.dims)))
+    return replace(x, dims=tuple(x.dims[axis] for axis in order))
 
 
-def reshape(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    dims = None if x is None else reshaped(x.dims, builder.shape(node.outputs[0]))
-    return None if x is None or dims is None else [replace(x, dims=dims)]
+@of_view
+def reshape(builder: Builder, node: Node, x: View) -> View | None:
+    return _with_shape(x, builder.shape(node.outputs[0]))
 
 
-def expand(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    if x is None:
-        return None
-    x, dims, new = spread(builder.structure, x, builder.shape(node.outputs[0]))
-    return [expanded(builder.structure, x, dims, new) if new else x]
+def _with_shape(x: View, shape: Sequence[int]) -> View | None:
+    dims = reshaped(x.dims, shape)
+    return None if dims is None else replace(x, dims=dims)
 
 
-def cast(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    if x is None:
-        return None
+@of_view
+def expand(builder: Builder, node: Node, x: View) -> View:
+    x, dims, new = broadcast_with(builder.structure, x, builder.shape(node.outputs[0]))
+    return expanded(builder.structure, x, dims, new) if new else x
+
+
+@of_view
+def cast(builder: Builder, node: Node, x: View) -> View:
     if builder.is_boolean(node.inputs[0]):
         builder.flags.add(x.value)
     elif builder.is_boolean(node.outputs[0]):
         if x.value in builder.flags:
-            return [replace(x, scale=1.0)]
-        return [View(builder.structure.value("is not zero", OfValue(x.value)), x.dims)]
+            return replace(x, scale=1.0)
+        return View(builder.structure.value("is not zero", OfValue(x.value)), x.dims)
     elif builder.is_floating(node.inputs[0]) and not builder.is_floating(node.outputs[0]):
-        return [unary(builder.structure, "truncate", x)]
-    return [x]
+        return unary(builder.structure, "truncate", x)
+    return x
 
 
-def dropout(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    return None if x is None else [replace(x, dropouts=x.dropouts + 1)]
+@of_view
+def dropout(builder: Builder, node: Node, x: View) -> View:
+    return replace(x, dropouts=x.dropouts + 1)
 
 
-def gather(builder: Builder, node: Node) -> Result:
+def gather(builder: Builder, node: Node) -> View | None:
     axis = int(node.attribute("axis", 0))
     table, indices = builder.weight(node, 0), builder.view(node, 1)
     if table is not None and indices is not None and axis == 0:
@@ -78,7 +76,7 @@ def gather(builder: Builder, node: Node) -> Result:
             for number, size in enumerate(table.shape[1:])
         )
         value = builder.structure.value("entries of", *term, weights=(table.name,), cover=as_set(*new))
-        return [View(value, (*indices.dims, *new))]
+        return View(value, (*indices.dims, *new))
     x, chosen = builder.view(node), builder.array(node.inputs[1])
     if x is None or chosen is None:
         return None
@@ -88,20 +86,19 @@ def gather(builder: Builder, node: Node) -> Result:
     dims = reshaped((taken.dims[axis],), chosen.shape)
     if dims is None:
         return None
-    return [replace(taken, dims=(*taken.dims[:axis], *dims, *taken.dims[axis + 1 :]))]
+    return replace(taken, dims=(*taken.dims[:axis], *dims, *taken.dims[axis + 1 :]))
 
 
-def gather_nd(builder: Builder, node: Node) -> Result:
+@of_view
+def gather_nd(builder: Builder, node: Node, x: View) -> View | None:
     """Only indices that select each element once and in order, as of masks."""
-    x, indices = builder.view(node), builder.array(node.inputs[1])
-    if x is None or indices is None or node.attribute("batch_dims", 0):
+    indices = builder.array(node.inputs[1])
+    if indices is None or node.attribute("batch_dims", 0):
         return None
     depth = indices.shape[-1]
-    every = list(np.ndindex(*(extent(dim) for dim in x.dims[:depth])))
-    if [tuple(row) for row in indices.reshape(-1, depth).tolist()] != every:
-        return None
-    dims = reshaped(x.dims, builder.shape(node.outputs[0]))
-    return None if dims is None else [replace(x, dims=dims)]
+    every = list(np.ndindex(*map(extent, x.dims[:depth])))
+    is_each_once = [tuple(row) for row in indices.reshape(-1, depth).tolist()] == every
+    return _with_shape(x, builder.shape(node.outputs[0])) if is_each_once else None
 
 
 def _taken(builder: Builder, x: View, axis: int, positions: Sequence[int]) -> View:
@@ -119,28 +116,25 @@ def _taken(builder: Builder, x: View, axis: int, positions: Sequence[int]) -> Vi
     return replace(x, value=value, dims=(*x.dims[:axis], new, *x.dims[axis + 1 :]))
 
 
-def sliced(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    starts, ends = builder.ints(node, 1, "starts"), builder.ints(node, 2, "ends")
-    if x is None or starts is None or ends is None:
+@of_view
+def sliced(builder: Builder, node: Node, x: View) -> View | None:
+    starts, ends, axes, steps = (builder.ints(node, index) for index in range(1, 5))
+    if starts is None or ends is None:
         return None
-    axes = builder.ints(node, 3, "axes") or list(range(len(starts)))
-    steps = builder.ints(node, 4, "steps") or [1] * len(starts)
+    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis %= len(x.dims)
         positions = range(extent(x.dims[axis]))[slice(start, end if end > -(1 << 31) else None, step)]
         if not positions:
             return None
         x = _taken(builder, x, axis, list(positions))
-    return [x]
+    return x
 
 
-def split(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    if x is None:
-        return None
+@of_view
+def split(builder: Builder, node: Node, x: View) -> list[View] | None:
     axis, start = int(node.attribute("axis", 0)) % len(x.dims), 0
-    parts: list[View | None] = []
+    parts: list[View] = []
     for name in node.outputs:
         size = builder.shape(name)[axis] if name else 0
         if not size:
@@ -156,19 +150,16 @@ def concat(builder: Builder, node: Node) -> Result:
         return alias(builder, node)
     shape = builder.shape(node.outputs[0])
     axis = int(node.attribute("axis", 0)) % len(shape)
-    dims: Dims = ((),) * (len(shape) - 1)
+    rests = [(*ref.dims[:axis], *ref.dims[axis + 1 :]) for ref in refs if isinstance(ref, View)]
+    broadcast = builder.structure.broadcast(*rests)
+    if broadcast is None:
+        return None
+    dims, joined = broadcast
     parts: tuple[Any, ...] = ()
     weights: tuple[str, ...] = ()
-    joined: list[Any] = []
     for ref in refs:
         if ref is None:
             return None
-        if isinstance(ref, View):
-            rest = builder.structure.broadcast(dims, (*ref.dims[:axis], *ref.dims[axis + 1 :]))
-            if rest is None:
-                return None
-            dims = rest[0]
-            joined += rest[1].items
         inner = _parts_of(builder, ref, axis)
         parts += inner[0]
         weights += inner[1]
@@ -177,26 +168,24 @@ def concat(builder: Builder, node: Node) -> Result:
             dims = (*dims[:position], builder.structure.axis("broadcast", size), *dims[position + 1 :])
     new = builder.structure.axis("concatenated", shape[axis], parts, weights=weights)
     fact = Concatenated(new, parts, weights)
-    value = builder.structure.value("concatenated", parts, unordered(*joined), weights=weights, fact=fact)
-    return [View(value, (*dims[:axis], new, *dims[axis:]))]
+    value = builder.structure.value("concatenated", parts, joined, weights=weights, fact=fact)
+    return View(value, (*dims[:axis], new, *dims[axis:]))
 
 
 def _parts_of(builder: Builder, ref: Ref, axis: int) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """An operand of a concatenation, or the parts that it is concatenated of itself; and their weights."""
     if isinstance(ref, WeightTensor):
         return ((tuple(sorted(ref.shape)), ref.number),), (ref.name,)
-    whole: tuple[Any, ...] = ((OfValue(ref.value), ref.scale, in_terms(ref.dims[axis])),)
-    fact = builder.structure.facts.get(ref.value)
-    if not isinstance(fact, Concatenated) or fact.axis != ref.dims[axis]:
-        return whole, ()
-    return fact.parts if ref.scale == 1 else whole, fact.weights
+    match builder.structure.facts.get(ref.value):
+        case Concatenated(inner, parts, weights) if inner == ref.dims[axis] and ref.scale == 1:
+            return parts, weights
+    return ((OfValue(ref.value), ref.scale, in_terms(ref.dims[axis])),), ()
 
 
-def pad(builder: Builder, node: Node) -> Result:
-    x, pads = builder.view(node), builder.ints(node, 1, "pads")
-    number = builder.number(node, 2, float(node.attribute("value", 0.0)))
-    axes = builder.ints(node, 3, "axes")
-    if x is None or pads is None or node.attribute("mode", "constant") != "constant" or number is None:
+@of_view
+def pad(builder: Builder, node: Node, x: View) -> View | None:
+    pads, number, axes = builder.ints(node, 1), builder.number(node, 2, 0.0), builder.ints(node, 3)
+    if pads is None or node.attribute("mode", "constant") != "constant" or number is None:
         return None
     axes = list(range(len(x.dims))) if axes is None else [axis % len(x.dims) for axis in axes]
     dims = list(x.dims)
@@ -213,13 +202,14 @@ def pad(builder: Builder, node: Node) -> Result:
     term = unordered(*((in_terms(dim), begin, end) for dim, begin, end in origins.values()))
     fact = Padded(x.value, origins, fill)
     value = builder.structure.value("padded", OfValue(x.value), term, fill / x.scale, fact=fact)
-    return [View(value, tuple(dims), x.scale)]
+    return View(value, tuple(dims), x.scale)
 
 
-def resize(builder: Builder, node: Node) -> Result:
+@of_view
+def resize(builder: Builder, node: Node, x: View) -> View | None:
     """Interpolation along the axes whose size changes."""
-    x, out = builder.view(node), builder.shape(node.outputs[0])
-    if x is None or len(x.dims) != len(out) or builder.view(node, 1) is not None:
+    out = builder.shape(node.outputs[0])
+    if len(x.dims) != len(out) or builder.view(node, 1) is not None:
         return None
     mode = node.attribute("mode", "nearest")
     sizes = [extent(dim) for dim in x.dims]
@@ -250,11 +240,11 @@ def resize(builder: Builder, node: Node) -> Result:
         if dim != new
     )
     value = builder.structure.value("resized", OfValue(x.value), mode, how, unordered(*changed))
-    return [View(value, dims, x.scale)]
+    return View(value, dims, x.scale)
 
 
 def _factors(builder: Builder, node: Node, sizes: Sequence[int], out: Sequence[int]) -> list[float]:
-    """The factor along each dimension; zero where the sizes determine the sampled positions."""
+    """The factor along each dimension; zero if the sizes determine the sampled positions."""
     given = builder.array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     is_by_sizes = node.attribute("coordinate_transformation_mode", "half_pixel") == "align_corners"
     if given is None or is_by_sizes or len(given) != len(sizes):

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onnxgc.matching.normal_form import addition, affine, alignment, functions, multiplication
-from onnxgc.matching.normal_form.builder import Builder, Ref, Result, Rule
+from onnxgc.matching.normal_form.builder import Builder, Ref, Rule, of_view
 from onnxgc.matching.normal_form.constant_tables import Table, with_infinite_mask
 from onnxgc.matching.normal_form.dimensions import extent
 from onnxgc.matching.normal_form.entities import View, WeightTensor
-from onnxgc.matching.normal_form.index_wrapping import is_wrapped
 from onnxgc.matching.normal_form.terms import OfValue
 from onnxgc.matching.normal_form.value_graph import Structure, padded
 from onnxgc.model.core.ir import Node
@@ -20,43 +19,33 @@ from onnxgc.model.core.ir import Node
 def with_attributes(op: str) -> Rule:
     """The rule of an operator on one value without another form."""
 
-    def rule(builder: Builder, node: Node) -> Result:
-        x = builder.view(node)
-        settings = tuple(
-            sorted((k, v) for k, v in node.attributes.items() if isinstance(v, int | float | str))
-        )
-        return None if x is None else [functions.unary(builder.structure, op, x, settings)]
+    @of_view
+    def rule(builder: Builder, node: Node, x: View) -> View:
+        settings = sorted((k, v) for k, v in node.attributes.items() if isinstance(v, int | float | str))
+        return functions.unary(builder.structure, op, x, tuple(settings))
 
     return rule
 
 
 def by(function: Callable[[Structure, View], View]) -> Rule:
     """The rule of an operator without attributes on one value."""
-
-    def rule(builder: Builder, node: Node) -> Result:
-        x = builder.view(node)
-        return None if x is None else [function(builder.structure, x)]
-
-    return rule
+    return of_view(lambda builder, node, x: function(builder.structure, x))
 
 
 # -- sums and products ---------------------------------------------------------------------------
 
 
-def add(builder: Builder, node: Node) -> Result:
-    is_partial = builder.is_partial_sum(node.outputs[0])
-    return add_scaled(builder, [(ref, 1.0) for ref in builder.refs(node)], is_partial=is_partial)
-
-
-def sub(builder: Builder, node: Node) -> Result:
-    first, second = builder.refs(node)
-    is_partial = builder.is_partial_sum(node.outputs[0])
-    return add_scaled(builder, [(first, 1.0), (second, -1.0)], is_partial=is_partial)
+def add(builder: Builder, node: Node) -> View | None:
+    """Add, Sum and Sub."""
+    first, *others = builder.refs(node)
+    factor = -1.0 if node.op == "Sub" else 1.0
+    operands = [(first, 1.0), *((ref, factor) for ref in others)]
+    return add_scaled(builder, operands, is_partial=builder.is_partial_sum(node.outputs[0]))
 
 
 def add_scaled(
     builder: Builder, operands: Sequence[tuple[Ref | None, float]], *, is_partial: bool = False
-) -> Result:
+) -> View | None:
     """The sum of operands times factors; `is_partial` if its only consumer is a sum."""
     structure = builder.structure
     views = [affine.scaled(structure, ref, factor) for ref, factor in operands if isinstance(ref, View)]
@@ -70,18 +59,14 @@ def add_scaled(
         if result is None:
             return None
         if ref.table is not None:
-            table = _scaled_table(ref.table, factor)
+            table = ref.table.scaled(factor)
             result = affine.with_table(structure, result, ref.shape, table, is_added=True)
         elif ref.number is not None and _is_covered(result, ref):
             result = affine.plus_number(structure, result, factor * ref.number)
         elif ref.number is not None:
             number = replace(ref, number=factor * ref.number)
             result = affine.with_weight(structure, result, number, is_added=True)
-    return None if result is None else [result]
-
-
-def _scaled_table(table: Table, factor: float) -> Table:
-    return table.mapped(lambda number: number * factor)
+    return result
 
 
 def _is_covered(x: View, number: WeightTensor) -> bool:
@@ -92,27 +77,26 @@ def _is_covered(x: View, number: WeightTensor) -> bool:
     return all(size == 1 or size == extent(dim) for size, dim in pairs)
 
 
-def mul(builder: Builder, node: Node) -> Result:
+def mul(builder: Builder, node: Node) -> View | None:
     return times(builder, *builder.refs(node))
 
 
-def times(builder: Builder, first: Ref | None, second: Ref | None) -> Result:
+def times(builder: Builder, first: Ref | None, second: Ref | None) -> View | None:
     structure = builder.structure
     if isinstance(first, View) and isinstance(second, View):
-        result = multiplication.product(structure, first, second)
-        return None if result is None else [result]
+        return multiplication.product(structure, first, second)
     x, weight = (first, second) if isinstance(first, View) else (second, first)
     if not isinstance(x, View) or not isinstance(weight, WeightTensor):
         return None
     if weight.number is not None and _is_covered(x, weight):
         x = replace(x, dims=padded(x.dims, max(len(x.dims), len(weight.shape))))
-        return [affine.scaled(structure, x, weight.number)]
+        return affine.scaled(structure, x, weight.number)
     if weight.table is not None:
-        return [affine.with_table(structure, x, weight.shape, weight.table, is_added=False)]
-    return [affine.with_weight(structure, x, weight, is_added=False)]
+        return affine.with_table(structure, x, weight.shape, weight.table, is_added=False)
+    return affine.with_weight(structure, x, weight, is_added=False)
 
 
-def div(builder: Builder, node: Node) -> Result:
+def div(builder: Builder, node: Node) -> View | None:
     first, second = builder.refs(node)
     if not builder.is_floating(node.outputs[0]):
         return None
@@ -130,60 +114,53 @@ def div(builder: Builder, node: Node) -> Result:
     return times(builder, first, second)
 
 
-def power_rule(builder: Builder, node: Node) -> Result:
-    x, exponent = builder.view(node), builder.number(node, 1, 1.0)
-    return None if x is None or exponent is None else [functions.power(builder.structure, x, exponent)]
+@of_view
+def power(builder: Builder, node: Node, x: View) -> View | None:
+    exponent = builder.number(node, 1, 1.0)
+    return None if exponent is None else functions.power(builder.structure, x, exponent)
 
 
 # -- limits and choices --------------------------------------------------------------------------
 
 
-def clip(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
-    low = builder.number(node, 1, float(node.attribute("min", -math.inf)))
-    high = builder.number(node, 2, float(node.attribute("max", math.inf)))
-    if x is None or low is None or high is None:
-        return None
-    return [functions.clipped(builder.structure, x, low, high)]
+@of_view
+def clip(builder: Builder, node: Node, x: View) -> View | None:
+    low, high = builder.number(node, 1, -math.inf), builder.number(node, 2, math.inf)
+    return None if low is None or high is None else functions.clipped(builder.structure, x, low, high)
 
 
-def limit(builder: Builder, node: Node) -> Result:
-    """Max and Min: clipping where one of two operands is a number."""
+def limit(builder: Builder, node: Node) -> View | None:
+    """Max and Min: clipping if one of two operands is a number."""
     refs, is_max = builder.refs(node), node.op == "Max"
     views = [ref for ref in refs if isinstance(ref, View)]
     numbers = [ref.number for ref in refs if isinstance(ref, WeightTensor)]
     if len(views) == 1 and len(refs) == 2 and numbers[0] is not None:
         low, high = (numbers[0], math.inf) if is_max else (-math.inf, numbers[0])
-        return [functions.clipped(builder.structure, views[0], low, high)]
-    result = functions.elementwise(builder.structure, node.op, *_present(refs), is_ordered=False)
-    return None if result is None or len(refs) > 2 else [result]
+        return functions.clipped(builder.structure, views[0], low, high)
+    result = functions.elementwise(builder.structure, node.op, *refs, is_ordered=False)
+    return None if len(refs) > 2 else result
 
 
-def _present(refs: Sequence[Ref | None]) -> list[Ref]:
-    return [ref for ref in refs if ref is not None]
-
-
-def where(builder: Builder, node: Node) -> Result:
+def where(builder: Builder, node: Node) -> View | None:
     structure = builder.structure
     condition, first, second = builder.refs(node)
     if builder.is_floating(node.outputs[0]):
         first, second = _with_infinite_mask(first), _with_infinite_mask(second)
     match condition, first, second:
-        case View(), View(), View() if is_wrapped(structure, condition, first, second):
+        case View(), View(), View() if addition.is_wrapped(structure, condition, first, second):
             extents = builder.extents_indexed(node.outputs[0])
             if first in (affine.plus_number(structure, second, extent) for extent in extents):
-                return [second]
+                return second
         case View(dims=dims), WeightTensor(number=0.0), View() if _is_nan_guard(structure, condition, second):
             if dims == second.dims:
-                return [second]
+                return second
         case WeightTensor(table=Table() as seen), View(), WeightTensor(number=number) if number == -math.inf:
-            return [_masked(builder, first, condition, seen)]
+            return _masked(builder, first, condition, seen)
         case WeightTensor(table=Table() as hidden), WeightTensor(number=number), View() if (
             number == -math.inf
         ):
-            return [_masked(builder, second, condition, hidden.mapped(lambda flag: 1 - flag))]
-    result = functions.elementwise(structure, node.op, *_present((condition, first, second)))
-    return None if result is None else [result]
+            return _masked(builder, second, condition, hidden.mapped(lambda flag: 1 - flag))
+    return functions.elementwise(structure, node.op, condition, first, second)
 
 
 def _is_nan_guard(structure: Structure, condition: View, x: View) -> bool:
@@ -205,32 +182,26 @@ def _with_infinite_mask(ref: Ref | None) -> Ref | None:
     return ref
 
 
-def compare(builder: Builder, node: Node) -> Result:
-    result = functions.elementwise(builder.structure, node.op, *_present(builder.refs(node)))
-    return None if result is None else [result]
+def compare(builder: Builder, node: Node) -> View | None:
+    return functions.elementwise(builder.structure, node.op, *builder.refs(node))
 
 
 # -- activations ---------------------------------------------------------------------------------
 
 
-def relu(structure: Structure, x: View) -> View:
-    return functions.clipped(structure, x, 0.0, math.inf)
-
-
-def gelu(builder: Builder, node: Node) -> Result:
-    structure, x = builder.structure, builder.view(node)
-    if x is None:
-        return None
+@of_view
+def gelu(builder: Builder, node: Node, x: View) -> View | None:
+    structure = builder.structure
     if node.attribute("approximate", "none") == "tanh":
         cube = affine.scaled(structure, functions.power(structure, x, 3.0), 0.044715)
         inner = addition.total(structure, [x, cube])
         if inner is None:
             return None
-        gate = functions.tanh(structure, affine.scaled(structure, inner, math.sqrt(2 / math.pi)))
+        gate = functions.odd(structure, "Tanh", affine.scaled(structure, inner, math.sqrt(2 / math.pi)))
     else:
-        gate = functions.erf(structure, affine.scaled(structure, x, math.sqrt(0.5)))
+        gate = functions.odd(structure, "Erf", affine.scaled(structure, x, math.sqrt(0.5)))
     result = multiplication.product(structure, x, affine.plus_number(structure, gate, 1.0))
-    return None if result is None else [affine.scaled(structure, result, 0.5)]
+    return None if result is None else affine.scaled(structure, result, 0.5)
 
 
 def _hard_sigmoid_of(structure: Structure, x: View, alpha: float, beta: float) -> View:
@@ -238,24 +209,20 @@ def _hard_sigmoid_of(structure: Structure, x: View, alpha: float, beta: float) -
     return functions.clipped(structure, line, 0.0, 1.0)
 
 
-def hard_sigmoid(builder: Builder, node: Node) -> Result:
-    x = builder.view(node)
+@of_view
+def hard_sigmoid(builder: Builder, node: Node, x: View) -> View:
     alpha, beta = float(node.attribute("alpha", 0.2)), float(node.attribute("beta", 0.5))
-    return None if x is None else [_hard_sigmoid_of(builder.structure, x, alpha, beta)]
+    return _hard_sigmoid_of(builder.structure, x, alpha, beta)
 
 
-def hard_swish(builder: Builder, node: Node) -> Result:
-    structure, x = builder.structure, builder.view(node)
-    if x is None:
-        return None
-    result = multiplication.product(structure, x, _hard_sigmoid_of(structure, x, 1 / 6, 0.5))
-    return None if result is None else [result]
+@of_view
+def hard_swish(builder: Builder, node: Node, x: View) -> View | None:
+    structure = builder.structure
+    return multiplication.product(structure, x, _hard_sigmoid_of(structure, x, 1 / 6, 0.5))
 
 
-def swish(builder: Builder, node: Node) -> Result:
-    structure, x = builder.structure, builder.view(node)
-    if x is None:
-        return None
+@of_view
+def swish(builder: Builder, node: Node, x: View) -> View | None:
+    structure = builder.structure
     inner = affine.scaled(structure, x, float(node.attribute("alpha", 1.0)))
-    result = multiplication.product(structure, x, functions.unary(structure, "Sigmoid", inner, ()))
-    return None if result is None else [result]
+    return multiplication.product(structure, x, functions.unary(structure, "Sigmoid", inner, ()))

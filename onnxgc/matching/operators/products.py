@@ -6,72 +6,69 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxgc.matching.normal_form.affine import layer, linear, scaled, with_weight
-from onnxgc.matching.normal_form.builder import Builder, Ref, Result
-from onnxgc.matching.normal_form.dimensions import Atom, Dim, extent, merged, paired, reshaped
+from onnxgc.matching.normal_form.builder import Builder, Ref, of_view
+from onnxgc.matching.normal_form.dimensions import Atom, Dim, coinciding, extent, merged, reshaped
 from onnxgc.matching.normal_form.entities import View, WeightTensor
 from onnxgc.matching.normal_form.recognized_forms import Padded
 from onnxgc.matching.normal_form.terms import OfValue, in_terms, set_in_terms, unordered
 from onnxgc.matching.operators.elementwise import add_scaled
 from onnxgc.model.core.ir import Node
+from onnxgc.model.operators.facts import has_input
 
 
-def matmul(builder: Builder, node: Node) -> Result:
+def matmul(builder: Builder, node: Node) -> View | None:
     first, second = builder.refs(node)
     return _matrix_product(builder, first, second)
 
 
-def gemm(builder: Builder, node: Node) -> Result:
-    first, second = builder.refs(node)[:2]
-    first = _transposed(first) if node.attribute("transA", 0) else first
-    second = _transposed(second) if node.attribute("transB", 0) else second
-    result = _matrix_product(builder, first, second)
-    if result is None or result[0] is None:
+def gemm(builder: Builder, node: Node) -> View | None:
+    first, second = (
+        _transposed(ref) if node.attribute(setting, 0) else ref
+        for ref, setting in zip(builder.refs(node), ("transA", "transB"), strict=False)
+    )
+    product = _matrix_product(builder, first, second)
+    if product is None:
         return None
-    product = scaled(builder.structure, result[0], float(node.attribute("alpha", 1.0)))
-    if len(node.inputs) < 3 or not node.inputs[2]:
-        return [product]
+    product = scaled(builder.structure, product, float(node.attribute("alpha", 1.0)))
+    if not has_input(node, 2):
+        return product
     bias = builder.ref(node.inputs[2])
-    beta = float(node.attribute("beta", 1.0))
-    return add_scaled(builder, [(product, 1.0), (bias, beta)])
+    return add_scaled(builder, [(product, 1.0), (bias, float(node.attribute("beta", 1.0)))])
 
 
 def _transposed(ref: Ref | None) -> Ref | None:
-    if isinstance(ref, View):
-        return replace(ref, dims=(*ref.dims[:-2], ref.dims[-1], ref.dims[-2]))
-    if isinstance(ref, WeightTensor):
-        return replace(ref, shape=(*ref.shape[:-2], ref.shape[-1], ref.shape[-2]), is_transposed=True)
+    match ref:
+        case View(dims=(*batch, rows, columns)):
+            return replace(ref, dims=(*batch, columns, rows))
+        case WeightTensor(shape=(rows, columns)):
+            return replace(ref, shape=(columns, rows), is_transposed=not ref.is_transposed)
     return None
 
 
-def _matrix_product(builder: Builder, first: Ref | None, second: Ref | None) -> Result:
-    if isinstance(first, View) and isinstance(second, View):
-        result = product_of_views(builder, first, second)
-        return None if result is None else [result]
-    if isinstance(first, View) and isinstance(second, WeightTensor) and len(second.shape) == 2 and first.dims:
-        axis = int(second.is_transposed)
-        value, new = linear(builder.structure, first, first.dims[-1], second.shape[1], second.name, (axis,))
-        return [View(value, (*first.dims[:-1], new))]
-    if (
-        isinstance(first, WeightTensor)
-        and isinstance(second, View)
-        and len(first.shape) == 2
-        and len(second.dims) > 1
-    ):
-        axis = int(not first.is_transposed)
-        value, new = linear(builder.structure, second, second.dims[-2], first.shape[0], first.name, (axis,))
-        return [View(value, (*second.dims[:-2], new, second.dims[-1]))]
+def _matrix_product(builder: Builder, first: Ref | None, second: Ref | None) -> View | None:
+    match first, second:
+        case View(), View():
+            return product_of_views(builder, first, second)
+        case View(dims=(*rest, over)), WeightTensor(name, (_, size)):
+            axis = int(second.is_transposed)
+            value, new = linear(builder.structure, first, over, size, name, (axis,))
+            return View(value, (*rest, new))
+        case WeightTensor(name, (size, _)), View(dims=(*rest, over, columns)):
+            axis = int(not first.is_transposed)
+            value, new = linear(builder.structure, second, over, size, name, (axis,))
+            return View(value, (*rest, new, columns))
     return None
 
 
 def product_of_views(builder: Builder, first: View, second: View) -> View | None:
-    """A matrix product with batch dimensions; None where the dimensions do not fit."""
+    """A matrix product with batch dimensions; None if the dimensions do not fit."""
     if len(first.dims) < 2 or len(second.dims) < 2:
         return None
     aligned, crossing = builder.structure.separated(
         [(OfValue(v.value), v.dims[:-2]) for v in (first, second)]
     )
     batch = builder.structure.broadcast(*aligned)
-    pairs = paired(first.dims[-1], second.dims[-2])
+    pairs = coinciding(first.dims[-1], second.dims[-2])
     if batch is None or pairs is None:
         return None
     rows = _own(builder, first, first.dims[-2], 0)
@@ -82,7 +79,7 @@ def product_of_views(builder: Builder, first: View, second: View) -> View | None
         for p, q in _joined_runs(pairs)
     )
     batches = zip(reversed(first.dims[:-2]), reversed(second.dims[:-2]), strict=False)
-    shared = tuple(p for dims in batches for p, q in paired(*dims) or () if p == q)
+    shared = tuple(p for dims in batches for p, q in coinciding(*dims) or () if p == q)
     both = unordered(OfValue(first.value), OfValue(second.value))
     value = builder.structure.value(
         "matmul", both, unordered(*summed), batch[1], set_in_terms(shared), *crossing
@@ -90,13 +87,13 @@ def product_of_views(builder: Builder, first: View, second: View) -> View | None
     return View(value, (*batch[0], rows, columns), first.scale * second.scale)
 
 
-def _joined_runs(pairs: Sequence[tuple[Atom, Atom]]) -> list[tuple[Atom, Atom]]:
+def _joined_runs(pairs: Sequence[tuple[Atom, ...]]) -> list[tuple[Atom, ...]]:
     """The pairs in a canonical order, with consecutive runs joined."""
-    runs: list[tuple[Atom, Atom]] = []
+    runs: list[tuple[Atom, ...]] = []
     for pair in sorted(pairs, key=lambda pair: (pair[0].axis, -pair[0].stride)):
         both = [merged((end, start)) for end, start in zip(runs[-1], pair, strict=True)] if runs else []
         if both and all(len(run) == 1 for run in both):
-            runs[-1] = (both[0][0], both[1][0])
+            runs[-1] = tuple(run[0] for run in both)
         else:
             runs.append(pair)
     return runs
@@ -111,13 +108,15 @@ def _own(builder: Builder, view: View, dim: Dim, number: int) -> Dim:
     )
 
 
-def conv(builder: Builder, node: Node) -> Result:
-    x, weight = builder.view(node), builder.weight(node, 1)
-    if x is None or weight is None:
+@of_view
+def conv(builder: Builder, node: Node, x: View) -> View | None:
+    weight = builder.weight(node, 1)
+    if weight is None or builder.view(node, 2) is not None:
         return None
     kernel = weight.shape[2:]
     group = int(node.attribute("group", 1))
-    x, windows = sliding_windows(builder, node, x, kernel)
+    # Pads of a ConvTranspose crop its result.
+    x, windows = sliding_windows(builder, node, x, kernel, (0.0,) if node.op == "Conv" else ())
     channels = x.dims[1]
     out = builder.shape(node.outputs[0])
     size = weight.shape[1] * group if node.op == "ConvTranspose" else weight.shape[0]
@@ -149,19 +148,19 @@ def _separate_windows(windows: Windows) -> list[tuple[Dim, Dim]] | None:
 
     A convolution with such windows is a matrix times each window: pointwise, of patches, or global.
     """
-    found: list[tuple[Dim, Dim]] = []
+    split: list[tuple[Dim, Dim]] = []
     for dim, (kernel, stride, dilation, *pads) in windows:
         size = extent(dim)
         is_separate = kernel == size or (kernel == stride and size % kernel == 0)
         cut = reshaped((dim,), (size // kernel, kernel)) if is_separate else None
         if cut is None or any(pads) or (dilation != 1 and kernel != 1):
             return None
-        found.append((cut[1], cut[0]))
-    return found
+        split.append((cut[1], cut[0]))
+    return split
 
 
 def sliding_windows(
-    builder: Builder, node: Node, x: View, kernel: Sequence[int], fills: Sequence[float] = (0.0,)
+    builder: Builder, node: Node, x: View, kernel: Sequence[int], fills: Sequence[float]
 ) -> tuple[View, Windows]:
     """The windows of a node and their operand; a preceding Pad with one of the `fills` is absorbed."""
     rank = len(kernel)
@@ -213,9 +212,9 @@ def spatial_dims(builder: Builder, node: Node, x: View, windows: Windows, out: t
     return result
 
 
-def _with_bias(builder: Builder, node: Node, x: View) -> Result:
+def _with_bias(builder: Builder, node: Node, x: View) -> View:
     bias = builder.weight(node, 2)
     if bias is None or bias.number == 0:
-        return [x]
+        return x
     spatial = replace(bias, shape=(*bias.shape, *(1,) * (len(x.dims) - 2)))
-    return [with_weight(builder.structure, x, spatial, is_added=True)]
+    return with_weight(builder.structure, x, spatial, is_added=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from onnxgc.matching.normal_form import functions
@@ -11,8 +12,6 @@ from onnxgc.matching.normal_form.value_graph import Structure
 from onnxgc.matching.operators import data_movement, einsum, elementwise, products, reductions
 from onnxgc.model.core.ir import TrainableModel
 
-_ALIASES = ("Identity",)
-_SHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _WITH_ATTRIBUTES = (
     "Sigmoid",
     "Log",
@@ -29,8 +28,8 @@ _WITH_ATTRIBUTES = (
     "IsNaN",
 )
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_ALIASES, data_movement.alias),
-    **dict.fromkeys(_SHAPES, data_movement.reshape),
+    "Identity": data_movement.alias,
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), data_movement.reshape),
     **{op: elementwise.with_attributes(op) for op in _WITH_ATTRIBUTES},
     **dict.fromkeys(
         ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"),
@@ -40,6 +39,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool"), reductions.pool),
     **dict.fromkeys(("Conv", "ConvTranspose"), products.conv),
     **dict.fromkeys(("Softmax", "LogSoftmax"), reductions.softmax),
+    **dict.fromkeys(("Add", "Sum", "Sub"), elementwise.add),
     **dict.fromkeys(("Max", "Min"), elementwise.limit),
     **dict.fromkeys(
         ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or"), elementwise.compare
@@ -49,19 +49,16 @@ RULES: Mapping[str, Rule] = {
     "Expand": data_movement.expand,
     "Cast": data_movement.cast,
     "Dropout": data_movement.dropout,
-    "Relu": elementwise.by(elementwise.relu),
+    "Relu": elementwise.by(lambda structure, x: functions.clipped(structure, x, 0.0, math.inf)),
     "Neg": elementwise.by(lambda structure, x: scaled(structure, x, -1.0)),
     "Sqrt": elementwise.by(lambda structure, x: functions.power(structure, x, 0.5)),
     "Reciprocal": elementwise.by(lambda structure, x: functions.power(structure, x, -1.0)),
-    "Erf": elementwise.by(functions.erf),
-    "Tanh": elementwise.by(functions.tanh),
+    "Erf": elementwise.by(lambda structure, x: functions.odd(structure, "Erf", x)),
+    "Tanh": elementwise.by(lambda structure, x: functions.odd(structure, "Tanh", x)),
     "Exp": elementwise.by(functions.exp),
-    "Add": elementwise.add,
-    "Sum": elementwise.add,
-    "Sub": elementwise.sub,
     "Mul": elementwise.mul,
     "Div": elementwise.div,
-    "Pow": elementwise.power_rule,
+    "Pow": elementwise.power,
     "Clip": elementwise.clip,
     "Gelu": elementwise.gelu,
     "HardSigmoid": elementwise.hard_sigmoid,

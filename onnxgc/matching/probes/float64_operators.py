@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def _elu(x: Array, alpha: float, gamma: float = 1.0) -> Array:
     return np.asarray(np.where(x > 0, gamma * x, gamma * alpha * (np.exp(np.minimum(x, 0.0)) - 1)))
 
 
-def _gelu(x: Array, approximate: Any) -> Array:
-    if approximate in ("tanh", b"tanh"):
+def _gelu(x: Array, approximate: str) -> Array:
+    if approximate == "tanh":
         return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
     return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
 
@@ -40,13 +41,7 @@ def _plain(function: Callable[..., Any]) -> Rule:
 
 
 def _folded(function: Callable[[Any, Any], Any]) -> Rule:
-    def rule(node: Node, x: Sequence[Operand]) -> Array:
-        result: Any = x[0]
-        for operand in x[1:]:
-            result = function(result, operand)
-        return np.asarray(result)
-
-    return rule
+    return lambda node, x: np.asarray(reduce(function, x))
 
 
 def _with(function: Callable[..., Any], **defaults: float) -> Rule:
@@ -54,13 +49,6 @@ def _with(function: Callable[..., Any], **defaults: float) -> Rule:
     return lambda node, x: np.asarray(
         function(x[0], *(float(node.attribute(key, default)) for key, default in defaults.items()))
     )
-
-
-def _clip(node: Node, x: Sequence[Operand]) -> Array:
-    low, high = (*x[1:], -math.inf, math.inf)[:2] if len(x) > 1 else (None, None)
-    low = node.attribute("min", -math.inf) if low is None else low
-    high = node.attribute("max", math.inf) if high is None or len(x) == 2 else high
-    return np.asarray(np.clip(x[0], low, high))
 
 
 OF_NUMBERS: Mapping[str, Rule] = {
@@ -88,7 +76,7 @@ OF_NUMBERS: Mapping[str, Rule] = {
     "HardSwish": _plain(lambda x: x * np.clip(x / 6 + 0.5, 0.0, 1.0)),
     "Swish": _with(lambda x, alpha: x * _sigmoid(alpha * x), alpha=1.0),
     "Gelu": lambda node, x: _gelu(np.asarray(x[0]), node.attribute("approximate", "none")),
-    "Clip": _clip,
+    "Clip": _plain(lambda x, low=-math.inf, high=math.inf: np.clip(x, low, high)),
     "Add": _folded(np.add),
     "Sum": _folded(np.add),
     "Sub": _folded(np.subtract),

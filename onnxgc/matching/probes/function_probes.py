@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxgc.matching.normal_form.builder import number_of
 from onnxgc.matching.probes.float64_operators import OF_NUMBERS, Operand, Rule
-from onnxgc.model.core.ir import Array, Node, TrainableModel
+from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
 
 INNER_SAMPLES = np.linspace(-16.0, 16.0, 641)
 # One of two spellings may overflow here.
@@ -21,7 +20,6 @@ _DENSE_SAMPLES = np.linspace(-1.0, 1.0, 1999)
 _SAMPLES = np.concatenate([INNER_SAMPLES, _OUTER_SAMPLES, _DENSE_SAMPLES])
 # The rounding error of an operator; differences of nearly equal numbers amplify it.
 _ROUNDING_ERROR = 1e-9
-_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +39,19 @@ class Function:
 
 def number_functions(model: TrainableModel) -> dict[str, Function]:
     """The tensors that are an elementwise function of one other tensor and of constants."""
-    found: dict[str, Function] = {}
+    functions: dict[str, Function] = {}
     for node in model.nodes:
-        function = _function(model, node, found)
+        function = _function(model, node, functions)
         if function is not None:
-            found[node.outputs[0]] = function
-    return found
+            functions[node.outputs[0]] = function
+    return functions
 
 
 def elementwise_rule(node: Node) -> Rule | None:
     """The rule of an elementwise operator; None for other operators."""
     if node.domain or node.once or not all(node.inputs):
         return None
-    if node.op == "Cast" and node.attribute("to") in _FLOATS:
+    if node.op == "Cast" and TensorType(node.attribute("to"), ()).is_floating:
         return OF_NUMBERS["Identity"]
     return OF_NUMBERS.get(node.op)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from onnxgc.matching.graph_helpers import reachable
 from onnxgc.matching.normal_form.builder import number_of
 from onnxgc.matching.probes.float64_operators import OF_ROWS, REDUCTIONS, Operand
 from onnxgc.matching.probes.function_probes import Function, elementwise_rule
 from onnxgc.model.core.ir import Array, Node, TrainableModel
+from onnxgc.model.operators.facts import has_input
+from onnxgc.model.operators.reductions import reduced_axes
 
 # Deviations and means of samples: usual ones, large ones, those near an epsilon that is added to a deviation,
 # and those of which a first activation leaves little or all.
@@ -51,7 +54,7 @@ class RowFunctions:
 
     def find(self) -> dict[str, Function]:
         """The tensors that are a function of rows of one other tensor and of constants."""
-        found: dict[str, Function] = {}
+        functions: dict[str, Function] = {}
         unread = Counter(name for node in self.model.nodes for name in node.inputs)
         self._producers = {node.outputs[0]: node for node in self.model.nodes if node.outputs}
         for node in self.model.nodes:
@@ -60,12 +63,12 @@ class RowFunctions:
                 self._known[node.outputs[0]] = row
                 function = self._function(node.outputs[0], row)
                 if function is not None:
-                    found[node.outputs[0]] = function
+                    functions[node.outputs[0]] = function
             unread.subtract(node.inputs)
             for name in node.inputs:
                 if not unread[name]:
                     self._known.pop(name, None)
-        return found
+        return functions
 
     def _function(self, name: str, row: _Row) -> Function | None:
         """A function whose result has the shape of its operand, or of that reduced."""
@@ -120,23 +123,23 @@ class RowFunctions:
 
     def _on_rows(self, name: str, of: str, over: tuple[int, ...]) -> Array:
         """The values of a function of numbers on samples of rows."""
-        pending, values = [name], {of: _samples(self.model.types[of].shape, over)}
-        while pending:
-            node = self._producers[pending[-1]] if pending[-1] not in values else None
-            missing = [n for n in node.inputs if n in self.of_numbers and n not in values] if node else []
-            if node is None:
-                pending.pop()
-            elif missing:
-                pending += missing
-            else:
-                operands: list[Operand] = []
-                for operand in node.inputs:
-                    number = number_of(self.model, operand)
-                    operands.append(values[operand] if number is None else number)
-                rule = elementwise_rule(node)
-                assert rule is not None
-                values[pending.pop()] = np.asarray(rule(node, operands), np.float64)
-        return values[name]
+        values: dict[str, Operand] = {of: _samples(self.model.types[of].shape, over)}
+
+        def operands_of(result: str) -> Sequence[str]:
+            return self._producers[result].inputs if result in self.of_numbers else ()
+
+        needed = reachable([name], operands_of) & self.of_numbers.keys()
+        for result in filter(needed.__contains__, self._producers):
+            for operand in operands_of(result):
+                number = number_of(self.model, operand)
+                if number is not None:
+                    values[operand] = number
+            node = self._producers[result]
+            rule = elementwise_rule(node)
+            assert rule is not None
+            operands = [values[operand] for operand in node.inputs]
+            values[result] = np.asarray(rule(node, operands), np.float64)
+        return np.asarray(values[name])
 
     def _along(self, node: Node) -> _Row | None:
         axes = self._axes(node)
@@ -156,16 +159,13 @@ class RowFunctions:
 
     def _axes(self, node: Node) -> tuple[int, ...]:
         rank = len(self.model.types[node.inputs[0]].shape)
+        if node.op == "MeanVarianceNormalization":
+            return tuple(sorted(axis % rank for axis in node.attribute("axes", [0, 2, 3])))
         if node.op in OF_ROWS:
-            given = node.attribute("axes", [0, 2, 3]) if node.op[0] == "M" else [node.attribute("axis", -1)]
-        elif node.attribute("axes") is not None:
-            given = node.attribute("axes")
-        elif len(node.inputs) > 1 and node.inputs[1]:
-            weight = self.model.weights.get(node.inputs[1])
-            given = [] if weight is None else np.asarray(weight.load()).reshape(-1)
-        else:
-            given = [] if node.attribute("noop_with_empty_axes", 0) else range(rank)
-        return tuple(sorted(int(axis) % rank for axis in given))
+            return (int(node.attribute("axis", -1)) % rank,)
+        if has_input(node, 1) and node.inputs[1] not in self.model.weights:
+            return ()
+        return tuple(sorted(reduced_axes(node, rank, lambda name: self.model.weights[name].load())))
 
     def _reshaped(self, node: Node) -> _Row | None:
         """One number per row, after dimensions of size 1 are added or removed, or repeated along the row."""
@@ -177,8 +177,8 @@ class RowFunctions:
         dropped = tuple(size for axis, size in enumerate(full) if axis not in row.over)
         before, after = (self.model.types[name].shape for name in (node.inputs[0], node.outputs[0]))
         is_moved = before in (kept, dropped) and after in (kept, dropped) and node.op != "Expand"
-        is_spread = before == kept and after in (kept, full) and node.op == "Expand"
-        return row if is_moved or is_spread else None
+        is_repeated = before == kept and after in (kept, full) and node.op == "Expand"
+        return row if is_moved or is_repeated else None
 
 
 def _reduced(shape: tuple[int, ...], over: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ one row, is identified by its values: two functions that agree on all samples ar
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -28,42 +29,42 @@ def differently_spelled(
     Equal functions of the two models have the same number.
     """
     kinds: list[Function] = []
-    sides: list[dict[str, IdentifiedFunction]] = []
-    forms: list[dict[int, set[Any]]] = []
-    for model, structure in (a, b):
-        found: dict[str, IdentifiedFunction] = {}
-        of_kind: dict[int, set[Any]] = {}
-        known_forms = _NormalForms(structure)
-        for name, function in functions_of(model).items():
-            is_known = {name, function.of} <= structure.views.keys()
-            if not is_known or (not function.over and _is_affine(function.values)):
-                continue
-            kind = next((k for k, known in enumerate(kinds) if _agree(known, function)), len(kinds))
-            if kind == len(kinds):
-                kinds.append(function)
-            found[name] = IdentifiedFunction(function.of, kind, function.over)
-            of_kind.setdefault(kind, set()).add(known_forms.of(name, function.of))
-        sides.append(found)
-        forms.append(of_kind)
-    shared = forms[0].keys() & forms[1].keys()
-    different = {kind for kind in shared if forms[0][kind] != forms[1][kind]}
-    inside = [_inside_unshared(model, side, shared) for side, (model, _) in zip(sides, (a, b), strict=True)]
-    first, second = (
-        {
-            name: function
-            for name, function in side.items()
-            if function.kind in different and name not in others
-        }
-        for side, others in zip(sides, inside, strict=True)
+    functions_a, forms_a = _identified(*a, kinds)
+    functions_b, forms_b = _identified(*b, kinds)
+    shared = forms_a.keys() & forms_b.keys()
+    different = {kind for kind in shared if forms_a[kind] != forms_b[kind]}
+    inside_a = _inside_unshared(a[0], functions_a, shared)
+    inside_b = _inside_unshared(b[0], functions_b, shared)
+    return (
+        {name: f for name, f in functions_a.items() if f.kind in different and name not in inside_a},
+        {name: f for name, f in functions_b.items() if f.kind in different and name not in inside_b},
     )
-    return first, second
+
+
+def _identified(
+    model: TrainableModel, structure: Structure, kinds: list[Function]
+) -> tuple[dict[str, IdentifiedFunction], dict[int, set[Any]]]:
+    """The functions by tensor, and the normal forms of each kind; appends new functions to `kinds`."""
+    identified: dict[str, IdentifiedFunction] = {}
+    forms: dict[int, set[Any]] = defaultdict(set)
+    normal_forms = _NormalForms(structure)
+    for name, function in functions_of(model).items():
+        is_known = {name, function.of} <= structure.views.keys()
+        if not is_known or (not function.over and _is_affine(function.values)):
+            continue
+        kind = next((k for k, known in enumerate(kinds) if _agree(known, function)), len(kinds))
+        if kind == len(kinds):
+            kinds.append(function)
+        identified[name] = IdentifiedFunction(function.of, kind, function.over)
+        forms[kind].add(normal_forms.form_of(name, function.of))
+    return identified, forms
 
 
 def functions_of(model: TrainableModel) -> dict[str, Function]:
     """The tensors that are a function of one other tensor and of constants, elementwise or of rows."""
     with np.errstate(all="ignore"):
-        found = number_functions(model)
-        return found | RowFunctions(model, found).find()
+        of_numbers = number_functions(model)
+        return of_numbers | RowFunctions(model, of_numbers).find()
 
 
 def _inside_unshared(
@@ -71,7 +72,7 @@ def _inside_unshared(
 ) -> set[str]:
     """The functions inside a larger function that the other model does not have."""
     results: dict[str, list[str]] = {name: [] for name in side}
-    found: set[str] = set()
+    inside: set[str] = set()
     for node in model.nodes:
         result = side.get(node.outputs[0]) if node.outputs else None
         for name in node.inputs:
@@ -80,9 +81,9 @@ def _inside_unshared(
                 results[name].append(node.outputs[0])
     for name in reversed(list(side)):
         is_unshared = not results[name] and side[name].kind not in shared
-        if is_unshared or not found.isdisjoint(results[name]):
-            found.add(name)
-    return found
+        if is_unshared or not inside.isdisjoint(results[name]):
+            inside.add(name)
+    return inside
 
 
 def _is_affine(values: Array) -> bool:
@@ -114,7 +115,7 @@ class _NormalForms:
         self._structure = structure
         self._known: dict[int, dict[int, str]] = {}
 
-    def of(self, tensor: str, start_tensor: str) -> tuple[str, ...]:
+    def form_of(self, tensor: str, start_tensor: str) -> tuple[str, ...]:
         start, end = self._structure.views[start_tensor], self._structure.views[tensor]
         known = self._known.setdefault(start.value, {start.value: "x"})
         pending = [end.value]

@@ -44,18 +44,18 @@ def may_fold(node: Node) -> bool:
 def evaluate(
     node: Node, values: Mapping[str, Array], outputs: Mapping[str, TensorType], opset: int
 ) -> dict[str, Array] | None:
-    """The node's outputs; None where evaluation fails or contradicts their inferred shapes."""
+    """The node's outputs; None if evaluation fails or contradicts their inferred shapes."""
     feeds = {name: values[name] for name in node.inputs if name}
     names = [name for name in node.outputs if name]
     try:
         # Runtimes divide by zero without a warning, and so does folding.
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(_one_node(node, names, opset)).run(names, feeds)
+            computed = ReferenceEvaluator(_one_node(node, names, opset)).run(names, feeds)
     except Exception as error:  # Each operator of the evaluator has its own exceptions.
         logger.debug("node %s (%s) is not folded: %s", node.name, node.op, error)
         return None
     results: dict[str, Array] = {}
-    for name, value in zip(names, found, strict=True):
+    for name, value in zip(names, computed, strict=True):
         array = np.asarray(value)
         expected = outputs.get(name)
         if expected is None or array.shape != expected.shape:

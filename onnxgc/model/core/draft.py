@@ -6,6 +6,7 @@ reading depends on the size of the graph, not on the size of its weights.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from onnxgc.errors import ModelFileError
+from onnxgc.errors import ModelFileError, ShapeError
 from onnxgc.model.core.ir import EMPTY_ATTRIBUTES, Node, TensorType, Weight
 
-# Connects the first state of a Loop or Scan to its body, where bodies are inlined into the graph.
+# Connects the first state of a Loop or Scan to its body, if bodies are inlined into the graph.
 INITIAL_STATE = "InitialState"
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -60,20 +61,31 @@ class Draft:
 
     def consumers(self) -> dict[str, list[tuple[Node, int]]]:
         """The nodes that read each tensor, each with the input's index (-1 from inside a subgraph)."""
-        readers: dict[str, list[tuple[Node, int]]] = {}
+        readers: defaultdict[str, list[tuple[Node, int]]] = defaultdict(list)
         for node in self.nodes:
             for index, name in enumerate(node.inputs):
                 if name:
-                    readers.setdefault(name, []).append((node, index))
+                    readers[name].append((node, index))
             for name in captured_names(node):
-                readers.setdefault(name, []).append((node, -1))
-        return readers
+                readers[name].append((node, -1))
+        return dict(readers)
 
     def type_of(self, name: str) -> TensorType | None:
-        """The static type of a tensor or weight; None where unknown."""
+        """The static type of a tensor or weight; None if unknown."""
         if name in self.weights:
             return self.weights[name].type
         return self.types.get(name)
+
+    def required_type(self, name: str) -> TensorType:
+        """The static type of a tensor or weight.
+
+        Raises:
+            ShapeError: the tensor has no static shape.
+        """
+        kind = self.type_of(name)
+        if kind is None:
+            raise ShapeError(self.problems.get(name, f"tensor '{name}' has no static shape"))
+        return kind
 
     def without_stale_types(self) -> Draft:
         """The draft without types of removed tensors, whose names may be used again."""
@@ -103,10 +115,7 @@ class NameSource:
 
 def captured_names(node: Node) -> tuple[str, ...]:
     """Outer tensors read by a node's subgraphs (If, Loop, Scan)."""
-    found: dict[str, None] = {}
-    for graph in subgraphs(node):
-        found.update(dict.fromkeys(_captured_by(graph)))
-    return tuple(found)
+    return tuple(dict.fromkeys(name for graph in subgraphs(node) for name in _captured_by(graph)))
 
 
 def reads_of(node: Node) -> tuple[str, ...]:
@@ -189,6 +198,14 @@ def subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
             yield from (item for item in value if isinstance(item, onnx.GraphProto))
 
 
+def nodes_in(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a body, and of the bodies inside it."""
+    for node in graph.node:
+        yield node
+        for subgraph in _graphs_inside(node):
+            yield from nodes_in(subgraph)
+
+
 def _graphs_inside(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -199,13 +216,13 @@ def _graphs_inside(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 def _captured_by(graph: onnx.GraphProto) -> list[str]:
     inner = {value.name for value in graph.input} | {value.name for value in graph.initializer}
     inner.update(output for node in graph.node for output in node.output)
-    found: list[str] = []
+    read: list[str] = []
     for node in graph.node:
-        found += [name for name in node.input if name]
+        read += filter(None, node.input)
         for subgraph in _graphs_inside(node):
-            found += _captured_by(subgraph)
-    found += [value.name for value in graph.output]
-    return [name for name in found if name not in inner]
+            read += _captured_by(subgraph)
+    read += [value.name for value in graph.output]
+    return [name for name in read if name not in inner]
 
 
 def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
@@ -239,7 +256,7 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
 
 
 def unused_name(wanted: str, taken: Container[str]) -> str:
-    """`wanted`, with a suffix where it is taken."""
+    """`wanted`, with a suffix if it is taken."""
     name, suffix = wanted, 1
     while name in taken:
         suffix += 1

@@ -59,8 +59,8 @@ class TensorType:
 class Node:
     """One operator.
 
-    `inputs` contains "" where an optional input is absent. `origin` is the name of the source model's node
-    from which this one was lowered, `module` the path of its module where the file records it. `rule` is the
+    `inputs` contains "" if an optional input is absent. `origin` is the name of the source model's node
+    from which this one was lowered, `module` the path of its module if the file records it. `rule` is the
     key of its gradient rule, normally the operator's name; the empty rule stops the gradient. `once` marks
     a node that runs exactly once a step (batch statistics, running statistics): its results are kept and
     it is never recomputed.
@@ -132,7 +132,7 @@ class TrainableModel:
     `weights` contains every parameter, statistic and constant by name; `parameters` and `statistics` list
     the first two kinds, and all other weights are constants. `inputs` are the source model's inputs,
     `targets` the loss's (`labels` or `target`), each in `types`. `outputs` are the source model's outputs;
-    where the loss absorbed a trailing Softmax, the tensor before it. `loss` is the scalar to minimise.
+    if the loss absorbed a trailing Softmax, the tensor before it. `loss` is the scalar to minimise.
     `notes` report to the user the changes and assumptions made while reading. `domains` are the versions
     of operator sets other than ONNX's own. `draw` names an additional int64 input, the step counter that
     seeds random numbers; it is empty if there are none.

@@ -14,7 +14,7 @@ ValueOf = Callable[[str], Array | None]
 
 
 def cast_like_as_cast(node: Node, type_of: TypeOf) -> Node:
-    """CastLike as the equivalent Cast, where the types are known."""
+    """CastLike as the equivalent Cast, if the types are known."""
     if node.domain or node.op != "CastLike":
         return node
     like = type_of(node.inputs[1])

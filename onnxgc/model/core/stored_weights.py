@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -45,6 +46,11 @@ class StoredWeight:
     @property
     def is_external(self) -> bool:
         return self.tensor.data_location == onnx.TensorProto.EXTERNAL
+
+    @property
+    def external_data(self) -> dict[str, str]:
+        """The entries for its external file."""
+        return {entry.key: entry.value for entry in self.tensor.external_data}
 
     def load(self) -> Array:
         try:
@@ -88,14 +94,14 @@ def is_external(weight: Weight) -> bool:
 
 
 def peek(weight: Weight) -> Array | None:
-    """The weight's value, memory-mapped where it is external; None where mapping fails."""
-    if not isinstance(weight, StoredWeight) or not weight.is_external:
-        return weight.load()
+    """The weight's value, memory-mapped if it is external; None if mapping fails."""
     file = external_file(weight)
-    entries = {entry.key: entry.value for entry in weight.tensor.external_data}
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(weight.tensor.data_type))
+    if file is None or not isinstance(weight, StoredWeight):
+        return weight.load()
+    dtype = helper.tensor_dtype_to_np_dtype(weight.tensor.data_type)
     try:
-        return np.memmap(str(file), dtype, "r", int(entries.get("offset", 0)), weight.type.shape)
+        offset = int(weight.external_data.get("offset", 0))
+        return np.memmap(file, dtype, "r", offset, weight.type.shape)
     except (OSError, ValueError):
         return None
 
@@ -113,8 +119,7 @@ def external_file(weight: Weight) -> str | None:
     """The external file that contains a weight; None for a weight in the model's own file."""
     if not isinstance(weight, StoredWeight) or not weight.is_external:
         return None
-    locations = {entry.key: entry.value for entry in weight.tensor.external_data}
-    return os.path.join(weight.folder, locations.get("location", ""))
+    return os.path.join(weight.folder, weight.external_data.get("location", ""))
 
 
 def initializers(graph: onnx.GraphProto, folder: str) -> dict[str, Weight]:
@@ -148,7 +153,7 @@ def constant_value(node: onnx.NodeProto, folder: str) -> Weight:
 
 
 def filled_value(node: Node, weights: Mapping[str, Weight]) -> FilledWeight | None:
-    """The value of a ConstantOfShape node; None where its shape is computed or fed."""
+    """The value of a ConstantOfShape node; None if its shape is computed or fed."""
     shape = weights.get(node.inputs[0])
     if shape is None or is_external(shape):
         return None
@@ -173,10 +178,9 @@ _VALUE_DTYPES: Mapping[str, Any] = {
 def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
     if tensor.name == name:
         return tensor
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    return copy
+    named = deepcopy(tensor)
+    named.name = name
+    return named
 
 
 def _sparse(name: str) -> ModelFileError:

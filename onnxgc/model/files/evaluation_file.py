@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any
 
 import onnx
 from onnx import external_data_helper, helper
@@ -44,8 +46,7 @@ class EvaluationFile:
         Raises:
             UnsupportedOperatorError: a weight is inside a body or branch.
         """
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self._file)
+        proto = deepcopy(self._file)
         graph = proto.graph
         missing = {
             name: _tensor(name, value_of(name, dtype), dtype) for name, dtype in self._supplied.items()
@@ -97,25 +98,17 @@ def _without_contents(
     supplied: Mapping[str, int],
 ) -> onnx.ModelProto:
     """A copy of the file in which supplied weights are empty and all others are embedded."""
-    shell = onnx.ModelProto()
-    for descriptor, value in source.ListFields():
-        if descriptor.name == "graph":
-            continue
-        if descriptor.is_repeated:
-            getattr(shell, descriptor.name).extend(value)
-        else:
-            setattr(shell, descriptor.name, value)
+    shell = onnx.ModelProto(**_fields_except("graph", source))
+    shell.graph.MergeFrom(onnx.GraphProto(**_fields_except("initializer", source.graph)))
     graph = shell.graph
-    for descriptor, value in source.graph.ListFields():
-        if descriptor.name == "initializer":
-            graph.initializer.extend(_emptied(tensor, supplied, folder) for tensor in value)
-        elif descriptor.is_repeated:
-            getattr(graph, descriptor.name).extend(value)
-        else:
-            setattr(graph, descriptor.name, value)
+    graph.initializer.extend(_emptied(tensor, supplied, folder) for tensor in source.graph.initializer)
     _separate_statistics(graph, nodes, weights)
     _set_evaluation_mode(graph)
     return shell
+
+
+def _fields_except(name: str, proto: onnx.ModelProto | onnx.GraphProto) -> dict[str, Any]:
+    return {descriptor.name: value for descriptor, value in proto.ListFields() if descriptor.name != name}
 
 
 def _emptied(tensor: onnx.TensorProto, supplied: Mapping[str, int], folder: str) -> onnx.TensorProto:
@@ -127,8 +120,7 @@ def _emptied(tensor: onnx.TensorProto, supplied: Mapping[str, int], folder: str)
             doc_string=tensor.doc_string,
             metadata_props=tensor.metadata_props,
         )
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     if copy.data_location == onnx.TensorProto.EXTERNAL:
         external_data_helper.load_external_data_for_tensor(copy, folder)
         copy.data_location = onnx.TensorProto.DEFAULT

@@ -6,27 +6,19 @@ import os
 import stat
 import warnings
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, inliner, shape_inference
+from onnx.serialization import registry
 
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.draft import ONNX_DOMAINS, fresh_name
 from onnxgc.model.files.contrib_domain import move_to_runtime_domain
 
-_TEXT_SUFFIXES = (
-    ".json",
-    ".textproto",
-    ".prototxt",
-    ".onnxtxt",
-    ".onnxjson",
-    ".onnxtext",
-    ".txtpb",
-    ".pbtxt",
-)
 _CONSTANT_MARK = "onnxgc constant of "
 # A model file begins with the field `ir_version`: field 1, a varint.
 _FIRST_BYTE = b"\x08"
@@ -105,11 +97,12 @@ def load_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
 
 def is_text(path: str | os.PathLike[str]) -> bool:
     """Whether a file is ONNX in a text form, by its suffix."""
-    return os.fspath(path).endswith(_TEXT_SUFFIXES)
+    suffix = os.path.splitext(os.fspath(path))[1]
+    return registry.get_format_from_file_extension(suffix) not in (None, "protobuf")
 
 
 def model_files(source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """A model's file and the files of its external data; only the first where the model cannot be read."""
+    """A model's file and the files of its external data; only the first if the model cannot be read."""
     path = os.fspath(source)
     try:
         check_model_file(path)
@@ -117,28 +110,22 @@ def model_files(source: str | os.PathLike[str]) -> tuple[str, ...]:
     except Exception:
         return (path,)
     folder = os.path.dirname(os.path.abspath(path))
-    found = {
-        entry.value
-        for tensor in graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    return (path, *(os.path.join(folder, name) for name in sorted(found)))
+    entries = (entry for tensor in graph.initializer for entry in tensor.external_data)
+    names = sorted({entry.value for entry in entries if entry.key == "location"})
+    return (path, *(os.path.join(folder, name) for name in names))
 
 
 def _with_weights_as_inputs(graph: onnx.GraphProto) -> onnx.GraphProto:
     """A copy of the graph in which initializers are typed inputs."""
-    shell = onnx.GraphProto(name=graph.name or "graph")
-    shell.node.extend(graph.node)
-    shell.input.extend(graph.input)
-    shell.output.extend(graph.output)
     declared = {value.name for value in graph.input}
-    shell.input.extend(
+    weights = (
         helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
         for tensor in graph.initializer
         if tensor.name not in declared
     )
-    return shell
+    return onnx.GraphProto(
+        name=graph.name or "graph", node=graph.node, input=[*graph.input, *weights], output=graph.output
+    )
 
 
 def _read_file(path: str) -> onnx.ModelProto:
@@ -192,10 +179,16 @@ def _check_graph(model: onnx.ModelProto, label: str) -> None:
 
 
 def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
-    shell = onnx.ModelProto()
-    shell.CopyFrom(model) if not model.graph.initializer else _copy_without_graph(model, shell)
     if model.graph.initializer:
-        shell.graph.CopyFrom(_with_weights_as_inputs(model.graph))
+        shell = onnx.ModelProto(
+            ir_version=model.ir_version,
+            opset_import=model.opset_import,
+            functions=model.functions,
+            metadata_props=model.metadata_props,
+            graph=_with_weights_as_inputs(model.graph),
+        )
+    else:
+        shell = deepcopy(model)
     _mark_constants(shell)
     try:
         _flatten_functions(shell)
@@ -256,14 +249,19 @@ def _flatten_functions(model: onnx.ModelProto) -> None:
         if not calls or own == _default_opset(model.opset_import):
             flat.append(function)
             continue
-        shell = onnx.ModelProto(ir_version=model.ir_version, opset_import=function.opset_import)
-        shell.functions.extend(f for f in same_opset if f is not function)
-        shell.graph.name = function.name
-        shell.graph.node.extend(function.node)
-        shell.graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
-        shell.graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
-        body = onnx.FunctionProto()
-        body.CopyFrom(function)
+        graph = onnx.GraphProto(
+            name=function.name,
+            node=function.node,
+            input=[onnx.ValueInfoProto(name=name) for name in function.input],
+            output=[onnx.ValueInfoProto(name=name) for name in function.output],
+        )
+        shell = onnx.ModelProto(
+            ir_version=model.ir_version,
+            opset_import=function.opset_import,
+            functions=[f for f in same_opset if f is not function],
+            graph=graph,
+        )
+        body = deepcopy(function)
         del body.node[:]
         body.node.extend(inliner.inline_local_functions(shell).graph.node)
         flat.append(body)
@@ -303,13 +301,6 @@ def _rename_reads(node: onnx.NodeProto, current: Mapping[str, str]) -> None:
                 _rename_reads(inner, current)
 
 
-def _copy_without_graph(model: onnx.ModelProto, shell: onnx.ModelProto) -> None:
-    shell.ir_version = model.ir_version
-    shell.opset_import.extend(model.opset_import)
-    shell.functions.extend(model.functions)
-    shell.metadata_props.extend(model.metadata_props)
-
-
 def _with_payloads(inlined: onnx.ModelProto, source: onnx.GraphProto) -> onnx.ModelProto:
     initial = {tensor.name for tensor in source.initializer}
     declared = {value.name for value in source.input}
@@ -321,9 +312,14 @@ def _with_payloads(inlined: onnx.ModelProto, source: onnx.GraphProto) -> onnx.Mo
 
 
 def _check_model(model: onnx.ModelProto, label: str) -> None:
-    shell = onnx.ModelProto(ir_version=model.ir_version)
-    shell.opset_import.extend(_with_default_domain(model.opset_import, model.graph.node))
-    shell.graph.CopyFrom(_with_weights_as_inputs(model.graph))
+    shell = onnx.ModelProto(
+        ir_version=model.ir_version,
+        opset_import=model.opset_import,
+        graph=_with_weights_as_inputs(model.graph),
+    )
+    uses_default = any(node.domain in ONNX_DOMAINS for node in model.graph.node)
+    if shell.opset_import and not uses_default and _default_opset(shell.opset_import) is None:
+        shell.opset_import.append(helper.make_opsetid("", 1))
     move_to_runtime_domain(shell)
     for value in (*shell.graph.input, *shell.graph.output):
         # A missing shape is not an error of the file; --input-shapes supplies it.
@@ -340,21 +336,7 @@ def _check_model(model: onnx.ModelProto, label: str) -> None:
         ) from error
 
 
-def _with_default_domain(
-    imports: Iterable[onnx.OperatorSetIdProto], nodes: Iterable[onnx.NodeProto]
-) -> list[onnx.OperatorSetIdProto]:
-    found = list(imports)
-    uses_default = any(node.domain in ONNX_DOMAINS for node in nodes)
-    if found and not uses_default and not any(entry.domain in ONNX_DOMAINS for entry in found):
-        found.append(helper.make_opsetid("", 1))
-    return found
-
-
-def _has_bytes(error: Exception) -> bool:
-    return bool(error.args) and isinstance(error.args[0], bytes)
-
-
 def _first_line(error: Exception) -> str:
-    text = error.args[0].decode(errors="replace") if _has_bytes(error) else str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    reason = error.args[0] if error.args else ""
+    text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(error)
+    return next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)

@@ -36,7 +36,8 @@ def draft_of(model: onnx.ModelProto, folder: str) -> Draft:
     weights = initializers(graph, folder)
     nodes, weights = lift_constants(graph.node, weights, folder)
     weights = with_exported_roles(model, weights)
-    nodes = with_node_names(topologically_sorted(nodes, _available(graph, weights)))
+    available = (*(value.name for value in graph.input), *weights)
+    nodes = with_node_names(topologically_sorted(nodes, available))
     domains = {entry.domain: entry.version for entry in model.opset_import}
     versions = [version for domain, version in domains.items() if domain in ONNX_DOMAINS]
     draft = Draft(
@@ -77,10 +78,10 @@ def lift_constants(
             domain=domain,
         )
         filled = filled_value(node, lifted) if node.op == "ConstantOfShape" and not domain else None
-        if filled is not None:
-            lifted[node.outputs[0]] = filled
-        else:
+        if filled is None:
             computing.append(node)
+        else:
+            lifted[node.outputs[0]] = filled
     return tuple(computing), lifted
 
 
@@ -106,7 +107,3 @@ def with_node_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
             node.with_changes(name=name, origin=node.origin or name, rule=node.rule or operator_name(node))
         )
     return tuple(named)
-
-
-def _available(graph: onnx.GraphProto, weights: dict[str, Weight]) -> list[str]:
-    return [*(value.name for value in graph.input), *weights]

@@ -42,8 +42,8 @@ def with_exported_roles(model: onnx.ModelProto, weights: Mapping[str, Weight]) -
     """
     if model.producer_name != _PRODUCER:
         return dict(weights)
-    marks = {value.name: {e.key: e.value for e in value.metadata_props} for value in model.graph.value_info}
-    is_marked = any(_KIND in found for found in marks.values())
+    marks = {value.name: _metadata(value) for value in model.graph.value_info}
+    is_marked = any(_KIND in mark for mark in marks.values())
     declared, is_older = _declared(model.graph), _is_by_older(model)
 
     def role(name: str, weight: StoredWeight) -> ExportedAs:
@@ -58,10 +58,9 @@ def with_exported_roles(model: onnx.ModelProto, weights: Mapping[str, Weight]) -
 
 
 def module_of(node: onnx.NodeProto) -> str:
-    """The path of a node's module, such as `layer1.0.conv1`; empty where the file does not record it."""
-    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
+    """The path of a node's module, such as `layer1.0.conv1`; empty if the file does not record it."""
     # The modules from the outermost, which has no name, to the innermost, then the name of the operation.
-    modules = _names(scopes)[:-1]
+    modules = _names(_metadata(node).get(_SCOPES, ""))[:-1]
     return modules[-1] if modules else ""
 
 
@@ -71,10 +70,9 @@ def folding_notes(model: onnx.ModelProto) -> tuple[str, ...]:
     stored = {tensor.name for tensor in model.graph.initializer}
     declared = _declared(model.graph)
     for value in model.graph.value_info:
-        for entry in value.metadata_props:
-            if entry.key == _FOLDED_FROM and value.name in stored:
-                sources = (name for name in _names(entry.value) if name not in stored)
-                folded.update(dict.fromkeys(name for name in sources if _is_parameter(name, declared)))
+        sources = _names(_metadata(value).get(_FOLDED_FROM, "")) if value.name in stored else []
+        lost = (name for name in sources if name not in stored and _is_parameter(name, declared))
+        folded.update(dict.fromkeys(lost))
     marked = {value.name for value in model.graph.value_info if value.metadata_props}
     if marked & stored:
         unmarked = (tensor.name for tensor in model.graph.initializer if tensor.name not in marked)
@@ -103,21 +101,20 @@ def _listed(names: Sequence[str]) -> str:
 def _marked_role(
     name: str, marks: Mapping[str, Mapping[str, str]], declared: Mapping[str, str]
 ) -> ExportedAs:
-    found = marks.get(name, {})
-    kind = found.get(_KIND, "")
-    if kind:
+    mark = marks.get(name, {})
+    if kind := mark.get(_KIND):
         return ExportedAs.PARAMETER if kind == "PARAMETER" else ExportedAs.BUFFER
-    if not found and _is_fused(name, declared):
+    if not mark and declared.get(name.removesuffix(_FUSED_BIAS)) == "PARAMETER":
         return ExportedAs.UNKNOWN
-    sources = _names(found.get(_FOLDED_FROM, ""))
+    sources = _names(mark.get(_FOLDED_FROM, ""))
     known = {**{source: marks[source].get(_KIND, "") for source in sources if source in marks}, **declared}
     return ExportedAs.UNKNOWN if any(_is_parameter(s, known) for s in sources) else ExportedAs.CONSTANT
 
 
 def _declared(graph: onnx.GraphProto) -> dict[str, str]:
-    """The kinds of the module's parameters and buffers; empty where the graph lacks its signature."""
-    text = next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
-    return {target: kind for kind, target in _IN_SIGNATURE.findall(text)}
+    """The kinds of the module's parameters and buffers; empty if the graph lacks its signature."""
+    signature = _metadata(graph).get(_SIGNATURE, "")
+    return {target: kind for kind, target in _IN_SIGNATURE.findall(signature)}
 
 
 def _is_parameter(name: str, declared: Mapping[str, str]) -> bool:
@@ -125,8 +122,8 @@ def _is_parameter(name: str, declared: Mapping[str, str]) -> bool:
     return declared[name] == "PARAMETER" if name in declared else "." in name
 
 
-def _is_fused(name: str, declared: Mapping[str, str]) -> bool:
-    return declared.get(name.removesuffix(_FUSED_BIAS), "") == "PARAMETER"
+def _metadata(proto: onnx.GraphProto | onnx.NodeProto | onnx.ValueInfoProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 def _names(listed: str) -> list[str]:

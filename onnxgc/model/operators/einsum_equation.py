@@ -52,4 +52,4 @@ def equation_labels(equation: str, ranks: Sequence[int]) -> tuple[tuple[Labels, 
 def _labels(term: str, rank: int) -> Labels:
     before, dots, after = term.partition("...")
     covered = rank - len(before) - len(after) if dots else 0
-    return (*before, *(f".{place}" for place in reversed(range(covered))), *after)
+    return (*before, *(f".{position}" for position in reversed(range(covered))), *after)

@@ -113,17 +113,15 @@ def all_but_named_axis(default: int, *inputs: int) -> Independence:
 
 
 def shape_of(node: Node, types: Types, index: int) -> tuple[int, ...]:
-    """Shape of an input."""
     return types[node.inputs[index]].shape
 
 
 def output_of(node: Node, types: Types) -> TensorType:
-    """Type of the first output."""
+    """The type of the first output."""
     return types[next(filter(None, node.outputs))]
 
 
 def has_input(node: Node, index: int) -> bool:
-    """Whether the node has an input of this index."""
     return len(node.inputs) > index and bool(node.inputs[index])
 
 

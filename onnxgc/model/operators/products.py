@@ -1,10 +1,9 @@
-"""Facts about matrix products, convolutions, attention and recurrent layers."""
+"""Facts about matrix products, convolutions, attention, recurrent layers and quantised weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 from onnxgc.model.core.ir import Node
 from onnxgc.model.operators.einsum_equation import Equation, equation_labels, parse_equation
@@ -135,8 +134,10 @@ def _einsum_workspace(node: Node, types: Types) -> int:
     either may be copied again, and whose result is not the node's output but copied there.
     Source: EinsumTypedComputeProcessor.
     """
-    equation = _kernel_equation(node, types)
-    order = {label: place for place, label in enumerate(equation.sizes)}
+    equation = _equation(node, types)
+    # Labels under an ellipsis are first.
+    labels = sorted(equation.sizes, key=lambda label: label[0] != ".")
+    order = {label: position for position, label in enumerate(labels)}
     last_use = {label: index for index, labels in enumerate(equation.operands) for label in labels}
 
     def bytes_of(labels: Iterable[str]) -> int:
@@ -186,16 +187,7 @@ def _einsum_workspace(node: Node, types: Types) -> int:
 
 
 def _equation(node: Node, types: Types) -> Equation:
-    value = node.attribute("equation")
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return parse_equation(text, [types[name].shape for name in node.inputs])
-
-
-def _kernel_equation(node: Node, types: Types) -> Equation:
-    """The equation with labels under an ellipsis first, in the kernel's order."""
-    equation = _equation(node, types)
-    first = sorted(equation.sizes, key=lambda label: (label[0] != ".", 0))
-    return replace(equation, sizes={label: equation.sizes[label] for label in first})
+    return parse_equation(str(node.attribute("equation")), [types[name].shape for name in node.inputs])
 
 
 FACTS: Mapping[str, OperatorFacts] = {
@@ -240,4 +232,12 @@ FACTS: Mapping[str, OperatorFacts] = {
     "RotaryEmbedding": OperatorFacts(
         independent=first_axis, settings=Settings((1, 2), "table of sines and cosines")
     ),
+    "DequantizeLinear": OperatorFacts(quantised_bias=(), has_gradient=False),
+    "DynamicQuantizeMatMul": OperatorFacts(quantised_bias=(4,)),
+    "GatherBlockQuantized": OperatorFacts(
+        settings=Settings(tuple(range(1, 16)), "scale of a quantised weight")
+    ),
+    "MatMulBnb4": OperatorFacts(quantised_bias=()),
+    "MatMulNBits": OperatorFacts(quantised_bias=(5,)),
+    "QuantizeLinear": OperatorFacts(quantised_bias=()),
 }

@@ -1,18 +1,40 @@
-"""Facts about reductions and positions of extremes."""
+"""Facts about reductions, positions of extremes, pooling, normalisations and loss functions.
+
+Data of pooling and of normalisations without an axis: [N, C, spatial...].
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from onnxgc.model.core.ir import Node
 from onnxgc.model.core.node_rewrites import ValueOf
-from onnxgc.model.operators.facts import OperatorFacts, Place, all_but_named_axis
+from onnxgc.model.operators.facts import (
+    MULTIPLY_ADD,
+    OperatorFacts,
+    Place,
+    Settings,
+    Types,
+    all_but_named_axis,
+    axes_of_data,
+    has_input,
+    itemsize,
+    output_of,
+)
+
+LOSSES = frozenset(["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"])
+SUMS = frozenset(
+    ["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSum", "ReduceSumSquare"]
+)
+"""Reductions whose result grows with the number of elements."""
+REDUCTIONS = SUMS | {"ReduceMax", "ReduceMean", "ReduceMin"}
 
 
 def reduced_axes(node: Node, rank: int, value_of: ValueOf) -> frozenset[int]:
     """The axes that a reduction goes over."""
     axes = node.attribute("axes")
-    if axes is None and len(node.inputs) > 1 and node.inputs[1]:
+    if axes is None and has_input(node, 1):
         value = value_of(node.inputs[1])
         axes = None if value is None else value.reshape(-1).tolist()
     if not axes:
@@ -26,22 +48,62 @@ def _independent_reduction(place: Place) -> bool:
     return place.axis not in axes or (place.node.op == "ReduceMean" and len(axes) == place.rank)
 
 
-FACTS: Mapping[str, OperatorFacts] = {
-    "ArgMax": OperatorFacts(independent=all_but_named_axis(0, 0), has_gradient=False),
-    "ArgMin": OperatorFacts(independent=all_but_named_axis(0, 0), has_gradient=False),
-    "ReduceL1": OperatorFacts(independent=_independent_reduction),
-    "ReduceL2": OperatorFacts(flops=2, independent=_independent_reduction),
-    "ReduceLogSum": OperatorFacts(independent=_independent_reduction),
-    "ReduceLogSumExp": OperatorFacts(flops=6, independent=_independent_reduction),
-    "ReduceMax": OperatorFacts(independent=_independent_reduction),
-    "ReduceMean": OperatorFacts(independent=_independent_reduction),
-    "ReduceMin": OperatorFacts(independent=_independent_reduction),
-    "ReduceProd": OperatorFacts(independent=_independent_reduction),
-    "ReduceSum": OperatorFacts(independent=_independent_reduction),
-    "ReduceSumSquare": OperatorFacts(flops=2, independent=_independent_reduction),
-    "TopK": OperatorFacts(independent=all_but_named_axis(-1, 0)),
-}
+def _pool_flops(node: Node, types: Types) -> int:
+    kernel: list[int] = node.attribute("kernel_shape")
+    return output_of(node, types).element_count * math.prod(kernel)
 
-REDUCTIONS = frozenset(op for op in FACTS if op.startswith("Reduce"))
-SUMS = REDUCTIONS - {"ReduceMax", "ReduceMean", "ReduceMin"}
-"""Reductions whose result grows with the number of elements."""
+
+def _lrn_flops(node: Node, types: Types) -> int:
+    return output_of(node, types).element_count * (MULTIPLY_ADD * int(node.attribute("size")) + 6)
+
+
+def _independent_axes_in_front(place: Place) -> bool:
+    return place.index == 0 and place.axis < place.own_axis(-1)
+
+
+def _lrn_workspace(node: Node, types: Types) -> int:
+    """The scale of every element, and one image's squares with the window's margin."""
+    x = types[node.inputs[0]]
+    margin = x.shape[1] + int(node.attribute("size")) - 1
+    return x.size_bytes + margin * math.prod(x.shape[2:]) * itemsize(x)
+
+
+def _independent_loss(place: Place) -> bool:
+    return place.index < 2 and (place.axis != 1 or place.index == 1)
+
+
+FACTS: Mapping[str, OperatorFacts] = {
+    **dict.fromkeys(REDUCTIONS, OperatorFacts(independent=_independent_reduction)),
+    **dict.fromkeys(
+        ("ReduceL2", "ReduceSumSquare"), OperatorFacts(flops=2, independent=_independent_reduction)
+    ),
+    "ReduceLogSumExp": OperatorFacts(flops=6, independent=_independent_reduction),
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin"), OperatorFacts(independent=all_but_named_axis(0, 0), has_gradient=False)
+    ),
+    "TopK": OperatorFacts(independent=all_but_named_axis(-1, 0)),
+    **dict.fromkeys(
+        ("AveragePool", "LpPool", "MaxPool"), OperatorFacts(flops=_pool_flops, independent=axes_of_data(0, 1))
+    ),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), OperatorFacts(independent=axes_of_data(0, 1))),
+    "GlobalLpPool": OperatorFacts(flops=4, independent=axes_of_data(0, 1)),
+    "BatchNormalization": OperatorFacts(
+        flops=2,
+        independent=lambda place: place.index == 0 and place.axis != 1,
+        parameters=(1, 2),
+        statistics=(3, 4),
+    ),
+    **dict.fromkeys(
+        ("GroupNormalization", "InstanceNormalization"),
+        OperatorFacts(flops=8, independent=axes_of_data(0), parameters=(1, 2)),
+    ),
+    "LRN": OperatorFacts(flops=_lrn_flops, independent=axes_of_data(0), workspace=_lrn_workspace),
+    "LayerNormalization": OperatorFacts(flops=8, independent=_independent_axes_in_front, parameters=(1, 2)),
+    "LpNormalization": OperatorFacts(flops=4, independent=all_but_named_axis(-1, 0)),
+    "MeanVarianceNormalization": OperatorFacts(flops=8),
+    "RMSNormalization": OperatorFacts(flops=5, independent=_independent_axes_in_front, parameters=(1,)),
+    **dict.fromkeys(
+        LOSSES,
+        OperatorFacts(independent=_independent_loss, settings=Settings((1, 2), "weights of classes")),
+    ),
+}

@@ -6,36 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from onnxgc.model.core.ir import Node
-from onnxgc.model.operators import (
-    activations,
-    arithmetic,
-    creation,
-    data_movement,
-    losses,
-    normalization,
-    pooling,
-    products,
-    quantized,
-    reductions,
-    resampling,
-)
+from onnxgc.model.operators import data_movement, elementwise, products, reductions
 from onnxgc.model.operators.facts import OperatorFacts, Place, Types
 
-_FAMILIES = (
-    arithmetic.FACTS,
-    activations.FACTS,
-    products.FACTS,
-    pooling.FACTS,
-    normalization.FACTS,
-    reductions.FACTS,
-    losses.FACTS,
-    resampling.FACTS,
-    creation.FACTS,
-    data_movement.FACTS,
-    quantized.FACTS,
-)
 FACTS: Mapping[str, OperatorFacts] = MappingProxyType(
-    {op: facts for family in _FAMILIES for op, facts in family.items()}
+    {**elementwise.FACTS, **products.FACTS, **reductions.FACTS, **data_movement.FACTS}
 )
 POINTWISE = frozenset(op for op, facts in FACTS.items() if facts.is_pointwise)
 VIEW_OPERATORS = frozenset(op for op, facts in FACTS.items() if facts.is_view)

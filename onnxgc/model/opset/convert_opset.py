@@ -5,7 +5,7 @@ The converter gets the graph without its weights, so its time does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import onnx
 from onnx import defs, helper, inliner, numpy_helper, version_converter
@@ -13,7 +13,7 @@ from onnx import defs, helper, inliner, numpy_helper, version_converter
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.draft import Draft, attributes_of
 from onnxgc.model.core.ir import Node, TensorType, Weight
-from onnxgc.model.core.stored_weights import is_external
+from onnxgc.model.core.stored_weights import StoredWeight, is_external
 from onnxgc.model.files.proto_to_draft import lift_constants, with_node_names
 from onnxgc.model.opset.converter_fixes import with_converter_fixes
 from onnxgc.model.opset.downgrade import CannotDowngradeError, downgraded_nodes
@@ -88,17 +88,16 @@ def in_known_operators(draft: Draft, known: Container[str]) -> Draft:
     Raises:
         ModelFileError: an operator of an older opset cannot be converted.
     """
-    while present := _unknown_functions(draft, known):
+    while present := _functions(draft, lambda op: op in known):
         draft = infer_shapes(_expanded(draft, present))
     return draft if draft.opset > TARGET_OPSET else at_target_opset(draft, known)
 
 
-def _unknown_functions(draft: Draft, known: Container[str]) -> list[str]:
-    return sorted(op for op in _operators(draft) if op not in known and is_function(op, draft.opset))
-
-
 def _downgraded(draft: Draft) -> Draft:
-    expanded, present = draft, _newer_functions(draft)
+    def is_old(op: str) -> bool:
+        return defs.has(op, TARGET_OPSET, "")
+
+    expanded, present = draft, _functions(draft, is_old)
     note = f"the model was converted from opset {draft.opset} to {TARGET_OPSET}"
     if present:
         note += f"; {', '.join(present)} became the operators of its definition"
@@ -106,27 +105,23 @@ def _downgraded(draft: Draft) -> Draft:
         while present:
             # Definitions compute shapes by newer operators, which inference folds.
             expanded = infer_shapes(_expanded(expanded, present))
-            present = _newer_functions(expanded)
+            present = _functions(expanded, is_old)
         nodes = downgraded_nodes(expanded, TARGET_OPSET)
     except (CannotDowngradeError, RuntimeError) as error:
         return draft.with_notes(
             f"the model stays at opset {draft.opset}, because it cannot be converted to {TARGET_OPSET} "
             f"({_reason(error)}); some of its operators may have no CUDA kernel"
         )
-    return expanded.with_changes(nodes=nodes, opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION).with_notes(
-        note
-    )
+    changed = expanded.with_changes(nodes=nodes, opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
+    return changed.with_notes(note)
 
 
-def _newer_functions(draft: Draft) -> list[str]:
-    """Functions that the target opset lacks."""
-    return sorted(
-        op for op in _operators(draft) if not defs.has(op, TARGET_OPSET, "") and is_function(op, draft.opset)
-    )
+def _functions(draft: Draft, is_kept: Callable[[str], bool]) -> list[str]:
+    """The operators that ONNX defines by other operators, without those to keep."""
+    return sorted(op for op in _operators(draft) if not is_kept(op) and _is_function(op, draft.opset))
 
 
-def is_function(op: str, opset: int) -> bool:
-    """Whether ONNX defines an operator by other operators."""
+def _is_function(op: str, opset: int) -> bool:
     if not defs.has(op, opset, ""):
         return False
     schema = defs.get_schema(op, opset, "")
@@ -142,7 +137,7 @@ def _expanded(draft: Draft, operators: Sequence[str]) -> Draft:
     if _operators(draft).isdisjoint(operators):
         return draft
     nodes = (_with_defaults(node, draft.opset) if node.op in operators else node for node in draft.nodes)
-    shell = _shell(draft.with_changes(nodes=tuple(nodes)), frozenset())
+    shell = _shell(draft.with_changes(nodes=tuple(nodes)), ())
     # Definitions request the type even of an absent optional input between others.
     shell.graph.value_info.append(onnx.ValueInfoProto(name="", type=onnx.TypeProto()))
     names = [("", name) for name in operators]
@@ -155,35 +150,33 @@ def _with_defaults(node: Node, opset: int) -> Node:
     if node.domain:
         return node
     schema = defs.get_schema(node.op, opset, "")
-    known = {key: attribute.default_value for key, attribute in schema.attributes.items()}
-    stated = onnx.NodeProto(attribute=[value for value in known.values() if value.name])
+    defaults = (attribute.default_value for attribute in schema.attributes.values())
+    stated = onnx.NodeProto(attribute=[default for default in defaults if default.name])
     return node.with_changes(attributes={**attributes_of(stated), **node.attributes})
 
 
-def _shell(draft: Draft, shown: Container[str]) -> onnx.ModelProto:
+def _shell(draft: Draft, shown: Sequence[str]) -> onnx.ModelProto:
     """The draft as a ModelProto; weights are inputs, except those in `shown`."""
-    initializers = {name: weight for name, weight in draft.weights.items() if name in shown}
-    fed = {name: weight.type for name, weight in draft.weights.items() if name not in initializers}
+    fed = {name: weight.type for name, weight in draft.weights.items() if name not in shown}
     fed |= {name: draft.types[name] for name in draft.inputs}
     graph = helper.make_graph(
         [node.to_proto() for node in draft.nodes],
         draft.name,
         [_value_info(name, kind) for name, kind in fed.items()],
         [_output_info(name, draft) for name in draft.outputs],
-        [numpy_helper.from_array(weight.load(), name) for name, weight in initializers.items()],
+        [numpy_helper.from_array(draft.weights[name].load(), name) for name in shown],
         value_info=[
             _value_info(name, kind)
             for name, kind in draft.types.items()
             if name not in fed and name not in draft.outputs
         ],
     )
-    imports = [helper.make_opsetid("", draft.opset)]
-    imports += [helper.make_opsetid(domain, version) for domain, version in draft.other_domains.items()]
+    imports = [helper.make_opsetid(*entry) for entry in (("", draft.opset), *draft.other_domains.items())]
     return helper.make_model(graph, opset_imports=imports, ir_version=TARGET_IR_VERSION)
 
 
 def _upgraded(draft: Draft) -> Draft:
-    shown = {name for name, weight in draft.weights.items() if _is_shown(weight)}
+    shown = [name for name, weight in draft.weights.items() if _is_shown(weight)]
     graph = version_converter.convert_version(_shell(draft, shown), TARGET_OPSET).graph
     upgraded = _lifted(draft, graph).with_changes(opset=TARGET_OPSET, ir_version=TARGET_IR_VERSION)
     return with_converter_fixes(upgraded, draft.opset)
@@ -191,21 +184,18 @@ def _upgraded(draft: Draft) -> Draft:
 
 def _lifted(draft: Draft, graph: onnx.GraphProto) -> Draft:
     """The draft with the nodes and new constants of a changed shell."""
-    added: dict[str, Weight] = {}
-    for tensor in graph.initializer:
-        if tensor.name not in draft.weights:
-            added |= lift_constants([helper.make_node("Constant", [], [tensor.name], value=tensor)], {})[1]
-    nodes, weights = lift_constants(graph.node, {**draft.weights, **added})
+    known = draft.weights
+    added = {tensor.name: StoredWeight(tensor) for tensor in graph.initializer if tensor.name not in known}
+    nodes, weights = lift_constants(graph.node, {**known, **added})
     before = {node.name: node for node in draft.nodes}
     return draft.with_changes(
-        nodes=tuple(_with_origin(node, before) for node in with_node_names(nodes)),
+        nodes=tuple(_with_origin(node, before.get(node.name)) for node in with_node_names(nodes)),
         weights=weights,
-        derived=draft.derived | (weights.keys() - draft.weights.keys()),
+        derived=draft.derived | (weights.keys() - known.keys()),
     )
 
 
-def _with_origin(node: Node, before: dict[str, Node]) -> Node:
-    source = before.get(node.name)
+def _with_origin(node: Node, source: Node | None) -> Node:
     return node if source is None else node.with_changes(origin=source.origin, module=source.module)
 
 

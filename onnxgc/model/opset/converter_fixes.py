@@ -5,10 +5,10 @@ The converter keeps the spelling of Clip, Hardmax and Resize where the newer ops
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import helper
 
-from onnxgc.model.core.draft import Draft, NameSource
+from onnxgc.model.core.draft import Draft
+from onnxgc.model.core.graph_writer import GraphWriter
 from onnxgc.model.core.ir import Node
 from onnxgc.model.core.stored_weights import ArrayWeight
 
@@ -46,15 +46,11 @@ def _with_clip_limits_in_input_type(draft: Draft) -> Draft:
 
 
 def _with_flattening_hardmax(draft: Draft) -> Draft:
-    """The draft with Hardmax on flattened inputs; the converter leaves the nodes unchanged.
-
-    Raises:
-        RuntimeError: an input has no static shape.
-    """
-    names, nodes, weights = NameSource(draft.tensor_names()), list[Node](), dict(draft.weights)
+    """The draft with Hardmax on flattened inputs; the converter leaves the nodes unchanged."""
+    writer = GraphWriter(draft)
     for node in draft.nodes:
         if node.domain or node.op != "Hardmax":
-            nodes.append(node)
+            writer.nodes.append(node)
             continue
         kind = draft.type_of(node.inputs[0])
         if kind is None:
@@ -62,26 +58,24 @@ def _with_flattening_hardmax(draft: Draft) -> Draft:
         axis, rank = int(node.attribute("axis", 1)), len(kind.shape)
         over_last = node.with_changes(attributes={"axis": -1})
         if axis in (-1, rank - 1):
-            nodes.append(over_last)
+            writer.nodes.append(over_last)
             continue
-        output = node.outputs[0]
-        flat, found, shape = (names.fresh(f"{output}/{part}") for part in ("flat", "found", "shape"))
-        weights[shape] = ArrayWeight(np.asarray(kind.shape, np.int64))
+        flat, maxima = (writer.names.fresh(f"{node.outputs[0]}/{part}") for part in ("flat", "found"))
+        shape = writer.int_constant(f"{node.outputs[0]}/shape", kind.shape)
         flatten = node.with_changes(op="Flatten", rule="Flatten", attributes={"axis": axis})
         reshape = node.with_changes(op="Reshape", rule="Reshape", attributes={})
-        nodes += [
+        writer.nodes += [
             flatten.with_changes(outputs=(flat,), name=f"{node.name}/flat"),
-            over_last.with_changes(inputs=(flat,), outputs=(found,), name=f"{node.name}/found"),
-            reshape.with_changes(inputs=(found, shape)),
+            over_last.with_changes(inputs=(flat,), outputs=(maxima,), name=f"{node.name}/found"),
+            reshape.with_changes(inputs=(maxima, shape)),
         ]
-    return draft.with_changes(nodes=tuple(nodes), weights=weights)
+    return writer.result()
 
 
 def _with_older_resizing(node: Node, draft: Draft) -> Node:
     """A Resize with the coordinates and rounding of older opsets; the converter sets newer defaults.
 
-    Raises:
-        RuntimeError: a node enlarges along one axis and shrinks along another, each with its own rounding.
+    A node that enlarges along one axis and shrinks along another rounds each in its own way.
     """
     if node.domain or node.op != "Resize":
         return node

@@ -13,8 +13,10 @@ from typing import Any
 import onnx
 from onnx import defs
 
-from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, attributes_of, subgraphs
+from onnxgc.model.core.draft import Draft, attributes_of, subgraphs
 from onnxgc.model.core.ir import Node
+from onnxgc.model.operators.facts import has_input
+from onnxgc.model.static_shapes.control_flow import outer_node
 
 
 class CannotDowngradeError(Exception):
@@ -87,16 +89,9 @@ def _check_types(node: Node, draft: Draft, target: defs.OpSchema) -> None:
         for index, name in enumerate(names):
             kind = draft.type_of(name) if name else None
             formal = formals[min(index, len(formals) - 1)]
-            if kind is not None and _type_text(kind.dtype) not in formal.types:
-                raise CannotDowngradeError(f"{node.op} of {_element_name(kind.dtype)} needs a newer opset")
-
-
-def _type_text(dtype: int) -> str:
-    return f"tensor({_element_name(dtype)})"
-
-
-def _element_name(dtype: int) -> str:
-    return str(onnx.TensorProto.DataType.Name(dtype)).lower()
+            element = "" if kind is None else onnx.TensorProto.DataType.Name(kind.dtype).lower()
+            if element and f"tensor({element})" not in formal.types:
+                raise CannotDowngradeError(f"{node.op} of {element} needs a newer opset")
 
 
 def _with_downgraded_bodies(node: Node, draft: Draft, opset: int) -> Node:
@@ -115,16 +110,7 @@ def _downgraded_body(graph: onnx.GraphProto, draft: Draft, opset: int) -> onnx.G
     downgraded.CopyFrom(graph)
     del downgraded.node[:]
     for proto in graph.node:
-        domain = "" if proto.domain in ONNX_DOMAINS else proto.domain
-        node = Node(
-            proto.op_type,
-            tuple(proto.input),
-            tuple(proto.output),
-            attributes_of(proto),
-            name=proto.name,
-            domain=domain,
-        )
-        downgraded.node.append(_downgraded(node, draft, opset).to_proto())
+        downgraded.node.append(_downgraded(outer_node(proto, {}), draft, opset).to_proto())
     return downgraded
 
 
@@ -145,15 +131,14 @@ def _with_values(attribute: str, values: Sequence[str]) -> Callable[[Node, Draft
 
 def _cast(node: Node, draft: Draft) -> Node:
     """`saturate` and `round_mode` affect only types that the older version lacks."""
-    kept = {key: node.attributes[key] for key in ("to",) if key in node.attributes}
-    return node.with_changes(attributes=kept)
+    return node.with_changes(attributes={key: node.attributes[key] for key in node.attributes if key == "to"})
 
 
 def _dft(node: Node, draft: Draft) -> Node:
     """The older version has the axis as a nonnegative attribute."""
     kind = draft.type_of(node.inputs[0])
     axis = -2
-    if len(node.inputs) > 2 and node.inputs[2]:
+    if has_input(node, 2):
         weight = draft.weights.get(node.inputs[2])
         if weight is None:
             raise CannotDowngradeError("DFT with a computed axis needs a newer opset")
@@ -161,7 +146,7 @@ def _dft(node: Node, draft: Draft) -> Node:
     if kind is None:
         raise CannotDowngradeError("DFT of unknown rank needs a newer opset")
     return node.with_changes(
-        inputs=node.inputs[:2] if len(node.inputs) > 1 and node.inputs[1] else node.inputs[:1],
+        inputs=node.inputs[:2] if has_input(node, 1) else node.inputs[:1],
         attributes={**node.attributes, "axis": axis % len(kind.shape)},
     )
 

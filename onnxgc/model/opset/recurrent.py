@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxgc.model.core.draft import Draft
+from onnxgc.model.core.graph_writer import GraphWriter
 from onnxgc.model.core.ir import Node
-from onnxgc.model.opset.recurrent_builder import RecurrentBuilder, UnrolledGraph
+from onnxgc.model.opset.recurrent_builder import RecurrentBuilder
 from onnxgc.model.opset.recurrent_cells import CELLS, State
-from onnxgc.model.opset.recurrent_settings import GATES, Direction, RecurrentSettings
-from onnxgc.model.static_shapes.unroll_limit import UnrollLimit
+from onnxgc.model.opset.recurrent_settings import GATES, Direction
+from onnxgc.model.static_shapes.control_flow import check_unrolled
 
 # The least number of operators in one step.
 _MIN_STEP_NODES: Mapping[str, int] = {"LSTM": 11, "GRU": 11, "RNN": 2}
@@ -32,17 +33,17 @@ def with_unrolled_recurrence(draft: Draft) -> Draft:
     """
     if not any(_is_recurrent(node, draft) for node in draft.nodes):
         return draft
-    graph, limit = UnrolledGraph(draft), UnrollLimit()
+    writer, operators = GraphWriter(draft), 0
     for node in draft.nodes:
-        if _is_recurrent(node, draft):
-            _Unrolling(graph, node).emit(limit)
-        else:
-            graph.nodes.append(node)
-    return draft.with_changes(
-        nodes=tuple(graph.nodes),
-        weights={**draft.weights, **graph.constants},
-        derived=draft.derived | graph.constants.keys(),
-    )
+        if not _is_recurrent(node, draft):
+            writer.nodes.append(node)
+            continue
+        builder = RecurrentBuilder(writer, node)
+        steps, directions = builder.settings.steps, builder.settings.directions
+        operators += steps * len(directions) * _MIN_STEP_NODES[node.op]
+        check_unrolled(node, steps, operators)
+        _Unrolling(builder).emit()
+    return writer.result(derived=draft.derived | (writer.weights.keys() - draft.weights.keys()))
 
 
 def _is_recurrent(node: Node, draft: Draft) -> bool:
@@ -55,23 +56,28 @@ def _is_recurrent(node: Node, draft: Draft) -> bool:
 class _Unrolling:
     """The steps and results of one node; `RecurrentSettings` lists the shapes."""
 
-    def __init__(self, graph: UnrolledGraph, node: Node) -> None:
-        self._graph = graph
-        self._node = node
-        self._settings = RecurrentSettings.of_node(node, graph.draft)
-        self._builder = RecurrentBuilder(graph, node, self._settings)
-        self._lengths: str | None = None
+    def __init__(self, builder: RecurrentBuilder) -> None:
+        self._builder = builder
+        self._node = builder.node
+        self._settings = builder.settings
+        lengths = builder.writer.draft.weights.get(builder.inputs[4])
+        self._known_lengths = None if lengths is None else lengths.load()
+        self._lengths = ""
         self._masks: dict[int, str] = {}
 
-    def emit(self, limit: UnrollLimit) -> None:
-        settings = self._settings
-        count = settings.steps * len(settings.directions)
-        limit.add(self._node, settings.steps, count * _MIN_STEP_NODES[self._node.op])
+    def emit(self) -> None:
+        settings, count = self._settings, len(self._settings.directions)
+        steps, batch, hidden = settings.steps, settings.batch, settings.hidden
         outputs: dict[tuple[int, int], str] = {}
         finals = [self._emit_direction(direction, outputs) for direction in settings.directions]
-        self._emit_sequence(outputs)
+        sequence = [outputs[time, index] for time in range(steps) for index in range(count)]
+        if settings.is_batch_first:
+            sequence_shape, state_shape = (batch, steps, count, hidden), (batch, count, hidden)
+        else:
+            sequence_shape, state_shape = (steps, count, batch, hidden), (count, batch, hidden)
+        self._emit_output(0, sequence, "y", sequence_shape)
         for position, parts in enumerate(zip(*finals, strict=True), start=1):
-            self._emit_final_state(position, parts)
+            self._emit_output(position, parts, f"final_{'hc'[position - 1]}", state_shape)
 
     def _emit_direction(self, direction: Direction, outputs: dict[tuple[int, int], str]) -> State:
         """Emits all steps of a direction, records their outputs, and returns the final state."""
@@ -79,7 +85,7 @@ class _Unrolling:
         state = self._initial_state(direction)
         order = range(self._settings.steps)
         for time in reversed(order) if direction.is_reverse else order:
-            if not self._is_reached(time):
+            if self._known_lengths is not None and not np.any(self._known_lengths > time):
                 outputs[time, direction.index] = self._zeros()
                 continue
             before = state
@@ -97,70 +103,42 @@ class _Unrolling:
         return state
 
     def _initial_state(self, direction: Direction) -> State:
-        state, settings, builder = [], self._settings, self._builder
+        state, settings, builder = list[str](), self._settings, self._builder
         for kind, index in zip("hc", (5, 6) if self._node.op == "LSTM" else (5,), strict=False):
-            if builder.has_input(index):
+            if builder.inputs[index]:
                 part = builder.part(index, direction, axis=1 if settings.is_batch_first else 0)
-                state.append(
-                    builder.reshape(part, f"{direction.prefix}/{kind}", settings.batch, settings.hidden)
-                )
+                wanted = f"{direction.prefix}/{kind}"
+                state.append(builder.reshape(part, wanted, settings.batch, settings.hidden))
             else:
                 state.append(self._zeros())
         return tuple(state)
 
     def _zeros(self) -> str:
         zeros = np.zeros((self._settings.batch, self._settings.hidden), self._builder.dtype)
-        return self._graph.constant(f"{self._node.name}/zero_state", zeros)
-
-    def _is_reached(self, time: int) -> bool:
-        """Whether any sample is long enough for this step."""
-        if not self._builder.has_input(4):
-            return True
-        lengths = self._graph.draft.weights.get(self._node.inputs[4])
-        return lengths is None or bool(np.any(lengths.load() > time))
+        return self._builder.constant(f"{self._node.name}/zero_state", zeros)
 
     def _mask(self, time: int) -> str | None:
         """The samples that are long enough for this step, [B, 1]; None where all are."""
-        name = self._node.name
-        if not self._builder.has_input(4):
+        name, builder = self._node.name, self._builder
+        if not builder.inputs[4]:
             return None
-        lengths = self._graph.draft.weights.get(self._node.inputs[4])
-        if lengths is not None:
-            reached = np.asarray(lengths.load() > time).reshape(-1, 1)
-            return None if reached.all() else self._graph.constant(f"{name}/reached", reached)
-        if self._lengths is None:
-            self._lengths = self._builder.reshape(
-                self._node.inputs[4], f"{name}/lengths", self._settings.batch, 1
-            )
+        if self._known_lengths is not None:
+            reached = np.asarray(self._known_lengths > time).reshape(-1, 1)
+            return None if reached.all() else builder.constant(f"{name}/reached", reached)
+        if not self._lengths:
+            self._lengths = builder.reshape(builder.inputs[4], f"{name}/lengths", self._settings.batch, 1)
         if time not in self._masks:
-            now = self._graph.constant(f"{name}/time", np.asarray(time, np.int32))
-            self._masks[time] = self._builder.emit("Less", (now, self._lengths), f"{name}/step{time}/reached")
+            now = builder.constant(f"{name}/time", np.asarray(time, np.int32))
+            self._masks[time] = builder.emit("Less", (now, self._lengths), f"{name}/step{time}/reached")
         return self._masks[time]
 
-    def _emit_sequence(self, outputs: Mapping[tuple[int, int], str]) -> None:
-        """Y as the concatenation of its parts [B, H], reshaped."""
-        if not self._node.outputs[0]:
-            return
-        settings, count = self._settings, len(self._settings.directions)
-        parts = [outputs[time, index] for time in range(settings.steps) for index in range(count)]
-        if settings.is_batch_first:
-            shape = (settings.batch, settings.steps, count, settings.hidden)
-        else:
-            shape = (settings.steps, count, settings.batch, settings.hidden)
-        self._emit_output(0, parts, f"{self._node.name}/y", shape)
-
-    def _emit_final_state(self, position: int, parts: Sequence[str]) -> None:
-        if position >= len(self._node.outputs) or not self._node.outputs[position]:
-            return
-        settings, count = self._settings, len(parts)
-        if settings.is_batch_first:
-            shape = (settings.batch, count, settings.hidden)
-        else:
-            shape = (count, settings.batch, settings.hidden)
-        self._emit_output(position, parts, f"{self._node.name}/final_{'hc'[position - 1]}", shape)
-
     def _emit_output(self, position: int, parts: Sequence[str], name: str, shape: tuple[int, ...]) -> None:
-        axis = 1 if self._settings.is_batch_first else 0
-        whole = self._builder.emit("Concat", parts, name, axis=axis) if len(parts) > 1 else parts[0]
-        sizes = self._builder.ints(*shape)
-        self._graph.add(self._node, "Reshape", (whole, sizes), (self._node.outputs[position],), {})
+        """One output of the node: the concatenation of its parts [B, H], reshaped."""
+        output = "".join(self._node.outputs[position : position + 1])
+        if not output:
+            return
+        whole, builder = parts[0], self._builder
+        if len(parts) > 1:
+            axis = 1 if self._settings.is_batch_first else 0
+            whole = builder.emit("Concat", parts, f"{self._node.name}/{name}", axis=axis)
+        builder.add("Reshape", (whole, builder.ints(*shape)), (output,))

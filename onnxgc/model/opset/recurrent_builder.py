@@ -4,69 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from onnx import helper
 
-from onnxgc.model.core.draft import Draft, NameSource
-from onnxgc.model.core.ir import Array, Node
-from onnxgc.model.core.stored_weights import ArrayWeight
+from onnxgc.model.core.graph_writer import GraphWriter
+from onnxgc.model.core.ir import Node
 from onnxgc.model.opset.recurrent_settings import Activation, Direction, RecurrentSettings
 
 # A product of fewer rows takes about the same time, so chunks of steps have at least this many.
 _MIN_ROWS = 8
-
-
-@dataclass(slots=True)
-class UnrolledGraph:
-    """The nodes of the new draft, and the constants that they read."""
-
-    draft: Draft
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, ArrayWeight] = field(default_factory=dict)
-    tensors: NameSource = field(init=False)
-    node_names: NameSource = field(init=False)
-    shared: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tensors = NameSource(self.draft.tensor_names())
-        self.node_names = NameSource(node.name for node in self.draft.nodes)
-
-    def constant(self, wanted: str, value: Array) -> str:
-        """The name of a constant; equal values share one."""
-        key = (str(value.dtype), value.shape, value.tobytes())
-        if key not in self.shared:
-            self.shared[key] = self.tensors.fresh(wanted)
-            self.constants[self.shared[key]] = ArrayWeight(value)
-        return self.shared[key]
-
-    def add(
-        self, source: Node, op: str, inputs: Sequence[str], outputs: Sequence[str], attributes: dict[str, Any]
-    ) -> None:
-        name = self.node_names.fresh(outputs[0])
-        self.nodes.append(
-            Node(
-                op,
-                tuple(inputs),
-                tuple(outputs),
-                attributes,
-                name=name,
-                origin=source.origin,
-                module=source.module,
-                rule=op,
-            )
-        )
+_MAX_INPUTS = 8
 
 
 class RecurrentBuilder:
-    """Emits the operators of one node's steps into a graph."""
+    """Emits the operators of one node's steps into a graph.
 
-    def __init__(self, graph: UnrolledGraph, node: Node, settings: RecurrentSettings) -> None:
-        self.graph = graph
+    `inputs` contains "" for absent ones, also for those after the node's last.
+    """
+
+    def __init__(self, writer: GraphWriter, node: Node) -> None:
+        self.writer = writer
+        self.constant = writer.shared_constant
         self.node = node
-        self.settings = settings
+        self.inputs = (*node.inputs, *[""] * _MAX_INPUTS)
+        self.settings = settings = RecurrentSettings.from_node(node, writer.draft)
         self.dtype = helper.tensor_dtype_to_np_dtype(settings.dtype)
         self._steps_per_chunk = max(math.isqrt(settings.steps - 1) + 1, -(-_MIN_ROWS // settings.batch))
         self._chunks: dict[int, str] = {}
@@ -80,15 +43,23 @@ class RecurrentBuilder:
     def emit_many(
         self, op: str, inputs: Sequence[str], wanted: Sequence[str], **attributes: Any
     ) -> tuple[str, ...]:
-        outputs = tuple(self.graph.tensors.fresh(name) for name in wanted)
-        self.graph.add(self.node, op, inputs, outputs, attributes)
+        outputs = tuple(self.writer.names.fresh(name) for name in wanted)
+        self.add(op, inputs, outputs, **attributes)
         return outputs
 
+    def add(self, op: str, inputs: Sequence[str], outputs: tuple[str, ...], **attributes: Any) -> None:
+        name = self.writer.node_names.fresh(outputs[0])
+        self.writer.nodes.append(
+            self.node.with_changes(
+                op=op, inputs=tuple(inputs), outputs=outputs, attributes=attributes, name=name, rule=op
+            )
+        )
+
     def number(self, wanted: str, value: float) -> str:
-        return self.graph.constant(wanted, np.asarray(value, self.dtype))
+        return self.constant(wanted, np.asarray(value, self.dtype))
 
     def ints(self, *values: int) -> str:
-        return self.graph.constant(f"{self.node.name}/sizes", np.asarray(values, np.int64))
+        return self.constant(f"{self.node.name}/sizes", np.asarray(values, np.int64))
 
     def split(self, tensor: str, wanted: Sequence[str], sizes: Sequence[int], axis: int) -> tuple[str, ...]:
         if len(sizes) == 1:
@@ -97,9 +68,6 @@ class RecurrentBuilder:
 
     def reshape(self, tensor: str, wanted: str, *shape: int) -> str:
         return self.emit("Reshape", (tensor, self.ints(*shape)), wanted)
-
-    def has_input(self, index: int) -> bool:
-        return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
     def part(self, index: int, direction: Direction, axis: int) -> str:
         """One direction's slice of input `index`, whose directions lie along `axis`."""
@@ -119,7 +87,7 @@ class RecurrentBuilder:
 
     def summed_bias(self, direction: Direction) -> str | None:
         """Wb + Rb of an LSTM or RNN, whose equations contain only the sum."""
-        if not self.has_input(3):
+        if not self.inputs[3]:
             return None
         both = self.weight(3, direction, "b", 2, self.settings.gates * self.settings.hidden)
         return self.emit("ReduceSum", (both, self.ints(0)), f"{direction.prefix}/wb_rb", keepdims=0)
@@ -128,11 +96,11 @@ class RecurrentBuilder:
         self, direction: Direction, name: str, weight: str, bias: str | None, rows: int
     ) -> Callable[[int], str]:
         """X W^T + b of each step, [B, rows]: one product for a chunk of steps, emitted on first use."""
-        found: dict[int, str] = {}
+        projections: dict[int, str] = {}
         settings = self.settings
 
         def of_step(time: int) -> str:
-            if time not in found:
+            if time not in projections:
                 start = time - time % self._steps_per_chunk
                 steps = range(start, min(start + self._steps_per_chunk, settings.steps))
                 operands = (self._chunk_of_x(start), weight, *([bias] if bias is not None else []))
@@ -142,8 +110,9 @@ class RecurrentBuilder:
                 if settings.is_batch_first and len(steps) > 1:
                     axis, size = 1, rows
                     product = self.reshape(product, f"{product}_wide", settings.batch, len(steps) * rows)
-                found.update(zip(steps, self.split(product, wanted, [size] * len(steps), axis), strict=True))
-            return found[time]
+                parts = self.split(product, wanted, [size] * len(steps), axis)
+                projections.update(zip(steps, parts, strict=True))
+            return projections[time]
 
         return of_step
 
@@ -179,8 +148,8 @@ class RecurrentBuilder:
         if function == "ScaledTanh":
             inner = self._scaled(tensor, settings[1], wanted)
             return self._scaled(self.emit("Tanh", (inner,), wanted), settings[0], wanted)
-        named = dict(zip(("alpha", "beta"), settings, strict=False))
-        return self.emit(function, (tensor,), wanted, **named)
+        attributes = dict(zip(("alpha", "beta"), settings, strict=False))
+        return self.emit(function, (tensor,), wanted, **attributes)
 
     def _scaled(self, tensor: str, factor: float, wanted: str) -> str:
         return self.emit("Mul", (tensor, self.number(f"{wanted}_factor", factor)), f"{wanted}_scaled")

@@ -46,7 +46,7 @@ def _gru(b: RecurrentBuilder, direction: Direction) -> Step:
     recurrent = b.weight(2, direction, "r", 3 * hidden, hidden)
     recurrent_zr, recurrent_h = b.split(recurrent, (f"{name}/r_zr", f"{name}/r_h"), (both, hidden), 0)
     bias_zr = bias_h = bias_reset = None
-    if b.has_input(3):
+    if b.inputs[3]:
         bias = b.weight(3, direction, "b", 6 * hidden)
         wanted = [f"{name}/{part}" for part in ("wb_zr", "wb_h", "rb_zr", "rb_h")]
         of_zr, bias_h, also_zr, bias_reset = b.split(bias, wanted, (both, hidden, both, hidden), 0)
@@ -91,7 +91,7 @@ def _lstm(b: RecurrentBuilder, direction: Direction) -> Step:
     recurrent = b.weight(2, direction, "r", 4 * hidden, hidden)
     inputs = b.projected(direction, "x_w", weight, b.summed_bias(direction), 4 * hidden)
     peepholes: State = ()
-    if b.has_input(7):
+    if b.inputs[7]:
         flat = b.weight(7, direction, "p", 3 * hidden)
         peepholes = b.split(flat, [f"{name}/p_{gate}" for gate in "iof"], [hidden] * 3, 0)
     is_coupled = bool(b.node.attribute("input_forget", 0))
@@ -130,8 +130,4 @@ def _lstm(b: RecurrentBuilder, direction: Direction) -> Step:
     return step
 
 
-CELLS: Mapping[str, Callable[[RecurrentBuilder, Direction], Step]] = {
-    "LSTM": _lstm,
-    "GRU": _gru,
-    "RNN": _rnn,
-}
+CELLS: Mapping[str, Callable[[RecurrentBuilder, Direction], Step]] = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.core.draft import Draft
-from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.core.ir import Node
+from onnxgc.model.operators.facts import has_input
 
 GATES: Mapping[str, int] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULT_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
@@ -16,18 +17,17 @@ _DEFAULT_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "RNN": ("Tanh",),
 }
 # Defaults of alpha and beta, for the functions that take them; None means that ONNX has no default.
-_PLAIN: tuple[()] = ()
 _ACTIVATIONS: Mapping[str, tuple[str, tuple[float | None, ...]]] = {
     "affine": ("Affine", (None, None)),
     "elu": ("Elu", (1.0,)),
     "hardsigmoid": ("HardSigmoid", (0.2, 0.5)),
     "leakyrelu": ("LeakyRelu", (0.01,)),
-    "relu": ("Relu", _PLAIN),
+    "relu": ("Relu", ()),
     "scaledtanh": ("ScaledTanh", (None, None)),
-    "sigmoid": ("Sigmoid", _PLAIN),
-    "softplus": ("Softplus", _PLAIN),
-    "softsign": ("Softsign", _PLAIN),
-    "tanh": ("Tanh", _PLAIN),
+    "sigmoid": ("Sigmoid", ()),
+    "softplus": ("Softplus", ()),
+    "softsign": ("Softsign", ()),
+    "tanh": ("Tanh", ()),
     "thresholdedrelu": ("ThresholdedRelu", (None,)),
 }
 
@@ -69,14 +69,14 @@ class RecurrentSettings:
     clip: float
 
     @classmethod
-    def of_node(cls, node: Node, draft: Draft) -> RecurrentSettings:
+    def from_node(cls, node: Node, draft: Draft) -> RecurrentSettings:
         """The settings of a node.
 
         Raises:
             ShapeError: weights do not fit each other or the input.
             UnsupportedOperatorError: an unknown activation, or one without its settings.
         """
-        source, recurrent = _input_type(node, 0, draft), _input_type(node, 2, draft)
+        source, recurrent = draft.required_type(node.inputs[0]), draft.required_type(node.inputs[2])
         is_batch_first = bool(node.attribute("layout", 0))
         first, second, features = source.shape
         settings = cls(
@@ -106,21 +106,13 @@ class RecurrentSettings:
             7: (count, 3 * hidden),
         }
         for index, shape in expected.items():
-            if index < len(node.inputs) and node.inputs[index]:
-                found = _input_type(node, index, draft).shape
-                if found != shape:
+            if has_input(node, index):
+                actual = draft.required_type(node.inputs[index]).shape
+                if actual != shape:
                     raise ShapeError(
                         f"{node.location} needs {list(shape)} as its input {index} ('{node.inputs[index]}'), "
-                        f"which is {list(found)}; check the model and --input-shapes"
+                        f"which is {list(actual)}; check the model and --input-shapes"
                     )
-
-
-def _input_type(node: Node, index: int, draft: Draft) -> TensorType:
-    kind = draft.type_of(node.inputs[index])
-    if kind is None:
-        name = node.inputs[index]
-        raise ShapeError(draft.problems.get(name, f"tensor '{name}' has no static shape"))
-    return kind
 
 
 def _directions(node: Node) -> tuple[Direction, ...]:
@@ -147,7 +139,7 @@ def _activations(node: Node, directions: int) -> tuple[Activation, ...]:
             f"export the model with {len(defaults)} activations"
         )
     given = [iter(node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta")]
-    found: list[Activation] = []
+    activations: list[Activation] = []
     for function in functions:
         if function.lower() not in _ACTIVATIONS:
             raise UnsupportedOperatorError(
@@ -162,5 +154,5 @@ def _activations(node: Node, directions: int) -> tuple[Activation, ...]:
                 f"{node.location} has the activation '{function}' without activation_alpha or "
                 "activation_beta, which have no default in ONNX; export the model with both"
             )
-        found.append(Activation(name, numbers))
-    return tuple(found)
+        activations.append(Activation(name, numbers))
+    return tuple(activations)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import helper
 
-from onnxgc.model.core.draft import Draft, NameSource
-from onnxgc.model.core.ir import Array, Node
-from onnxgc.model.core.stored_weights import ArrayWeight
+from onnxgc.model.core.draft import Draft
+from onnxgc.model.core.graph_writer import GraphWriter
+from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.static_shapes.opset_changes import REDUCED_AXES_AS_INPUTS
 from onnxgc.model.static_shapes.shape_walk import infer_shapes
-
-_FIRST_OPSET_OF_AXES_AS_INPUT = 18
 
 
 def with_stable_mean_variance(draft: Draft) -> Draft:
@@ -20,46 +21,41 @@ def with_stable_mean_variance(draft: Draft) -> Draft:
     negative by rounding: forward or the derivative of the root is NaN. Here the variance is at least the
     smallest positive number, so its derivative is zero there.
     """
-    names, weights, nodes = NameSource(draft.tensor_names()), dict(draft.weights), list[Node]()
+    writer = GraphWriter(draft)
     for node in draft.nodes:
         kind = draft.type_of(node.inputs[0]) if node.inputs else None
         if node.op != "MeanVarianceNormalization" or node.domain or kind is None:
-            nodes.append(node)
-            continue
-        dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
-        axes = list(node.attribute("axes") or (0, 2, 3))
-        limits = np.finfo(dtype) if dtype.kind == "f" else np.finfo(np.float32)
-        least = limits.smallest_subnormal if dtype == np.float16 else limits.tiny
-        values: dict[str, Array] = {
-            "axes": np.asarray(axes, np.int64),
-            "least": np.asarray(least).astype(dtype),
-            "epsilon": np.asarray(1e-9).astype(dtype),
-        }
-        constant = {part: names.fresh(f"{node.outputs[0]}_{part}") for part in values}
-        by_input = draft.opset >= _FIRST_OPSET_OF_AXES_AS_INPUT
-        reduced = (constant.pop("axes"),) if by_input else ()
-        axes_attribute = {} if by_input else {"axes": axes}
-        weights |= {name: ArrayWeight(values[part]) for part, name in constant.items()}
-        weights |= {name: ArrayWeight(values["axes"]) for name in reduced}
-        x, y = node.inputs[0], node.outputs[0]
-        mean, centred, square, variance, bounded, root, divisor = (
-            names.fresh(f"{y}_{part}")
-            for part in ("mean", "centred", "square", "variance", "bounded", "root", "divisor")
-        )
-        for op, inputs, output, more in (
-            ("ReduceMean", (x, *reduced), mean, axes_attribute),
-            ("Sub", (x, mean), centred, {}),
-            ("Mul", (centred, centred), square, {}),
-            ("ReduceMean", (square, *reduced), variance, axes_attribute),
-            ("Max", (variance, constant["least"]), bounded, {}),
-            ("Sqrt", (bounded,), root, {}),
-            ("Add", (root, constant["epsilon"]), divisor, {}),
-            ("Div", (centred, divisor), y, {}),
-        ):
-            name = f"{node.name}/{output}"
-            nodes.append(
-                Node(op, inputs, (output,), more, name, node.origin or node.name, op, module=node.module)
+            writer.nodes.append(node)
+        else:
+            _write_stable(node, kind, writer)
+    return draft if len(writer.nodes) == len(draft.nodes) else infer_shapes(writer.result())
+
+
+def _write_stable(node: Node, kind: TensorType, writer: GraphWriter) -> None:
+    x, y = node.inputs[0], node.outputs[0]
+
+    def emit(op: str, *inputs: str, part: str = "", **attributes: Any) -> str:
+        output = writer.names.fresh(f"{y}_{part}") if part else y
+        name = f"{node.name}/{output}"
+        writer.nodes.append(
+            node.with_changes(
+                op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=op
             )
-    if len(nodes) == len(draft.nodes):
-        return draft
-    return infer_shapes(draft.with_changes(nodes=tuple(nodes), weights=weights))
+        )
+        return output
+
+    dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.finfo(np.float32)
+    smallest = limits.smallest_subnormal if dtype == np.float16 else limits.tiny
+    least = writer.constant(f"{y}_least", np.asarray(smallest).astype(dtype))
+    epsilon = writer.constant(f"{y}_epsilon", np.asarray(1e-9).astype(dtype))
+    axes = list(node.attribute("axes") or (0, 2, 3))
+    by_input = writer.draft.opset >= REDUCED_AXES_AS_INPUTS
+    more_inputs = [writer.int_constant(f"{y}_axes", axes)] if by_input else []
+    attributes = {} if by_input else {"axes": axes}
+    mean = emit("ReduceMean", x, *more_inputs, part="mean", **attributes)
+    centred = emit("Sub", x, mean, part="centred")
+    square = emit("Mul", centred, centred, part="square")
+    variance = emit("ReduceMean", square, *more_inputs, part="variance", **attributes)
+    root = emit("Sqrt", emit("Max", variance, least, part="bounded"), part="root")
+    emit("Div", centred, emit("Add", root, epsilon, part="divisor"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,10 +55,7 @@ def reshaped(
 
     There are several only where the file's size is 1.
     """
-    choices = [
-        sorted(_places(change, before, target), key=lambda place: _rank(place, target)) for change in changes
-    ]
-    yield from itertools.product(*choices)
+    return itertools.product(*(_positions(change, before, target) for change in changes))
 
 
 def changed_shape(shape: Sequence[int], changes: Iterable[AxisChange]) -> tuple[int, ...]:
@@ -70,9 +68,9 @@ def changed_shape(shape: Sequence[int], changes: Iterable[AxisChange]) -> tuple[
 
 def merged(changes: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisChange, ...]:
     """One change for each axis; if several affect one axis, only the total size is kept."""
-    found: dict[int, list[AxisChange]] = {}
+    by_axis = defaultdict[int, list[AxisChange]](list)
     for change in changes:
-        found.setdefault(change.axis, []).append(change)
+        by_axis[change.axis].append(change)
     return tuple(
         together[0]
         if len(together) == 1
@@ -82,7 +80,7 @@ def merged(changes: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisCh
             changed_shape(target, together)[axis],
             is_assumed=any(change.is_assumed for change in together),
         )
-        for axis, together in sorted(found.items())
+        for axis, together in sorted(by_axis.items())
     )
 
 
@@ -106,20 +104,21 @@ def resolved_target(
     return tuple(sizes) if math.prod(sizes) == count else None
 
 
-def _places(change: AxisChange, before: Sequence[int], target: Sequence[int]) -> Iterator[AxisChange]:
-    """The axes of `target` that can contain the same elements in the same order."""
+def _positions(change: AxisChange, before: Sequence[int], target: Sequence[int]) -> list[AxisChange]:
+    """The axes of `target` that can contain the same elements in the same order, likeliest first."""
     outer = math.prod(before[: change.axis]) * change.outer
     inner = change.inner * math.prod(before[change.axis + 1 :])
+    positions: list[AxisChange] = []
     for axis, size in enumerate(target):
         front, behind = math.prod(target[:axis]), math.prod(target[axis + 1 :])
-        if outer % front or inner % behind:
-            continue
-        place = replace(change, axis=axis, outer=outer // front, inner=inner // behind)
-        if place.before == size:
-            yield place
+        if outer % front == inner % behind == 0:
+            position = replace(change, axis=axis, outer=outer // front, inner=inner // behind)
+            positions += [position] if position.before == size else []
 
+    def rank(position: AxisChange) -> tuple[bool, bool, bool, int]:
+        """Unmerged axes, then merged but not last, then the outermost position."""
+        is_merged = position.before != position.old
+        is_last = position.axis == len(target) - 1
+        return is_merged, is_merged and is_last, position.outer != 1, position.axis
 
-def _rank(place: AxisChange, target: Sequence[int]) -> tuple[bool, bool, bool, int]:
-    """Sort key, likeliest first: unmerged axes, then merged but not last, then outermost position."""
-    is_merged = place.before != place.old
-    return is_merged, is_merged and place.axis == len(target) - 1, place.outer != 1, place.axis
+    return sorted(positions, key=rank)

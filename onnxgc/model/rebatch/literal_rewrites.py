@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from onnxgc.model.core.ir import Array, Node
 from onnxgc.model.operators.einsum_equation import equation_labels
+from onnxgc.model.operators.facts import has_input
 from onnxgc.model.operators.registry import POINTWISE
 from onnxgc.model.rebatch.axis_change import (
     AxisChange,
@@ -20,10 +20,9 @@ from onnxgc.model.rebatch.axis_change import (
     resolved_target,
 )
 from onnxgc.model.rebatch.per_sample_constants import OperandFitter
-from onnxgc.model.rebatch.shape_pair import PairWalk, ShapePair
+from onnxgc.model.rebatch.shape_pair import RESHAPING, ShapePair, ShapeWalk
 
 INDEXING = ("Gather", "GatherND")
-_RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
 class LiteralRewriter:
@@ -54,7 +53,7 @@ class LiteralRewriter:
         choices = tuple(reshaped(changes, before, target))
         entries = walks.literal(node, "shape", 1) if node.op == "Reshape" else None
         if entries is None:
-            new = self._new_shape(node)
+            new = walks.new.output_shape(node)
             fitting = next((chosen for chosen in choices if changed_shape(target, chosen) == new), None)
             if fitting is not None:
                 walks.placed[output] = merged(fitting, target)
@@ -66,36 +65,16 @@ class LiteralRewriter:
         wanted = changed_shape(target, chosen)
         keeps_zeros = bool(node.attribute("allowzero", 0))
         numbers = list(entries)
-        for place in chosen:
-            is_copy = entries[place.axis] == 0 and walks.shape(source)[place.axis] == wanted[place.axis]
-            if entries[place.axis] != -1 and not is_copy:
-                numbers[place.axis] = wanted[place.axis]
+        for axis in (change.axis for change in chosen):
+            is_copy = entries[axis] == 0 and walks.shape(source)[axis] == wanted[axis]
+            if entries[axis] != -1 and not is_copy:
+                numbers[axis] = wanted[axis]
         if resolved_target(numbers, walks.shape(source), keeps_zeros) != wanted:
             raise walks.refusal(node, f"{literal} cannot become {list(wanted)}")
         is_assumed = len(choices) > 1 or numbers != entries
-        places = (replace(place, is_assumed=place.is_assumed or is_assumed) for place in chosen)
-        walks.placed[output] = merged(places, target)
+        assumed = (replace(change, is_assumed=change.is_assumed or is_assumed) for change in chosen)
+        walks.placed[output] = merged(assumed, target)
         return node if numbers == entries else walks.with_setting(node, "shape", 1, numbers)
-
-    def _new_shape(self, node: Node) -> tuple[int, ...] | None:
-        """The result's shape in the new walk, of a node without a literal target."""
-        shape = self._walks.shape(node.inputs[0])
-        rank = len(shape)
-        if node.op == "Reshape":
-            entries = self._walks.setting(node, "shape", 1)
-            keeps_zeros = bool(node.attribute("allowzero", 0))
-            return None if entries is None else resolved_target(entries, shape, keeps_zeros)
-        if node.op == "Flatten":
-            axis = int(node.attribute("axis", 1))
-            axis += rank if axis < 0 else 0
-            return math.prod(shape[:axis]), math.prod(shape[axis:])
-        axes = self._walks.setting(node, "axes", 1) or []
-        if node.op == "Unsqueeze":
-            added = {axis % (rank + len(axes)) for axis in axes}
-            sizes = iter(shape)
-            return tuple(1 if axis in added else next(sizes) for axis in range(rank + len(axes)))
-        dropped = {axis % rank for axis in axes} or {axis for axis, size in enumerate(shape) if size == 1}
-        return tuple(size for axis, size in enumerate(shape) if axis not in dropped)
 
     # -- sizes along single axes ------------------------------------------------------------------
 
@@ -144,7 +123,7 @@ class LiteralRewriter:
 
     def _concat(self, node: Node) -> Node:
         walks = self._walks
-        joined = int(node.attribute("axis", 1)) % max(len(walks.shape(node.inputs[0])), 1)
+        joined = walks.own_axis(node, 1)
         other = {g.axis: g for name in node.inputs for g in walks.changes_of(name) if g.axis != joined}
         for axis, change in other.items():
             for index in range(len(node.inputs)):
@@ -163,7 +142,7 @@ class LiteralRewriter:
 
     def _split(self, node: Node) -> Node:
         walks, source = self._walks, node.inputs[0]
-        axis = int(node.attribute("axis", 0)) % max(len(walks.shape(source)), 1)
+        axis = walks.own_axis(node, 0)
         change = walks.change_along(source, axis)
         if change is None or not walks.must_check_constants(change):
             return node
@@ -216,26 +195,25 @@ class LiteralRewriter:
         walks.placed[node.outputs[0]] = (*walks.other_changes(source, change), whole)
         return node
 
-    def _bounds(self, node: Node, axis: int, walk: PairWalk) -> slice | None:
+    def _bounds(self, node: Node, axis: int, walk: ShapeWalk) -> slice | None:
         """The bounds of a Slice along an axis; None where it takes the whole axis, or is computed."""
         starts, ends = (self._walks.setting(node, *key, walk) for key in (("starts", 1), ("ends", 2)))
-        steps, place = self._walks.setting(node, "steps", 4, walk), self._position(node, axis)
-        if starts is None or ends is None or place is None:
+        steps, index = self._walks.setting(node, "steps", 4, walk), self._position(node, axis)
+        if starts is None or ends is None or index is None:
             return None
-        return slice(starts[place], ends[place], steps[place] if steps else 1)
+        return slice(starts[index], ends[index], steps[index] if steps else 1)
 
     def _position(self, node: Node, axis: int) -> int | None:
         """The index of an axis in a Slice's settings."""
         rank = len(self._walks.shape(node.inputs[0]))
-        axes = self._walks.setting(node, "axes", 3) or range(
-            len(self._walks.setting(node, "starts", 1) or ())
-        )
-        return next((place for place, one in enumerate(axes) if one % rank == axis), None)
+        starts = self._walks.setting(node, "starts", 1) or ()
+        axes = self._walks.setting(node, "axes", 3) or range(len(starts))
+        return next((index for index, one in enumerate(axes) if one % rank == axis), None)
 
     def _with_bound(self, node: Node, key: str, index: int, axis: int, bound: int) -> Node:
-        place = self._position(node, axis)
+        position = self._position(node, axis)
         bounds = self._walks.setting(node, key, index) or []
-        changed = [bound if number == place else old for number, old in enumerate(bounds)]
+        changed = [bound if number == position else old for number, old in enumerate(bounds)]
         return self._walks.with_setting(node, key, index, changed)
 
     def _gather(self, node: Node) -> Node:
@@ -244,34 +222,29 @@ class LiteralRewriter:
         new, in_file = walks.new.value(node.inputs[1]), walks.in_file.value(node.inputs[1])
         change = walks.change_along(source, 0)
         is_first = not node.attribute("axis", 0) and not node.attribute("batch_dims", 0)
-        if (
-            change is None
-            or not is_first
-            or walks.other_changes(source, change)
-            or new is None
-            or in_file is None
-        ):
+        if not is_first or change is None or new is None or in_file is None:
             return node
         is_vector = node.op == "GatherND"
-        found = _indices_per_sample(in_file if is_vector else in_file[..., None], change)
-        if found is None:
+        match = _indices_per_sample(in_file if is_vector else in_file[..., None], change)
+        if match is None or walks.other_changes(source, change):
             return node
-        wanted = found[1] if is_vector else found[1][..., 0]
+        axis, vectors = match
+        wanted = vectors if is_vector else vectors[..., 0]
         if not np.array_equal(new, wanted):
             if not np.array_equal(new, in_file):
                 return node
             fresh = walks.new.add_fresh_constant(f"{node.inputs[1]}_{node.name}", wanted)
             node = walks.with_input(node, 1, fresh)
-        walks.placed[node.outputs[0]] = (AxisChange(found[0], change.old, change.new, is_assumed=True),)
+        walks.placed[node.outputs[0]] = (AxisChange(axis, change.old, change.new, is_assumed=True),)
         return node
 
     def _elements(self, node: Node) -> Node:
         """Indices and updates for the samples of the data."""
         walks = self._walks
-        own = int(node.attribute("axis", 0)) % max(len(walks.shape(node.inputs[0])), 1)
+        own_axis = walks.own_axis(node, 0)
         for change in walks.changes_of(node.inputs[0]):
             for index in range(1, len(node.inputs)):
-                if change.axis != own:
+                if change.axis != own_axis:
                     node = self._operands.fit(node, index, change.axis, change, is_exact=True)
         return node
 
@@ -285,7 +258,7 @@ class LiteralRewriter:
 
     def _gemm(self, node: Node) -> Node:
         change = self._walks.change_along(node.inputs[0], 1 if node.attribute("transA", 0) else 0)
-        if change is None or not self._walks.has_input(node, 2) or len(self._walks.shape(node.inputs[2])) < 2:
+        if change is None or not has_input(node, 2) or len(self._walks.shape(node.inputs[2])) < 2:
             return node
         return self._operands.fit(node, 2, 0, change)
 
@@ -306,7 +279,7 @@ class LiteralRewriter:
         samples = 0 if node.attribute("layout", 0) else 1
         change = self._walks.change_along(node.inputs[0], samples)
         for index, axis in ((4, 0), (5, samples), (6, samples)):
-            if change is not None and self._walks.has_input(node, index):
+            if change is not None and has_input(node, index):
                 node = self._operands.fit(node, index, axis, change, is_exact=True)
         return node
 
@@ -336,7 +309,7 @@ def _indices_per_sample(indices: Array, change: AxisChange) -> tuple[int, Array]
 
 _REWRITES: Mapping[str, Callable[[LiteralRewriter, Node], Node]] = {
     **dict.fromkeys(POINTWISE, LiteralRewriter._pointwise),
-    **dict.fromkeys(_RESHAPING, LiteralRewriter._reshape),
+    **dict.fromkeys(RESHAPING, LiteralRewriter._reshape),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), LiteralRewriter._recurrent),
     **dict.fromkeys(INDEXING, LiteralRewriter._gather),
     **dict.fromkeys(("GatherElements", "ScatterElements"), LiteralRewriter._elements),

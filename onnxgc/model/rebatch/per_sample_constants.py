@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgc.model.core.ir import Node
-from onnxgc.model.operators.facts import Place
-from onnxgc.model.operators.registry import POINTWISE, is_independent
+from onnxgc.model.operators.facts import has_input
+from onnxgc.model.operators.registry import POINTWISE
 from onnxgc.model.rebatch.axis_change import AxisChange, changed_shape, reshaped
-from onnxgc.model.rebatch.shape_pair import ShapePair, copied_per_sample
+from onnxgc.model.rebatch.shape_pair import RESHAPING, ShapePair, copied_per_sample
 
 _RANDOM_OF_SHAPE = ("RandomNormal", "RandomUniform")
-_RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 # Operators allowed between a table that is copied for each sample and the use of the copies.
 _BY_SAMPLES = ("Conv", "Gather", "Gemm", "LayerNormalization", "MatMul", "Slice", "Softmax")
 
@@ -30,7 +29,7 @@ class OperandFitter:
 
         Axes count from the last, which is 1.
         """
-        ranks = {i: len(self._walks.shape(node.inputs[i])) for i in indices if self._walks.has_input(node, i)}
+        ranks = {i: len(self._walks.shape(node.inputs[i])) for i in indices if has_input(node, i)}
         changes = [
             (rank - g.axis, g) for i, rank in ranks.items() for g in self._walks.changes_of(node.inputs[i])
         ]
@@ -55,55 +54,55 @@ class OperandFitter:
             return node
         if name in walks.dependent:
             raise walks.refusal(node, f"'{name}' of {list(before)} does not change with the inputs")
-        place = replace(change, axis=axis, is_assumed=False)
+        own_change = replace(change, axis=axis, is_assumed=False)
         value = walks.new.value(name)
-        copied = None if value is None else copied_per_sample(value, place)
+        copied = None if value is None else copied_per_sample(value, own_change)
         if copied is not None:
             fresh = walks.new.add_fresh_constant(f"{name}_{node.name}", copied)
-            walks.record_added(fresh, place, before)
+            walks.record_added(fresh, own_change, before)
             return walks.with_input(node, index, fresh)
-        made = self._recreated(name, place, before)
-        if made is not None:
-            walks.record_added(made.outputs[0], place, before)
-            walks.new.visit(made)
-        if made is None or walks.shape(made.outputs[0]) != changed_shape(before, [place]):
+        again = self._recreated(name, own_change, before)
+        if again is not None:
+            walks.record_added(again.outputs[0], own_change, before)
+            walks.new.visit(again)
+        if again is None or walks.shape(again.outputs[0]) != changed_shape(before, [own_change]):
             raise walks.refusal(
                 node,
                 f"'{name}' of {list(before)} depends on the batch dimension, "
                 f"and the file contains its value for {change.old} samples only",
             )
-        return walks.with_input(node, index, made.outputs[0])
+        return walks.with_input(node, index, again.outputs[0])
 
-    def _recreated(self, name: str, place: AxisChange, before: tuple[int, ...]) -> Node | None:
+    def _recreated(self, name: str, change: AxisChange, before: tuple[int, ...]) -> Node | None:
         """A node that computes a tensor for the new samples, if its samples are copies or random."""
         walks = self._walks
         source = next((other for other in walks.new.nodes if name in other.outputs), None)
-        wanted = changed_shape(before, [place])
+        wanted = changed_shape(before, [change])
         if source is not None:
             again = source.with_changes(
                 name=walks.names.fresh(f"{source.name}_grown"), outputs=(walks.names.fresh(f"{name}_grown"),)
             )
             if source.op in _RANDOM_OF_SHAPE:
                 return again.with_changes(attributes={**source.attributes, "shape": list(wanted)})
-            if source.op in POINTWISE and (name in walks.random or place.before > 1):
+            if source.op in POINTWISE and (name in walks.random or change.before > 1):
                 for index, read in enumerate(source.inputs):
-                    axis = place.axis + len(walks.shape(read)) - len(before)
-                    again = self.fit(again, index, axis, place, is_exact=name in walks.random)
+                    axis = change.axis + len(walks.shape(read)) - len(before)
+                    again = self.fit(again, index, axis, change, is_exact=name in walks.random)
                 return again
-            operand = self._operand_change(source, place, before) if place.before > 1 else None
+            operand = self._operand_change(source, change, before) if change.before > 1 else None
             if operand is not None:
                 if source.op == "Reshape":
                     again = walks.with_setting(again, "shape", 1, wanted)
                 return self.fit(again, 0, operand.axis, operand, is_exact=True)
-            if source.op == "Gather" and place.before > 1:
-                axis = place.axis - int(source.attribute("axis", 0)) % len(walks.shape(source.inputs[0]))
-                return self.fit(again, 1, axis, place, is_exact=True)
+            if source.op == "Gather" and change.before > 1:
+                axis = change.axis - int(source.attribute("axis", 0)) % len(walks.shape(source.inputs[0]))
+                return self.fit(again, 1, axis, change, is_exact=True)
             repeats = walks.setting(source, "repeats", 1) if source.op == "Tile" else None
-            if repeats and place.inner == walks.shape(source.inputs[0])[place.axis]:
+            if repeats and change.inner == walks.shape(source.inputs[0])[change.axis]:
                 # Equal repeats, outermost in the axis.
-                repeats[place.axis] = repeats[place.axis] // place.old * place.new
+                repeats[change.axis] = repeats[change.axis] // change.old * change.new
                 return walks.with_setting(again, "repeats", 1, repeats)
-        single = self._single_sample(name, source, place, before)
+        single = self._single_sample(name, source, change, before)
         if not single:
             return None
         target = walks.new.add_fresh_constant(f"{name}_grown_shape", np.asarray(wanted, np.int64))
@@ -111,7 +110,7 @@ class OperandFitter:
         output = walks.names.fresh(f"{name}_grown")
         return Node("Expand", (single, target), (output,), name=called, origin=called, rule="Expand")
 
-    def _operand_change(self, source: Node, place: AxisChange, before: tuple[int, ...]) -> AxisChange | None:
+    def _operand_change(self, source: Node, change: AxisChange, before: tuple[int, ...]) -> AxisChange | None:
         """The operand change that determines the result's change, if samples are independent."""
         walks = self._walks
         operand = walks.shape_in_file(source.inputs[0]) if source.inputs else None
@@ -119,30 +118,29 @@ class OperandFitter:
             return None
         if source.op == "Transpose":
             axes = source.attribute("perm") or range(len(before))[::-1]
-            return replace(place, axis=axes[place.axis])
-        if source.op in _RESHAPING:
-            return next((found for (found,) in reshaped([place], before, operand)), None)
-        axis = place.axis + len(operand) - len(before)
-        if source.op == "Gather" and place.axis < int(source.attribute("axis", 0)) % len(operand):
-            axis = place.axis
-        if source.op not in _BY_SAMPLES or not 0 <= axis < len(operand) or operand[axis] != place.before:
+            return replace(change, axis=axes[change.axis])
+        if source.op in RESHAPING:
+            return next((position for (position,) in reshaped([change], before, operand)), None)
+        axis = change.axis + len(operand) - len(before)
+        if source.op == "Gather" and change.axis < int(source.attribute("axis", 0)) % len(operand):
+            axis = change.axis
+        if source.op not in _BY_SAMPLES or not 0 <= axis < len(operand) or operand[axis] != change.before:
             return None
         if source.op == "Slice":
             axes = walks.setting(source, "axes", 3)
             if axes is None or axis in {one % len(operand) for one in axes}:
                 return None
-        where = Place(source, 0, axis, len(operand), walks.opset, walks.new.value)
-        return replace(place, axis=axis) if is_independent(where) else None
+        return replace(change, axis=axis) if walks.is_independent(source, 0, axis) else None
 
     def _single_sample(
-        self, name: str, source: Node | None, place: AxisChange, before: tuple[int, ...]
+        self, name: str, source: Node | None, change: AxisChange, before: tuple[int, ...]
     ) -> str:
         """The tensor with one sample that an expansion copies; empty where there is none."""
-        if place.before == 1:
+        if change.before == 1:
             return name
-        if source is None or source.op not in ("Expand", "Tile") or place.before != place.old:
+        if source is None or source.op not in ("Expand", "Tile") or change.before != change.old:
             return ""
         shape = (1,) * len(before) + self._walks.shape(source.inputs[0])
         pairs = zip(shape[-len(before) :], before, strict=True)
         is_expanded = all(size in (1, whole) for size, whole in pairs)
-        return source.inputs[0] if is_expanded and shape[place.axis - len(before)] == 1 else ""
+        return source.inputs[0] if is_expanded and shape[change.axis - len(before)] == 1 else ""

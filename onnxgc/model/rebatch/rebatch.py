@@ -19,13 +19,10 @@ import numpy as np
 from onnxgc.model.core.constant_folding import RANDOM
 from onnxgc.model.core.draft import Draft, reads_of
 from onnxgc.model.core.ir import Node, TensorType
-from onnxgc.model.operators.facts import Place
-from onnxgc.model.operators.losses import LOSSES
-from onnxgc.model.operators.reductions import REDUCTIONS, SUMS, reduced_axes
-from onnxgc.model.operators.registry import is_independent
+from onnxgc.model.operators.reductions import LOSSES, REDUCTIONS, SUMS, reduced_axes
 from onnxgc.model.rebatch.axis_change import AxisChange, changed_shape, differing
 from onnxgc.model.rebatch.literal_rewrites import INDEXING, LiteralRewriter
-from onnxgc.model.rebatch.shape_pair import REMEDY, PairWalk, ShapePair
+from onnxgc.model.rebatch.shape_pair import REMEDY, ShapePair, ShapeWalk
 
 _DIVIDED = "it sums over samples, and the file may divide by its own batch"
 
@@ -36,17 +33,10 @@ class Rebatcher:
     `batch` is the first dimension in the file and the new one, where they differ.
     """
 
-    def __init__(self, file: PairWalk, walk: PairWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
+    def __init__(self, file: ShapeWalk, walk: ShapeWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
         self._walks = ShapePair(file, walk, draft, batch)
-        self._literals = LiteralRewriter(self._walks)
-
-    def adapted(self, node: Node) -> Node:
-        """The node with literals for the new shapes; nodes added before it have been visited.
-
-        Raises:
-            CannotRebatchError: no literal fits, or the choice is ambiguous.
-        """
-        return self._literals.adapted(node)
+        self.adapted = LiteralRewriter(self._walks).adapted
+        self.made_for = self._walks.made_for
 
     def record(self, node: Node, kinds: Mapping[str, TensorType]) -> None:
         """Records the changes of the node's outputs.
@@ -85,29 +75,19 @@ class Rebatcher:
         )
         return (f"{len(names)} literal shapes contained the file's {sizes} ({listed})",)
 
-    def made_for(self) -> str:
-        return self._walks.made_for()
-
     def outputs_with_file_batch(self, outputs: Sequence[str]) -> dict[str, str]:
         """The outputs that keep the file's batch, each with an error message."""
-        walks, found = self._walks, {}
-        for name in outputs:
-            before, after = walks.shape_in_file(name), walks.shape(name)
-            if (
-                walks.batch is None
-                or name not in walks.dependent
-                or not before
-                or not after
-                or set(after) == {1}
-            ):
-                continue
-            is_sure = any(not change.is_strict for change in walks.changes_of(name))
-            if before[0] == after[0] == walks.batch[0] and not is_sure:
-                found[name] = (
-                    f"output '{name}' of {list(after)} keeps the file's batch of {before[0]} where "
-                    f"{walks.batch[1]} is wanted; {REMEDY}"
+        walks, messages = self._walks, {}
+        old, new = walks.batch or (0, 0)
+        for name in (output for output in outputs if walks.batch and output in walks.dependent):
+            before, after = walks.shape_in_file(name) or (), walks.shape(name)
+            is_sure = set(after) == {1} or not all(change.is_strict for change in walks.changes_of(name))
+            if before[:1] == after[:1] == (old,) and not is_sure:
+                messages[name] = (
+                    f"output '{name}' of {list(after)} keeps the file's batch of {old} where {new} is "
+                    f"wanted; {REMEDY}"
                 )
-        return found
+        return messages
 
     def _output_changes(
         self,
@@ -126,17 +106,17 @@ class Rebatcher:
             if changed_shape(before, placed) != after:
                 raise walks.refusal(node, f"'{output}' changes from {list(before)} to {list(after)}")
             return placed
-        found = tuple(
+        changes = tuple(
             walks.propagated_change(node, change, input_changes) for change in differing(before, after)
         )
         is_strict = any(change.is_strict for change in input_changes)
-        if is_strict and not may_lose and not any(change.is_strict for change in found):
+        if is_strict and not may_lose and not any(change.is_strict for change in changes):
             raise walks.refusal(node, f"'{output}' of {list(after)} does not change with the inputs")
-        pairs = sum(map(walks.is_batch, found)) > 1 and len(found) > len(walks.changes_of(node.inputs[0]))
+        pairs = sum(map(walks.is_batch, changes)) > 1 and len(changes) > len(walks.changes_of(node.inputs[0]))
         # A constant for one sample, such as an identity matrix, broadcasts to any number of pairs.
         if pairs and walks.batch is not None and (is_strict or walks.batch[0] == 1):
             raise walks.refusal(node, f"'{output}' of {list(after)} pairs samples with samples")
-        return found
+        return changes
 
     def _check(self, node: Node, index: int, change: AxisChange) -> None:
         """Raises where the node may mix samples, or treat them by the file's own sizes."""
@@ -144,8 +124,7 @@ class Rebatcher:
         if node.op in INDEXING and node.outputs[0] in walks.placed:
             return
         name, rank = node.inputs[index], len(walks.shape(node.inputs[index]))
-        place = Place(node, index, change.axis, rank, walks.opset, walks.new.value)
-        if change.is_strict and not is_independent(place):
+        if change.is_strict and not walks.is_independent(node, index, change.axis):
             raise walks.refusal(
                 node,
                 f"it works along axis {change.axis} of '{name}', "

@@ -7,26 +7,36 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+import onnx
 
 from onnxgc.model.core.draft import Draft, NameSource, operator_name
-from onnxgc.model.core.ir import Array, Node, TensorType
+from onnxgc.model.core.ir import Array, Node, TensorType, Weight
+from onnxgc.model.operators.facts import Place, has_input
+from onnxgc.model.operators.registry import is_independent
 from onnxgc.model.rebatch.axis_change import AxisChange, differing
 
 REMEDY = "export the model with dynamic dimensions, or for these input shapes"
+RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
 class CannotRebatchError(Exception):
     """The new input shapes may change the meaning of a node; the text states the reason."""
 
 
-class PairWalk(Protocol):
-    """The interface of a walk that infers static shapes."""
+class ShapeWalk(Protocol):
+    """The interface of a walk that infers static shapes, node by node in topological order."""
 
     nodes: list[Node]
+    weights: dict[str, Weight]
+    types: dict[str, TensorType]
+    protos: dict[str, onnx.TypeProto]
+    problems: dict[str, str]
 
     def value(self, name: str) -> Array | None: ...
 
     def type_of(self, name: str) -> TensorType | None: ...
+
+    def output_shape(self, node: Node) -> tuple[int, ...] | None: ...
 
     def add_fresh_constant(self, wanted: str, value: Array) -> str: ...
 
@@ -42,7 +52,9 @@ class ShapePair:
     walk.
     """
 
-    def __init__(self, in_file: PairWalk, new: PairWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
+    def __init__(
+        self, in_file: ShapeWalk, new: ShapeWalk, draft: Draft, batch: tuple[int, int] | None
+    ) -> None:
         self.in_file = in_file
         self.new = new
         self.batch = batch
@@ -54,16 +66,13 @@ class ShapePair:
         self.random: set[str] = set()
         self.dependent = {name for name in draft.inputs if self.changes_of(name)}
         self.rewritten: list[str] = []
-
-    def made_for(self) -> str:
-        made_for = f"a batch of {self.batch[0]}" if self.batch else "other input shapes"
-        return f"the file was made for {made_for}"
+        sizes = f"a batch of {batch[0]}" if batch else "other input shapes"
+        self.made_for = f"the file was made for {sizes}"
 
     def refusal(self, node: Node, reason: str) -> CannotRebatchError:
         return CannotRebatchError(
             f"node {node.label} ({operator_name(node)}) cannot be read for these input "
-            f"shapes: {reason} "
-            f"({self.made_for()}); {REMEDY}"
+            f"shapes: {reason} ({self.made_for}); {REMEDY}"
         )
 
     def changes_of(self, name: str) -> tuple[AxisChange, ...]:
@@ -71,8 +80,8 @@ class ShapePair:
         if name not in self.changes:
             before, after = self.shape_in_file(name), self.shape(name)
             is_known = before is not None and len(before) == len(after)
-            found = differing(before, after) if before is not None and is_known else ()
-            self.changes[name] = tuple(self._with_factors(name, change) for change in found)
+            changes = differing(before, after) if before is not None and is_known else ()
+            self.changes[name] = tuple(self._with_factors(name, change) for change in changes)
         return self.changes[name]
 
     def _with_factors(self, name: str, change: AxisChange) -> AxisChange:
@@ -97,6 +106,15 @@ class ShapePair:
     def shape_in_file(self, name: str) -> tuple[int, ...] | None:
         kind = self.in_file.type_of(name) if name else None
         return self.added.get(name, None if kind is None else kind.shape)
+
+    def own_axis(self, node: Node, default: int) -> int:
+        """The axis of the first input that the node's attribute names."""
+        return int(node.attribute("axis", default)) % max(len(self.shape(node.inputs[0])), 1)
+
+    def is_independent(self, node: Node, index: int, axis: int) -> bool:
+        """Whether the node computes slices along an axis of input `index` independently."""
+        rank = len(self.shape(node.inputs[index]))
+        return is_independent(Place(node, index, axis, rank, self.opset, self.new.value))
 
     def is_batch(self, change: AxisChange) -> bool:
         return (change.old, change.new) == self.batch
@@ -126,11 +144,11 @@ class ShapePair:
 
     # -- settings, as attributes or inputs --------------------------------------------------------
 
-    def setting(self, node: Node, key: str, index: int, walk: PairWalk | None = None) -> list[int] | None:
+    def setting(self, node: Node, key: str, index: int, walk: ShapeWalk | None = None) -> list[int] | None:
         """The numbers of an attribute or a constant input; None where absent or computed."""
         if key in node.attributes:
             return [int(number) for number in node.attributes[key]]
-        value = (walk or self.new).value(node.inputs[index]) if self.has_input(node, index) else None
+        value = (walk or self.new).value(node.inputs[index]) if has_input(node, index) else None
         return None if value is None else [int(number) for number in value.reshape(-1)]
 
     def literal(self, node: Node, key: str, index: int) -> list[int] | None:
@@ -156,9 +174,6 @@ class ShapePair:
         name = node.origin or node.name
         if name not in self.rewritten:
             self.rewritten.append(name)
-
-    def has_input(self, node: Node, index: int) -> bool:
-        return index < len(node.inputs) and bool(node.inputs[index])
 
 
 def copied_per_sample(value: Array, change: AxisChange) -> Array | None:

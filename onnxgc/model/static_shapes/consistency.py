@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxgc.model.core.ir import Array, Node, TensorType
+from onnxgc.model.core.ir import Node, TensorType
 from onnxgc.model.core.node_rewrites import ValueOf
-from onnxgc.model.static_shapes.type_protos import shape_text
 
 Shape = tuple[int, ...]
 
@@ -55,9 +54,7 @@ def _misfit_scale(node: Node, shapes: Sequence[Shape | None]) -> str:
         return ""
     for name, shape in zip(node.inputs[1:], shapes[1:], strict=True):
         if shape and not _may_broadcast(shape, shapes[0]):
-            return (
-                f"'{name}' of {shape_text(shape)} does not fit '{node.inputs[0]}' of {shape_text(shapes[0])}"
-            )
+            return f"'{name}' of {list(shape)} does not fit '{node.inputs[0]}' of {list(shapes[0])}"
     return ""
 
 
@@ -72,11 +69,8 @@ def _index_out_of_range(node: Node, shapes: Sequence[Shape | None], value_of: Va
     size, indices = shapes[0][node.attribute("axis", 0)], value_of(node.inputs[1])
     if indices is None or not indices.size or -size <= indices.min() <= indices.max() < size:
         return ""
-    return f"index {_first_outside(indices, size)} is out of range for an axis of {size}"
-
-
-def _first_outside(indices: Array, size: int) -> int:
-    return int(indices[(indices < -size) | (indices >= size)].flat[0])
+    outside = indices[(indices < -size) | (indices >= size)]
+    return f"index {outside.flat[0]} is out of range for an axis of {size}"
 
 
 def _ambiguous_slice(node: Node, value_of: ValueOf) -> str:
@@ -98,9 +92,9 @@ def _empty_window(node: Node, shapes: Sequence[Shape | None], output: TensorType
     if node.op not in _WINDOWED or shapes[0] is None:
         return ""
     if 0 in shapes[0]:
-        return f"'{node.inputs[0]}' of {shape_text(shapes[0])} has no elements"
+        return f"'{node.inputs[0]}' of {list(shapes[0])} has no elements"
     if min(output.shape) < 1:
-        return f"'{node.inputs[0]}' of {shape_text(shapes[0])} is too small for its kernel"
+        return f"'{node.inputs[0]}' of {list(shapes[0])} is too small for its kernel"
     return ""
 
 
@@ -109,4 +103,4 @@ def _wrong_reshape(node: Node, shapes: Sequence[Shape | None], output: TensorTyp
         return ""
     if TensorType(output.dtype, shapes[0]).element_count == output.element_count:
         return ""
-    return f"it cannot reshape '{node.inputs[0]}' of {shape_text(shapes[0])} to {shape_text(output.shape)}"
+    return f"it cannot reshape '{node.inputs[0]}' of {list(shapes[0])} to {list(output.shape)}"

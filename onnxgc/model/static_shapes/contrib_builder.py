@@ -3,55 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from onnx import helper
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.draft import NameSource
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.files.contrib_domain import RUNTIME_DOMAIN
-from onnxgc.model.static_shapes.opset_changes import SETTINGS_AS_INPUTS
+from onnxgc.model.rebatch.shape_pair import ShapeWalk
+from onnxgc.model.static_shapes.opset_changes import REDUCED_AXES_AS_INPUTS, SETTINGS_AS_INPUTS
 
-
-class LoweringWalk(Protocol):
-    """The part of a shape walk that lowering uses."""
-
-    def type_of(self, name: str) -> TensorType | None: ...
-
-    def add_fresh_constant(self, wanted: str, value: Array) -> str: ...
-
-    def visit(self, node: Node) -> None: ...
+_MAX_TENSORS = 10
 
 
 class ContribBuilder:
-    """One contrib operator, and methods that emit the nodes that replace it."""
+    """One contrib operator, and methods that emit the nodes that replace it.
 
-    def __init__(self, walk: LoweringWalk, opset: int, names: NameSource, node: Node) -> None:
+    `inputs` and `outputs` contain "" for absent ones, also for those after the node's last.
+    """
+
+    def __init__(self, walk: ShapeWalk, opset: int, names: NameSource, node: Node) -> None:
         self._walk = walk
         self._names = names
         self.opset = opset
         self.node = node
-
-    def has_input(self, index: int) -> bool:
-        return index < len(self.node.inputs) and bool(self.node.inputs[index])
-
-    def input(self, index: int) -> str:
-        return self.node.inputs[index]
-
-    def input_or_empty(self, index: int) -> str:
-        return self.node.inputs[index] if index < len(self.node.inputs) else ""
-
-    def has_output(self, index: int) -> bool:
-        return index < len(self.node.outputs) and bool(self.node.outputs[index])
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        return self.node.attribute(name, default)
+        self.inputs = (*node.inputs, *[""] * _MAX_TENSORS)
+        self.outputs = (*node.outputs, *[""] * _MAX_TENSORS)
+        self.attribute = node.attribute
 
     def attributes(self, *names: str) -> dict[str, Any]:
         """Those of the attributes that the node has."""
-        return {name: value for name in names if (value := self.node.attribute(name)) is not None}
+        return {name: value for name in names if (value := self.attribute(name)) is not None}
 
     def type_of(self, tensor: str) -> TensorType:
         kind = self._walk.type_of(tensor)
@@ -68,6 +53,13 @@ class ContribBuilder:
         self._visit(op, inputs, (output,), attributes, domain)
         return output
 
+    def total(self, *tensors: str) -> str:
+        """The sum of the tensors that are present; the first is."""
+        result, *others = filter(None, tensors)
+        for other in others:
+            result = self.emit("Add", result, other)
+        return result
+
     def split(self, tensor: str, sizes: Sequence[int], axis: int) -> tuple[str, ...]:
         outputs = tuple(self._names.fresh(f"{self.node.name}/part{index}") for index in range(len(sizes)))
         if self.opset >= SETTINGS_AS_INPUTS:
@@ -76,16 +68,22 @@ class ContribBuilder:
             self._visit("Split", (tensor,), outputs, {"axis": axis, "split": list(sizes)})
         return outputs
 
+    def reduce(self, op: str, tensor: str, axes: Sequence[int], keepdims: int) -> str:
+        first_opset = SETTINGS_AS_INPUTS if op == "ReduceSum" else REDUCED_AXES_AS_INPUTS
+        if self.opset >= first_opset:
+            return self.emit(op, tensor, self.ints(*axes), keepdims=keepdims)
+        return self.emit(op, tensor, axes=list(axes), keepdims=keepdims)
+
     def set_output(self, tensor: str, index: int = 0) -> None:
         """Makes `tensor` the node's output `index`."""
-        self._visit("Identity", (tensor,), (self.node.outputs[index],), {})
+        self._visit("Identity", (tensor,), (self.outputs[index],), {})
 
     def constant(self, value: Array) -> str:
         return self._walk.add_fresh_constant(self._names.fresh(f"{self.node.name}/constant"), value)
 
-    def number(self, value: float) -> str:
-        """A scalar constant of the first input's element type."""
-        dtype = helper.tensor_dtype_to_np_dtype(self.type_of(self.node.inputs[0]).dtype)
+    def number(self, value: npt.ArrayLike) -> str:
+        """A constant of the first input's element type."""
+        dtype = helper.tensor_dtype_to_np_dtype(self.type_of(self.inputs[0]).dtype)
         return self.constant(np.asarray(value, dtype))
 
     def ints(self, *values: int) -> str:
@@ -99,15 +97,12 @@ class ContribBuilder:
 
     def reject_inputs(self, *indices: int) -> None:
         for index in indices:
-            if self.has_input(index):
-                raise self.unsupported(f"it has the optional input {index} ('{self.input(index)}')")
+            if self.inputs[index]:
+                raise self.unsupported(f"it has the optional input {index} ('{self.inputs[index]}')")
 
     def reject_outputs(self, *indices: int) -> None:
-        for index in indices:
-            if self.has_output(index):
-                raise self.unsupported(
-                    f"its output '{self.node.outputs[index]}' has no meaning outside of that operator"
-                )
+        for output in filter(None, (self.outputs[index] for index in indices)):
+            raise self.unsupported(f"its output '{output}' has no meaning outside of that operator")
 
     def _visit(
         self,
@@ -117,16 +112,13 @@ class ContribBuilder:
         attributes: Mapping[str, Any],
         domain: str = "",
     ) -> None:
-        name = self._names.fresh(f"{self.node.name}/{op}_node")
         self._walk.visit(
-            Node(
-                op,
-                tuple(inputs),
-                tuple(outputs),
-                attributes,
-                name=name,
-                origin=self.node.origin,
-                module=self.node.module,
+            self.node.with_changes(
+                op=op,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                attributes=attributes,
+                name=self._names.fresh(f"{self.node.name}/{op}_node"),
                 rule=f"{domain}::{op}" if domain else op,
                 domain=domain,
             )

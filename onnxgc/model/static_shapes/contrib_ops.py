@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
 
 from onnxgc.model.core.draft import Draft, NameSource
 from onnxgc.model.core.ir import Node
 from onnxgc.model.files.contrib_domain import LAYER_NORMALIZATION_OPSET, RUNTIME_DOMAIN
-from onnxgc.model.static_shapes.contrib_attention import attention, multi_head_attention
-from onnxgc.model.static_shapes.contrib_builder import ContribBuilder, LoweringWalk
-from onnxgc.model.static_shapes.opset_changes import (
-    CLIP_LIMITS_AS_INPUTS,
-    REDUCED_AXES_AS_INPUTS,
-    SETTINGS_AS_INPUTS,
-)
+from onnxgc.model.rebatch.shape_pair import ShapeWalk
+from onnxgc.model.static_shapes.contrib_builder import ContribBuilder
+from onnxgc.model.static_shapes.opset_changes import CLIP_LIMITS_AS_INPUTS
 
 
 def with_layer_normalization(draft: Draft) -> Draft:
@@ -38,82 +39,66 @@ def is_contrib(node: Node) -> bool:
     return node.domain == RUNTIME_DOMAIN and node.op in _FORMS
 
 
-class ContribOperators:
-    """Lowers contrib operators during a shape walk."""
+def lower_contrib(node: Node, walk: ShapeWalk, opset: int, names: NameSource) -> bool:
+    """Whether the node is a contrib operator; visits its standard operators in that case.
 
-    def __init__(self, walk: LoweringWalk, draft: Draft) -> None:
-        self._walk = walk
-        self._opset = draft.opset
-        self._names = NameSource((*draft.tensor_names(), *(node.name for node in draft.nodes)))
-
-    def lower(self, node: Node) -> bool:
-        """Whether the node is a contrib operator; visits its standard operators in that case.
-
-        Raises:
-            UnsupportedOperatorError: the node's settings have no standard form here.
-        """
-        if not is_contrib(node):
-            return False
-        _FORMS[node.op](ContribBuilder(self._walk, self._opset, self._names, node))
-        return True
+    Raises:
+        UnsupportedOperatorError: the node's settings have no standard form here.
+    """
+    if not is_contrib(node):
+        return False
+    _FORMS[node.op](ContribBuilder(walk, opset, names, node))
+    return True
 
 
 # -- activations ------------------------------------------------------------------------------
 
 
-def _gelu_of(f: ContribBuilder, x: str) -> str:
-    """x (1 + erf(x / sqrt 2)) / 2."""
-    erf = f.emit("Erf", f.emit("Mul", x, f.number(math.sqrt(0.5))))
-    return f.emit("Mul", f.emit("Mul", x, f.number(0.5)), f.emit("Add", erf, f.number(1.0)))
-
-
-def _fast_gelu_of(f: ContribBuilder, x: str) -> str:
-    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
-    root = math.sqrt(2 / math.pi)
-    square = f.emit("Mul", f.emit("Mul", x, x), f.number(0.044715 * root))
-    tanh = f.emit("Tanh", f.emit("Mul", x, f.emit("Add", square, f.number(root))))
-    return f.emit("Mul", f.emit("Mul", x, f.number(0.5)), f.emit("Add", tanh, f.number(1.0)))
-
-
 def _gelu(f: ContribBuilder) -> None:
-    f.set_output(_gelu_of(f, f.input(0)))
-
-
-def _bias_gelu(f: ContribBuilder) -> None:
-    f.set_output(_gelu_of(f, f.emit("Add", f.input(0), f.input(1))))
+    """x (1 + erf(x / sqrt 2)) / 2 of x + bias."""
+    x = f.total(*f.inputs[:2])
+    erf = f.emit("Erf", f.emit("Mul", x, f.number(math.sqrt(0.5))))
+    f.set_output(f.emit("Mul", f.emit("Mul", x, f.number(0.5)), f.emit("Add", erf, f.number(1.0))))
 
 
 def _fast_gelu(f: ContribBuilder) -> None:
-    x = f.emit("Add", f.input(0), f.input(1)) if f.has_input(1) else f.input(0)
-    f.set_output(_fast_gelu_of(f, x))
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 of x + bias."""
+    x, root = f.total(*f.inputs[:2]), math.sqrt(2 / math.pi)
+    square = f.emit("Mul", f.emit("Mul", x, x), f.number(0.044715 * root))
+    tanh = f.emit("Tanh", f.emit("Mul", x, f.emit("Add", square, f.number(root))))
+    f.set_output(f.emit("Mul", f.emit("Mul", x, f.number(0.5)), f.emit("Add", tanh, f.number(1.0))))
 
 
 def _quick_gelu(f: ContribBuilder) -> None:
     """x sigmoid(alpha x)."""
-    alpha = float(f.attribute("alpha", 1.702))
-    scaled = f.input(0) if alpha == 1.0 else f.emit("Mul", f.input(0), f.number(alpha))
-    f.set_output(f.emit("Mul", f.input(0), f.emit("Sigmoid", scaled)))
+    alpha, x = float(f.attribute("alpha", 1.702)), f.inputs[0]
+    scaled = x if alpha == 1.0 else f.emit("Mul", x, f.number(alpha))
+    f.set_output(f.emit("Mul", x, f.emit("Sigmoid", scaled)))
 
 
 def _bias_add(f: ContribBuilder) -> None:
-    f.set_output(f.emit("Add", f.emit("Add", f.input(0), f.input(1)), f.input(2)))
+    f.set_output(f.total(*f.inputs[:3]))
+
+
+_ACTIVATION_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
+    **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
+    "Clip": ("min", "max"),
+    "HardSigmoid": ("alpha", "beta"),
+}
 
 
 def _activate(f: ContribBuilder, x: str, settings: Sequence[float]) -> str:
     name = f.attribute("activation", "")
     if not name:
         return x
-    if name in ("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign"):
-        return f.emit(name, x)
-    if name == "Clip" and len(settings) == 2:
-        if f.opset < CLIP_LIMITS_AS_INPUTS:
-            return f.emit("Clip", x, min=settings[0], max=settings[1])
-        return f.emit("Clip", x, f.number(settings[0]), f.number(settings[1]))
-    if name in ("LeakyRelu", "Elu", "ThresholdedRelu") and settings:
-        return f.emit(name, x, alpha=settings[0])
-    if name == "HardSigmoid" and len(settings) == 2:
-        return f.emit(name, x, alpha=settings[0], beta=settings[1])
-    raise f.unsupported(f"its activation is '{name}' with the settings {list(settings)}")
+    keys = _ACTIVATION_SETTINGS.get(name)
+    if keys is None or len(settings) < len(keys):
+        raise f.unsupported(f"its activation is '{name}' with the settings {list(settings)}")
+    if name == "Clip" and f.opset >= CLIP_LIMITS_AS_INPUTS:
+        return f.emit(name, x, *map(f.number, settings))
+    attributes: dict[str, Any] = dict(zip(keys, settings, strict=False))
+    return f.emit(name, x, **attributes)
 
 
 # -- products and convolution -----------------------------------------------------------------
@@ -121,14 +106,18 @@ def _activate(f: ContribBuilder, x: str, settings: Sequence[float]) -> str:
 
 def _fused_matmul(f: ContribBuilder) -> None:
     """alpha A' B', where the attributes choose whether ' transposes."""
-    left = _transposed(f, f.input(0), int(f.attribute("transA", 0)), int(f.attribute("transBatchA", 0)))
-    right = _transposed(f, f.input(1), int(f.attribute("transB", 0)), int(f.attribute("transBatchB", 0)))
+    left, right = (
+        _transposed(
+            f, tensor, bool(f.attribute(f"trans{side}", 0)), bool(f.attribute(f"transBatch{side}", 0))
+        )
+        for tensor, side in zip(f.inputs, "AB", strict=False)
+    )
     product = f.emit("MatMul", left, right)
     alpha = float(f.attribute("alpha", 1.0))
     f.set_output(product if alpha == 1.0 else f.emit("Mul", product, f.number(alpha)))
 
 
-def _transposed(f: ContribBuilder, tensor: str, is_transposed: int, moves_batch: int) -> str:
+def _transposed(f: ContribBuilder, tensor: str, is_transposed: bool, moves_batch: bool) -> str:
     """The operand [rows, batch..., columns] as [batch..., rows, columns], then its matrices transposed."""
     rank = len(f.shape(tensor))
     axes = list(range(rank))
@@ -140,7 +129,7 @@ def _transposed(f: ContribBuilder, tensor: str, is_transposed: int, moves_batch:
 
 
 def _fused_gemm(f: ContribBuilder) -> None:
-    inputs = [name for name in f.node.inputs if name]
+    inputs = filter(None, f.inputs)
     product = f.emit("Gemm", *inputs, **f.attributes("alpha", "beta", "transA", "transB"))
     f.set_output(_activate(f, product, [*f.attributes("activation_alpha", "activation_beta").values()]))
 
@@ -149,22 +138,19 @@ _CONV_SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "str
 
 
 def _conv_of(f: ContribBuilder, x: str) -> str:
-    return f.emit("Conv", x, *filter(None, f.node.inputs[1:3]), **f.attributes(*_CONV_SETTINGS))
+    return f.emit("Conv", x, *filter(None, f.inputs[1:3]), **f.attributes(*_CONV_SETTINGS))
 
 
 def _fused_conv(f: ContribBuilder) -> None:
-    y = _conv_of(f, f.input(0))
-    if f.has_input(3):
-        y = f.emit("Add", y, f.input(3))
+    y = f.total(_conv_of(f, f.inputs[0]), f.inputs[3])
     f.set_output(_activate(f, y, f.attribute("activation_params") or ()))
 
 
 def _nhwc_conv(f: ContribBuilder) -> None:
     """Convolution with channels last."""
-    rank = len(f.shape(f.input(0)))
-    first = [0, rank - 1, *range(1, rank - 1)]
+    rank = len(f.shape(f.inputs[0]))
     f.reject_inputs(3)
-    y = _conv_of(f, f.emit("Transpose", f.input(0), perm=first))
+    y = _conv_of(f, f.emit("Transpose", f.inputs[0], perm=[0, rank - 1, *range(1, rank - 1)]))
     y = f.emit("Transpose", y, perm=[0, *range(2, rank), 1])
     f.set_output(_activate(f, y, f.attribute("activation_params") or ()))
 
@@ -172,50 +158,44 @@ def _nhwc_conv(f: ContribBuilder) -> None:
 # -- normalization ----------------------------------------------------------------------------
 
 
-def _layer_normalize(f: ContribBuilder, x: str, scale: str, bias: str, epsilon: float) -> str:
-    inputs = (x, scale, bias) if bias else (x, scale)
+def _layer_normalize(f: ContribBuilder, x: str, scale: str, bias: str) -> str:
     domain = "" if f.opset >= LAYER_NORMALIZATION_OPSET else RUNTIME_DOMAIN
-    return f.emit("LayerNormalization", *inputs, domain=domain, axis=-1, epsilon=epsilon)
+    epsilon = float(f.attribute("epsilon", 1e-12))
+    return f.emit(
+        "LayerNormalization", *filter(None, (x, scale, bias)), domain=domain, axis=-1, epsilon=epsilon
+    )
 
 
 def _rms_normalize(f: ContribBuilder, x: str, scale: str, axis: int, epsilon: float) -> str:
     """scale x / sqrt(mean(x^2) + epsilon), the mean over `axis` and all later axes."""
     rank = len(f.shape(x))
-    axes = list(range(axis % rank, rank))
-    square = f.emit("Mul", x, x)
-    if f.opset >= REDUCED_AXES_AS_INPUTS:
-        mean = f.emit("ReduceMean", square, f.ints(*axes), keepdims=1)
-    else:
-        mean = f.emit("ReduceMean", square, axes=axes, keepdims=1)
+    mean = f.reduce("ReduceMean", f.emit("Mul", x, x), range(axis % rank, rank), keepdims=1)
     root = f.emit("Sqrt", f.emit("Add", mean, f.number(epsilon)))
     return f.emit("Mul", f.emit("Div", x, root), scale)
 
 
 def _sum_with_skip(f: ContribBuilder, bias: int) -> str:
     """input + skip + bias."""
-    total = f.emit("Add", f.input(0), f.input(1))
-    if f.has_input(bias):
-        total = f.emit("Add", total, f.input(bias))
-    if f.has_output(3):
+    total = f.total(*f.inputs[:2], f.inputs[bias])
+    if f.outputs[3]:
         f.set_output(total, 3)
     f.reject_outputs(1, 2)
     return total
 
 
 def _skip_layer_normalization(f: ContribBuilder) -> None:
-    epsilon = float(f.attribute("epsilon", 1e-12))
-    f.set_output(_layer_normalize(f, _sum_with_skip(f, 4), f.input(2), f.input_or_empty(3), epsilon))
+    f.set_output(_layer_normalize(f, _sum_with_skip(f, 4), *f.inputs[2:4]))
 
 
 def _skip_simplified_layer_normalization(f: ContribBuilder) -> None:
     epsilon = float(f.attribute("epsilon", 1e-12))
-    f.set_output(_rms_normalize(f, _sum_with_skip(f, 3), f.input(2), -1, epsilon))
+    f.set_output(_rms_normalize(f, _sum_with_skip(f, 3), f.inputs[2], -1, epsilon))
 
 
 def _simplified_layer_normalization(f: ContribBuilder) -> None:
     f.reject_outputs(1)
     axis, epsilon = int(f.attribute("axis", -1)), float(f.attribute("epsilon", 1e-5))
-    f.set_output(_rms_normalize(f, f.input(0), f.input(1), axis, epsilon))
+    f.set_output(_rms_normalize(f, f.inputs[0], f.inputs[1], axis, epsilon))
 
 
 def _embed_layer_normalization(f: ContribBuilder) -> None:
@@ -223,35 +203,104 @@ def _embed_layer_normalization(f: ContribBuilder) -> None:
 
     Words, segments and mask: [N, S].
     """
-    words = f.input(0)
-    positions = f.input(8) if f.has_input(8) else f.ints(*range(f.shape(words)[1]))
-    total = f.emit("Add", f.emit("Gather", f.input(2), words), f.emit("Gather", f.input(3), positions))
-    if f.has_input(1) and f.has_input(4):
-        total = f.emit("Add", total, f.emit("Gather", f.input(4), f.input(1)))
-    epsilon = float(f.attribute("epsilon", 1e-12))
-    f.set_output(_layer_normalize(f, total, f.input(5), f.input(6), epsilon))
-    if f.has_output(1):
-        if not f.has_input(7):
-            raise f.unsupported(f"its output '{f.node.outputs[1]}' has no mask to count")
-        if f.opset >= SETTINGS_AS_INPUTS:
-            f.set_output(f.emit("ReduceSum", f.input(7), f.ints(1), keepdims=0), 1)
-        else:
-            f.set_output(f.emit("ReduceSum", f.input(7), axes=[1], keepdims=0), 1)
-    if f.has_output(2):
+    words, segments, word_table, position_table, segment_table, scale, bias, mask, positions, *_ = f.inputs
+    positions = positions or f.ints(*range(f.shape(words)[1]))
+    total = f.emit("Add", f.emit("Gather", word_table, words), f.emit("Gather", position_table, positions))
+    if segments and segment_table:
+        total = f.emit("Add", total, f.emit("Gather", segment_table, segments))
+    f.set_output(_layer_normalize(f, total, scale, bias))
+    if f.outputs[1]:
+        if not mask:
+            raise f.unsupported(f"its output '{f.outputs[1]}' has no mask to count")
+        f.set_output(f.reduce("ReduceSum", mask, [1], keepdims=0), 1)
+    if f.outputs[2]:
         f.set_output(total, 2)
 
 
+# -- attention --------------------------------------------------------------------------------
+
+
+def _attention(f: ContribBuilder) -> None:
+    """softmax(Q K^T scale + mask) V, where one product computes Q, K and V. Input: [N, S, D]."""
+    f.reject_inputs(4, 6)
+    f.reject_outputs(1)
+    if f.attribute("do_rotary", 0):
+        raise f.unsupported("it rotates its queries and keys")
+    width = f.shape(f.inputs[1])[1]
+    sizes = list(f.attribute("qkv_hidden_sizes") or [width // 3] * 3)
+    projected = f.total(f.emit("MatMul", *f.inputs[:2]), f.inputs[2])
+    _attend(f, *f.split(projected, sizes, 2), mask=f.inputs[3], bias=f.inputs[5])
+
+
+def _multi_head_attention(f: ContribBuilder) -> None:
+    """softmax(Q K^T scale + mask) V. Query: [N, S, D], key and value: [N, T, D]."""
+    f.reject_inputs(6, 7, 8, 9)
+    f.reject_outputs(1, 2, 3)
+    operands = f.inputs[:3]
+    if not all(operands) or any(len(f.shape(name)) != 3 for name in operands):
+        raise f.unsupported("its query, key and value are not three tensors [batch, sequence, width]")
+    if f.inputs[3]:
+        parts = f.split(f.inputs[3], [f.shape(name)[2] for name in operands], 0)
+        operands = tuple(f.emit("Add", *pair) for pair in zip(operands, parts, strict=True))
+    _attend(f, *operands, mask=f.inputs[4], bias=f.inputs[5])
+
+
+def _attend(f: ContribBuilder, query: str, key: str, value: str, *, mask: str, bias: str) -> None:
+    heads = int(f.attribute("num_heads"))
+    batch, rows, width = f.shape(query)
+    columns = f.shape(key)[1]
+    scale = float(f.attribute("scale", 0.0)) or 1 / math.sqrt(width // heads)
+
+    def by_head(tensor: str, perm: list[int]) -> str:
+        length, size = f.shape(tensor)[1:]
+        heads_apart = f.emit("Reshape", tensor, f.ints(batch, length, heads, size // heads))
+        return f.emit("Transpose", heads_apart, perm=perm)
+
+    scaled = f.emit("Mul", query, f.number(scale))
+    scores = f.emit("MatMul", by_head(scaled, [0, 2, 1, 3]), by_head(key, [0, 2, 3, 1]))
+    scores = f.total(scores, bias)
+    masked_score = float(f.attribute("mask_filter_value", -10000.0))
+    if mask:
+        scores = f.emit("Add", scores, _additive_mask(f, mask, batch, rows, columns, masked_score))
+    if f.attribute("unidirectional", 0):
+        later = np.triu(np.full((rows, columns), masked_score), 1 + columns - rows)
+        scores = f.emit("Add", scores, f.number(later))
+    result = f.emit("MatMul", f.emit("Softmax", scores, axis=3), by_head(value, [0, 2, 1, 3]))
+    result = f.emit("Transpose", result, perm=[0, 2, 1, 3])
+    f.set_output(f.emit("Reshape", result, f.ints(batch, rows, f.shape(value)[2])))
+
+
+def _additive_mask(
+    f: ContribBuilder, mask: str, batch: int, rows: int, columns: int, masked_score: float
+) -> str:
+    """0 for valid positions and `masked_score` elsewhere; broadcasts to the scores [N, heads, S, T]."""
+    shape = f.shape(mask)
+    dtype = f.type_of(f.inputs[0]).dtype
+    if shape == (batch,):
+        # The number of valid keys of each sample.
+        lengths = f.emit("Reshape", mask, f.ints(batch, 1, 1, 1))
+        positions = np.arange(columns, dtype=helper.tensor_dtype_to_np_dtype(f.type_of(mask).dtype))
+        valid = f.emit("Cast", f.emit("Less", f.constant(positions), lengths), to=dtype)
+    elif shape in ((batch, columns), (batch, rows, columns)):
+        wide = (batch, 1, 1, columns) if len(shape) == 2 else (batch, 1, rows, columns)
+        binary = f.emit("Cast", f.emit("Cast", mask, to=onnx.TensorProto.BOOL), to=dtype)
+        valid = f.emit("Reshape", binary, f.ints(*wide))
+    else:
+        raise f.unsupported(f"its mask '{mask}' has the shape {list(shape)}")
+    return f.emit("Mul", f.emit("Sub", f.number(1.0), valid), f.number(masked_score))
+
+
 _FORMS: Mapping[str, Callable[[ContribBuilder], None]] = {
-    "Attention": attention,
+    "Attention": _attention,
     "BiasAdd": _bias_add,
-    "BiasGelu": _bias_gelu,
+    "BiasGelu": _gelu,
     "EmbedLayerNormalization": _embed_layer_normalization,
     "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
-    "MultiHeadAttention": multi_head_attention,
+    "MultiHeadAttention": _multi_head_attention,
     "NhwcConv": _nhwc_conv,
     "NhwcFusedConv": _nhwc_conv,
     "QuickGelu": _quick_gelu,

@@ -6,42 +6,48 @@ stays in the graph; no gradient passes through it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, attributes_of, fresh_name, operator_name
-from onnxgc.model.core.ir import Array, Node, TensorType
+from onnxgc.model.core.ir import Array, Node
 from onnxgc.model.files.lift_body_weights import outer_names
 from onnxgc.model.files.pytorch_metadata import module_of
+from onnxgc.model.rebatch.shape_pair import ShapeWalk
 from onnxgc.model.static_shapes.opset_changes import SETTINGS_AS_INPUTS
-from onnxgc.model.static_shapes.unroll_limit import UnrollLimit
+from onnxgc.model.static_shapes.type_inference import static_type
+
+MAX_UNROLLED_OPERATORS = 100_000
+"""Longer graphs are too slow to plan and to load into a session."""
 
 
-class BodyWalk(Protocol):
-    """The part of a shape walk that lowering of control flow uses."""
+def check_unrolled(node: Node, steps: int, operators: int) -> None:
+    """Checks the number of operators that unrolling adds to a model.
 
-    def value(self, name: str) -> Array | None: ...
-
-    def type_of(self, name: str) -> TensorType | None: ...
-
-    def add_fresh_constant(self, wanted: str, value: Array) -> str: ...
-
-    def visit(self, node: Node) -> None: ...
+    Raises:
+        UnsupportedOperatorError: it exceeds `MAX_UNROLLED_OPERATORS` with the steps of this node.
+    """
+    if operators > MAX_UNROLLED_OPERATORS:
+        raise UnsupportedOperatorError(
+            f"{node.location} has {steps} steps; unrolled, the model would have at least {operators} "
+            f"operators, over the limit of {MAX_UNROLLED_OPERATORS}; export it for shorter sequences, or "
+            "pass --input-shapes with fewer steps"
+        )
 
 
 class ControlFlow:
     """Lowers control flow during a shape walk, which knows conditions, trip counts and lengths."""
 
-    def __init__(self, walk: BodyWalk, draft: Draft) -> None:
+    def __init__(self, walk: ShapeWalk, draft: Draft) -> None:
         self._walk = walk
         self._opset = draft.opset
         self._tensors = outer_names(draft)
         self._node_names = {node.name for node in draft.nodes}
-        self._limit = UnrollLimit()
+        self._unrolled = 0
 
     def inline_branch(self, node: Node) -> bool:
         """Whether the node is an If with a known condition; visits the taken branch in that case."""
@@ -51,7 +57,7 @@ class ControlFlow:
         if condition is None or condition.size != 1:
             return False
         branch = node.attribute("then_branch" if condition.all() else "else_branch")
-        for source, output in zip(self._inline(branch, {}, node, ""), node.outputs, strict=True):
+        for source, output in zip(self._inline(branch, (), node, ""), node.outputs, strict=True):
             self._bind(node, source, output)
         return True
 
@@ -71,27 +77,22 @@ class ControlFlow:
         if (count and limit is None) or (condition and continues is None):
             return False
         state = list(node.inputs[2:])
-        outputs_by_step: list[list[str]] = [[] for _ in body.output[1 + len(state) :]]
-        step = 0
-        while (continues is None or continues) and (limit is None or step < limit):
-            self._limit.add(node, step + 1, max(len(body.node), 1))
+        rows: list[list[str]] = []
+        while (continues is None or continues) and (limit is None or len(rows) < limit):
+            step = len(rows)
+            self._count(node, body, step + 1, 1)
             prefix = f"{node.name}/step{step}/"
-            given = (
-                self._new_constant(f"{prefix}number", np.asarray(step, np.int64)),
-                self._new_constant(f"{prefix}condition", np.asarray(True)),
-                *state,
-            )
-            bound = dict(zip((value.name for value in body.input), given, strict=True))
-            after, *outputs = self._inline(body, bound, node, prefix)
+            number = self._new_constant(f"{prefix}number", np.asarray(step, np.int64))
+            is_running = self._new_constant(f"{prefix}condition", np.asarray(True))
+            after, *outputs = self._inline(body, (number, is_running, *state), node, prefix)
             continues = self._scalar(after)
             if continues is None:
                 return False
             state = outputs[: len(state)]
-            for parts, part in zip(outputs_by_step, outputs[len(state) :], strict=True):
-                parts.append(part)
-            step += 1
+            rows.append(outputs[len(state) :])
         declared = [value.type for value in body.output[1 + len(state) :]]
-        return self._bind_outputs(node, state, outputs_by_step, [0] * len(outputs_by_step), declared)
+        columns = _columns(rows, [0] * len(declared))
+        return self._bind_outputs(node, state, columns, [0] * len(declared), declared)
 
     def _unroll_scan(self, node: Node) -> bool:
         body: onnx.GraphProto = node.attribute("body")
@@ -101,27 +102,29 @@ class ControlFlow:
         if slices is None:
             return False
         steps = len(slices[0])
-        self._limit.add(node, steps, steps * max(len(body.node), 1))
-        outputs_by_step: list[list[str]] = [[] for _ in body.output[len(state) :]]
-        for step in range(steps):
-            given = (*state, *(parts[step] for parts in slices))
-            bound = dict(zip((value.name for value in body.input), given, strict=True))
-            outputs = self._inline(body, bound, node, f"{node.name}/step{step}/")
+        self._count(node, body, steps, steps)
+        rows: list[list[str]] = []
+        for step, parts in enumerate(zip(*slices, strict=True)):
+            outputs = self._inline(body, (*state, *parts), node, f"{node.name}/step{step}/")
             state = outputs[: len(state)]
-            for parts, part in zip(outputs_by_step, outputs[len(state) :], strict=True):
-                parts.append(part)
-        backward = node.attribute("scan_output_directions") or [0] * len(outputs_by_step)
-        for parts, is_backward in zip(outputs_by_step, backward, strict=True):
-            if is_backward:
-                parts.reverse()
+            rows.append(outputs[len(state) :])
         declared = [value.type for value in body.output[len(state) :]]
-        axes = node.attribute("scan_output_axes") or [0] * len(outputs_by_step)
-        return self._bind_outputs(node, state, outputs_by_step, axes, declared)
+        axes, backward = (
+            node.attribute(f"scan_output_{setting}") or [0] * len(declared)
+            for setting in ("axes", "directions")
+        )
+        return self._bind_outputs(node, state, _columns(rows, backward), axes, declared)
+
+    def _count(self, node: Node, body: onnx.GraphProto, steps: int, added: int) -> None:
+        self._unrolled += added * max(len(body.node), 1)
+        check_unrolled(node, steps, self._unrolled)
 
     def _scan_slices(self, node: Node, sources: Sequence[str]) -> list[list[str]] | None:
         """For each scanned input its slices in the order of the steps; None without a static shape."""
-        axes = node.attribute("scan_input_axes") or [0] * len(sources)
-        backward = node.attribute("scan_input_directions") or [0] * len(sources)
+        axes, backward = (
+            node.attribute(f"scan_input_{setting}") or [0] * len(sources)
+            for setting in ("axes", "directions")
+        )
         slices: list[list[str]] = []
         for source, axis, is_backward in zip(sources, axes, backward, strict=True):
             parts = self._slices(node, source, int(axis))
@@ -134,7 +137,7 @@ class ControlFlow:
         self,
         node: Node,
         state: Sequence[str],
-        outputs_by_step: Sequence[Sequence[str]],
+        columns: Sequence[Sequence[str]],
         axes: Sequence[int],
         declared: Sequence[onnx.TypeProto],
     ) -> bool:
@@ -143,7 +146,7 @@ class ControlFlow:
         Returns whether that was possible: without any step, an output needs a declared static shape.
         """
         outputs = node.outputs
-        stacked = list(zip(outputs[len(state) :], outputs_by_step, axes, declared, strict=False))
+        stacked = list(zip(outputs[len(state) :], columns, axes, declared, strict=False))
         empty = {output: _empty(kind, int(axis)) for output, parts, axis, kind in stacked if not parts}
         if None in empty.values():
             return False
@@ -169,11 +172,11 @@ class ControlFlow:
         if count == 0:
             return []
         names = [self._fresh(f"{node.name}/step{step}/{source}") for step in range(count)]
-        kept = [source]
+        parts = [source]
         if count > 1:
-            kept = [self._fresh(f"{name}_kept") for name in names]
-            self._emit(node, "Split", [source], kept, "split", [1] * count, axis=axis)
-        for part, name in zip(kept, names, strict=True):
+            parts = [self._fresh(f"{name}_kept") for name in names]
+            self._emit(node, "Split", [source], parts, "split", [1] * count, axis=axis)
+        for part, name in zip(parts, names, strict=True):
             self._emit(node, "Squeeze", [part], [name], "axes", [axis])
         return names
 
@@ -181,13 +184,12 @@ class ControlFlow:
         kind = self._walk.type_of(parts[0])
         if axis < 0:
             axis += len(kind.shape) + 1 if kind is not None else 0
-        if len(parts) == 1:
-            self._emit(node, "Unsqueeze", parts, [output], "axes", [axis])
-            return
-        wide = [self._fresh(f"{output}_{index}") for index in range(len(parts))]
+        is_single = len(parts) == 1
+        wide = [output] if is_single else [self._fresh(f"{output}_{index}") for index in range(len(parts))]
         for part, name in zip(parts, wide, strict=True):
             self._emit(node, "Unsqueeze", [part], [name], "axes", [axis])
-        self._emit(node, "Concat", wide, [output], axis=axis)
+        if not is_single:
+            self._emit(node, "Concat", wide, [output], axis=axis)
 
     def _emit(
         self,
@@ -200,22 +202,15 @@ class ControlFlow:
         **attributes: int | list[int],
     ) -> None:
         """Visits a new operator; its setting becomes an input or an attribute, depending on the opset."""
-        inputs = list(inputs)
         if setting and self._opset >= SETTINGS_AS_INPUTS:
-            inputs.append(self._new_constant(f"{source.name}/{setting}", np.asarray(values, np.int64)))
+            constant = self._new_constant(f"{source.name}/{setting}", np.asarray(values, np.int64))
+            inputs = (*inputs, constant)
         elif setting:
             attributes[setting] = list(values)
-        name = self._fresh_node(f"{source.name}/{op}_{outputs[0]}")
+        name = fresh_name(f"{source.name}/{op}_{outputs[0]}", self._node_names)
         self._walk.visit(
-            Node(
-                op,
-                tuple(inputs),
-                tuple(outputs),
-                attributes,
-                name=name,
-                origin=source.origin,
-                module=source.module,
-                rule=op,
+            source.with_changes(
+                op=op, inputs=tuple(inputs), outputs=tuple(outputs), attributes=attributes, name=name, rule=op
             )
         )
 
@@ -228,9 +223,9 @@ class ControlFlow:
         value = self._walk.value(name) if name else None
         return value.reshape(()) if value is not None and value.size == 1 else None
 
-    def _inline(self, graph: onnx.GraphProto, bound: Mapping[str, str], node: Node, prefix: str) -> list[str]:
-        """Visits a copy of a body with its inputs bound; returns the outer names of its outputs."""
-        names = dict(bound)
+    def _inline(self, graph: onnx.GraphProto, given: Iterable[str], node: Node, prefix: str) -> list[str]:
+        """Visits a copy of a body with these inputs; returns the outer names of its outputs."""
+        names = dict(zip((value.name for value in graph.input), given, strict=True))
         for proto in graph.node:
             for output in filter(None, proto.output):
                 names[output] = self._outer_name(output, node, prefix, self._tensors)
@@ -251,8 +246,13 @@ class ControlFlow:
     def _fresh(self, wanted: str) -> str:
         return fresh_name(wanted, self._tensors)
 
-    def _fresh_node(self, wanted: str) -> str:
-        return fresh_name(wanted, self._node_names)
+
+def _columns(rows: Sequence[Sequence[str]], backward: Sequence[int]) -> list[list[str]]:
+    """For each output of a step the parts to stack; `rows` has the outputs by step."""
+    return [
+        [row[index] for row in (reversed(rows) if is_backward else rows)]
+        for index, is_backward in enumerate(backward)
+    ]
 
 
 def outer_node(proto: onnx.NodeProto, names: Mapping[str, str]) -> Node:
@@ -292,11 +292,11 @@ def _rename_captured(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         value.name = outer.get(value.name, value.name)
 
 
-def _empty(kind: onnx.TypeProto, axis: int) -> Array | None:
+def _empty(declared: onnx.TypeProto, axis: int) -> Array | None:
     """The stacked output of a loop without steps; None if the body declares no static shape."""
-    shape = kind.tensor_type.shape
-    if not kind.tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in shape.dim):
+    kind = static_type(declared)
+    if kind is None:
         return None
-    sizes = [dim.dim_value for dim in shape.dim]
-    sizes.insert(axis % (len(sizes) + 1), 0)
-    return np.zeros(sizes, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+    shape = list(kind.shape)
+    shape.insert(axis % (len(shape) + 1), 0)
+    return np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.dtype))

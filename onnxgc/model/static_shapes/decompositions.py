@@ -3,146 +3,123 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxgc.model.core.ir import Array, Node, TensorType
-from onnxgc.model.core.node_rewrites import TypeOf, ValueOf
-
-AddConstant = Callable[[str, Array], str]
-Decomposition = Callable[[Node, TypeOf, ValueOf, AddConstant], list[Node] | None]
+from onnxgc.model.rebatch.shape_pair import ShapeWalk
 
 
-def decompose(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
-    """The nodes that replace this one, or None where it is not decomposed."""
-    rule = None if node.domain else DECOMPOSITIONS.get(node.op)
-    return None if rule is None else rule(node, type_of, value_of, add_constant)
+class _Decomposition:
+    """One node, whose first input has the type `kind`, and the nodes that replace it."""
+
+    def __init__(self, node: Node, kind: TensorType, walk: ShapeWalk) -> None:
+        self.node = node
+        self.kind = kind
+        self.walk = walk
+        self.nodes: list[Node] = []
+
+    def emit(self, op: str, inputs: Sequence[str], part: str = "", **attributes: object) -> str:
+        """Adds the operator that computes a part, or without a name the node's output."""
+        node = self.node.with_changes(op=op, inputs=tuple(inputs), attributes=attributes, rule=op)
+        if part:
+            node = node.with_changes(outputs=(f"{node.outputs[0]}/{part}",), name=f"{node.name}/{part}")
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def number(self, part: str, value: npt.ArrayLike) -> str:
+        """A constant of the first input's element type."""
+        return self._constant(part, np.asarray(value, helper.tensor_dtype_to_np_dtype(self.kind.dtype)))
+
+    def ints(self, part: str, values: npt.ArrayLike) -> str:
+        return self._constant(part, np.asarray(values, np.int64))
+
+    def _constant(self, part: str, value: Array) -> str:
+        return self.walk.add_fresh_constant(f"{self.node.outputs[0]}/{part}", value)
 
 
-def _mean(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
+def decompose(node: Node, walk: ShapeWalk) -> list[Node]:
+    """The nodes that replace this one; empty if it is not decomposed."""
+    kind = walk.type_of(node.inputs[0]) if node.inputs else None
+    if node.domain or node.op not in DECOMPOSITIONS or kind is None:
+        return []
+    parts = _Decomposition(node, kind, walk)
+    DECOMPOSITIONS[node.op](parts)
+    return parts.nodes
+
+
+def _mean(f: _Decomposition) -> None:
     """The sum times the reciprocal of the number of operands: Mean has no kernel on CUDA."""
-    kind = type_of(node.inputs[0])
-    if kind is None:
-        return None
-    if len(node.inputs) == 1:
-        return [_plain(node, "Identity", node.inputs, node.outputs)]
-    total = f"{node.outputs[0]}/sum"
-    reciprocal = add_constant(f"{node.outputs[0]}/share", _number(1 / len(node.inputs), kind))
-    return [
-        _plain(node, "Sum", node.inputs, (total,), "sum"),
-        _plain(node, "Mul", (total, reciprocal), node.outputs),
-    ]
+    inputs = f.node.inputs
+    if len(inputs) == 1:
+        f.emit("Identity", inputs)
+    else:
+        f.emit("Mul", (f.emit("Sum", inputs, "sum"), f.number("share", 1 / len(inputs))))
 
 
-def _compress(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
-    """A Gather, where the condition is constant."""
-    condition, kind = value_of(node.inputs[1]), type_of(node.inputs[0])
-    if condition is None or kind is None:
-        return None
-    axis = node.attribute("axis")
-    output = node.outputs[0]
-    extent = kind.element_count if axis is None else kind.shape[axis]
-    indices = add_constant(f"{output}/chosen", np.flatnonzero(condition[:extent]).astype(np.int64))
-    if axis is not None:
-        return [_plain(node, "Gather", (node.inputs[0], indices), node.outputs, axis=axis)]
-    flat = f"{output}/flat"
-    return [
-        _plain(
-            node,
-            "Reshape",
-            (node.inputs[0], add_constant(f"{output}/extent", np.asarray([-1], np.int64))),
-            (flat,),
-            "flat",
-        ),
-        _plain(node, "Gather", (flat, indices), node.outputs, axis=0),
-    ]
+def _compress(f: _Decomposition) -> None:
+    """A Gather, if the condition is constant."""
+    source, condition, axis = f.node.inputs[0], f.walk.value(f.node.inputs[1]), f.node.attribute("axis")
+    if condition is None:
+        return
+    extent = f.kind.element_count if axis is None else f.kind.shape[axis]
+    indices = f.ints("chosen", np.flatnonzero(condition[:extent]))
+    if axis is None:
+        source = f.emit("Reshape", (source, f.ints("extent", [-1])), "flat")
+    f.emit("Gather", (source, indices), axis=axis or 0)
 
 
-def _group_normalization(
-    node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant
-) -> list[Node] | None:
+def _group_normalization(f: _Decomposition) -> None:
     """InstanceNormalization with each group as one channel, then scale and bias.
 
     ONNX's function body computes the variance as E[x^2] - E[x]^2, which suffers cancellation. Before
     opset 21 scale and bias have one number for each group. x: [N, C, spatial...].
     """
-    kind, scale_kind = type_of(node.inputs[0]), type_of(node.inputs[1])
-    if kind is None or scale_kind is None or 0 in kind.shape:
-        return None
-    groups, channels = int(node.attribute("num_groups")), kind.shape[1]
-    output = node.outputs[0]
-
-    def shape(*sizes: int) -> str:
-        return add_constant(f"{output}/shape", np.asarray(sizes, np.int64))
-
-    names = {part: f"{output}/{part}" for part in ("groups", "normal", "whole", "scale", "bias", "scaled")}
-    broadcast_shape = (channels, *(1,) * (len(kind.shape) - 2))
-    if scale_kind.shape == (channels,):
-        expanded, per_channel = [], node.inputs[1:3]
-    else:
-        per_channel = (f"{output}/scale_of_each", f"{output}/bias_of_each")
-        group_of_channel = add_constant(
-            f"{output}/group_of", np.repeat(np.arange(groups), channels // groups)
-        )
-        expanded = [
-            _plain(node, "Gather", (source, group_of_channel), (target,), target.rpartition("/")[2])
-            for source, target in zip(node.inputs[1:3], per_channel, strict=True)
+    (x, *affine), shape = f.node.inputs[:3], f.kind.shape
+    scale_kind = f.walk.type_of(affine[0])
+    if scale_kind is None or 0 in shape:
+        return
+    groups, channels = int(f.node.attribute("num_groups")), shape[1]
+    if scale_kind.shape != (channels,):
+        group_of_channel = f.ints("group_of", np.repeat(np.arange(groups), channels // groups))
+        affine = [
+            f.emit("Gather", (source, group_of_channel), part)
+            for source, part in zip(affine, ("scale_of_each", "bias_of_each"), strict=True)
         ]
-    return [
-        *expanded,
-        _plain(
-            node,
-            "Reshape",
-            (node.inputs[0], shape(kind.shape[0], groups, math.prod(kind.shape[1:]) // groups)),
-            (names["groups"],),
-            "groups",
-        ),
-        _plain(
-            node,
-            "InstanceNormalization",
-            (
-                names["groups"],
-                add_constant(f"{output}/ones", np.ones(groups, _number(0, kind).dtype)),
-                add_constant(f"{output}/zeros", np.zeros(groups, _number(0, kind).dtype)),
-            ),
-            (names["normal"],),
-            "normal",
-            epsilon=float(node.attribute("epsilon", 1e-5)),
-        ),
-        _plain(node, "Reshape", (names["normal"], shape(*kind.shape)), (names["whole"],), "whole"),
-        _plain(node, "Reshape", (per_channel[0], shape(*broadcast_shape)), (names["scale"],), "scale"),
-        _plain(node, "Mul", (names["whole"], names["scale"]), (names["scaled"],), "scaled"),
-        _plain(node, "Reshape", (per_channel[1], shape(*broadcast_shape)), (names["bias"],), "bias"),
-        _plain(node, "Add", (names["scaled"], names["bias"]), node.outputs),
-    ]
+    grouped_shape = f.ints("shape", (shape[0], groups, math.prod(shape[1:]) // groups))
+    grouped = f.emit("Reshape", (x, grouped_shape), "groups")
+    unit = f.number("ones", np.ones(groups)), f.number("zeros", np.zeros(groups))
+    epsilon = float(f.node.attribute("epsilon", 1e-5))
+    normal = f.emit("InstanceNormalization", (grouped, *unit), "normal", epsilon=epsilon)
+    y = f.emit("Reshape", (normal, f.ints("shape", shape)), "whole")
+    broadcast_shape = (channels, *(1,) * (len(shape) - 2))
+    scale = f.emit("Reshape", (affine[0], f.ints("shape", broadcast_shape)), "scale")
+    y = f.emit("Mul", (y, scale), "scaled")
+    bias = f.emit("Reshape", (affine[1], f.ints("shape", broadcast_shape)), "bias")
+    f.emit("Add", (y, bias))
 
 
-def _affine_grid(
-    node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant
-) -> list[Node] | None:
-    """A constant grid of points times theta^T, where the size is known. theta: [N, d, d + 1].
+def _affine_grid(f: _Decomposition) -> None:
+    """A constant grid of points times theta^T, if the size is known. theta: [N, d, d + 1].
 
     ONNX's function body loses the axis of a batch of one. With align_corners the only point of an axis with
     one element is its middle, as in PyTorch.
     """
-    kind, size = type_of(node.inputs[0]), value_of(node.inputs[1])
-    if kind is None or size is None:
-        return None
-    output, shape = node.outputs[0], [int(extent) for extent in size]
-    axes = [_points(extent, bool(node.attribute("align_corners", 0))) for extent in shape[2:]]
+    size = f.walk.value(f.node.inputs[1])
+    if size is None:
+        return
+    batch, _, *extents = (int(extent) for extent in size)
+    axes = [_points(extent, bool(f.node.attribute("align_corners", 0))) for extent in extents]
     coordinates = [axis.reshape(-1) for axis in np.meshgrid(*axes, indexing="ij")]
     # The last axis of the image is the first coordinate of a point.
-    points = np.stack([*reversed(coordinates), np.ones(math.prod(shape[2:]))], axis=1)
-    base = add_constant(f"{output}/points", points.astype(_number(0, kind).dtype))
-    target = np.asarray([shape[0], *shape[2:], len(axes)], np.int64)
-    transposed, transformed = f"{output}/turned", f"{output}/moved"
-    return [
-        _plain(node, "Transpose", node.inputs[:1], (transposed,), "turned", perm=[0, 2, 1]),
-        _plain(node, "MatMul", (base, transposed), (transformed,), "moved"),
-        _plain(node, "Reshape", (transformed, add_constant(f"{output}/shape", target)), node.outputs),
-    ]
+    points = np.stack([*reversed(coordinates), np.ones(math.prod(extents))], axis=1)
+    base = f.number("points", points)
+    transposed = f.emit("Transpose", f.node.inputs[:1], "turned", perm=[0, 2, 1])
+    transformed = f.emit("MatMul", (base, transposed), "moved")
+    f.emit("Reshape", (transformed, f.ints("shape", [batch, *extents, len(axes)])))
 
 
 def _points(size: int, align_corners: bool) -> Array:
@@ -152,61 +129,25 @@ def _points(size: int, align_corners: bool) -> Array:
     return (2 * np.arange(size) + 1) / size - 1
 
 
-def _celu(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
+def _celu(f: _Decomposition) -> None:
     """alpha Elu(x / alpha) with a scalar alpha; ONNX's function body uses shape [1], wrong for a scalar x."""
-    kind, alpha = type_of(node.inputs[0]), float(node.attribute("alpha", 1.0))
-    if kind is None or alpha <= 0:
-        return None
+    alpha = float(f.node.attribute("alpha", 1.0))
     if alpha == 1:
-        return [_plain(node, "Elu", node.inputs, node.outputs)]
-    scaled, activated = f"{node.outputs[0]}/scaled", f"{node.outputs[0]}/bent"
-    scale = add_constant(f"{node.outputs[0]}/alpha", _number(alpha, kind))
-    return [
-        _plain(node, "Div", (node.inputs[0], scale), (scaled,), "scaled"),
-        _plain(node, "Elu", (scaled,), (activated,), "bent"),
-        _plain(node, "Mul", (activated, scale), node.outputs),
-    ]
+        f.emit("Elu", f.node.inputs)
+    elif alpha > 0:
+        scale = f.number("alpha", alpha)
+        scaled = f.emit("Div", (f.node.inputs[0], scale), "scaled")
+        f.emit("Mul", (f.emit("Elu", (scaled,), "bent"), scale))
 
 
-def _softplus(node: Node, type_of: TypeOf, value_of: ValueOf, add_constant: AddConstant) -> list[Node] | None:
+def _softplus(f: _Decomposition) -> None:
     """Computed in float32 for 16-bit types, for which runtimes compute log(1 + e^x), which overflows."""
-    kind = type_of(node.inputs[0])
-    if kind is None or kind.dtype not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        return None
-    wide, activated = f"{node.outputs[0]}/wide", f"{node.outputs[0]}/softplus"
-    return [
-        _plain(node, "Cast", node.inputs, (wide,), "wide", to=int(TensorProto.FLOAT)),
-        _plain(node, "Softplus", (wide,), (activated,), "softplus"),
-        _plain(node, "Cast", (activated,), node.outputs, to=kind.dtype),
-    ]
+    if f.kind.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        wide = f.emit("Cast", f.node.inputs, "wide", to=int(TensorProto.FLOAT))
+        f.emit("Cast", (f.emit("Softplus", (wide,), "softplus"),), to=f.kind.dtype)
 
 
-def _plain(
-    node: Node,
-    op: str,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    part: str = "",
-    **attributes: object,
-) -> Node:
-    name = f"{node.name}/{part}" if part else node.name
-    return Node(
-        op,
-        tuple(inputs),
-        tuple(outputs),
-        attributes,
-        name=name,
-        origin=node.origin,
-        module=node.module,
-        rule=op,
-    )
-
-
-def _number(value: float, kind: TensorType) -> Array:
-    return np.asarray(value, helper.tensor_dtype_to_np_dtype(kind.dtype))
-
-
-DECOMPOSITIONS: Mapping[str, Decomposition] = {
+DECOMPOSITIONS: Mapping[str, Callable[[_Decomposition], None]] = {
     "AffineGrid": _affine_grid,
     "Celu": _celu,
     "Compress": _compress,

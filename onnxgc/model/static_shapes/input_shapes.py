@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,6 @@ import onnx
 from onnxgc.errors import ShapeError
 from onnxgc.model.core.draft import Draft
 from onnxgc.model.core.ir import TensorType
-from onnxgc.model.static_shapes.type_protos import shape_text
 
 _UNNAMED = "?"
 
@@ -50,9 +50,6 @@ def with_input_shapes(
         dtype = draft.declared[name].tensor_type.elem_type
         types[name] = TensorType(dtype, shape)
         types_in_file[name] = TensorType(dtype, _literal_sizes(declared, shape))
-    # Declared inner shapes belong to the file's own input shapes.
-    are_stale = any(_contradicts(draft.declared[name], types[name].shape) for name in draft.inputs)
-    kept = {name: kind for name, kind in draft.declared.items() if not are_stale or name in types}
     firsts = ((types_in_file[name].shape[:1], types[name].shape[:1]) for name in draft.inputs)
     batch = next(((old[0], new[0]) for old, new in firsts if old != new), None)
     if batch is not None:
@@ -61,7 +58,9 @@ def with_input_shapes(
         )
         notes += (_unchanged_batch_note(name, types[name].shape, batch) for name in unchanged)
     file = FileShapes(types_in_file, batch) if types_in_file != types else None
-    return draft.with_changes(types=types, declared=kept).with_notes(*notes), file
+    # Declared inner shapes belong to the file's own input shapes.
+    declared_types = {name: kind for name, kind in draft.declared.items() if file is None or name in types}
+    return draft.with_changes(types=types, declared=declared_types).with_notes(*notes), file
 
 
 def _unchanged_batch_note(name: str, shape: tuple[int, ...], batch: tuple[int, int]) -> str:
@@ -89,12 +88,12 @@ def _sizes_of_symbols(
     declared: Mapping[str, Sequence[int | str] | None], given: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
     """Sizes of symbolic dimensions that follow from the given shapes without contradiction."""
-    found: dict[str, set[int]] = {}
+    sizes_of = defaultdict[str, set[int]](set)
     for name, shape in given.items():
         for size, dimension in zip(shape, declared[name] or (), strict=False):
             if isinstance(dimension, str) and dimension != _UNNAMED:
-                found.setdefault(dimension, set()).add(size)
-    return {dimension: next(iter(sizes)) for dimension, sizes in found.items() if len(sizes) == 1}
+                sizes_of[dimension].add(size)
+    return {dimension: next(iter(sizes)) for dimension, sizes in sizes_of.items() if len(sizes) == 1}
 
 
 def _literal_sizes(declared: Sequence[int | str] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -130,7 +129,7 @@ def _choose_shape(
         # Valid ONNX, but some exporters write 0 for an unknown size.
         template = ",".join("N" if size == 0 else str(size) for size in shape)
         notes.append(
-            f"input '{name}' is declared empty, {shape_text(shape)}; pass --input-shapes {name}:{template}"
+            f"input '{name}' is declared empty, {list(shape)}; pass --input-shapes {name}:{template}"
         )
     unknown = [size for size in declared if isinstance(size, str) and size not in known_sizes]
     if unknown:
@@ -146,18 +145,11 @@ def _checked_shape(
 ) -> tuple[int, ...]:
     if declared is not None and len(given) != len(declared):
         raise ShapeError(
-            f"--input-shapes gives input '{name}' {len(given)} dimensions ({shape_text(given)}), "
-            f"but it has {len(declared)} ({shape_text(declared)}); give a size for each"
+            f"--input-shapes gives input '{name}' {len(given)} dimensions ({list(given)}), "
+            f"but it has {len(declared)} ([{', '.join(map(str, declared))}]); give a size for each"
         )
     if any(size < 1 for size in given):
         raise ShapeError(
-            f"--input-shapes gives input '{name}' the shape {shape_text(given)}; sizes must be at least 1"
+            f"--input-shapes gives input '{name}' the shape {list(given)}; sizes must be at least 1"
         )
     return tuple(int(size) for size in given)
-
-
-def _contradicts(declared: onnx.TypeProto, shape: tuple[int, ...]) -> bool:
-    if not declared.tensor_type.HasField("shape"):
-        return False
-    pairs = zip(declared.tensor_type.shape.dim, shape, strict=True)
-    return any(dim.dim_value and dim.dim_value != size for dim, size in pairs)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 import onnx
 from onnx import defs
 
 from onnxgc.model.core.draft import Draft, operator_name, reads_of, subgraphs
-from onnxgc.model.core.ir import Node, TensorType, Weight, dtype_name
-from onnxgc.model.rebatch.rebatch import Rebatcher
+from onnxgc.model.core.ir import Node, TensorType, dtype_name
+from onnxgc.model.rebatch.shape_pair import ShapeWalk
 from onnxgc.model.static_shapes.contrib_ops import is_contrib
-from onnxgc.model.static_shapes.type_protos import shape_text
 
 REPLACEMENTS = {
     "NonZero": "a mask (Where, or a product) in place of indices, as `x[mask]` and `nonzero` make them",
@@ -33,38 +31,30 @@ class UnresolvedShapeError(Exception):
     """A node whose output types cannot be inferred; the text gives the reason."""
 
 
-class MessageContext(Protocol):
-    """The part of a shape walk that messages refer to."""
-
-    nodes: list[Node]
-    weights: dict[str, Weight]
-    types: dict[str, TensorType]
-    rebatching: Rebatcher | None
-
-    def type_of(self, name: str) -> TensorType | None: ...
-
-
 class ShapeMessages:
-    """Writes the messages of one shape walk."""
+    """Writes the messages of one shape walk.
 
-    def __init__(self, walk: MessageContext, draft: Draft) -> None:
+    `made_for` states the file's own sizes, if the walk is for others.
+    """
+
+    def __init__(self, walk: ShapeWalk, draft: Draft) -> None:
         self._walk = walk
         self._draft = draft
+        self.made_for = ""
 
     def inconsistent(self, node: Node, reason: str) -> str:
         """The inputs of a node contradict its operator's definition."""
         reads = [(name, self._walk.type_of(name)) for name in node.inputs if name]
         if _UNSUPPORTED_TYPE in reason:
             return self._unsupported_type(node, reads)
-        shapes = ", ".join(f"'{name}' {shape_text(kind.shape)}" for name, kind in reads if kind is not None)
+        shapes = ", ".join(f"'{name}' {list(kind.shape)}" for name, kind in reads if kind is not None)
         message = (
             f"node {node.label} ({operator_name(node)}) does not fit its inputs: {reason}; "
             f"it reads {shapes or 'nothing'}; check the input shapes ({self._input_shapes()})"
         )
-        if self._walk.rebatching is None:
+        if not self.made_for:
             return message
-        made_for = self._walk.rebatching.made_for()
-        return f"{message}, or export the model with dynamic dimensions: {made_for}"
+        return f"{message}, or export the model with dynamic dimensions: {self.made_for}"
 
     def not_static(self, tensor: str, node: Node) -> str:
         """The shape of a node's output depends on the data."""
@@ -138,11 +128,10 @@ def _first_opset_with_types(node: Node, opset: int, kinds: Sequence[TensorType |
     """The first later opset at which an operator takes all of these types, or None."""
     if node.domain:
         return None
-    names = {"FLOAT": "float", "DOUBLE": "double"}
     for later in range(opset + 1, defs.onnx_opset_version() + 1):
         schema = defs.get_schema(node.op, later, "")
         allowed = {text for entry in schema.inputs for text in entry.types}
-        wanted = (onnx.TensorProto.DataType.Name(kind.dtype) for kind in kinds if kind is not None)
-        if all(f"tensor({names.get(name, name.lower())})" in allowed for name in wanted):
+        wanted = (onnx.TensorProto.DataType.Name(kind.dtype).lower() for kind in kinds if kind is not None)
+        if all(f"tensor({name})" in allowed for name in wanted):
             return later
     return None

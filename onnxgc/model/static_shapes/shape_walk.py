@@ -10,9 +10,6 @@ by their types; only the values of small constants are loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import onnx
 
 from onnxgc.errors import ShapeError
 from onnxgc.model.core import node_rewrites
@@ -23,19 +20,18 @@ from onnxgc.model.core.constant_folding import (
     may_fold,
     shape_value,
 )
-from onnxgc.model.core.draft import Draft, reads_of, unused_name
+from onnxgc.model.core.draft import Draft, NameSource, reads_of, unused_name
 from onnxgc.model.core.ir import Array, Node, TensorType, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight, is_external
 from onnxgc.model.rebatch.rebatch import Rebatcher
 from onnxgc.model.rebatch.shape_pair import CannotRebatchError
-from onnxgc.model.static_shapes.contrib_ops import ContribOperators
+from onnxgc.model.static_shapes.contrib_ops import lower_contrib
 from onnxgc.model.static_shapes.control_flow import ControlFlow
 from onnxgc.model.static_shapes.decompositions import decompose
 from onnxgc.model.static_shapes.input_shapes import FileShapes
 from onnxgc.model.static_shapes.sequences import Sequences
 from onnxgc.model.static_shapes.shape_errors import ShapeMessages, UnresolvedShapeError
-from onnxgc.model.static_shapes.type_inference import TypeInference
-from onnxgc.model.static_shapes.type_protos import static_type, type_proto
+from onnxgc.model.static_shapes.type_inference import TypeInference, static_type, type_proto
 
 _MAX_REASONS = 4
 
@@ -50,6 +46,7 @@ def infer_shapes(draft: Draft, file: FileShapes | None = None) -> Draft:
         file_walk = _Walk(draft.with_changes(types=file.types))
         file_walk.visit_all()
         walk.rebatching = Rebatcher(file_walk, walk, draft, file.batch)
+        walk.messages.made_for = walk.rebatching.made_for
     walk.visit_all()
     return draft.with_changes(
         nodes=tuple(walk.nodes),
@@ -57,7 +54,7 @@ def infer_shapes(draft: Draft, file: FileShapes | None = None) -> Draft:
         types=walk.types,
         derived=draft.derived | walk.derived,
         problems=walk.problems,
-        notes=(*draft.notes, *walk.notes()),
+        notes=(*draft.notes, *(walk.rebatching.notes() if walk.rebatching else ())),
     )
 
 
@@ -75,33 +72,23 @@ def require_static_shapes(draft: Draft) -> None:
         raise ShapeError(f"{listed}; and {more} more of the kind" if more > 0 else listed)
 
 
-@dataclass(slots=True)
 class _Walk:
-    draft: Draft
-    rebatching: Rebatcher | None = None
-    nodes: list[Node] = field(default_factory=list)
-    weights: dict[str, Weight] = field(init=False)
-    types: dict[str, TensorType] = field(init=False)
-    protos: dict[str, onnx.TypeProto] = field(init=False)
-    values: dict[str, Array] = field(default_factory=dict)
-    derived: set[str] = field(default_factory=set)
-    problems: dict[str, str] = field(default_factory=dict)
-    messages: ShapeMessages = field(init=False)
-    inference: TypeInference = field(init=False)
-    sequences: Sequences = field(init=False)
-    control_flow: ControlFlow = field(init=False)
-    contrib_operators: ContribOperators = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.weights = dict(self.draft.weights)
-        self.types = {name: self.draft.types[name] for name in self.draft.inputs}
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.rebatching: Rebatcher | None = None
+        self.nodes: list[Node] = []
+        self.weights: dict[str, Weight] = dict(draft.weights)
+        self.types = {name: draft.types[name] for name in draft.inputs}
         self.protos = {name: type_proto(kind) for name, kind in self.types.items()}
         self.protos |= {name: type_proto(weight.type) for name, weight in self.weights.items()}
-        self.messages = ShapeMessages(self, self.draft)
-        self.inference = TypeInference(self, self.draft, self.messages)
-        self.sequences = Sequences(self.type_of, self.value, self.add_fresh_constant, self.draft.opset)
-        self.control_flow = ControlFlow(self, self.draft)
-        self.contrib_operators = ContribOperators(self, self.draft)
+        self.values: dict[str, Array] = {}
+        self.derived: set[str] = set()
+        self.problems: dict[str, str] = {}
+        self.messages = ShapeMessages(self, draft)
+        self.inference = TypeInference(self, draft, self.messages)
+        self.sequences = Sequences(self, draft.opset)
+        self.control_flow = ControlFlow(self, draft)
+        self.contrib_names = NameSource((*draft.tensor_names(), *(node.name for node in draft.nodes)))
 
     def visit_all(self) -> None:
         for node in self.draft.nodes:
@@ -112,21 +99,15 @@ class _Walk:
     def visit(self, node: Node) -> None:
         if self.control_flow.inline_branch(node):
             return
-        unknown = next((name for name in reads_of(node) if not self._is_known(name)), None)
-        if unknown is not None:
-            reason = self.problems.get(unknown, f"tensor '{unknown}' has no static shape")
-            self._keep_unresolved(node, reason)
-            return
-        if self.control_flow.unroll(node) or self.contrib_operators.lower(node):
+        for name in reads_of(node):
+            if name not in self.protos and name not in self.sequences:
+                reason = self.problems.get(name, f"tensor '{name}' has no static shape")
+                self._keep_unresolved(node, reason)
+                return
+        if self.control_flow.unroll(node) or lower_contrib(node, self, self.draft.opset, self.contrib_names):
             return
         for lowered in self._lower(node):
             self._visit_lowered(lowered)
-
-    def _is_known(self, name: str) -> bool:
-        return name in self.protos or name in self.sequences
-
-    def notes(self) -> tuple[str, ...]:
-        return () if self.rebatching is None else self.rebatching.notes()
 
     def value(self, name: str) -> Array | None:
         """The value of a constant that may be folded."""
@@ -143,6 +124,15 @@ class _Walk:
         weight = self.weights.get(name)
         return weight.type if weight is not None else self.types.get(name)
 
+    def output_shape(self, node: Node) -> tuple[int, ...] | None:
+        """The shape that ONNX infers for a node's first output.
+
+        Raises:
+            UnresolvedShapeError: the node contradicts its inputs, or its operator is unknown.
+        """
+        kind = static_type(self.inference.infer(node).get(node.outputs[0]))
+        return None if kind is None else kind.shape
+
     def add_fresh_constant(self, wanted: str, value: Array) -> str:
         """Adds a constant under an unused name, and returns the name."""
         name = unused_name(wanted, self.protos)
@@ -158,9 +148,8 @@ class _Walk:
     def _lower(self, node: Node) -> list[Node]:
         lowered = self.sequences.lower(node, self.protos)
         if lowered is not None:
-            return list(lowered)
-        parts = decompose(node, self.type_of, self.value, self.add_fresh_constant)
-        return [node_rewrites.cast_like_as_cast(node, self.type_of)] if parts is None else parts
+            return lowered
+        return decompose(node, self) or [node_rewrites.cast_like_as_cast(node, self.type_of)]
 
     def _visit_lowered(self, node: Node) -> None:
         known = self.type_of(node.inputs[0]) if node.inputs else None
@@ -171,27 +160,30 @@ class _Walk:
             self.add_constant(node.outputs[0], value)
             return
         try:
-            self._visit_plain(node if self.rebatching is None else self.rebatching.adapted(node))
-        except CannotRebatchError as error:
+            if self.rebatching is not None:
+                node = self.rebatching.adapted(node)
+            self._visit_plain(node)
+        except (CannotRebatchError, UnresolvedShapeError) as error:
             self._keep_unresolved(node, str(error))
 
     def _visit_plain(self, node: Node) -> None:
-        if all(name in self.draft.types for name in node.outputs if name):
-            self._keep_known(node)
+        outputs = [name for name in node.outputs if name]
+        if all(name in self.draft.types for name in outputs):
+            # An earlier walk inferred them; passes change graphs, not tensors.
+            self.nodes.append(node)
+            for name in outputs:
+                self.types[name] = self.draft.types[name]
+                self.protos[name] = type_proto(self.types[name])
             return
-        try:
-            inferred = self.inference.infer(node)
-        except UnresolvedShapeError as error:
-            self._keep_unresolved(node, str(error))
-            return
-        kinds = {name: static_type(inferred.get(name)) for name in node.outputs if name}
+        inferred = self.inference.infer(node)
+        kinds = {name: static_type(inferred.get(name)) for name in outputs}
         static = {name: kind for name, kind in kinds.items() if kind is not None}
         if self._fold(node, static):
             return
         if self.rebatching is not None:
             self.rebatching.record(node, static)
         self.nodes.append(node)
-        for name in filter(None, node.outputs):
+        for name in outputs:
             if name in static:
                 self.types[name] = static[name]
                 self.protos[name] = inferred[name]
@@ -200,13 +192,6 @@ class _Walk:
             else:
                 self.problems[name] = self.messages.not_static(name, node)
 
-    def _keep_known(self, node: Node) -> None:
-        """Keeps a node whose types an earlier walk inferred; passes change graphs, not tensors."""
-        self.nodes.append(node)
-        for name in filter(None, node.outputs):
-            self.types[name] = self.draft.types[name]
-            self.protos[name] = type_proto(self.types[name])
-
     def _keep_unresolved(self, node: Node, reason: str) -> None:
         """Keeps a node without types and the reason; the loss may not depend on it."""
         self.nodes.append(node)
@@ -214,7 +199,7 @@ class _Walk:
 
     def _fold(self, node: Node, static: Mapping[str, TensorType]) -> bool:
         """Whether the node's outputs were computed and added as constants."""
-        if not may_fold(node) or len(static) != len([name for name in node.outputs if name]):
+        if not may_fold(node) or any(name and name not in static for name in node.outputs):
             return False
         if any(kind.element_count > MAX_FOLDED_OUTPUT for kind in static.values()):
             return False

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from onnxgc.model.core.draft import Draft, captured_names, reads_of
-from onnxgc.model.core.ir import Array, Node, TensorType, Weight
+from onnxgc.model.core.ir import Node, TensorType
+from onnxgc.model.rebatch.shape_pair import ShapeWalk
 from onnxgc.model.static_shapes.consistency import inconsistency
 from onnxgc.model.static_shapes.shape_errors import ShapeMessages, UnresolvedShapeError, inference_reason
-from onnxgc.model.static_shapes.type_protos import static_type, type_proto
 
 _MAX_SETTING_ELEMENTS = 1024
 """Larger tensors are never shapes, axes, scales or ratios."""
@@ -21,30 +20,28 @@ _SAME_AS_INPUT = frozenset(
 )
 """Operators whose output has the type of their first input, which ONNX's inference does not know."""
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
-_SAME_PADDING = ("SAME_UPPER", "SAME_LOWER", b"SAME_UPPER", b"SAME_LOWER")
-# The first two inputs of a Loop's body: iteration number and condition.
-_ITERATION = TensorType(onnx.TensorProto.INT64, ())
-_CONDITION = TensorType(onnx.TensorProto.BOOL, ())
 
 Protos = dict[str, onnx.TypeProto]
 
 
-class KnownTensors(Protocol):
-    """The tensors that a shape walk has visited."""
+def type_proto(kind: TensorType) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(kind.dtype, kind.shape)
 
-    weights: dict[str, Weight]
-    protos: Protos
-    problems: dict[str, str]
 
-    def type_of(self, name: str) -> TensorType | None: ...
-
-    def value(self, name: str) -> Array | None: ...
+def static_type(proto: onnx.TypeProto | None) -> TensorType | None:
+    """The type of a tensor whose sizes are all known; None for any other type."""
+    if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+        return None
+    dimensions = proto.tensor_type.shape.dim
+    if not all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dimensions):
+        return None
+    return TensorType(proto.tensor_type.elem_type, tuple(dim.dim_value for dim in dimensions))
 
 
 class TypeInference:
     """Infers the output types of a node from the types and constants that a walk knows."""
 
-    def __init__(self, walk: KnownTensors, draft: Draft, messages: ShapeMessages) -> None:
+    def __init__(self, walk: ShapeWalk, draft: Draft, messages: ShapeMessages) -> None:
         self._walk = walk
         self._draft = draft
         self._messages = messages
@@ -71,19 +68,19 @@ class TypeInference:
                 self._walk.problems.get(missing, self._messages.not_static(output, node))
             )
         types = {name: self._walk.protos[name] for name in reads}
-        found = self._by_schema(node, version, types)
-        if any(name and static_type(found.get(name)) is None for name in node.outputs):
+        inferred = self._by_schema(node, version, types)
+        if any(name and static_type(inferred.get(name)) is None for name in node.outputs):
             if node.domain:
                 return self._of_other_domain(node)
-            found |= self._by_function_body(node, types)
-        self._complete(node, types, found)
-        _drop_windows_in_padding(node, types, found)
-        _ignore_output_padding(node, types, found)
+            inferred |= self._by_function_body(node, types)
+        self._complete(node, types, inferred)
+        _drop_windows_in_padding(node, types, inferred)
+        _ignore_output_padding(node, types, inferred)
         inputs = [self._walk.type_of(name) for name in node.inputs]
-        problem = inconsistency(node, inputs, static_type(found.get(node.outputs[0])), self._walk.value)
+        problem = inconsistency(node, inputs, static_type(inferred.get(node.outputs[0])), self._walk.value)
         if problem:
             raise UnresolvedShapeError(self._messages.inconsistent(node, problem))
-        return found
+        return inferred
 
     def _by_schema(self, node: Node, version: int, types: Mapping[str, onnx.TypeProto]) -> Protos:
         try:
@@ -107,26 +104,29 @@ class TypeInference:
             [helper.make_value_info(name, kind) for name, kind in types.items()],
             [onnx.ValueInfoProto(name=name) for name in node.outputs if name],
         )
-        found = self._outputs_of(graph)
-        return {value.name: value.type for value in found if static_type(value.type) is not None}
+        outputs = self._outputs_of(graph)
+        return {value.name: value.type for value in outputs if static_type(value.type) is not None}
 
-    def _complete(self, node: Node, types: Mapping[str, onnx.TypeProto], found: Protos) -> None:
-        """Adds to `found` the types that ONNX's inference does not know."""
+    def _complete(self, node: Node, types: Mapping[str, onnx.TypeProto], inferred: Protos) -> None:
+        """Adds to `inferred` the types that ONNX's inference does not know."""
         first = node.outputs[0]
-        if node.op in _SAME_AS_INPUT and static_type(found.get(first)) is None:
-            found[first] = self._walk.protos[node.inputs[0]]
+        if node.op in _SAME_AS_INPUT and static_type(inferred.get(first)) is None:
+            inferred[first] = self._walk.protos[node.inputs[0]]
         if node.domain:
             return
         if node.op == "Loop":
-            found |= self._invariant_states(node, types)
-        if node.op == "GatherND" and static_type(found.get(first)) is None:
-            found |= _gather_nd_type(node, types)
+            inferred |= self._invariant_states(node, types)
+        if node.op == "GatherND" and static_type(inferred.get(first)) is None:
+            inferred |= _gather_nd_type(node, types)
 
     def _invariant_states(self, node: Node, types: Mapping[str, onnx.TypeProto]) -> Protos:
         """Types of a Loop's states that an iteration does not change, for any number of iterations."""
         body: onnx.GraphProto = node.attribute("body")
         number, condition, *states = body.input
-        kinds = {number.name: type_proto(_ITERATION), condition.name: type_proto(_CONDITION)}
+        kinds = {
+            number.name: helper.make_tensor_type_proto(onnx.TensorProto.INT64, ()),
+            condition.name: helper.make_tensor_type_proto(onnx.TensorProto.BOOL, ()),
+        }
         starts = node.inputs[2:]
         kinds |= {state.name: self._walk.protos[start] for state, start in zip(states, starts, strict=True)}
         kinds |= {name: types[name] for name in captured_names(node)}
@@ -163,7 +163,7 @@ class TypeInference:
 
     def _settings_of(self, node: Node) -> dict[str, onnx.TensorProto]:
         """The node's small constant inputs, which may determine the shape of its outputs."""
-        found: dict[str, onnx.TensorProto] = {}
+        settings: dict[str, onnx.TensorProto] = {}
         for name in filter(None, node.inputs):
             if name not in self._settings:
                 weight = self._walk.weights.get(name)
@@ -173,8 +173,8 @@ class TypeInference:
                 if value is None:
                     continue
                 self._settings[name] = numpy_helper.from_array(value, name)
-            found[name] = self._settings[name]
-        return found
+            settings[name] = self._settings[name]
+        return settings
 
 
 def _gather_nd_type(node: Node, types: Mapping[str, onnx.TypeProto]) -> Protos:
@@ -187,7 +187,7 @@ def _gather_nd_type(node: Node, types: Mapping[str, onnx.TypeProto]) -> Protos:
     return {node.outputs[0]: type_proto(TensorType(data.dtype, shape))}
 
 
-def _drop_windows_in_padding(node: Node, types: Mapping[str, onnx.TypeProto], found: Protos) -> None:
+def _drop_windows_in_padding(node: Node, types: Mapping[str, onnx.TypeProto], inferred: Protos) -> None:
     """Corrects the extent of pooling with ceil_mode: no window begins in the padding at the end.
 
     Older versions of ONNX's inference count such a window; runtimes never compute it. Source: ONNX
@@ -196,13 +196,13 @@ def _drop_windows_in_padding(node: Node, types: Mapping[str, onnx.TypeProto], fo
     if node.op not in _POOLING or not node.attribute("ceil_mode", 0):
         return
     source = static_type(types[node.inputs[0]])
-    if source is None or node.attribute("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET", ""):
+    if source is None or node.attribute("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return
     rank = len(source.shape) - 2
     strides = node.attribute("strides") or [1] * rank
     pads = node.attribute("pads") or [0] * (2 * rank)
     for output in filter(None, node.outputs):
-        kind = static_type(found.get(output))
+        kind = static_type(inferred.get(output))
         if kind is None:
             continue
         spatial = tuple(
@@ -211,10 +211,10 @@ def _drop_windows_in_padding(node: Node, types: Mapping[str, onnx.TypeProto], fo
                 kind.shape[2:], strides, source.shape[2:], pads[:rank], strict=True
             )
         )
-        found[output] = type_proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
+        inferred[output] = type_proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
 
 
-def _ignore_output_padding(node: Node, types: Mapping[str, onnx.TypeProto], found: Protos) -> None:
+def _ignore_output_padding(node: Node, types: Mapping[str, onnx.TypeProto], inferred: Protos) -> None:
     """Corrects the extent of ConvTranspose with auto_pad, which output_padding does not change.
 
     ONNX's inference adds it. Source: ONNX ConvTranspose-11, `auto_pad`: output_shape[i] = input_shape[i] *
@@ -222,11 +222,11 @@ def _ignore_output_padding(node: Node, types: Mapping[str, onnx.TypeProto], foun
     """
     if node.op != "ConvTranspose" or node.domain or node.attribute("output_shape"):
         return
-    has_padding = any(node.attribute("output_padding") or ())
-    if node.attribute("auto_pad", "NOTSET") not in _SAME_PADDING or not has_padding:
+    output_padding = node.attribute("output_padding") or ()
+    if node.attribute("auto_pad") not in ("SAME_UPPER", "SAME_LOWER") or not any(output_padding):
         return
     source, weight = (static_type(types[name]) for name in node.inputs[:2])
-    kind = static_type(found.get(node.outputs[0]))
+    kind = static_type(inferred.get(node.outputs[0]))
     if source is None or weight is None or kind is None:
         return
     ones = [1] * (len(source.shape) - 2)
@@ -237,8 +237,8 @@ def _ignore_output_padding(node: Node, types: Mapping[str, onnx.TypeProto], foun
             weight.shape[2:],
             node.attribute("strides") or ones,
             node.attribute("dilations") or ones,
-            node.attribute("output_padding"),
+            output_padding,
             strict=True,
         )
     )
-    found[node.outputs[0]] = type_proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
+    inferred[node.outputs[0]] = type_proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxgc.errors import ShapeError
-from onnxgc.model.core.draft import Draft, NameSource
+from onnxgc.model.core.draft import Draft
 from onnxgc.model.core.export_marks import EVALUATED
-from onnxgc.model.core.ir import Array, Node, Statistic, TensorType
-from onnxgc.model.core.stored_weights import ArrayWeight
+from onnxgc.model.core.graph_writer import GraphWriter
+from onnxgc.model.core.ir import Node, Statistic, TensorType
 
 _DEFAULT_MOMENTUM = 0.9
 _SIXTEEN_BIT_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -22,28 +21,25 @@ def with_separate_statistics(draft: Draft) -> Draft:
 
     Some exporters store equal weights once: the zeros of an untrained bias are then also the running mean.
     """
-    kinds: dict[str, set[str]] = {}
+    kinds: defaultdict[str, set[str]] = defaultdict(set)
     for node in draft.nodes:
         for index, name in enumerate(node.inputs):
             if name in draft.weights:
-                kinds.setdefault(name, set()).add(_statistic_kind(node, index))
-    names = NameSource(draft.tensor_names())
-    weights = dict(draft.weights)
-    nodes: list[Node] = []
-    notes: list[str] = []
+                kinds[name].add(_statistic_kind(node, index))
+    writer = GraphWriter(draft)
     for node in draft.nodes:
         inputs = list(node.inputs)
         for index, name in enumerate(node.inputs):
             kind = _statistic_kind(node, index)
-            if kind and len(kinds.get(name, ())) > 1:
-                inputs[index] = names.fresh(f"{node.name}_{kind}")
-                weights[inputs[index]] = draft.weights[name]
-                notes.append(
+            if kind and len(kinds[name]) > 1:
+                inputs[index] = writer.names.fresh(f"{node.name}_{kind}")
+                writer.weights[inputs[index]] = draft.weights[name]
+                writer.notes.append(
                     f"weight '{name}' is stored once for several uses; the {kind} of '{node.name}' is now "
                     f"'{inputs[index]}'"
                 )
-        nodes.append(node.with_changes(inputs=tuple(inputs)))
-    return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
+        writer.nodes.append(node.with_changes(inputs=tuple(inputs)))
+    return writer.result()
 
 
 def _statistic_kind(node: Node, index: int) -> str:
@@ -66,9 +62,7 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
         note = f"{count} BatchNormalization nodes keep the file's running statistics (--freeze-bn)"
         nodes = tuple(_without_mark(node) for node in draft.nodes)
         return draft.with_changes(nodes=nodes).with_notes(*[note] * bool(count)), ()
-    lowering = _BatchStatistics(
-        draft, NameSource(draft.tensor_names()), NameSource(n.name for n in draft.nodes)
-    )
+    lowering = _BatchStatistics(draft)
     for node in draft.nodes:
         if node.attribute(EVALUATED):
             lowering.nodes.append(_without_mark(node))
@@ -80,9 +74,7 @@ def with_batch_statistics(draft: Draft, *, freeze_bn: bool = False) -> tuple[Dra
             lowering.lower(node)
         else:
             lowering.nodes.append(node)
-    changed = draft.with_changes(nodes=tuple(lowering.nodes), weights={**draft.weights, **lowering.constants})
-    statistics = tuple(Statistic(name, updated) for name, updated in lowering.updated.items())
-    return changed.with_notes(*lowering.notes), statistics
+    return lowering.result(), tuple(Statistic(*names) for names in lowering.updated.items())
 
 
 def _without_mark(node: Node) -> Node:
@@ -91,18 +83,16 @@ def _without_mark(node: Node) -> Node:
     return node.with_changes(attributes={k: v for k, v in node.attributes.items() if k != EVALUATED})
 
 
-@dataclass(slots=True)
-class _BatchStatistics:
-    """Replaces BatchNormalization nodes, and collects the nodes of the new graph."""
+class _BatchStatistics(GraphWriter):
+    """Replaces BatchNormalization nodes.
 
-    draft: Draft
-    tensors: NameSource
-    node_names: NameSource
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, ArrayWeight] = field(default_factory=dict)
-    shared: dict[tuple[str, object], str] = field(default_factory=dict)
-    updated: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    Attributes:
+        updated: the newest value of each running statistic.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__(draft)
+        self.updated: dict[str, str] = {}
 
     def lower(self, node: Node) -> None:
         if any(node.outputs[1:]):
@@ -112,9 +102,7 @@ class _BatchStatistics:
             self.nodes.append(node)
             return
         source, scale, bias, running_mean, running_variance = node.inputs
-        kind, channels = self.draft.type_of(source), self.draft.type_of(running_mean)
-        if kind is None or channels is None:
-            raise ShapeError(self.draft.problems.get(source, f"tensor '{source}' has no static shape"))
+        kind, channels = self.draft.required_type(source), self.draft.required_type(running_mean)
         mean, variance = self._batch_moments(node, kind, channels.dtype)
         self.nodes.append(
             node.with_changes(
@@ -138,7 +126,8 @@ class _BatchStatistics:
     def _batch_moments(self, node: Node, kind: TensorType, dtype: int) -> tuple[str, str]:
         """Mean and biased variance of each channel, in the element type `dtype` of the running ones."""
         source, output = node.inputs[0], node.outputs[0]
-        axes = self._axes(len(kind.shape))
+        axis_numbers = np.asarray([0, *range(2, len(kind.shape))], np.int64)
+        axes = self.shared_constant("onnxgc_batch_axes", axis_numbers)
         computed_dtype = kind.dtype
         if kind.dtype in _SIXTEEN_BIT_TYPES:
             # Squares of float16 overflow, and sums of many bfloat16 numbers lose the small ones.
@@ -168,36 +157,23 @@ class _BatchStatistics:
                 f"running statistic '{running}' is shared; node '{node.name}' updates it after earlier ones"
             )
         dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)
-        decay = self._constant("onnxgc_momentum", np.asarray(momentum, dtype))
-        gain = self._constant("onnxgc_batch_share", np.asarray(share, dtype))
+        decay = self.shared_constant("onnxgc_momentum", np.asarray(momentum, dtype), "momentum")
+        gain = self.shared_constant("onnxgc_batch_share", np.asarray(share, dtype), "share")
         old = self._statistic(node, "Mul", (current, decay), f"{running}_decayed")
         new = self._statistic(node, "Mul", (batch, gain), f"{running}_gained")
         self.updated[running] = self._statistic(node, "Add", (old, new), f"{running}_new")
 
     def _statistic(self, node: Node, op: str, inputs: tuple[str, ...], wanted: str, **attributes: int) -> str:
-        output = self.tensors.fresh(wanted)
-        name = self.node_names.fresh(f"{node.name}_{op}_{output}")
+        output = self.names.fresh(wanted)
         self.nodes.append(
-            Node(
-                op,
-                inputs,
-                (output,),
-                attributes,
-                name=name,
-                origin=node.origin,
-                module=node.module,
+            node.with_changes(
+                op=op,
+                inputs=inputs,
+                outputs=(output,),
+                attributes=attributes,
+                name=self.node_names.fresh(f"{node.name}_{op}_{output}"),
                 rule="",
                 once=True,
             )
         )
         return output
-
-    def _axes(self, rank: int) -> str:
-        return self._constant("onnxgc_batch_axes", np.asarray([0, *range(2, rank)], dtype=np.int64))
-
-    def _constant(self, wanted: str, value: Array) -> str:
-        key = (wanted, (str(value.dtype), value.tobytes()))
-        if key not in self.shared:
-            self.shared[key] = self.tensors.fresh(wanted)
-            self.constants[self.shared[key]] = ArrayWeight(value)
-        return self.shared[key]

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
-from onnxgc.errors import ShapeError
 from onnxgc.model.core.constant_folding import RANDOM
-from onnxgc.model.core.draft import Draft, NameSource, subgraphs
+from onnxgc.model.core.draft import Draft, nodes_in, subgraphs
+from onnxgc.model.core.graph_writer import GraphWriter
 from onnxgc.model.core.ir import Array, Node, TensorType
-from onnxgc.model.core.stored_weights import ArrayWeight
 
 DRAW = "draw"
 _STRIDE = 0x9E3779B1
@@ -36,31 +34,27 @@ _LOWER_BITS = 256
 def with_counter_based_random(draft: Draft) -> tuple[Draft, str]:
     """The draft with random numbers that depend only on a new input, and that input's name.
 
-    The input is an int64 scalar, the number of the step; its name is "" where nothing is random. The
+    The input is an int64 scalar, the number of the step; its name is "" if nothing is random. The
     operators are Dropout in training mode, RandomUniform, RandomNormal, RandomUniformLike, RandomNormalLike
     and Bernoulli; a note lists the others.
     """
-    names = NameSource(draft.tensor_names())
-    forms = _CounterBasedForms(draft, names, NameSource(node.name for node in draft.nodes), names.fresh(DRAW))
+    forms = _CounterBasedForms(draft)
     for node in draft.nodes:
         rule = None if node.domain else _RULES.get(node.op)
         if rule is None or not rule(forms, node):
             forms.nodes.append(node)
-    notes = [
+    forms.notes = [
         f"{node.op} '{node.name}' uses the runtime's random generator: training that resumes in another "
         "session draws other numbers"
         for node in forms.nodes
         if _uses_runtime_generator(node, draft)
     ]
-    draft = draft.with_notes(*notes)
     if not forms.parts:
-        return draft, ""
-    return draft.with_changes(
-        nodes=(*forms.hash_nodes(), *forms.nodes),
-        weights={**draft.weights, **forms.constants},
-        inputs=(*draft.inputs, forms.draw),
-        types={**draft.types, forms.draw: TensorType(TensorProto.INT64, ())},
-    ), forms.draw
+        return draft.with_notes(*forms.notes), ""
+    forms.nodes = [*forms.hash_nodes(), *forms.nodes]
+    draw_type = TensorType(TensorProto.INT64, ())
+    changed = forms.result(inputs=(*draft.inputs, forms.draw), types={**draft.types, forms.draw: draw_type})
+    return changed, forms.draw
 
 
 def _uses_runtime_generator(node: Node, draft: Draft) -> bool:
@@ -68,17 +62,11 @@ def _uses_runtime_generator(node: Node, draft: Draft) -> bool:
     if node.op == "Dropout" and not node.domain:
         is_on = len(node.inputs) > 2 and bool(node.inputs[2])
         return is_on and _constant_ratio(node, draft) is None
-    inner = itertools.chain.from_iterable(map(_inner_nodes, subgraphs(node)))
     return (node.op in RANDOM and not node.domain) or any(
-        other.op_type in RANDOM and (other.op_type != "Dropout" or len(other.input) > 2) for other in inner
+        inner.op_type in RANDOM and (inner.op_type != "Dropout" or len(inner.input) > 2)
+        for graph in subgraphs(node)
+        for inner in nodes_in(graph)
     )
-
-
-def _inner_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            yield from itertools.chain.from_iterable(map(_inner_nodes, (attribute.g, *attribute.graphs)))
 
 
 def _constant_ratio(node: Node, draft: Draft) -> float | None:
@@ -102,18 +90,18 @@ class _HashPart:
         return (raw >> np.uint64(32)).astype(np.uint32).view(np.int32)
 
 
-@dataclass(slots=True)
-class _CounterBasedForms:
-    """Replaces random operators, and collects the nodes of the new graph."""
+class _CounterBasedForms(GraphWriter):
+    """Replaces random operators.
 
-    draft: Draft
-    tensors: NameSource
-    node_names: NameSource
-    draw: str
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, ArrayWeight] = field(default_factory=dict)
-    shared: dict[tuple[str, bytes], str] = field(default_factory=dict)
-    parts: list[_HashPart] = field(default_factory=list)
+    Attributes:
+        draw: the input that is the step's number.
+        parts: the parts of the hash that the new operators read.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__(draft)
+        self.draw = self.names.fresh(DRAW)
+        self.parts: list[_HashPart] = []
 
     # -- operators ---------------------------------------------------------------------------------
 
@@ -122,14 +110,14 @@ class _CounterBasedForms:
         ratio = _constant_ratio(node, self.draft)
         if not ratio:
             return False
-        kind = self._type_of(node.outputs[0])
+        kind = self.draft.required_type(node.outputs[0])
         kept = max(0.0, 1.0 - ratio)
         limit = min(round(kept * 2**32) - 2**31, 2**31 - 1)
         mask = node.outputs[1] if len(node.outputs) > 1 else ""
-        mask = mask or self.tensors.fresh(f"{node.outputs[0]}_mask")
+        mask = mask or self.names.fresh(f"{node.outputs[0]}_mask")
         self._write(node, "Less", (self._bits(node, kind.shape), self._number(limit, np.int32)), mask)
         scale = self._number(1.0 / kept if kept else 1.0, helper.tensor_dtype_to_np_dtype(kind.dtype))
-        masked = self.tensors.fresh(f"{node.outputs[0]}_masked")
+        masked = self.names.fresh(f"{node.outputs[0]}_masked")
         number = self._emit(node, "Cast", mask, to=kind.dtype)
         self._write(node, "Mul", (node.inputs[0], number), masked, rule="Mul")
         self._write(node, "Mul", (masked, scale), node.outputs[0], rule="Mul")
@@ -137,7 +125,7 @@ class _CounterBasedForms:
 
     def uniform(self, node: Node) -> bool:
         low, high = (float(node.attribute(key, default)) for key, default in (("low", 0.0), ("high", 1.0)))
-        kind = self._type_of(node.outputs[0])
+        kind = self.draft.required_type(node.outputs[0])
         value = self._emit(node, "Mul", self._unit(node, kind.shape), self._number(high - low))
         self._finish(node, "Add", value, self._number(low))
         return True
@@ -147,7 +135,7 @@ class _CounterBasedForms:
         mean, scale = (
             float(node.attribute(key, default)) for key, default in (("mean", 0.0), ("scale", 1.0))
         )
-        kind = self._type_of(node.outputs[0])
+        kind = self.draft.required_type(node.outputs[0])
         length = self._emit(node, "Log", self._unit(node, kind.shape, above=0.5))
         length = self._emit(node, "Sqrt", self._emit(node, "Mul", length, self._number(-2.0 * scale**2)))
         angle = self._emit(node, "Mul", self._unit(node, kind.shape), self._number(2.0 * math.pi))
@@ -157,9 +145,9 @@ class _CounterBasedForms:
 
     def bernoulli(self, node: Node) -> bool:
         chance = node.inputs[0]
-        if self._type_of(chance).dtype != TensorProto.FLOAT:
+        if self.draft.required_type(chance).dtype != TensorProto.FLOAT:
             chance = self._emit(node, "Cast", chance, to=TensorProto.FLOAT)
-        shape = self._type_of(node.outputs[0]).shape
+        shape = self.draft.required_type(node.outputs[0]).shape
         self._finish(node, "Less", self._unit(node, shape), chance, dtype=TensorProto.BOOL)
         return True
 
@@ -169,7 +157,7 @@ class _CounterBasedForms:
         """Odd int32 numbers, uniform over the whole range."""
         names = []
         for side, part in zip(("rows", "columns"), _broadcast_factors(shape), strict=True):
-            name = self.tensors.fresh(f"{node.outputs[0]}_{side}")
+            name = self.names.fresh(f"{node.outputs[0]}_{side}")
             self.parts.append(_HashPart(len(self.parts) + 1, name, part))
             names.append(name)
         return self._emit(node, "Mul", *names)
@@ -187,7 +175,7 @@ class _CounterBasedForms:
         nodes: list[Node] = []
 
         def emit(op: str, *inputs: str, outputs: tuple[str, ...] = (), **attributes: Any) -> str:
-            results = outputs or (self.tensors.fresh(f"{self.draw}/{op}"),)
+            results = outputs or (self.names.fresh(f"{self.draw}/{op}"),)
             name = self.node_names.fresh(f"{self.draw}/{op}")
             nodes.append(Node(op, inputs, results, attributes, name=name, origin=self.draw, once=True))
             return results[0]
@@ -203,7 +191,7 @@ class _CounterBasedForms:
             value = emit("Add", value, emit("Div", value, self._number(1 << 16, np.int32)))
         odd = emit("Add", emit("Add", value, value), self._number(1, np.int32))
         sizes = [math.prod(part.shape) for part in self.parts]
-        vectors = tuple(self.tensors.fresh(f"{part.name}_vector") for part in self.parts)
+        vectors = tuple(self.names.fresh(f"{part.name}_vector") for part in self.parts)
         emit("Split", odd, self._constant("sizes", np.asarray(sizes, np.int64)), outputs=vectors, axis=0)
         for vector, part in zip(vectors, self.parts, strict=True):
             shape = self._constant("shape", np.asarray(part.shape, np.int64))
@@ -213,7 +201,7 @@ class _CounterBasedForms:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _emit(self, node: Node, op: str, *inputs: str, **attributes: Any) -> str:
-        output = self.tensors.fresh(f"{node.outputs[0]}_{op}")
+        output = self.names.fresh(f"{node.outputs[0]}_{op}")
         self._write(node, op, inputs, output, **attributes)
         return output
 
@@ -223,41 +211,24 @@ class _CounterBasedForms:
         """Adds an operator, which takes the name of the replaced node if it computes its output."""
         name = node.name if output == node.outputs[0] else self.node_names.fresh(f"{node.name}_{op}")
         self.nodes.append(
-            Node(
-                op,
-                inputs,
-                (output,),
-                attributes,
-                name=name,
-                origin=node.origin,
-                module=node.module,
-                rule=rule,
+            node.with_changes(
+                op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=rule
             )
         )
 
     def _finish(self, node: Node, op: str, *inputs: str, dtype: int = TensorProto.FLOAT) -> None:
-        """Adds the operator that computes a node's output, and a Cast where the output has another type."""
-        to = self._type_of(node.outputs[0]).dtype
+        """Adds the operator that computes a node's output, and a Cast if the output has another type."""
+        to = self.draft.required_type(node.outputs[0]).dtype
         if to == dtype:
             self._write(node, op, inputs, node.outputs[0])
         else:
             self._write(node, "Cast", (self._emit(node, op, *inputs),), node.outputs[0], to=to)
 
-    def _type_of(self, name: str) -> TensorType:
-        kind = self.draft.type_of(name)
-        if kind is None:
-            raise ShapeError(self.draft.problems.get(name, f"tensor '{name}' has no static shape"))
-        return kind
-
     def _number(self, value: float, dtype: Any = np.float32) -> str:
         return self._constant("number", np.asarray(value, dtype))
 
-    def _constant(self, wanted: str, value: Array) -> str:
-        key = (f"{value.dtype}{value.shape}", value.tobytes())
-        if key not in self.shared:
-            self.shared[key] = self.tensors.fresh(f"{self.draw}/{wanted}")
-            self.constants[self.shared[key]] = ArrayWeight(value)
-        return self.shared[key]
+    def _constant(self, part: str, value: Array) -> str:
+        return self.shared_constant(f"{self.draw}/{part}", value)
 
 
 _RULES: Mapping[str, Callable[[_CounterBasedForms, Node], bool]] = {

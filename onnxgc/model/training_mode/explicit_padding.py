@@ -1,4 +1,4 @@
-"""Pooling with explicit pads in place of auto_pad and ceil_mode.
+"""Pooling with explicit pads instead of auto_pad and ceil_mode.
 
 For ceil_mode, inferred extents differ from computed ones; for auto_pad without any padding, runtimes
 disagree.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxgc.errors import UnsupportedOperatorError
-from onnxgc.model.core.draft import Draft, NameSource
+from onnxgc.model.core.draft import Draft
+from onnxgc.model.core.graph_writer import GraphWriter
 from onnxgc.model.core.ir import Node
-from onnxgc.model.core.stored_weights import ArrayWeight
 
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 _SAME = ("SAME_UPPER", "SAME_LOWER")
@@ -20,55 +20,57 @@ _SLICE_END = np.iinfo(np.int64).max
 
 
 def with_explicit_pads(draft: Draft) -> Draft:
-    """The draft, at the target opset and with static shapes, with pads in place of auto_pad.
+    """The draft, at the target opset and with static shapes, with pads instead of auto_pad.
 
-    Where the windows do not reach the end of an axis, there is no padding and the first window begins at the
+    If the windows do not reach the end of an axis, there is no padding and the first window begins at the
     first element. ONNX Runtime rejects that for AveragePool and MaxPool; for LpPool it crops at both ends, as
     does this form.
 
     Raises:
         UnsupportedOperatorError: a node has auto_pad and dilations.
     """
-    names, weights, nodes = NameSource(draft.tensor_names()), dict(draft.weights), list[Node]()
+    writer = GraphWriter(draft)
     for node in draft.nodes:
         totals = _total_pads(node, draft)
         if totals is None:
-            nodes.append(node)
+            writer.nodes.append(node)
             continue
         is_lower = node.attribute("auto_pad") == "SAME_LOWER"
         begins = [(max(total, 0) + is_lower) // 2 for total in totals]
         ends = [max(total, 0) - begin for total, begin in zip(totals, begins, strict=True)]
         crops = [max(-total - is_lower, 0) // 2 for total in totals] if node.op == "LpPool" else []
         if any(crops):
-            cropped = names.fresh(f"{node.outputs[0]}_cut")
-            limits = {"starts": crops, "ends": [_SLICE_END] * len(crops), "axes": range(2, 2 + len(crops))}
-            settings = [names.fresh(f"{cropped}_{part}") for part in limits]
-            weights |= {
-                name: ArrayWeight(np.asarray(values, np.int64))
-                for name, values in zip(settings, limits.values(), strict=True)
-            }
-            inputs = (node.inputs[0], *settings)
-            nodes.append(
-                Node(
-                    "Slice",
-                    inputs,
-                    (cropped,),
-                    {},
-                    f"{node.name}/cut",
-                    node.origin,
-                    "Slice",
-                    module=node.module,
-                )
-            )
-            node = node.with_changes(inputs=(cropped,))
-        dropped = ("auto_pad", "ceil_mode")
-        attributes = {key: value for key, value in node.attributes.items() if key not in dropped}
-        nodes.append(node.with_changes(attributes={**attributes, "pads": [*begins, *ends]}))
-    return draft.with_changes(nodes=tuple(nodes), weights=weights)
+            node = node.with_changes(inputs=(_cropped(writer, node, crops),))
+        writer.nodes.append(_with_pads(node, [*begins, *ends], "auto_pad", "ceil_mode"))
+    return writer.result()
+
+
+def _cropped(writer: GraphWriter, node: Node, crops: list[int]) -> str:
+    """The node's input from index `crops` of each axis on, and that Slice."""
+    output = writer.names.fresh(f"{node.outputs[0]}_cut")
+    limits = {"starts": crops, "ends": [_SLICE_END] * len(crops), "axes": range(2, 2 + len(crops))}
+    settings = [writer.int_constant(f"{output}_{part}", values) for part, values in limits.items()]
+    writer.nodes.append(
+        node.with_changes(
+            op="Slice",
+            inputs=(node.inputs[0], *settings),
+            outputs=(output,),
+            attributes={},
+            name=f"{node.name}/cut",
+            rule="Slice",
+        )
+    )
+    return output
+
+
+def _with_pads(node: Node, pads: list[int], *replaced: str) -> Node:
+    """The node with explicit pads, without the attributes that they replace."""
+    kept = {key: value for key, value in node.attributes.items() if key not in replaced}
+    return node.with_changes(attributes={**kept, "pads": pads})
 
 
 def _total_pads(node: Node, draft: Draft) -> list[int] | None:
-    """The elements that auto_pad adds to each axis, negative where it crops; None without auto_pad."""
+    """The elements that auto_pad adds to each axis, negative if it crops; None without auto_pad."""
     if node.domain or node.op not in _POOLING or node.attribute("auto_pad") not in _SAME:
         return None
     source, result = draft.type_of(node.inputs[0]), draft.type_of(node.outputs[0])
@@ -90,7 +92,7 @@ def _total_pads(node: Node, draft: Draft) -> list[int] | None:
 
 
 def with_floor_pooling(draft: Draft) -> Draft:
-    """The draft with end pads in place of ceil_mode, where the two are equivalent; shapes must be static.
+    """The draft with end pads instead of ceil_mode, if the two are equivalent; shapes must be static.
 
     They differ only for an average that counts its padding.
     """
@@ -101,7 +103,7 @@ def _with_floor_mode(node: Node, draft: Draft) -> Node:
     if node.domain or node.op not in _POOLING or not node.attribute("ceil_mode", 0):
         return node
     source, result = draft.type_of(node.inputs[0]), draft.type_of(node.outputs[0])
-    if source is None or result is None or node.attribute("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET"):
+    if source is None or result is None or node.attribute("auto_pad", "NOTSET") != "NOTSET":
         return node
     rank = len(source.shape) - 2
     kernel = node.attribute("kernel_shape")
@@ -115,5 +117,4 @@ def _with_floor_mode(node: Node, draft: Draft) -> Node:
         if missing > 0 and node.attribute("count_include_pad", 0):
             return node
         pads[rank + axis] += max(missing, 0)
-    attributes = {key: value for key, value in node.attributes.items() if key != "ceil_mode"}
-    return node.with_changes(attributes={**attributes, "pads": pads})
+    return _with_pads(node, pads, "ceil_mode")

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 
 from onnxgc.errors import LossError, ShapeError
-from onnxgc.model.core.draft import Draft, NameSource, reads_of
-from onnxgc.model.core.ir import Array, Node, TensorType
-from onnxgc.model.core.stored_weights import ArrayWeight
+from onnxgc.model.core.draft import Draft, reads_of
+from onnxgc.model.core.graph_writer import GraphWriter
+from onnxgc.model.core.ir import Node, TensorType
 
 CROSS_ENTROPY, MSE, L1, BCE, OUTPUT = "cross-entropy", "mse", "l1", "bce", "output"
 LOSS_KINDS = (CROSS_ENTROPY, MSE, BCE, L1)
@@ -29,14 +29,14 @@ _FEATURES_LAST = frozenset(["MatMul", "Gemm", "Einsum"])
 
 @dataclass(frozen=True, slots=True)
 class LossChoice:
-    """The loss `kind` of the tensor `of`, from which the model computes its output `output`.
+    """The loss `kind` of a tensor, from which the model computes its output `output`.
 
-    `class_axis` is the axis of the classes in `of` for cross-entropy.
+    `class_axis` is the axis of the tensor's classes for cross-entropy.
     """
 
     kind: str
     output: str
-    of: str
+    tensor: str
     class_axis: int = 1
 
 
@@ -54,10 +54,10 @@ def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> 
         return draft, _named_output(draft, requested)
     if requested == "auto":
         for output in _computed_outputs(draft, trained):
-            if _is_scalar_float(draft.type_of(output)):
-                return draft.with_notes(f"loss: the model's own output '{output}'"), LossChoice(
-                    OUTPUT, output, output
-                )
+            kind = draft.type_of(output)
+            if kind is not None and kind.is_floating and kind.shape == ():
+                choice = LossChoice(OUTPUT, output, output)
+                return draft.with_notes(f"loss: the model's own output '{output}'"), choice
     output = _first_floating(draft, trained)
     choice = _automatic(draft, output) if requested == "auto" else _explicit(draft, output, requested)
     return draft.with_notes(_choice_note(draft, choice)), choice
@@ -65,18 +65,9 @@ def choose_loss(draft: Draft, requested: str, trained: Collection[str] = ()) -> 
 
 def with_loss(draft: Draft, choice: LossChoice) -> tuple[Draft, dict[str, str]]:
     """The draft with its loss appended, and the names of `loss` and of `labels` or `target`."""
-    draft = draft.without_stale_types()
-    builder = _LossBuilder(
-        draft, choice, NameSource(draft.tensor_names()), NameSource(node.name for node in draft.nodes)
-    )
+    builder = _LossBuilder(draft.without_stale_types(), choice)
     _BUILDERS[choice.kind](builder)
-    added = draft.with_changes(
-        nodes=(*draft.nodes, *builder.nodes),
-        weights={**draft.weights, **builder.constants},
-        inputs=(*draft.inputs, *builder.targets),
-        types={**draft.types, **builder.targets},
-    )
-    return added, builder.roles
+    return builder.result(), builder.roles
 
 
 def _named_output(draft: Draft, name: str) -> LossChoice:
@@ -88,9 +79,7 @@ def _named_output(draft: Draft, name: str) -> LossChoice:
             f"--loss '{name}' is neither one of auto, {', '.join(LOSS_KINDS)} nor an output of the "
             f"model{hint}; its outputs are: {known}"
         )
-    kind = draft.type_of(name)
-    if kind is None:
-        raise ShapeError(draft.problems[name])
+    kind = draft.required_type(name)
     if not kind.is_floating or kind.element_count != 1:
         raise LossError(
             f"--loss '{name}' must be a single floating-point number, but the output has shape "
@@ -126,34 +115,37 @@ def _first_floating(draft: Draft, trained: Collection[str]) -> str:
 
 
 def _automatic(draft: Draft, output: str) -> LossChoice:
-    softmax = _final_operator(draft, output, ("Softmax", "LogSoftmax"))
-    axis = None if softmax is None else _class_axis(draft, softmax)
-    if softmax is not None and axis is not None:
-        return LossChoice(CROSS_ENTROPY, output, softmax.inputs[0], axis)
-    shape = _shape(draft, output)
-    if len(shape) >= 2 and shape[1] > 1 and all(size == 1 for size in shape[2:]):
-        return LossChoice(CROSS_ENTROPY, output, output)
-    return LossChoice(MSE, output, output)
+    before_softmax = _before_softmax(draft, output)
+    if before_softmax is not None:
+        return before_softmax
+    shape = draft.required_type(output).shape
+    is_scores = len(shape) >= 2 and shape[1] > 1 and all(size == 1 for size in shape[2:])
+    return LossChoice(CROSS_ENTROPY if is_scores else MSE, output, output)
 
 
 def _explicit(draft: Draft, output: str, kind: str) -> LossChoice:
     if kind == CROSS_ENTROPY:
-        softmax = _final_operator(draft, output, ("Softmax", "LogSoftmax"))
-        axis = None if softmax is None else _class_axis(draft, softmax)
-        if softmax is not None and axis is not None:
-            return LossChoice(kind, output, softmax.inputs[0], axis)
-        shape = _shape(draft, output)
+        before_softmax = _before_softmax(draft, output)
+        if before_softmax is not None:
+            return before_softmax
+        shape = draft.required_type(output).shape
         if len(shape) < 2:
             raise LossError(
                 f"--loss cross-entropy needs an output [N, C, ...], but '{output}' has shape {list(shape)}; "
                 "choose mse, bce or l1"
             )
         return LossChoice(kind, output, output, _axis_by_producer(draft, output, len(shape)))
-    if kind == BCE:
-        sigmoid = _final_operator(draft, output, ("Sigmoid",))
-        if sigmoid is not None:
-            return LossChoice(kind, output, sigmoid.inputs[0])
-    return LossChoice(kind, output, output)
+    sigmoid = _final_operator(draft, output, ("Sigmoid",)) if kind == BCE else None
+    return LossChoice(kind, output, output if sigmoid is None else sigmoid.inputs[0])
+
+
+def _before_softmax(draft: Draft, output: str) -> LossChoice | None:
+    """Cross-entropy of the logits of a final Softmax over classes, if the output has one."""
+    softmax = _final_operator(draft, output, ("Softmax", "LogSoftmax"))
+    axis = None if softmax is None else _class_axis(draft, softmax)
+    if softmax is None or axis is None:
+        return None
+    return LossChoice(CROSS_ENTROPY, output, softmax.inputs[0], axis)
 
 
 def _final_operator(draft: Draft, output: str, wanted: tuple[str, ...]) -> Node | None:
@@ -171,7 +163,7 @@ def _final_operator(draft: Draft, output: str, wanted: tuple[str, ...]) -> Node 
 
 def _class_axis(draft: Draft, softmax: Node) -> int | None:
     """The axis that a Softmax sums over; None if it sums over several, or over samples."""
-    shape = _shape(draft, softmax.inputs[0])
+    shape = draft.required_type(softmax.inputs[0]).shape
     rank = len(shape)
     if rank < 2:
         return None
@@ -199,10 +191,9 @@ def _axis_by_producer(draft: Draft, output: str, rank: int) -> int:
 
 
 def _choice_note(draft: Draft, choice: LossChoice) -> str:
-    shape = list(_shape(draft, choice.of))
-    source = (
-        "" if choice.of == choice.output else f", computed from '{choice.of}' before the final activation"
-    )
+    shape = list(draft.required_type(choice.tensor).shape)
+    is_inner = choice.tensor != choice.output
+    source = f", computed from '{choice.tensor}' before the final activation" if is_inner else ""
     axis = f", classes on axis {choice.class_axis}" if choice.kind == CROSS_ENTROPY and len(shape) > 2 else ""
     others = [output for output in draft.outputs if output != choice.output]
     listed = ", ".join(repr(name) for name in others)
@@ -210,87 +201,66 @@ def _choice_note(draft: Draft, choice: LossChoice) -> str:
     return f"loss: {choice.kind} of output '{choice.output}' {shape}{source}{axis}{unused}"
 
 
-def _is_scalar_float(kind: TensorType | None) -> bool:
-    return kind is not None and kind.is_floating and kind.shape == ()
+class _LossBuilder(GraphWriter):
+    """Appends the operators, constants and inputs of a loss.
 
+    Attributes:
+        type: the type of the tensor on which the loss is computed.
+        roles: the names of `loss` and of `labels` or `target`.
+    """
 
-def _shape(draft: Draft, name: str) -> tuple[int, ...]:
-    kind = draft.type_of(name)
-    if kind is None:
-        raise ShapeError(draft.problems.get(name, f"tensor '{name}' has no static shape"))
-    return kind.shape
+    def __init__(self, draft: Draft, choice: LossChoice) -> None:
+        super().__init__(draft)
+        self.nodes += draft.nodes
+        self.choice = choice
+        self.type = draft.required_type(choice.tensor)
+        self.roles: dict[str, str] = {}
 
-
-@dataclass(slots=True)
-class _LossBuilder:
-    """Collects the nodes, constants and inputs of a loss."""
-
-    draft: Draft
-    choice: LossChoice
-    tensors: NameSource
-    node_names: NameSource
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, ArrayWeight] = field(default_factory=dict)
-    targets: dict[str, TensorType] = field(default_factory=dict)
-    roles: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def type(self) -> TensorType:
-        kind = self.draft.type_of(self.choice.of)
-        if kind is None:
-            raise ShapeError(self.draft.problems[self.choice.of])
-        return kind
-
-    def add(self, op: str, *inputs: str, named: str = "", **attributes: Any) -> str:
-        output = self.tensors.fresh(named or f"loss_{op.lower()}")
+    def add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        output = self.names.fresh(output or f"loss_{op.lower()}")
         name = self.node_names.fresh(f"{op}_{output}")
         self.nodes.append(Node(op, inputs, (output,), attributes, name=name, origin="loss", rule=op))
         return output
 
-    def constant(self, name: str, value: Array) -> str:
-        unique = self.tensors.fresh(name)
-        self.constants[unique] = ArrayWeight(value)
-        return unique
-
     def target(self, role: str, kind: TensorType) -> str:
-        name = self.tensors.fresh(role)
-        self.targets[name] = kind
-        self.roles[role] = name
+        """Adds an input for labels or targets."""
+        name = self.roles[role] = self.names.fresh(role)
+        self.draft = self.draft.with_changes(
+            inputs=(*self.draft.inputs, name), types={**self.draft.types, name: kind}
+        )
         return name
 
     def in_float32(self, name: str) -> str:
         """The tensor in float32 or float64, for the mean over a batch."""
         if self.type.dtype in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
             return name
-        return self.add("Cast", name, named=f"{name}_float32", to=onnx.TensorProto.FLOAT)
+        return self.add("Cast", name, output=f"{name}_float32", to=onnx.TensorProto.FLOAT)
 
     def finish(self, op: str, *inputs: str, **attributes: Any) -> None:
         """Adds the last operator, whose float32 scalar is the loss."""
         if self.type.dtype != onnx.TensorProto.DOUBLE:
-            self.roles["loss"] = self.add(op, *inputs, named="loss", **attributes)
+            self.roles["loss"] = self.add(op, *inputs, output="loss", **attributes)
             return
         wide = self.add(op, *inputs, **attributes)
-        self.roles["loss"] = self.add("Cast", wide, named="loss", to=onnx.TensorProto.FLOAT)
+        self.roles["loss"] = self.add("Cast", wide, output="loss", to=onnx.TensorProto.FLOAT)
 
 
 def _cross_entropy(loss: _LossBuilder) -> None:
     """Mean of `-log_softmax(logits)[label]` over the labels that are not ignored."""
     shape, axis = loss.type.shape, loss.choice.class_axis
-    logits = loss.in_float32(loss.choice.of)
+    logits = loss.in_float32(loss.choice.tensor)
     if len(shape) > 2 and all(size == 1 for position, size in enumerate(shape) if position not in (0, axis)):
         shape, axis = (shape[0], shape[axis]), 1
-        logits = loss.add("Reshape", logits, loss.constant("loss_shape", np.asarray(shape, np.int64)))
-    dtype = np.float64 if loss.type.dtype == onnx.TensorProto.DOUBLE else np.float32
+        logits = loss.add("Reshape", logits, loss.int_constant("loss_shape", shape))
+    is_double = loss.type.dtype == onnx.TensorProto.DOUBLE
     labels = loss.target("labels", TensorType(onnx.TensorProto.INT64, shape[:axis] + shape[axis + 1 :]))
-    axes = loss.constant("loss_class_axis", np.asarray([axis], np.int64))
+    axes = loss.int_constant("loss_class_axis", [axis])
 
-    ignored = loss.add(
-        "Equal", labels, loss.constant("loss_ignored_label", np.asarray(IGNORED_LABEL, np.int64))
-    )
-    counted = loss.add("Not", ignored)
-    weight = loss.add("Cast", counted, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
+    ignored = loss.add("Equal", labels, loss.int_constant("loss_ignored_label", IGNORED_LABEL))
+    valid = loss.add("Not", ignored)
+    weight = loss.add("Cast", valid, to=onnx.TensorProto.DOUBLE if is_double else onnx.TensorProto.FLOAT)
     # An ignored label is no valid index: class 0 replaces it, with weight 0.
-    index = loss.add("Where", ignored, loss.constant("loss_class_0", np.asarray(0, np.int64)), labels)
+    index = loss.add("Where", ignored, loss.int_constant("loss_class_0", 0), labels)
     column = loss.add("Unsqueeze", index, axes)
 
     log_probability = loss.add("LogSoftmax", logits, axis=axis)
@@ -298,15 +268,14 @@ def _cross_entropy(loss: _LossBuilder) -> None:
     negative = loss.add("Neg", loss.add("Squeeze", picked, axes))
     total = loss.add("ReduceSum", loss.add("Mul", negative, weight), keepdims=0)
     # At least 1, so that the loss of a batch without labels is 0, not NaN.
-    count = loss.add(
-        "Max", loss.add("ReduceSum", weight, keepdims=0), loss.constant("loss_one", np.asarray(1, dtype))
-    )
+    one = np.asarray(1, np.float64 if is_double else np.float32)
+    count = loss.add("Max", loss.add("ReduceSum", weight, keepdims=0), loss.constant("loss_one", one))
     loss.finish("Div", total, count)
 
 
 def _difference(loss: _LossBuilder) -> str:
     target = loss.in_float32(loss.target("target", loss.type))
-    return loss.add("Sub", loss.in_float32(loss.choice.of), target)
+    return loss.add("Sub", loss.in_float32(loss.choice.tensor), target)
 
 
 def _mean_squared_error(loss: _LossBuilder) -> None:
@@ -320,7 +289,7 @@ def _mean_absolute_error(loss: _LossBuilder) -> None:
 
 def _binary_cross_entropy(loss: _LossBuilder) -> None:
     """Mean of `softplus(x) - x t`, which is -t log s(x) - (1 - t) log(1 - s(x)) without overflow."""
-    logits = loss.in_float32(loss.choice.of)
+    logits = loss.in_float32(loss.choice.tensor)
     target = loss.in_float32(loss.target("target", loss.type))
     terms = loss.add("Sub", loss.add("Softplus", logits), loss.add("Mul", logits, target))
     loss.finish("ReduceMean", terms, keepdims=0)
@@ -328,13 +297,13 @@ def _binary_cross_entropy(loss: _LossBuilder) -> None:
 
 def _model_output(loss: _LossBuilder) -> None:
     """The model's scalar output, as a float32 of rank 0."""
-    name, is_float32 = loss.choice.of, loss.type.dtype == onnx.TensorProto.FLOAT
+    name, is_float32 = loss.choice.tensor, loss.type.dtype == onnx.TensorProto.FLOAT
     if loss.type.shape != ():
-        scalar = loss.constant("loss_shape", np.zeros((0,), np.int64))
-        name = loss.add("Reshape", name, scalar, named="loss" if is_float32 else "loss_scalar")
-    loss.roles["loss"] = (
-        name if is_float32 else loss.add("Cast", name, named="loss", to=onnx.TensorProto.FLOAT)
-    )
+        scalar = loss.int_constant("loss_shape", [])
+        name = loss.add("Reshape", name, scalar, output="loss" if is_float32 else "loss_scalar")
+    if not is_float32:
+        name = loss.add("Cast", name, output="loss", to=onnx.TensorProto.FLOAT)
+    loss.roles["loss"] = name
 
 
 _BUILDERS: Mapping[str, Callable[[_LossBuilder], None]] = {

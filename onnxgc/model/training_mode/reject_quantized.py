@@ -5,27 +5,23 @@ Weights that are stored as integers and dequantised in the graph are allowed; th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.draft import Draft, operator_name, reads_of
 from onnxgc.model.core.ir import Node
 
-_QUANTIZING = frozenset(
-    [
-        "ConvInteger",
-        "DynamicQuantizeLinear",
-        "MatMulInteger",
-        "QLinearConv",
-        "QLinearMatMul",
-        "QuantizeLinear",
-    ]
-)
+# fmt: off
+_QUANTIZING = frozenset([
+    "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
+])
 # Prefixes of ONNX Runtime's quantised operators.
 _QUANTIZING_PREFIXES = (
     "DynamicQuantize", "MatMulInteger", "MulInteger", "QAttention", "QEmbed", "QGemm", "QLinear", "QMoE",
     "QOrdered", "Quantize",
-)  # fmt: skip
+)
+# fmt: on
 
 
 def check_not_quantized(draft: Draft, parameters: Iterable[str]) -> None:
@@ -38,13 +34,13 @@ def check_not_quantized(draft: Draft, parameters: Iterable[str]) -> None:
     """
     reached = set(parameters)
     has_no_parameters = not reached
-    quantizing: dict[str, list[str]] = {}
+    quantizing: defaultdict[str, list[str]] = defaultdict(list)
     for node in draft.nodes:
-        is_reached = any(name in reached for name in reads_of(node))
+        is_reached = not reached.isdisjoint(reads_of(node))
         if is_reached:
             reached.update(node.outputs)
         if _is_quantizing(node) and (is_reached or has_no_parameters):
-            quantizing.setdefault(operator_name(node), []).append(node.label)
+            quantizing[operator_name(node)].append(node.label)
     if not quantizing:
         return
     listed = ", ".join(

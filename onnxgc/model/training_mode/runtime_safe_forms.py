@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxgc.model.core.draft import Draft, NameSource
-from onnxgc.model.core.ir import Array, Node, Weight
-from onnxgc.model.core.stored_weights import ArrayWeight, is_external
+from onnxgc.model.core.draft import Draft
+from onnxgc.model.core.graph_writer import GraphWriter
+from onnxgc.model.core.ir import Node, Weight
+from onnxgc.model.core.stored_weights import is_external
 
 _RACING_REDUCTIONS = ("add", "mul")
 _SAME_PADDING = ("SAME_UPPER", "SAME_LOWER")
@@ -24,16 +24,15 @@ _SAME_PADDING = ("SAME_UPPER", "SAME_LOWER")
 
 def without_runtime_faults(draft: Draft) -> Draft:
     """The draft, which must have static shapes, in forms that every ONNX Runtime session computes equally."""
-    writer = _GraphWriter(draft)
-    producers = draft.producers()
+    writer = _SafeFormWriter(draft)
     for node in draft.nodes:
         node = _without_private_attributes(node)
         rewrite = None if node.domain else _REWRITES.get(node.op)
-        if rewrite is None or not rewrite(writer, node, producers):
+        if rewrite is None or not rewrite(writer, node):
             writer.nodes.append(node)
     if len(writer.nodes) == len(draft.nodes) and all(map(operator.is_, writer.nodes, draft.nodes)):
         return draft
-    return draft.with_changes(nodes=tuple(writer.nodes), weights=writer.weights)
+    return writer.result()
 
 
 def _without_private_attributes(node: Node) -> Node:
@@ -44,45 +43,32 @@ def _without_private_attributes(node: Node) -> Node:
     return node.with_changes(attributes=public)
 
 
-@dataclass(slots=True)
-class _GraphWriter:
-    """Collects the nodes and weights of the new graph."""
+class _SafeFormWriter(GraphWriter):
+    """Adds the operators that replace a node; the name of each ends in its `part`."""
 
-    draft: Draft
-    nodes: list[Node] = field(default_factory=list)
-    weights: dict[str, Weight] = field(init=False)
-    names: NameSource = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.weights = dict(self.draft.weights)
-        self.names = NameSource(self.draft.tensor_names())
+    def __init__(self, draft: Draft) -> None:
+        super().__init__(draft)
+        self.producers = draft.producers()
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         kind = self.draft.type_of(tensor)
         return None if kind is None else kind.shape
 
-    def constant(self, values: Iterable[int] | Array, wanted: str) -> str:
-        name = self.names.fresh(wanted)
-        self.weights[name] = ArrayWeight(np.asarray(values, np.int64))
-        return name
-
     def add(
-        self, of: Node, op: str, inputs: tuple[str, ...], part: str, output: str = "", **more: int
+        self, source: Node, op: str, inputs: tuple[str, ...], part: str, output: str = "", **attributes: int
     ) -> str:
-        """Adds a node that replaces a part of another, and returns its output."""
-        output = output or self.names.fresh(f"{of.outputs[0]}_{part}")
-        name = f"{of.name}/{part}"
-        self.nodes.append(Node(op, inputs, (output,), more, name, of.origin or of.name, op))
+        output = output or self.names.fresh(f"{source.outputs[0]}_{part}")
+        origin, name = source.origin or source.name, f"{source.name}/{part}"
+        self.nodes.append(Node(op, inputs, (output,), attributes, name, origin, op, module=source.module))
         return output
 
-    def reshape(self, of: Node, tensor: str, shape: tuple[int, ...], part: str, output: str = "") -> str:
-        target = self.constant(shape, f"{of.outputs[0]}_{part}_shape")
-        return self.add(
-            of, "Reshape", (tensor, target), part, output, **({"allowzero": 1} if 0 in shape else {})
-        )
+    def reshape(self, source: Node, tensor: str, shape: tuple[int, ...], part: str, output: str = "") -> str:
+        target = self.int_constant(f"{source.outputs[0]}_{part}_shape", shape)
+        attributes = {"allowzero": 1} if 0 in shape else {}
+        return self.add(source, "Reshape", (tensor, target), part, output, **attributes)
 
 
-def _multiply_matrices(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+def _multiply_matrices(writer: _SafeFormWriter, node: Node) -> bool:
     """A product with a vector as a product of matrices."""
     shapes = [writer.shape(name) for name in node.inputs]
     result = writer.shape(node.outputs[0])
@@ -100,13 +86,10 @@ def _multiply_matrices(writer: _GraphWriter, node: Node, producers: dict[str, No
     return True
 
 
-def _scatter_elements(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+def _scatter_elements(writer: _SafeFormWriter, node: Node) -> bool:
     """ScatterND with a sum or product as ScatterElements over flat indices, whose kernel has no data race."""
     data, index, updates = (writer.draft.type_of(name) for name in node.inputs)
-    if node.attribute("reduction", "none") not in (
-        *_RACING_REDUCTIONS,
-        *(text.encode() for text in _RACING_REDUCTIONS),
-    ):
+    if node.attribute("reduction") not in _RACING_REDUCTIONS:
         return False
     if data is None or index is None or updates is None:
         return False
@@ -115,26 +98,25 @@ def _scatter_elements(writer: _GraphWriter, node: Node, producers: dict[str, Nod
         return False
     width, count = math.prod(data.shape[len(indexed) :]), math.prod(index.shape[:-1])
     strides = [math.prod(indexed[axis + 1 :]) for axis in range(len(indexed))]
-    sizes = writer.constant(indexed, f"{node.outputs[0]}_sizes")
+    y = node.outputs[0]
+    sizes = writer.int_constant(f"{y}_sizes", indexed)
     # A negative index counts from the end; (index + size) mod size counts from the start.
     shifted = writer.add(node, "Add", (node.inputs[1], sizes), "shifted")
     within = writer.add(node, "Mod", (shifted, sizes), "within")
-    offsets = writer.add(
-        node, "Mul", (within, writer.constant(strides, f"{node.outputs[0]}_strides")), "steps"
-    )
-    axes = writer.constant([-1], f"{node.outputs[0]}_axes")
+    offsets = writer.add(node, "Mul", (within, writer.int_constant(f"{y}_strides", strides)), "steps")
+    axes = writer.int_constant(f"{y}_axes", [-1])
     flat = writer.add(node, "ReduceSum", (offsets, axes), "places", keepdims=0)
     column = writer.reshape(node, flat, (count, 1), "column")
-    target = writer.constant((count, width), f"{node.outputs[0]}_spread_shape")
-    places = writer.add(node, "Expand", (column, target), "spread")
+    target = writer.int_constant(f"{y}_spread_shape", (count, width))
+    indices = writer.add(node, "Expand", (column, target), "spread")
     rows = writer.reshape(node, node.inputs[0], (math.prod(indexed), width), "rows")
     values = writer.reshape(node, node.inputs[2], (count, width), "values")
-    total = writer.names.fresh(f"{node.outputs[0]}_flat")
+    total = writer.names.fresh(f"{y}_flat")
     attributes = {"axis": 0, "reduction": node.attribute("reduction")}
     writer.nodes.append(
         node.with_changes(
             op="ScatterElements",
-            inputs=(rows, places, values),
+            inputs=(rows, indices, values),
             outputs=(total,),
             attributes=attributes,
             rule="ScatterElements",
@@ -152,7 +134,7 @@ def are_distinct(index: Weight | None) -> bool:
     return bool((vectors >= 0).all() and len(np.unique(vectors, axis=0)) == len(vectors))
 
 
-def _expand(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+def _expand(writer: _SafeFormWriter, node: Node) -> bool:
     """Slices axes that Expand changes from 1 to 0 to size 0 first, so that Expand keeps their size."""
     source, result = writer.shape(node.inputs[0]), writer.shape(node.outputs[0])
     if source is None or result is None:
@@ -168,7 +150,7 @@ def _expand(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> boo
         tensor = writer.reshape(node, tensor, aligned, "aligned")
     zeros = [0] * len(emptied)
     settings = (
-        writer.constant(values, f"{node.outputs[0]}_{part}")
+        writer.int_constant(f"{node.outputs[0]}_{part}", values)
         for part, values in (("starts", zeros), ("ends", zeros), ("axes", emptied))
     )
     cut = writer.add(node, "Slice", (tensor, *settings), "cut")
@@ -176,15 +158,13 @@ def _expand(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> boo
     return True
 
 
-def _root_as_power(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
+def _root_as_power(writer: _SafeFormWriter, node: Node) -> bool:
     """A Sqrt that ONNX Runtime mistakes for a normalisation's standard deviation, as a power."""
-    if not is_mistaken_deviation(node, producers, writer.draft):
+    if not is_mistaken_deviation(node, writer.producers, writer.draft):
         return False
-    kind = writer.draft.type_of(node.inputs[0])
-    assert kind is not None
-    half = writer.names.fresh(f"{node.outputs[0]}_half")
-    dtype = np.float64 if kind.dtype == TensorProto.DOUBLE else np.float32
-    writer.weights[half] = ArrayWeight(np.asarray(0.5, dtype))
+    is_double = writer.draft.required_type(node.inputs[0]).dtype == TensorProto.DOUBLE
+    exponent = np.asarray(0.5, np.float64 if is_double else np.float32)
+    half = writer.constant(f"{node.outputs[0]}_half", exponent)
     writer.nodes.append(node.with_changes(op="Pow", inputs=(node.inputs[0], half), rule="Pow", attributes={}))
     return True
 
@@ -197,24 +177,19 @@ def is_mistaken_deviation(root: Node, producers: dict[str, Node], draft: Draft) 
     """
 
     def producer_of(node: Node | None, index: int, op: str) -> Node | None:
-        found = None if node is None or len(node.inputs) <= index else producers.get(node.inputs[index])
-        while found is not None and found.op in ("Cast", "Identity"):
-            found = producers.get(found.inputs[0])
-        return found if found is not None and found.op == op and not found.domain else None
+        producer = None if node is None or len(node.inputs) <= index else producers.get(node.inputs[index])
+        while producer is not None and producer.op in ("Cast", "Identity"):
+            producer = producers.get(producer.inputs[0])
+        return producer if producer is not None and producer.op == op and not producer.domain else None
 
     added = producer_of(root, 0, "Add")
-    if added is None:
-        return False
     side = next((side for side in (0, 1) if producer_of(added, side, "ReduceMean")), None)
-    if side is None:
+    if added is None or side is None:
         return False
     mean = producer_of(added, side, "ReduceMean")
-    square = producer_of(mean, 0, "Pow")
-    if square is None:
-        product = producer_of(mean, 0, "Mul")
-        if product is None or product.inputs[0] != product.inputs[1]:
-            return False
-        square = product
+    square = producer_of(mean, 0, "Pow") or producer_of(mean, 0, "Mul")
+    if square is None or (square.op == "Mul" and square.inputs[0] != square.inputs[1]):
+        return False
     epsilon = draft.weights.get(added.inputs[1 - side])
     if side != 0 or epsilon is None or epsilon.type.element_count != 1:
         return True
@@ -230,14 +205,13 @@ def is_mistaken_deviation(root: Node, producers: dict[str, Node], draft: Draft) 
     return any(node.op == "Div" and root.outputs[0] == node.inputs[0] for node in draft.nodes)
 
 
-def _pad_transposed_convolution(writer: _GraphWriter, node: Node, producers: dict[str, Node]) -> bool:
-    """ConvTranspose with explicit pads in place of auto_pad and output_padding.
+def _pad_transposed_convolution(writer: _SafeFormWriter, node: Node) -> bool:
+    """ConvTranspose with explicit pads instead of auto_pad and output_padding.
 
     ONNX's inference and the kernels disagree on the combination. Source: ONNX ConvTranspose-11, the extent
     by `auto_pad`, and the pads that follow from `output_shape`.
     """
     auto_pad = node.attribute("auto_pad", "NOTSET")
-    auto_pad = auto_pad.decode() if isinstance(auto_pad, bytes) else auto_pad
     padding = node.attribute("output_padding") or ()
     if auto_pad not in _SAME_PADDING or not any(padding) or node.attribute("output_shape"):
         return False
@@ -261,8 +235,7 @@ def _pad_transposed_convolution(writer: _GraphWriter, node: Node, producers: dic
     return True
 
 
-_Rewrite = Callable[[_GraphWriter, Node, dict[str, Node]], bool]
-_REWRITES: dict[str, _Rewrite] = {
+_REWRITES: dict[str, Callable[[_SafeFormWriter, Node], bool]] = {
     "ConvTranspose": _pad_transposed_convolution,
     "Expand": _expand,
     "MatMul": _multiply_matrices,

@@ -13,8 +13,9 @@ import numpy as np
 
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.core.constant_folding import RANDOM
-from onnxgc.model.core.draft import Draft, NameSource
+from onnxgc.model.core.draft import Draft
 from onnxgc.model.core.export_marks import EVALUATED, STOPPED
+from onnxgc.model.core.graph_writer import GraphWriter
 from onnxgc.model.core.ir import Node
 from onnxgc.model.core.stored_weights import ArrayWeight
 
@@ -35,7 +36,7 @@ def in_current_form(draft: Draft) -> Draft:
     """
     draft = _without_updated_statistics(draft)
     read = {*draft.consumers(), *draft.outputs}
-    # Where some nodes are marked as training, the others are in evaluation mode.
+    # If some nodes are marked as training, the others are in evaluation mode.
     has_training_marks = any(
         n.op == "BatchNormalization" and n.attribute("training_mode", 0) for n in draft.nodes
     )
@@ -82,46 +83,36 @@ def _without_updated_statistics(draft: Draft) -> Draft:
 
 def with_dropout_on(draft: Draft) -> Draft:
     """The draft with every Dropout in training mode, each with its own seed."""
-    names = NameSource(draft.tensor_names())
-    weights = dict(draft.weights)
-    nodes: list[Node] = []
-    training_mode = names.fresh("onnxgc_training_mode")
+    writer = GraphWriter(draft)
+    training_mode = writer.names.fresh("onnxgc_training_mode")
     seeds = itertools.count(1)
-    notes: list[str] = []
     for node in draft.nodes:
         is_dropout = node.op == "Dropout" and not node.domain
         ratio = _ratio(node, draft) if is_dropout else None
         if is_dropout and ratio is None:
-            notes.append(f"Dropout '{node.name}' is unchanged, because its ratio is computed in the graph")
-        if ratio is None:
-            nodes.append(node)
-        elif ratio == 0.0 and not any(node.outputs[1:]):
-            nodes.append(_identity(node))
-        else:
-            ratio_name = _optional(node.inputs, 1) or names.fresh(f"{node.outputs[0]}_ratio")
-            weights.setdefault(ratio_name, ArrayWeight(np.asarray(ratio, dtype=np.float32)))
-            weights.setdefault(training_mode, ArrayWeight(np.asarray(True)))
-            mask = _optional(node.outputs, 1) or names.fresh(f"{node.outputs[0]}_mask")
-            nodes.append(
-                node.with_changes(
-                    inputs=(node.inputs[0], ratio_name, training_mode),
-                    outputs=(node.outputs[0], mask),
-                    attributes={"seed": next(seeds)},
-                )
+            writer.notes.append(
+                f"Dropout '{node.name}' is unchanged, because its ratio is computed in the graph"
             )
-    return draft.with_changes(nodes=tuple(nodes), weights=weights).with_notes(*notes)
-
-
-def _identity(node: Node) -> Node:
-    return Node(
-        "Identity",
-        node.inputs[:1],
-        node.outputs[:1],
-        name=node.name,
-        origin=node.origin,
-        module=node.module,
-        rule="Identity",
-    )
+        elif ratio == 0.0 and not any(node.outputs[1:]):
+            node = node.with_changes(
+                op="Identity",
+                inputs=node.inputs[:1],
+                outputs=node.outputs[:1],
+                attributes={},
+                rule="Identity",
+            )
+        elif ratio is not None:
+            ratio_name = _optional(node.inputs, 1) or writer.names.fresh(f"{node.outputs[0]}_ratio")
+            writer.weights.setdefault(ratio_name, ArrayWeight(np.asarray(ratio, dtype=np.float32)))
+            writer.weights.setdefault(training_mode, ArrayWeight(np.asarray(True)))
+            mask = _optional(node.outputs, 1) or writer.names.fresh(f"{node.outputs[0]}_mask")
+            node = node.with_changes(
+                inputs=(node.inputs[0], ratio_name, training_mode),
+                outputs=(node.outputs[0], mask),
+                attributes={"seed": next(seeds)},
+            )
+        writer.nodes.append(node)
+    return writer.result()
 
 
 def _optional(names: tuple[str, ...], index: int) -> str:
@@ -129,8 +120,8 @@ def _optional(names: tuple[str, ...], index: int) -> str:
 
 
 def _ratio(node: Node, draft: Draft) -> float | None:
-    if len(node.inputs) > 1 and node.inputs[1]:
-        weight = draft.weights.get(node.inputs[1])
+    if name := _optional(node.inputs, 1):
+        weight = draft.weights.get(name)
         return None if weight is None else float(weight.load().reshape(-1)[0])
     ratio = float(node.attribute("ratio", _DEFAULT_RATIO))
     if not 0.0 <= ratio < 1.0 or math.isnan(ratio):
@@ -181,8 +172,10 @@ def with_masked_softmax(draft: Draft) -> Draft:
 
 
 def with_stopped_gradients(draft: Draft) -> Draft:
-    """The draft with Identity nodes that stop the gradient where they are marked so."""
-    nodes = (
-        node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node for node in draft.nodes
+    """The draft with Identity nodes that stop the gradient if they are marked so."""
+    return draft.with_changes(
+        nodes=tuple(
+            node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node
+            for node in draft.nodes
+        )
     )
-    return draft.with_changes(nodes=tuple(nodes))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxgc.errors import NoParametersError
 from onnxgc.model.core.draft import Draft
-from onnxgc.model.core.ir import Weight
-from onnxgc.model.core.stored_weights import ExportedAs, StoredWeight
-from onnxgc.model.weight_roles.name_overrides import with_overrides
+from onnxgc.model.core.ir import TensorType, Weight
+from onnxgc.model.core.name_globs import matches
+from onnxgc.model.core.stored_weights import ExportedAs
+from onnxgc.model.weight_roles.role_notes import listed
 from onnxgc.model.weight_roles.roles import ParameterDecision, Role
 from onnxgc.model.weight_roles.uses import WeightUse, WeightUses
 from onnxgc.model.weight_roles.value_patterns import (
@@ -18,7 +21,7 @@ from onnxgc.model.weight_roles.value_patterns import (
     likely_sine_and_cosine,
     sample,
 )
-from onnxgc.model.weight_roles.weight_evidence import is_exported_parameter, values_of
+from onnxgc.model.weight_roles.weight_evidence import exported_role, values_of
 
 NOT_FLOATING = "not a floating-point tensor"
 _TABLE_USES = frozenset({"Mul", "Add", "Gather"})
@@ -29,6 +32,9 @@ _ROLES_BY_MARK = {
     ExportedAs.CONSTANT: Role.CONSTANT,
 }
 
+_ADDITION = "+"
+"""The prefix of a glob that trains in addition to the inferred parameters."""
+
 
 def classify_weights(
     draft: Draft, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
@@ -36,7 +42,7 @@ def classify_weights(
     """The role of each weight; `trainable` and `freeze` are globs of names that override it.
 
     With `trainable` and no `freeze`, nothing else trains, unless every glob begins with a plus: `+scale`
-    trains in addition to the inferred parameters. Where both match, `trainable` wins. Except for running
+    trains in addition to the inferred parameters. If both match, `trainable` wins. Except for running
     statistics, a mark of the exporter has priority over use and values.
 
     Raises:
@@ -46,34 +52,26 @@ def classify_weights(
         if isinstance(globs, str):
             raise NoParametersError(f"{option} takes a list of globs, such as ['{globs}']")
     finder = WeightUses(draft)
-    uses = {name: finder.of(name) for name, weight in draft.weights.items() if weight.type.is_floating}
+    uses = {name: finder.uses_of(name) for name, weight in draft.weights.items() if weight.type.is_floating}
     decisions = [_decide(name, weight, uses.get(name)) for name, weight in draft.weights.items()]
-    return with_overrides(_without_angle_tables(decisions, draft, uses), trainable, freeze)
+    return _with_overrides(_without_angle_tables(decisions, draft, uses), trainable, freeze)
 
 
 def _decide(name: str, weight: Weight, uses: Sequence[WeightUse] | None) -> ParameterDecision:
     if uses is None:
         return ParameterDecision(name, weight.type, Role.CONSTANT, NOT_FLOATING)
-    marked = _decision_by_mark(name, weight, uses)
-    if marked is not None:
-        return marked
-    if not uses:
-        return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
+    mark = exported_role(weight)
+    is_statistic = any(use.role is Role.STATISTIC for use in uses)
+    # Exporters mark running statistics as buffers.
+    if mark in _ROLES_BY_MARK and not is_statistic:
+        reason = f"a {mark}, as marked by the exporter"
+        return ParameterDecision(name, weight.type, _ROLES_BY_MARK[mark], reason, _reading_nodes(uses))
     for role in (Role.PARAMETER, Role.STATISTIC, Role.CONSTANT):
-        found = [use for use in uses if use.role is role]
-        if found:
-            reason, doubt = found[0].reason, _doubt(name, found)
-            return ParameterDecision(name, weight.type, role, reason, _reading_nodes(found), doubt)
-    raise AssertionError(name)
-
-
-def _decision_by_mark(name: str, weight: Weight, uses: Sequence[WeightUse]) -> ParameterDecision | None:
-    """The role that the exporter marked; running statistics are marked as buffers."""
-    mark = weight.exported_as if isinstance(weight, StoredWeight) else ExportedAs.UNKNOWN
-    if mark not in _ROLES_BY_MARK or any(use.role is Role.STATISTIC for use in uses):
-        return None
-    reason = f"a {mark}, as marked by the exporter"
-    return ParameterDecision(name, weight.type, _ROLES_BY_MARK[mark], reason, _reading_nodes(uses))
+        in_role = [use for use in uses if use.role is role]
+        if in_role:
+            reason, doubt = in_role[0].reason, _doubt(name, in_role)
+            return ParameterDecision(name, weight.type, role, reason, _reading_nodes(in_role), doubt)
+    return ParameterDecision(name, weight.type, Role.CONSTANT, "not used by any operator")
 
 
 def _reading_nodes(uses: Sequence[WeightUse]) -> tuple[str, ...]:
@@ -93,17 +91,17 @@ def _without_angle_tables(
     decisions: Sequence[ParameterDecision], draft: Draft, uses: Mapping[str, Sequence[WeightUse]]
 ) -> list[ParameterDecision]:
     """The decisions, with tables of sines and cosines (in one tensor or in two) as constants."""
-    names_by_type: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    names_by_type: defaultdict[TensorType, list[str]] = defaultdict(list)
     tables: dict[str, str] = {}
     for decision in decisions:
         name, weight = decision.name, draft.weights[decision.name]
-        if decision.role is not Role.PARAMETER or is_exported_parameter(weight):
+        if decision.role is not Role.PARAMETER or exported_role(weight) is ExportedAs.PARAMETER:
             continue
         if not all(use.node.domain or use.node.op in _TABLE_USES for use in uses[name]):
             continue
         if holds_sines_and_cosines(values_of(weight)):
             tables[name] = "table of sines and cosines"
-        names_by_type.setdefault((decision.type.dtype, decision.type.shape), []).append(name)
+        names_by_type[decision.type].append(name)
     for names in names_by_type.values():
         for pair in likely_sine_and_cosine([sample(values_of(draft.weights[name])) for name in names]):
             one, two = (names[number] for number in pair)
@@ -116,3 +114,50 @@ def _without_angle_tables(
         else d
         for d in decisions
     ]
+
+
+def _with_overrides(
+    decisions: Sequence[ParameterDecision], trainable: Sequence[str], freeze: Sequence[str]
+) -> tuple[ParameterDecision, ...]:
+    """The decisions with the roles that the globs choose."""
+    for glob in trainable:
+        _check(decisions, "--trainable", glob.removeprefix(_ADDITION))
+    for glob in freeze:
+        _check(decisions, "--freeze", glob)
+    trained = [glob.removeprefix(_ADDITION) for glob in trainable]
+    is_exclusive = bool(trained) and not freeze and not all(glob.startswith(_ADDITION) for glob in trainable)
+    return tuple(_override(decision, trained, freeze, is_exclusive) for decision in decisions)
+
+
+def _check(decisions: Sequence[ParameterDecision], option: str, glob: str) -> None:
+    floating = [decision for decision in decisions if decision.type.is_floating]
+    matched = [decision for decision in floating if matches(decision.name, glob)]
+    if not matched:
+        names = [decision.name for decision in floating]
+        close = difflib.get_close_matches(glob.strip("*?"), names, n=3, cutoff=0.3) or names[:3]
+        known = f"closest names: {', '.join(map(repr, close))}" if close else "the model has no float weights"
+        raise NoParametersError(f"{option} '{glob}' matches no weight of the model; {known}")
+    if option == "--trainable" and all(decision.role is Role.STATISTIC for decision in matched):
+        raise NoParametersError(
+            f"--trainable '{glob}' matches only running statistics, such as '{matched[0].name}' of "
+            f"{listed(matched[0].used_by)}: they have no gradient; the step updates them from the batch, "
+            "or keeps them with --freeze-bn"
+        )
+
+
+def _override(
+    decision: ParameterDecision, trainable: Sequence[str], freeze: Sequence[str], is_exclusive: bool
+) -> ParameterDecision:
+    if not decision.type.is_floating or decision.role is Role.STATISTIC:
+        return decision
+    for glob in trainable:
+        if matches(decision.name, glob):
+            return replace(decision, role=Role.PARAMETER, reason=f"--trainable {glob}", doubt="")
+    if decision.role is not Role.PARAMETER:
+        return decision
+    if is_exclusive:
+        return replace(decision, role=Role.FROZEN, reason="--trainable names others", doubt="")
+    for glob in freeze:
+        if matches(decision.name, glob):
+            return replace(decision, role=Role.FROZEN, reason=f"--freeze {glob}")
+    return decision

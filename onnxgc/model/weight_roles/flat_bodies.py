@@ -1,12 +1,12 @@
-"""Bodies of control flow as part of the outer graph, where the uses of weights are analysed."""
+"""Bodies of control flow as part of the outer graph, for the analysis of the uses of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 import onnx
 
-from onnxgc.model.core.draft import INITIAL_STATE, Draft, subgraphs
+from onnxgc.model.core.draft import INITIAL_STATE, Draft
 from onnxgc.model.core.ir import Node
 from onnxgc.model.static_shapes.control_flow import outer_node
 
@@ -17,23 +17,23 @@ def with_flat_bodies(draft: Draft) -> Draft:
     The result shows every use of a weight, but is no valid model: a body occurs once for all of its steps,
     and both branches of an If compute the same tensors.
     """
-    if not any(True for node in draft.nodes for _ in subgraphs(node)):
-        return draft
     return draft.with_changes(nodes=tuple(flat for node in draft.nodes for flat in _flatten(node)))
 
 
 def _flatten(node: Node) -> list[Node]:
     """The node itself, or the nodes of its bodies with links to its inputs and outputs."""
-    links_of = _LINKS.get(node.op) if not node.domain else None
-    if links_of is None:
+    if node.domain or node.op not in ("If", "Loop", "Scan"):
         return [node]
+    # The outer tensors that feed a body's inputs, and those that receive its outputs.
+    sources, outputs = node.inputs, node.outputs
+    if node.op == "Loop":
+        sources, outputs = ("", "", *node.inputs[2:]), ("", *node.outputs)
     nodes: list[Node] = []
     for key, graph in node.attributes.items():
         if not isinstance(graph, onnx.GraphProto):
             continue
         local = {output for proto in graph.node for output in proto.output if output}
         names = {name: f"{node.name}/{key}/{name}" for name in (*local, *(v.name for v in graph.input))}
-        sources, outputs = links_of(node, graph)
         states = len(sources) - int(node.attribute("num_scan_inputs", 0))
         body_inputs = [names[value.name] for value in graph.input]
         nodes += _link(node, INITIAL_STATE, sources[:states], body_inputs)
@@ -50,19 +50,3 @@ def _link(node: Node, op: str, sources: Iterable[str], outputs: Iterable[str]) -
         for source, output in zip(sources, outputs, strict=False)
         if source and output
     ]
-
-
-def _loop_links(node: Node, graph: onnx.GraphProto) -> tuple[list[str], list[str]]:
-    return ["", "", *node.inputs[2:]], ["", *node.outputs]
-
-
-def _plain_links(node: Node, graph: onnx.GraphProto) -> tuple[list[str], list[str]]:
-    return list(node.inputs) if graph.input else [], list(node.outputs)
-
-
-_LINKS: Mapping[str, Callable[[Node, onnx.GraphProto], tuple[list[str], list[str]]]] = {
-    "If": _plain_links,
-    "Loop": _loop_links,
-    "Scan": _plain_links,
-}
-"""The outer tensors that feed a body's inputs, and those that receive its outputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from onnx import TensorProto
@@ -29,20 +29,22 @@ class GraphContext:
         self.consumers = draft.consumers()
         self.producers = draft.producers()
         self._declared = draft.declared
-        self._inputs = frozenset(draft.inputs)
+        self.inputs = frozenset(draft.inputs)
 
-    def weight_behind(self, name: str) -> Weight | None:
-        """The weight that a tensor is a rearrangement of."""
+    def weight_behind(
+        self, name: str, passes: Callable[[Node], bool] = lambda node: facts_of(node).passes_weights
+    ) -> Weight | None:
+        """The weight that a tensor is after operators that pass it on."""
         while name not in self.weights:
             producer = self.producers.get(name)
-            if producer is None or not facts_of(producer).passes_weights:
+            if producer is None or not passes(producer):
                 return None
             name = producer.inputs[0]
         return self.weights[name]
 
     def normalised_input(self, name: str) -> str:
         """The model's input that a tensor is, possibly scaled and shifted by weights; else ""."""
-        while name not in self._inputs:
+        while name not in self.inputs:
             producer = self.producers.get(name)
             if producer is None or producer.domain:
                 return ""
@@ -67,9 +69,9 @@ class GraphContext:
                     return True
                 is_softmax = reader.op == "Softmax"
                 if is_softmax or reader.op in _MASKING or facts_by_name(reader.op).passes_weights:
-                    found = {(output, is_normalised or is_softmax) for output in reader.outputs}
-                    pending += sorted(found - seen)
-                    seen |= found
+                    outputs = {(output, is_normalised or is_softmax) for output in reader.outputs}
+                    pending += sorted(outputs - seen)
+                    seen |= outputs
         return False
 
     def adds_epsilon(self, node: Node) -> bool:
@@ -86,11 +88,9 @@ class GraphContext:
         if producer is None or producer.op != "Reshape" or index not in (1, 2):
             return False
         readers = self.consumers.get(node.outputs[0], [])
-        return (
-            bool(readers)
-            and all(reader.op == "Reshape" for reader, _ in readers)
-            and bool(np.all(values_of(weight) == (1 if index == 1 else 0)))
-        )
+        if {reader.op for reader, _ in readers} != {"Reshape"}:
+            return False
+        return bool(np.all(values_of(weight) == (1 if index == 1 else 0)))
 
     def multiplies_integers(self, tensor: str, node: Node) -> bool:
         """Whether all other operands of the node are integers cast to floats, as positions are."""
@@ -99,12 +99,10 @@ class GraphContext:
 
     def is_cast_integer(self, name: str) -> bool:
         """Whether a floating tensor is a cast, and possibly rearranged, integer."""
-        producer = self.producers.get(name)
-        while producer is not None and facts_by_name(producer.op).passes_weights:
+        while (producer := self.producers.get(name)) and facts_by_name(producer.op).passes_weights:
             if producer.op in ("Cast", "CastLike") and self._is_integer(producer.inputs[0]):
                 return True
             name = producer.inputs[0]
-            producer = self.producers.get(name)
         return producer is None and name not in self.weights and self._is_integer(name)
 
     def _is_integer(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from onnxgc.model.weight_roles.roles import ParameterDecision, Role
@@ -25,11 +26,11 @@ def parameter_notes(decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
 
 
 def _doubtful_constants(constants: Iterable[ParameterDecision]) -> Iterator[str]:
-    names_of: dict[str, list[str]] = {}
+    names_of: defaultdict[str, list[str]] = defaultdict(list)
     for decision in constants:
         if decision.doubt:
-            names_of.setdefault(decision.doubt, []).append(decision.name)
-    return (f"{_counted(names)}: {doubt}" for doubt, names in names_of.items())
+            names_of[decision.doubt].append(decision.name)
+    return (f"{_with_count(names)}: {doubt}" for doubt, names in names_of.items())
 
 
 def _other_constants(constants: Iterable[ParameterDecision]) -> Iterator[str]:
@@ -40,7 +41,7 @@ def _other_constants(constants: Iterable[ParameterDecision]) -> Iterator[str]:
     if tensors:
         more = f", and {len(numbers)} single numbers" if numbers else ""
         yield (
-            f"floating-point tensors that do not train: {_counted(tensors)}{more}; "
+            f"floating-point tensors that do not train: {_with_count(tensors)}{more}; "
             "`onnxgc inspect` lists the reasons, and --trainable +NAME trains one"
         )
 
@@ -51,5 +52,5 @@ def listed(names: Sequence[str]) -> str:
     return shown if len(names) <= _MAX_NAMES else f"{shown}, ..."
 
 
-def _counted(names: Sequence[str]) -> str:
+def _with_count(names: Sequence[str]) -> str:
     return f"'{names[0]}'" if len(names) == 1 else f"{listed(names)} ({len(names)} weights)"

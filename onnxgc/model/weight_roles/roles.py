@@ -21,7 +21,7 @@ class Role(StrEnum):
 class ParameterDecision:
     """A weight, its role, and the reason.
 
-    `used_by` names the nodes that read it. `doubt` asks the user to check the role where the use alone
+    `used_by` names the nodes that read it. `doubt` asks the user to check the role if the use alone
     does not determine it.
     """
 

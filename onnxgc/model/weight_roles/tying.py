@@ -7,15 +7,17 @@ diverge.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableSequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import AttributeProto, GraphProto
+from onnx import GraphProto
 
-from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, NameSource
+from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, NameSource, nodes_in
 from onnxgc.model.core.identity_removal import without_identities
-from onnxgc.model.core.ir import Array, Node, Weight
+from onnxgc.model.core.ir import Node, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight, FilledWeight, peek
 from onnxgc.model.weight_roles.roles import ParameterDecision, Role
 
@@ -33,22 +35,21 @@ def with_untied_parameters(draft: Draft, decisions: Iterable[ParameterDecision])
     """
     draft = without_identities(draft)
     readers = [_Reader(node) for node in draft.nodes]
-    uses: dict[str, list[_Slot]] = {}
+    slots_of: defaultdict[str, list[_Slot]] = defaultdict(list)
     for slot in (slot for reader in readers for slot in reader.slots):
-        uses.setdefault(slot.names[slot.index], []).append(slot)
+        slots_of[slot.names[slot.index]].append(slot)
     names = NameSource(draft.tensor_names())
     weights, notes = dict(draft.weights), []
     for decision in decisions:
-        found = uses.get(decision.name, [])
-        kinds = {slot.kind for slot in found}
-        if decision.role is not Role.PARAMETER or len(found) < 2 or len(kinds) > 1:
+        slots = slots_of[decision.name]
+        if decision.role is not Role.PARAMETER or len(slots) < 2 or len({slot.use for slot in slots}) > 1:
             continue
-        for slot in found[1:]:
+        for slot in slots[1:]:
             separate = names.fresh(decision.name)
             weights[separate] = draft.weights[decision.name]
             slot.names[slot.index] = separate
         notes.append(
-            f"parameter '{decision.name}' was shared by {len(found)} nodes; each now has a separate parameter"
+            f"parameter '{decision.name}' was shared by {len(slots)} nodes; each now has a separate parameter"
         )
     nodes = tuple(reader.renamed() for reader in readers)
     return draft.with_changes(nodes=nodes, weights=weights).with_notes(*notes)
@@ -56,9 +57,12 @@ def with_untied_parameters(draft: Draft, decisions: Iterable[ParameterDecision])
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A position at which a node reads a tensor; its name can be changed in place."""
+    """A position at which a node reads a tensor; its name can be changed in place.
 
-    kind: tuple[str, str, int]
+    `use` is the operator with its domain, and the input's index.
+    """
+
+    use: tuple[str, str, int]
     names: MutableSequence[str]
     index: int
 
@@ -70,11 +74,13 @@ class _Reader:
         self._node = node
         self._inputs = list(node.inputs)
         self._graphs = {
-            key: _copy_of(value) for key, value in node.attributes.items() if isinstance(value, GraphProto)
+            key: deepcopy(value) for key, value in node.attributes.items() if isinstance(value, GraphProto)
         }
         self.slots = _slots(node.domain, node.op, self._inputs)
         for graph in self._graphs.values():
-            self.slots += _slots_in(graph)
+            for proto in nodes_in(graph):
+                domain = "" if proto.domain in ONNX_DOMAINS else proto.domain
+                self.slots += _slots(domain, proto.op_type, proto.input)
 
     def renamed(self) -> Node:
         attributes = {**self._node.attributes, **self._graphs}
@@ -86,34 +92,18 @@ def _slots(domain: str, op: str, names: MutableSequence[str]) -> list[_Slot]:
     return [_Slot((domain, op, 0 if is_commutative else index), names, index) for index in range(len(names))]
 
 
-def _slots_in(graph: GraphProto) -> list[_Slot]:
-    found: list[_Slot] = []
-    for proto in graph.node:
-        found += _slots("" if proto.domain in ONNX_DOMAINS else proto.domain, proto.op_type, proto.input)
-        for attribute in proto.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                found += _slots_in(attribute.g)
-    return found
-
-
-def _copy_of(graph: GraphProto) -> GraphProto:
-    copy = GraphProto()
-    copy.CopyFrom(graph)
-    return copy
-
-
 def duplicate_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tuple[str, ...]:
     """One line for each pair of equal parameters that are probably one tied weight.
 
-    Such a pair is an embedding table with its copy, or a matrix with its transpose. Other equal parameters
-    are those of layers with the same initial values.
+    Such a pair is an embedding table with its copy, or a matrix with its transpose. Other parameters are
+    equal because layers have the same initial values.
     """
     gathered = {node.inputs[0] for node in draft.nodes if node.op == "Gather"}
-    names_by_type: dict[tuple[object, ...], list[str]] = {}
+    names_by_type: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     for decision in decisions:
         kind = decision.type
         if decision.role is Role.PARAMETER and kind.element_count >= _MIN_DUPLICATE_ELEMENTS:
-            names_by_type.setdefault((kind.dtype, *sorted(kind.shape)), []).append(decision.name)
+            names_by_type[kind.dtype, *sorted(kind.shape)].append(decision.name)
     notes = []
     for names in names_by_type.values():
         shapes = {draft.weights[name].type.shape for name in names}
@@ -129,11 +119,11 @@ def duplicate_notes(draft: Draft, decisions: Iterable[ParameterDecision]) -> tup
 
 def _equal_pairs(names: Iterable[str], weights: Mapping[str, Weight]) -> list[tuple[str, str, str]]:
     """Pairs of equal weights: the first, the later one, and how they are equal."""
-    groups: dict[bytes, list[str]] = {}
+    groups: defaultdict[bytes, list[str]] = defaultdict(list)
     for name in names:
         entries = _sample(weights[name])
         if entries is not None:
-            groups.setdefault(entries, []).append(name)
+            groups[entries].append(name)
     return [
         (first, name, how)
         for first, *others in groups.values()
@@ -158,7 +148,7 @@ def _sample(weight: Weight) -> bytes | None:
     """A few diagonal entries, which a transpose leaves in place; None if all are equal."""
     if isinstance(weight, FilledWeight | ArrayWeight):
         return None
-    value: Array | None = peek(weight)
+    value = peek(weight)
     if value is None:
         return None
     entries = np.diagonal(value) if value.ndim == 2 else value.reshape(-1)

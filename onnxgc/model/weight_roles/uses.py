@@ -71,7 +71,7 @@ class _Operand:
     index: int
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         operator = f"{operator_name(self.node)} '{self.node.name}'"
         return f"a subgraph of {operator}" if self.index < 0 else f"input {self.index} of {operator}"
 
@@ -81,16 +81,13 @@ class _Operand:
         return self.node.inputs[1 - self.index]
 
     def constant(self, reason: str = "", doubt: str = "") -> WeightUse:
-        return self._use(Role.CONSTANT, reason, doubt)
+        return self.use(Role.CONSTANT, reason, doubt)
 
     def parameter(self, reason: str = "", doubt: str = "") -> WeightUse:
-        return self._use(Role.PARAMETER, reason, doubt)
+        return self.use(Role.PARAMETER, reason, doubt)
 
-    def statistic(self, reason: str) -> WeightUse:
-        return self._use(Role.STATISTIC, reason, "")
-
-    def _use(self, role: Role, reason: str, doubt: str) -> WeightUse:
-        text = f"{reason}: {self.place}" if reason else self.place
+    def use(self, role: Role, reason: str, doubt: str) -> WeightUse:
+        text = f"{reason}: {self.position}" if reason else self.position
         return WeightUse(self.node, self.index, role, text, doubt)
 
 
@@ -103,10 +100,10 @@ class WeightUses:
         self._outputs = tuple(name for name in draft.outputs if name not in draft.weights)
         self._running = running_statistics(draft)
 
-    def of(self, name: str) -> list[WeightUse]:
+    def uses_of(self, name: str) -> list[WeightUse]:
         """Every use of a weight in node order, including the uses of its rearrangements."""
         weight = self._graph.weights[name]
-        found: list[WeightUse] = []
+        uses: list[WeightUse] = []
         pending, seen = [name], {name}
         while pending:
             tensor = pending.pop(0)
@@ -118,17 +115,17 @@ class WeightUses:
                     seen.update(fresh)
                     pending += fresh
                 else:
-                    found.append(use or self._classify(operand))
-        return found or [self._as_output(weight, name) for name in self._outputs if name in seen][:1]
+                    uses.append(use or self._classify(operand))
+        return uses or [self._as_output(weight, name) for name in self._outputs if name in seen][:1]
 
     def _as_output(self, weight: Weight, output: str) -> WeightUse:
         """The use of a weight that reaches an output without any other operator."""
         node = self._graph.producers.get(output, Node("Identity", (output,), (output,), name=output))
-        where = f"part of output '{output}'"
+        reason = f"part of output '{output}'"
         if weight.type.element_count <= 1 or (not is_initializer(weight) and is_zero(weight)):
-            return WeightUse(node, 0, Role.CONSTANT, where)
+            return WeightUse(node, 0, Role.CONSTANT, reason)
         doubt = f"is copied into output '{output}'; if it is not learned"
-        return WeightUse(node, 0, Role.PARAMETER, where, doubt)
+        return WeightUse(node, 0, Role.PARAMETER, reason, doubt)
 
     def _classify(self, operand: _Operand) -> WeightUse:
         return (
@@ -141,7 +138,7 @@ class WeightUses:
     def _use_as_statistic(self, operand: _Operand) -> WeightUse | None:
         node, index = operand.node, operand.index
         if index in facts_by_name(node.op).statistics:
-            return operand.statistic("running statistic")
+            return operand.use(Role.STATISTIC, "running statistic", "")
         statistic = self._running.get((node.outputs[0], index)) if node.outputs else None
         if statistic is None:
             return None
@@ -154,7 +151,7 @@ class WeightUses:
         weight, node, index = operand.weight, operand.node, operand.index
         if node.op in _MULTIPLYING and _is_outer_product(weight, node):
             if self._graph.multiplies_integers(operand.tensor, node):
-                reason = f"frequency table: {operand.place}, whose other operand is an integer"
+                reason = f"frequency table: {operand.position}, whose other operand is an integer"
                 return WeightUse(node, index, Role.CONSTANT, reason)
             if is_geometric(values_of(weight)):
                 return operand.constant("frequency table, a geometric sequence")
@@ -299,5 +296,5 @@ def _is_quantisation_setting(node: Node, index: int) -> bool:
 
 
 def _is_outer_product(weight: Weight, node: Node) -> bool:
-    """Whether the product has no sum, as that of positions and frequencies."""
+    """Whether the product has no sum, as of positions and frequencies."""
     return node.op != "MatMul" or 1 in weight.type.shape[-2:]

@@ -20,13 +20,13 @@ _CONSTANT_WORDS = frozenset(
         *("sqrt", "sub", "tensor", "to", "val", "value", *"abckmnpqstxyz"),
     }
 )
-"""A name made only of these words is that of a constant."""
+"""A name made only of these words belongs to a constant."""
 
 
 def values_of(weight: Weight) -> Array:
-    """A weight's values where they are cheap to read, else a single NaN, which fits no pattern."""
-    found = peek(weight) if weight.type.element_count <= _MAX_ELEMENTS else None
-    return np.full((1,), np.nan) if found is None else found
+    """A weight's values if they are cheap to read, else a single NaN, which fits no pattern."""
+    values = peek(weight) if weight.type.element_count <= _MAX_ELEMENTS else None
+    return np.full((1,), np.nan) if values is None else values
 
 
 def is_zero(weight: Weight) -> bool:
@@ -42,13 +42,14 @@ def is_initializer(weight: Weight) -> bool:
     return isinstance(weight, StoredWeight) and weight.is_initializer
 
 
+def exported_role(weight: Weight) -> ExportedAs:
+    """The role that the exporter stated."""
+    return weight.exported_as if isinstance(weight, StoredWeight) else ExportedAs.UNKNOWN
+
+
 def has_exported_name(weight: Weight) -> bool:
     """Whether the exporter kept a name of the source program."""
-    return isinstance(weight, StoredWeight) and weight.exported_as is ExportedAs.NAMED
-
-
-def is_exported_parameter(weight: Weight) -> bool:
-    return isinstance(weight, StoredWeight) and weight.exported_as is ExportedAs.PARAMETER
+    return exported_role(weight) is ExportedAs.NAMED
 
 
 def has_descriptive_name(name: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict, final
 
+from onnxgc.report.data.optimize_report import RegularFigures, TensorSum
+
 
 class TensorFigures(TypedDict):
     """A tensor and its size; `detail` says why it has no counterpart."""
@@ -82,12 +84,9 @@ class DifferenceReport(TypedDict):
     peak_change_bytes: int
 
 
-class BaselineFigures(TypedDict):
+class BaselineFigures(RegularFigures):
     """The baseline of a comparison."""
 
-    activation_bytes: int
-    simulated_peak_bytes: int
-    simulated_activation_peak_bytes: int
     seconds: float
 
 
@@ -128,13 +127,6 @@ class EachReport(TypedDict):
     kind: Literal["each"]
     comparisons: list[PlansReport | FailedReport]
     seconds: NotRequired[float]
-
-
-class TensorSum(TypedDict):
-    """A number of tensors and their size."""
-
-    count: int
-    bytes: int
 
 
 class PeakFigures(TypedDict):

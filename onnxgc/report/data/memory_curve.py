@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -148,22 +148,18 @@ class OperatorKind:
 
 def memory_curve(label: str, step: TrainingStep, schedule: Schedule) -> MemoryCurve:
     """The runs and lifetimes of a schedule of a step."""
-    graph = step.graph
-    runs: list[Run] = []
-    for planned in schedule.instructions:
-        match planned:
-            case Compute(operator, chunk):
-                phase, source = (
-                    (Phase.FORWARD, "") if chunk is None else (Phase.BACKWARD, graph.sources[chunk])
-                )
-                runs.append(Run(operator.name, operator_name(step.nodes[operator.name]), phase, source))
-            case Recompute(operator, source):
-                runs.append(
-                    Run(operator.name, operator_name(step.nodes[source]), Phase.RECOMPUTATION, source)
-                )
-            case Release():
-                pass
+    runs = [_run(step, run) for run in schedule.instructions if not isinstance(run, Release)]
     return MemoryCurve(label, tuple(runs), tuple(_lifetimes(step, schedule, runs)))
+
+
+def _run(step: TrainingStep, run: Compute | Recompute) -> Run:
+    name = run.operator.name
+    if isinstance(run, Recompute):
+        return Run(name, operator_name(step.nodes[run.source]), Phase.RECOMPUTATION, run.source)
+    kind = operator_name(step.nodes[name])
+    if run.chunk is None:
+        return Run(name, kind, Phase.FORWARD)
+    return Run(name, kind, Phase.BACKWARD, step.graph.sources[run.chunk])
 
 
 def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> list[Lifetime]:
@@ -183,41 +179,30 @@ def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> l
                 return MemoryRole.TEMPORARY if runs[last].phase is Phase.FORWARD else MemoryRole.KEPT
 
     begun: dict[Storage, int] = {}
-    found: list[Lifetime] = []
+    lifetimes: list[Lifetime] = []
+    end_of_step = len(runs) - 1
     if step.updates is not None and step.updates.state_bytes and runs:
-        name, count = f"{step.updates.optimizer.name} state", len(step.updates.state_names)
-        found.append(
-            Lifetime(
-                name, name, 0, len(runs) - 1, step.updates.state_bytes, MemoryRole.STATE, f"{count:,} tensors"
-            )
-        )
+        name, form = f"{step.updates.optimizer.name} state", f"{len(step.updates.state_names):,} tensors"
+        size = step.updates.state_bytes
+        lifetimes.append(Lifetime(name, name, 0, end_of_step, size, MemoryRole.STATE, form))
 
     def end(storage: Storage, last: int) -> None:
-        first = begun.pop(storage)
-        original = schedule.original_of.get(storage.tensor, storage.tensor)
-        found.append(
-            Lifetime(
-                storage.tensor,
-                original,
-                first,
-                last,
-                storage.size_bytes,
-                role_of(storage, first, last),
-                form_of(step, original),
-            )
-        )
+        name, size, first = storage.tensor, storage.size_bytes, begun.pop(storage)
+        original = schedule.original_of.get(name, name)
+        role = role_of(storage, first, last)
+        lifetimes.append(Lifetime(name, original, first, last, size, role, form_of(step, original)))
 
     for index, allocation in enumerate(allocations(schedule, graph)):
         begun.update((storage, index) for storage in allocation.made)
         operator = allocation.operator
         if operator.workspace_bytes:
             name, size = operator.name, operator.workspace_bytes
-            found.append(Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, ""))
+            lifetimes.append(Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, ""))
         for storage in allocation.freed:
             end(storage, index)
     for storage in tuple(begun):
-        end(storage, len(runs) - 1)
-    return sorted(found, key=lambda life: life.first)
+        end(storage, end_of_step)
+    return sorted(lifetimes, key=lambda life: life.first)
 
 
 def form_of(step: TrainingStep, tensor: str) -> str:
@@ -231,76 +216,61 @@ def forward_operators(
 ) -> tuple[ForwardOperator, ...]:
     """The network's operators in the order of their first runs."""
     kept = frozenset(checkpoints)
-    again, segments = _repeats(schedule)
-    outputs: dict[str, list[Lifetime]] = {}
+    again = Counter(run.source for run in schedule.recomputed)
+    # The segment of an operator's first recomputation.
+    segments = {run.source: run.segment for run in reversed(schedule.recomputed)}
+    outputs: defaultdict[str, list[Lifetime]] = defaultdict(list)
     for life in curve.lifetimes:
         if curve.runs[life.first].phase is Phase.FORWARD and life.role not in NOT_OUTPUTS:
-            outputs.setdefault(curve.runs[life.first].name, []).append(life)
-    place_of: dict[str, int] = {}
-    found: list[ForwardOperator] = []
-    first_runs = (planned for planned in schedule.instructions if isinstance(planned, Compute))
-    for planned in first_runs:
-        if planned.chunk is not None:
+            outputs[curve.runs[life.first].name].append(life)
+    index_of: dict[str, int] = {}
+    operators: list[ForwardOperator] = []
+    for run in schedule.instructions:
+        if not isinstance(run, Compute) or run.chunk is not None:
             continue
-        operator, lives = planned.operator, outputs.get(planned.operator.name, [])
-        reads = dict.fromkeys(place_of[name] for name in operator.inputs if name in place_of)
-        place_of.update(dict.fromkeys(operator.outputs, len(found)))
-        found.append(
+        name, made = run.operator.name, run.operator.outputs
+        reads = dict.fromkeys(index_of[read] for read in run.operator.inputs if read in index_of)
+        index_of.update(dict.fromkeys(made, len(operators)))
+        operators.append(
             ForwardOperator(
-                operator.name,
-                operator_name(step.nodes[operator.name]),
-                operator.outputs[0],
-                form_of(step, operator.outputs[0]),
-                sum(life.size_bytes for life in lives),
-                _fate(lives, again[operator.name]),
-                again[operator.name],
-                segments.get(operator.name) if planned.segment is None else planned.segment,
-                any(name in kept for name in operator.outputs),
+                name,
+                operator_name(step.nodes[name]),
+                made[0],
+                form_of(step, made[0]),
+                sum(life.size_bytes for life in outputs[name]),
+                TensorFate.RECOMPUTED if again[name] else _fate(outputs[name]),
+                again[name],
+                segments.get(name) if run.segment is None else run.segment,
+                not kept.isdisjoint(made),
                 tuple(reads),
             )
         )
-    return tuple(found)
+    return tuple(operators)
 
 
-def _repeats(schedule: Schedule) -> tuple[Counter[str], dict[str, int]]:
-    """The number of recomputations of each operator, and the segment of the first."""
-    segments: dict[str, int] = {}
-    for planned in schedule.recomputed:
-        segments.setdefault(planned.source, planned.segment)
-    return Counter(planned.source for planned in schedule.recomputed), segments
-
-
-def _fate(lives: Sequence[Lifetime], again: int) -> TensorFate:
-    if again:
-        return TensorFate.RECOMPUTED
-    if not lives:
+def _fate(outputs: Sequence[Lifetime]) -> TensorFate:
+    """The fate of outputs that are not recomputed."""
+    if not outputs:
         return TensorFate.SHARED
-    roles = {life.role for life in lives}
-    return (
-        TensorFate.KEPT
-        if MemoryRole.KEPT in roles
-        else TensorFate.RETURNED
-        if MemoryRole.OUTPUT in roles
-        else TensorFate.TEMPORARY
-    )
+    roles = {life.role for life in outputs}
+    if MemoryRole.KEPT in roles:
+        return TensorFate.KEPT
+    return TensorFate.RETURNED if MemoryRole.OUTPUT in roles else TensorFate.TEMPORARY
 
 
 def operator_kinds(
     step: TrainingStep, curve: MemoryCurve, durations_ns: Mapping[str, int]
 ) -> tuple[OperatorKind, ...]:
     """Figures by kind of operator, in decreasing order of kept bytes."""
-    forward: Counter[str] = Counter()
-    backward: Counter[str] = Counter()
-    again: Counter[str] = Counter()
+    runs = {phase: Counter(run.kind for run in curve.runs if run.phase is phase) for phase in Phase}
+    forward, again, backward = runs.values()
     kept: Counter[str] = Counter()
     once_ns: Counter[str] = Counter()
     again_ns: Counter[str] = Counter()
     for run in curve.runs:
         if run.phase is Phase.RECOMPUTATION:
-            again[run.kind] += 1
             again_ns[run.kind] += durations_ns[run.source]
         else:
-            (forward if run.phase is Phase.FORWARD else backward)[run.kind] += 1
             once_ns[run.kind] += durations_ns[run.name]
     for life in curve.lifetimes:
         if life.role is MemoryRole.KEPT:

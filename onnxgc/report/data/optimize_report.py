@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 
-class ParameterFigures(TypedDict):
-    """Parameters that train."""
+class TensorSum(TypedDict):
+    """A number of tensors and their size."""
 
     count: int
     bytes: int
@@ -102,7 +102,7 @@ class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
     loss: str
     vertices: int
     operators: int
-    parameters: ParameterFigures
+    parameters: TensorSum
     regular: RegularFigures
     planned: PlannedFigures
     checkpoints: list[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgc.graph.computation_graph import Vertex
@@ -13,10 +13,10 @@ from onnxgc.report.data.memory_curve import ForwardOperator, MemoryCurve, forwar
 from onnxgc.report.html.curves import alive_table, memory_figure, roles_table
 from onnxgc.report.html.network_strip import checkpoints_table as kept_table
 from onnxgc.report.html.network_strip import network_figure
-from onnxgc.report.html.page import document
+from onnxgc.report.html.page import Section, document
 from onnxgc.report.html.payload import payload
 from onnxgc.report.html.tables import Column, Figure, size, table
-from onnxgc.report.html.tags import Html, tag
+from onnxgc.report.html.tags import Html, bullets, name_tag, tag
 from onnxgc.report.text.network_pair_lines import (
     checkpoints_table,
     file_label,
@@ -29,7 +29,7 @@ from onnxgc.report.text.networks_overview import compared, overview_lines, overv
 from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
 from onnxgc.report.text.plan_rows import PLAN_COLUMNS, left_out_lines, plan_name, plans_lines, plans_title
 from onnxgc.report.text.text_table import Cells
-from onnxgc.report.text.units import megabytes, percent
+from onnxgc.report.text.units import megabytes, percent, shape_text
 from onnxgc.tracing.step_graph import TrainingStep
 
 MAX_CURVES = 5
@@ -37,8 +37,6 @@ MAX_CURVES = 5
 MAX_DIFFERING = 1000
 """Differing tensors in the table of two plans."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-
-_Section = tuple[str, str, list[Html]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +60,16 @@ def comparison_page(report: PlansReport, plans: Sequence[ShownPlan]) -> str:
     drawn += [plan for plan in plans if plan.name == "store-all"]
     left_out = len(plans) - len(drawn)
     pictures, curves, network = _pictures(drawn, left_out)
-    changed: list[_Section] = [
-        (
-            "difference",
-            "Difference between the two plans",
-            [_cells(difference_table(difference, most=MAX_DIFFERING)), _list(difference_lines(difference))],
-        )
-        for difference in ([report["difference"]] if report["difference"] else [])
-    ]
-    sections: list[_Section] = [
-        ("plans", "Plans", [_plans_table(report), _list(plans_lines(report))]),
-        *changed,
-        *pictures,
-        ("assumed", "Assumptions", [_list(_assumed(report))]),
-    ]
+    sections: list[Section] = [("plans", "Plans", [_plans_table(report), bullets(plans_lines(report))])]
+    if (difference := report["difference"]) is not None:
+        parts = [
+            _cells(difference_table(difference, most=MAX_DIFFERING)),
+            bullets(difference_lines(difference)),
+        ]
+        sections.append(("difference", "Difference between the two plans", parts))
+    sections += [*pictures, ("assumed", "Assumptions", [bullets(_assumed(report))])]
     title = f"{os.path.basename(report['model'])}: plans for one training step"
-    return document(title, _headline(_best_of(report)), sections, payload(curves, network))
+    return document(title, _best_of(report), sections, payload(curves, network))
 
 
 def networks_page(
@@ -92,78 +84,48 @@ def networks_page(
     left_out = len(plans) - len(drawn)
     pictures, curves, network = _pictures(drawn, left_out)
     files = report["files"]
-    pairs: list[_Section] = []
+    sections: list[Section] = [("files", "Files", [_cells(files_table(report)), bullets(file_lines(report))])]
     for number, shown in enumerate(carried):
-        places = []
+        numbers = []
         for plan in shown:
             if plan.name not in [curve.label for curve in curves]:
                 curves += _curves([plan])
-            places.append([curve.label for curve in curves].index(plan.name))
-        of_pair = [curves[place] for place in places]
-        figure = memory_figure(of_pair, name=f"memory-{number + 1}", places=places, lists_tensors=False)
-        pairs.append(
-            (
-                f"pair-{number + 1}",
-                f"{file_label(0)} and {file_label(number + 1)}",
-                [
-                    _cells(checkpoints_table(report, number), "detail"),
-                    _list(pair_lines(report, number)),
-                    figure,
-                    roles_table(of_pair),
-                ],
-            )
-        )
-    notes = [f"{file_label(place)}: {note}" for place, file in enumerate(files) for note in file["notes"]]
-    sections: list[_Section] = [
-        ("files", "Files", [_cells(files_table(report)), _list(file_lines(report))]),
-        *pairs,
-        *pictures,
-        (
-            "assumed",
-            "Assumptions",
-            [_list([*(_inputs(file["model"], file["inputs"]) for file in files), *notes])],
-        ),
-    ]
-    headline = [
-        (f"planned peak, {file_label(place)}", megabytes(file["planned"]["simulated_peak_bytes"]))
-        for place, file in enumerate(files)
+            numbers.append([curve.label for curve in curves].index(plan.name))
+        of_pair = [curves[index] for index in numbers]
+        parts = [
+            _cells(checkpoints_table(report, number), "detail"),
+            bullets(pair_lines(report, number)),
+            memory_figure(of_pair, name=f"memory-{number + 1}", places=numbers, lists_tensors=False),
+            roles_table(of_pair),
+        ]
+        heading = f"{file_label(0)} and {file_label(number + 1)}"
+        sections.append((f"pair-{number + 1}", heading, parts))
+    notes = [_inputs(file["model"], file["inputs"]) for file in files]
+    notes += [f"{file_label(number)}: {note}" for number, file in enumerate(files) for note in file["notes"]]
+    sections += [*pictures, ("assumed", "Assumptions", [bullets(notes)])]
+    figures = [
+        (f"planned peak, {file_label(number)}", megabytes(file["planned"]["simulated_peak_bytes"]))
+        for number, file in enumerate(files)
     ]
     title = f"{os.path.basename(files[0]['model'])} and {len(files) - 1} more: {files_title(report)}"
-    return document(title, _headline(headline), sections, payload(curves, network))
+    return document(title, figures, sections, payload(curves, network))
 
 
 def overview_page(report: EachReport) -> str:
     """The HTML for plans of several networks: tables only."""
-    found = compared(report)
-    sections: list[_Section] = [
-        (
-            "overview",
-            "Overview",
-            [
-                _cells(overview_table(report, all_columns=True)),
-                _list(overview_lines(report, all_columns=True, on_page=True)),
-            ],
-        ),
+    networks = compared(report)
+    lines = bullets(overview_lines(report, all_columns=True, on_page=True))
+    sections: list[Section] = [
+        ("overview", "Overview", [_cells(overview_table(report, all_columns=True)), lines]),
         *(
-            (
-                f"network-{number}",
-                one["model"],
-                [_plans_table(one), _list(plans_lines(one))],
-            )
-            for number, one in enumerate(found, start=1)
-        ),
-        (
-            "assumed",
-            "Assumptions",
-            [part for one in found for part in (tag("h3", one["model"]), _list(_assumed(one)))],
+            (f"network-{number}", one["model"], [_plans_table(one), bullets(plans_lines(one))])
+            for number, one in enumerate(networks, start=1)
         ),
     ]
-    headline = [("networks", str(len(found)))]
-    return document(f"Plans for {len(found)} networks", _headline(headline), sections, payload([], []))
-
-
-def _without_curve(count: int) -> str:
-    return "1 more plan has no curve." if count == 1 else f"{count} more plans have no curve."
+    assumed = [part for one in networks for part in (tag("h3", one["model"]), bullets(_assumed(one)))]
+    sections.append(("assumed", "Assumptions", assumed))
+    count = len(networks)
+    return document(f"Plans for {count} networks", [("networks", str(count))], sections, payload([], []))
 
 
 def _curves(plans: Sequence[ShownPlan]) -> list[MemoryCurve]:
@@ -172,42 +134,33 @@ def _curves(plans: Sequence[ShownPlan]) -> list[MemoryCurve]:
 
 def _pictures(
     drawn: Sequence[ShownPlan], left_out: int
-) -> tuple[list[_Section], list[MemoryCurve], tuple[ForwardOperator, ...]]:
+) -> tuple[list[Section], list[MemoryCurve], tuple[ForwardOperator, ...]]:
     """The sections of curves and of the first plan's network, and their data."""
     curves, first = _curves(drawn), drawn[0]
     network = forward_operators(first.step, first.schedule, curves[0], first.checkpoints)
-    sections: list[_Section] = [
-        (
-            "memory-section",
-            "Memory over the step",
-            [
-                memory_figure(curves),
-                *([tag("p", _without_curve(left_out))] if left_out else []),
-                roles_table(curves),
-                alive_table(curves[0]),
-            ],
-        ),
-        (
-            "network-section",
-            f"The network under the plan {first.name}",
-            [network_figure(network), kept_table(network)],
-        ),
+    more = "1 more plan has" if left_out == 1 else f"{left_out} more plans have"
+    memory = [
+        memory_figure(curves),
+        *([tag("p", f"{more} no curve.")] if left_out else []),
+        roles_table(curves),
+        alive_table(curves[0]),
+    ]
+    heading = f"The network under the plan {first.name}"
+    sections: list[Section] = [
+        ("memory-section", "Memory over the step", memory),
+        ("network-section", heading, [network_figure(network), kept_table(network)]),
     ]
     return sections, curves, network
 
 
-def _cells(cells: Cells, kind: str = "name") -> Html:
-    """A table of the terminal; `kind` is the class of its first column."""
+def _cells(cells: Cells, class_: str = "name") -> Html:
+    """A table of the terminal; `class_` is the class of its first column."""
     headings = [
-        Column(heading, None if place < cells.text_columns else size)
-        for place, heading in enumerate(cells.headings_in_line)
+        Column(heading, None if number < cells.text_columns else size)
+        for number, heading in enumerate(cells.headings_in_line)
     ]
-    rows = [[tag("span", row[0].replace("  ", 2 * _NO_BREAK), class_=kind), *row[1:]] for row in cells.rows]
+    rows = [[name_tag(row[0].replace("  ", 2 * _NO_BREAK), class_), *row[1:]] for row in cells.rows]
     return table(cells.title, headings, rows)
-
-
-def _list(lines: Iterable[str]) -> Html:
-    return tag("ul", *(tag("li", line) for line in lines))
 
 
 def _plans_table(report: PlansReport) -> Html:
@@ -216,10 +169,10 @@ def _plans_table(report: PlansReport) -> Html:
     headings += [Column("objective"), Column("description")]
     rows: list[list[str | Figure]] = [
         [
-            tag("span", plan_name(row).strip(), class_="name"),
+            name_tag(plan_name(row).strip()),
             *(Figure(column.written(row), column.value(row)) for column in PLAN_COLUMNS),
             row["objective"],
-            tag("span", row["detail"], class_="detail"),
+            name_tag(row["detail"], "detail"),
         ]
         for row in report["rows"]
     ]
@@ -236,13 +189,8 @@ def _best_of(report: PlansReport) -> list[tuple[str, str]]:
     ]
 
 
-def _headline(figures: Sequence[tuple[str, str]]) -> Html:
-    entries = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures)
-    return tag("dl", *entries, class_="headline")
-
-
 def _inputs(model: str, inputs: Mapping[str, Sequence[int]]) -> str:
-    shapes = "; ".join(f"{name}: {'x'.join(map(str, shape))}" for name, shape in inputs.items())
+    shapes = "; ".join(f"{name}: {shape_text(shape)}" for name, shape in inputs.items())
     return f"inputs of {model}: {shapes}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxgc.report.data.memory_curve import Lifetime, MemoryCurve, MemoryRole, Phase, Run, step_number
 from onnxgc.report.html.svg import (
@@ -12,6 +13,7 @@ from onnxgc.report.html.svg import (
     blocks_path,
     columns,
     coordinate,
+    label_beside,
     level_lines,
     percent_of_width,
     place_marks,
@@ -19,8 +21,8 @@ from onnxgc.report.html.svg import (
     stretched,
     ticks,
 )
-from onnxgc.report.html.tables import Column, size, swatch, table
-from onnxgc.report.html.tags import Html, joined, tag
+from onnxgc.report.html.tables import Column, key, line_swatch, size, swatch, table
+from onnxgc.report.html.tags import Html, joined, name_tag, tag
 from onnxgc.report.text.units import megabytes
 
 HEIGHT = 300
@@ -95,69 +97,51 @@ def memory_figure(
 
 def _peak(peak_bytes: int, share: float, y: float) -> tuple[Html, Html]:
     """The mark and the label of the peak at a share of the width."""
-    is_right = share > 0.5
-    x = percent_of_width(share)
-    label = tag(
-        "text",
-        f"peak {megabytes(peak_bytes)}",
-        x=x,
-        dx=-6 if is_right else 6,
-        y=coordinate(y - 8),
-        text_anchor="end" if is_right else "start",
-        class_="peak-label",
-    )
-    return tag("circle", cx=x, cy=coordinate(y), r=5, class_="peak"), label
+    circle = tag("circle", cx=percent_of_width(share), cy=coordinate(y), r=5, class_="peak")
+    return circle, label_beside(f"peak {megabytes(peak_bytes)}", share, y - 8, 6, "peak-label")
 
 
 def _key(curves: Sequence[MemoryCurve], budget_bytes: int | None) -> Html:
     """The key to the lines; the table of roles is the key to the areas."""
-    lines = [(f"line course-{min(number, 4)}", curve.label) for number, curve in enumerate(curves)]
+    lines = [(_line_style(number), curve.label) for number, curve in enumerate(curves)]
     if budget_bytes is not None:
         lines.append(("budget", f"budget, {megabytes(budget_bytes)}"))
-    entries = [
-        tag(
-            "li",
-            tag(
-                "svg",
-                tag("line", x1=0, x2=32, y1=7, y2=7, class_=kind),
-                class_="swatch",
-                width=32,
-                height=14,
-                aria_hidden="true",
-            ),
-            text,
-        )
-        for kind, text in lines
-    ]
-    return tag("ul", *entries, class_="key")
+    return key((line_swatch(style), text) for style, text in lines)
+
+
+def _line_style(number: int) -> str:
+    return f"line course-{min(number, 4)}"
+
+
+def _highest_runs(curve: MemoryCurve) -> npt.NDArray[np.int64]:
+    """Bytes by role and column: a column shows its highest run."""
+    live = curve.live_bytes()
+    totals = live.sum(axis=0)
+    columns_of_runs = columns(len(curve.runs))
+    return live[:, [runs.start + int(totals[runs.start : runs.stop].argmax()) for runs in columns_of_runs]]
 
 
 def _areas(curve: MemoryCurve, highest: float, longest: int) -> list[Html]:
     """One area for each role, the topmost first, so that none hides another."""
-    live = curve.live_bytes()
-    # A column shows its highest run.
-    highest_runs = [
-        place.start + int(np.argmax(live[:, place.start : place.stop].sum(axis=0)))
-        for place in columns(len(curve.runs))
-    ]
-    tops = np.cumsum(live[:, highest_runs], axis=0)
+    shown = _highest_runs(curve)
+    heights = HEIGHT * (1 - np.cumsum(shown, axis=0) / highest)
     share = len(curve.runs) / longest
-    found = []
-    for number in reversed(range(len(MemoryRole))):
-        heights = HEIGHT * (1 - tops[number] / highest)
-        path = area_path(heights.tolist(), HEIGHT, share) if live[number].any() else ""
-        found.append(tag("path", d=path, class_=f"area role-{number}", data_role=number))
-    return found
+    used = curve.live_bytes().sum(axis=1)
+    return [
+        tag(
+            "path",
+            d=area_path(heights[number].tolist(), HEIGHT, share) if used[number] else "",
+            class_=f"area role-{number}",
+            data_role=number,
+        )
+        for number in reversed(range(len(MemoryRole)))
+    ]
 
 
 def _line(number: int, curve: MemoryCurve, highest: float, longest: int) -> Html:
-    total = curve.live_bytes().sum(axis=0)
-    heights = [
-        HEIGHT * (1 - int(total[place.start : place.stop].max()) / highest)
-        for place in columns(len(curve.runs))
-    ]
-    path = steps_path(heights, len(curve.runs) / longest)
-    return tag("path", d=path, class_=f"line course-{min(number, 4)}", data_course=number)
+    heights = HEIGHT * (1 - _highest_runs(curve).sum(axis=0) / highest)
+    path = steps_path(heights.tolist(), len(curve.runs) / longest)
+    return tag("path", d=path, class_=_line_style(number), data_course=number)
 
 
 def _budget(budget_bytes: int | None, y_of: Callable[[float], float]) -> list[Html]:
@@ -287,7 +271,7 @@ def alive_table(curve: MemoryCurve) -> Html:
 def _alive_row(life: Lifetime) -> list[str | int]:
     role = joined(swatch(f"role-{list(MemoryRole).index(life.role)}"), life.role.value)
     return [
-        tag("span", life.tensor, class_="name"),
+        name_tag(life.tensor),
         life.form,
         role,
         life.size_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -15,15 +16,18 @@ from onnxgc.report.html.svg import (
     place_marks,
     stretched,
 )
-from onnxgc.report.html.tables import Column, count, size, swatch, table
-from onnxgc.report.html.tags import Html, tag
+from onnxgc.report.html.tables import Column, count, key, size, swatch, table
+from onnxgc.report.html.tags import Html, name_tag, tag
 from onnxgc.report.text.units import megabytes
 
 ARCS, MARKS, BARS, SEGMENTS = 80, 18, 90, 18
 """Heights of the rows, from the top."""
-HEIGHT = ARCS + MARKS + BARS + SEGMENTS
+_BOTTOM = ARCS + MARKS + BARS
+"""The bottom of the bars."""
+HEIGHT = _BOTTOM + SEGMENTS
 MAX_ARCS = 1500
-_FATES = (TensorFate.KEPT, TensorFate.RECOMPUTED, TensorFate.TEMPORARY, TensorFate.RETURNED)
+_FATES = {fate: number for number, fate in enumerate(TensorFate) if fate is not TensorFate.SHARED}
+"""Fates of outputs that occupy memory of their own, with the numbers of their colours."""
 _KEYS = (
     "Left and right arrow: one operator. Page up and page down: a twentieth. Home, End: first and last. "
     "C: the next checkpoint. Plus and minus: zoom, 0: all of it."
@@ -37,7 +41,7 @@ def network_figure(network: Sequence[ForwardOperator]) -> Html:
     picture = tag(
         "svg",
         *_row_labels(largest),
-        tag("line", x1=0, x2="100%", y1=ARCS + MARKS + BARS, y2=ARCS + MARKS + BARS, class_="grid"),
+        tag("line", x1=0, x2="100%", y1=_BOTTOM, y2=_BOTTOM, class_="grid"),
         stretched(
             HEIGHT,
             tag("path", d=_arcs(network, places), class_="arcs"),
@@ -57,7 +61,7 @@ def network_figure(network: Sequence[ForwardOperator]) -> Html:
     )
     return tag(
         "figure",
-        _key(),
+        key((swatch(f"fate-{number}"), f"output {fate.value}") for fate, number in _FATES.items()),
         picture,
         tag("figcaption", network_summary(network)),
         tag("p", _KEYS, class_="keys", hidden=True),
@@ -70,18 +74,10 @@ def _row_labels(largest: int) -> list[Html]:
         ("read later", ARCS / 2),
         ("checkpoint", ARCS + 13),
         (megabytes(largest), ARCS + MARKS + 10),
-        ("0", ARCS + MARKS + BARS),
+        ("0", _BOTTOM),
         ("segment", HEIGHT - 5),
     )
     return [tag("text", text, x=-8, y=y, text_anchor="end") for text, y in rows]
-
-
-def _key() -> Html:
-    """The meaning of the bars' colours."""
-    fates = [
-        tag("li", swatch(f"fate-{list(TensorFate).index(fate)}"), f"output {fate.value}") for fate in _FATES
-    ]
-    return tag("ul", *fates, class_="key")
 
 
 def network_summary(network: Sequence[ForwardOperator]) -> str:
@@ -97,17 +93,15 @@ def network_summary(network: Sequence[ForwardOperator]) -> str:
 def _bars(network: Sequence[ForwardOperator], places: Sequence[range], largest: int) -> list[Html]:
     """The bars of each fate, at the columns whose largest operator has this fate."""
     paths = dict.fromkeys(_FATES, "")
-    bottom = ARCS + MARKS + BARS
     for number, place in enumerate(places):
         operator = max((network[index] for index in place), key=lambda operator: operator.size_bytes)
         if operator.size_bytes and operator.fate in paths:
             left, right = (coordinate(edge * WIDTH / len(places)) for edge in (number, number + 1))
-            top = coordinate(bottom - BARS * operator.size_bytes / largest)
-            paths[operator.fate] += f"M{left} {bottom}V{top}H{right}V{bottom}Z"
-    numbers = {fate: list(TensorFate).index(fate) for fate in _FATES}
+            top = coordinate(_BOTTOM - BARS * operator.size_bytes / largest)
+            paths[operator.fate] += f"M{left} {_BOTTOM}V{top}H{right}V{_BOTTOM}Z"
     return [
         tag("path", d=paths[fate], class_=f"area fate-{number}", data_fate=number)
-        for fate, number in numbers.items()
+        for fate, number in _FATES.items()
     ]
 
 
@@ -144,11 +138,10 @@ def _segment_blocks(network: Sequence[ForwardOperator], places: Sequence[range])
     for segment, operators in groupby(network, key=lambda operator: operator.segment):
         parity_of += [None if segment is None else number % 2 for _ in operators]
         number += segment is not None
-    top = ARCS + MARKS + BARS + 4
 
     def blocks(parity: int) -> str:
         filled = [any(parity_of[index] == parity for index in place) for place in places]
-        return blocks_path(filled, top, SEGMENTS - 4)
+        return blocks_path(filled, _BOTTOM + 4, SEGMENTS - 4)
 
     return blocks(0), blocks(1)
 
@@ -157,44 +150,30 @@ def checkpoints_table(network: Sequence[ForwardOperator]) -> Html:
     """The checkpoints in forward order."""
     rows: list[list[str | int]] = [
         [
-            tag("span", operator.tensor, class_="name"),
+            name_tag(operator.tensor),
             operator.form,
             operator.kind,
-            tag("span", operator.name, class_="name"),
+            name_tag(operator.name),
             step_number(index),
         ]
         for index, operator in enumerate(network)
         if operator.is_checkpoint
     ]
-    headings = [
-        Column("tensor"),
-        Column("type"),
-        Column("kind"),
-        Column("produced by"),
-        Column("operator", count),
-    ]
+    headings = [*map(Column, ("tensor", "type", "kind", "produced by")), Column("operator", count)]
     return table(f"Checkpoints ({len(rows):,})", headings, rows)
 
 
 def segments_table(network: Sequence[ForwardOperator]) -> Html:
     """The segments, with their first and last operators."""
-    members: dict[int, list[int]] = {}
-    for index, operator in enumerate(network):
+    members: defaultdict[int, list[ForwardOperator]] = defaultdict(list)
+    for operator in network:
         if operator.segment is not None:
-            members.setdefault(operator.segment, []).append(index)
+            members[operator.segment].append(operator)
     rows: list[list[str | int]] = []
-    for segment, indices in sorted(members.items()):
-        again = [index for index in indices if network[index].recomputations]
-        rows.append(
-            [
-                str(segment),
-                tag("span", network[indices[0]].name, class_="name"),
-                tag("span", network[indices[-1]].name, class_="name"),
-                len(indices),
-                len(again),
-                sum(network[index].size_bytes for index in again),
-            ]
-        )
+    for segment, operators in sorted(members.items()):
+        sizes = [operator.size_bytes for operator in operators if operator.recomputations]
+        ends = (name_tag(operators[end].name) for end in (0, -1))
+        rows.append([str(segment), *ends, len(operators), len(sizes), sum(sizes)])
     headings = [Column("segment"), Column("from"), Column("to"), Column("operators", count)]
     headings += [Column("recomputed", count), Column("recomputed size", size)]
     return table(f"Segments ({len(rows):,})", headings, rows)

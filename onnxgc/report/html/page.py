@@ -6,9 +6,11 @@ import base64
 import hashlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, resources
+from typing import TypeAlias
 
 from onnxgc import __version__
 from onnxgc.graph.computation_graph import Vertex
@@ -19,11 +21,13 @@ from onnxgc.report.html.curves import alive_table, memory_figure, roles_table
 from onnxgc.report.html.network_strip import checkpoints_table, network_figure, segments_table
 from onnxgc.report.html.payload import payload
 from onnxgc.report.html.tables import kinds_table, tensors_table
-from onnxgc.report.html.tags import Html, joined, tag
+from onnxgc.report.html.tags import Html, bullets, definitions, joined, tag
 from onnxgc.report.html.trade_off import trade_off_figure, trade_off_table
-from onnxgc.report.text.units import duration, megabytes, percent
+from onnxgc.report.text.units import bound_text, duration, megabytes, percent
 from onnxgc.tracing.step_graph import TrainingStep
 
+Section: TypeAlias = tuple[str, str, Sequence[Html]]
+"""The name, the heading and the parts of a section."""
 PLANNED, REGULAR = "planned", "baseline"
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "highspy", "numba")
 
@@ -55,7 +59,7 @@ def page(shown: PageData) -> str:
         memory_curve(REGULAR, shown.regular_step, shown.regular_schedule),
     ]
     network = forward_operators(shown.step, shown.schedule, curves[0], shown.checkpoints)
-    sections = [
+    sections: list[Section] = [
         ("memory-section", "Memory over the step", [
             memory_figure(curves, report["budget"]["bytes"] if "budget" in report else None),
             roles_table(curves),
@@ -65,8 +69,8 @@ def page(shown: PageData) -> str:
           if report.get("frontier") else []),
         ("network-section", "The network", [
             network_figure(network),
-            _folded("Checkpoints", checkpoints_table(network)),
-            _folded("Segments", segments_table(network)),
+            tag("details", tag("summary", "Checkpoints"), checkpoints_table(network)),
+            tag("details", tag("summary", "Segments"), segments_table(network)),
         ]),
         ("operators", "Operators", [
             kinds_table(operator_kinds(shown.step, curves[0], shown.durations_ns), PLANNED)
@@ -75,17 +79,17 @@ def page(shown: PageData) -> str:
         ("assumed", "Assumptions", _assumed(shown)),
     ]  # fmt: skip
     title = f"{os.path.basename(report['model'])}: memory of one training step"
-    return document(title, _headline(report), sections, payload(curves, network))
+    return document(title, _main_figures(report), sections, payload(curves, network))
 
 
-def document(
-    title: str, headline: Html, sections: Sequence[tuple[str, str, Sequence[Html]]], data: str
-) -> str:
-    """A page with the given sections (name, heading, parts) and the data of its script."""
+def document(title: str, figures: Sequence[tuple[str, str]], sections: Sequence[Section], data: str) -> str:
+    """A page with its main figures in large type, the given sections, and the data of its script."""
+    links = [tag("a", heading, href=f"#{name}") for name, heading, _ in sections]
+    contents = tag("nav", bullets(links), aria_label="Contents")
     body = tag(
         "body",
         tag("a", "Skip to the content", href="#content", class_="skip"),
-        tag("header", tag("h1", title), headline, _contents(sections)),
+        tag("header", tag("h1", title), definitions(figures, "headline"), contents),
         tag("main", *(_section(*section) for section in sections), id="content", tabindex=-1),
         tag("footer", tag("p", f"Written by onnxgc {__version__}. Sizes are MB of 10^6 bytes, simulated.")),
         _patterns(),
@@ -149,110 +153,77 @@ def _patterns() -> Html:
     )
 
 
-def _contents(sections: Sequence[tuple[str, str, Sequence[str]]]) -> Html:
-    links = [tag("li", tag("a", heading, href=f"#{name}")) for name, heading, _ in sections]
-    return tag("nav", tag("ul", *links), aria_label="Contents")
+def _section(name: str, heading: str, parts: Sequence[Html]) -> Html:
+    label = f"{name}-heading"
+    return tag("section", tag("h2", heading, id=label), *parts, id=name, aria_labelledby=label)
 
 
-def _section(name: str, heading: str, parts: Sequence[str]) -> Html:
-    return tag(
-        "section",
-        tag("h2", heading, id=f"{name}-heading"),
-        *parts,
-        id=name,
-        aria_labelledby=f"{name}-heading",
-    )
-
-
-def _folded(summary: str, content: Html) -> Html:
-    return tag("details", tag("summary", summary), content)
-
-
-def _headline(report: OptimizeReport) -> Html:
-    """The main figures, in large type."""
-    regular, planned = (report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
-    found = report.get("budget")
+def _main_figures(report: OptimizeReport) -> list[tuple[str, str]]:
+    baseline, planned = (report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
+    budget = report.get("budget")
     figures = [
-        ("peak, baseline", megabytes(regular)),
-        ("peak, planned", megabytes(planned) + (f" ({planned / regular:.0%})" if regular else "")),
+        ("peak, baseline", megabytes(baseline)),
+        ("peak, planned", megabytes(planned) + (f" ({planned / baseline:.0%})" if baseline else "")),
     ]
-    if found is None:
+    if budget is None:
         figures.append(("recomputed, of the step's flops", f"{report['planned']['extra_flops_ratio']:.1%}"))
     else:
-        if found["bytes"] is not None:
-            figures.append(("budget", megabytes(found["bytes"])))
-        figures.append(("extra time", percent(found["extra_time_ratio"])))
-    figures.append(("plan", report["status"]))
-    return tag(
-        "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in figures), class_="headline"
-    )
+        if budget["bytes"] is not None:
+            figures.append(("budget", megabytes(budget["bytes"])))
+        figures.append(("extra time", percent(budget["extra_time_ratio"])))
+    return [*figures, ("plan", report["status"])]
 
 
 def _assumed(shown: PageData) -> list[Html]:
     notes = shown.report["notes"]
-    return [
-        tag(
-            "dl",
-            *(tag("div", tag("dt", name), tag("dd", value)) for name, value in _facts(shown)),
-            class_="facts",
-        ),
-        tag("h3", "Notes"),
-        tag("ul", *(tag("li", note) for note in notes)) if notes else tag("p", "None."),
-    ]
+    listed = bullets(notes) if notes else tag("p", "None.")
+    return [definitions(_facts(shown), "facts"), tag("h3", "Notes"), listed]
 
 
 def _facts(shown: PageData) -> list[tuple[str, str]]:
-    report = shown.report
+    report, parameters = shown.report, shown.report["parameters"]
+    settings = "; ".join(f"{option} {value}".strip() for option, value in shown.settings)
     return [
         ("model", report["model"]),
         ("loss", report["loss"]),
-        (
-            "parameters that train",
-            f"{report['parameters']['count']:,}, {megabytes(report['parameters']['bytes'])}",
-        ),
+        ("parameters that train", f"{parameters['count']:,}, {megabytes(parameters['bytes'])}"),
         ("objective", report["objective"]),
         ("solver", f"{report['solver']}: {report['status']}"),
         *_bound(report),
         ("durations", shown.timing),
-        (
-            "settings",
-            "; ".join(f"{option} {value}".strip() for option, value in shown.settings) or "all default",
-        ),
-        ("versions", ", ".join(f"{name} {version}" for name, version in _versions())),
+        ("settings", settings or "all default"),
+        ("versions", ", ".join(_versions())),
         ("memory", "tensors as allocated, excluding inputs and parameters"),
     ]
 
 
 def _bound(report: OptimizeReport) -> list[tuple[str, str]]:
-    found = report.get("budget")
-    least = megabytes(report["lower_bound_bytes"])
-    operator = f" (the working set of '{report['bound_operator']}')" if report["bound_operator"] else ""
-    if found is None:
+    budget = report.get("budget")
+    on_peak = ("lower bound on the peak", bound_text(report["lower_bound_bytes"], report["bound_operator"]))
+    if budget is None:
         return [
-            ("lower bound on the peak", f"{least}{operator}"),
+            on_peak,
             ("gap", percent(report["gap"]) if report["gap"] > 0 else "none: the plan is optimal"),
         ]
-    budget = "none: the lowest peak" if found["bytes"] is None else megabytes(found["bytes"])
-    gap = f"{percent(found['gap'])} of the time, {percent(found['gap_of_extra'])} of the extra time"
-    facts = [("budget", budget), ("operator order", found["order"])]
-    if found["bytes"] is None:
-        facts.append(("lower bound on the peak", f"{least}{operator}"))
-    if found["most_extra_time_ratio"] is not None:
-        facts.append(("extra time allowed", percent(found["most_extra_time_ratio"])))
-    facts += [
-        ("time of the baseline", duration(found["regular_seconds"])),
-        ("extra time", percent(found["extra_time_ratio"])),
-        ("lower bound on extra time", percent(found["lower_bound_ratio"])),
-        ("gap", gap if found["gap"] > 0 else "none"),
+    limit = "none: the lowest peak" if budget["bytes"] is None else megabytes(budget["bytes"])
+    gap = f"{percent(budget['gap'])} of the time, {percent(budget['gap_of_extra'])} of the extra time"
+    facts = [("budget", limit), ("operator order", budget["order"])]
+    if budget["bytes"] is None:
+        facts.append(on_peak)
+    if budget["most_extra_time_ratio"] is not None:
+        facts.append(("extra time allowed", percent(budget["most_extra_time_ratio"])))
+    return [
+        *facts,
+        ("time of the baseline", duration(budget["regular_seconds"])),
+        ("extra time", percent(budget["extra_time_ratio"])),
+        ("lower bound on extra time", percent(budget["lower_bound_ratio"])),
+        ("gap", gap if budget["gap"] > 0 else "none"),
     ]
-    return facts
 
 
-def _versions() -> list[tuple[str, str]]:
-    versions = [("onnxgc", __version__), ("Python", platform.python_version())]
+def _versions() -> Iterator[str]:
+    yield f"onnxgc {__version__}"
+    yield f"Python {platform.python_version()}"
     for name in _PACKAGES:
-        try:
-            versions.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+        with suppress(metadata.PackageNotFoundError):
+            yield f"{name} {metadata.version(name)}"

@@ -5,20 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onnxgc.report.data.memory_curve import ForwardOperator, MemoryCurve, MemoryRole, Phase, TensorFate
 
-
-class _Texts:
-    """Texts by number, each stored once."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers))
+_Numbers = Callable[[Iterable[str]], list[int]]
+"""Numbers of texts, each of which is stored once."""
 
 
 def payload(curves: Sequence[MemoryCurve], network: Sequence[ForwardOperator]) -> str:
@@ -26,29 +19,33 @@ def payload(curves: Sequence[MemoryCurve], network: Sequence[ForwardOperator]) -
 
     There is a column for each figure; texts are indices into `texts`, and lifetimes are intervals of runs.
     """
-    texts = _Texts()
+    texts: dict[str, int] = {}
+
+    def numbers(found: Iterable[str]) -> list[int]:
+        return [texts.setdefault(text, len(texts)) for text in found]
+
     value = {
         "phases": [phase.value for phase in Phase],
         "roles": [role.value for role in MemoryRole],
         "fates": [fate.value for fate in TensorFate],
-        "courses": [_curve(curve, texts) for curve in curves],
-        "network": _network(network, texts),
-        "texts": list(texts.numbers),
+        "courses": [_curve(curve, numbers) for curve in curves],
+        "network": _network(network, numbers),
+        "texts": list(texts),
     }
     compact = json.dumps(value, separators=(",", ":"))
     return base64.b64encode(zlib.compress(compact.encode("ascii"), 9)).decode("ascii")
 
 
-def _curve(curve: MemoryCurve, texts: _Texts) -> dict[str, Any]:
+def _curve(curve: MemoryCurve, numbers: _Numbers) -> dict[str, Any]:
     phases, roles = list(Phase), list(MemoryRole)
     return {
         "label": curve.label,
-        "name": [texts.number(run.name) for run in curve.runs],
-        "kind": [texts.number(run.kind) for run in curve.runs],
+        "name": numbers(run.name for run in curve.runs),
+        "kind": numbers(run.kind for run in curve.runs),
         "phase": [phases.index(run.phase) for run in curve.runs],
-        "source": [texts.number(run.source) for run in curve.runs],
-        "tensor": [texts.number(life.tensor) for life in curve.lifetimes],
-        "form": [texts.number(life.form) for life in curve.lifetimes],
+        "source": numbers(run.source for run in curve.runs),
+        "tensor": numbers(life.tensor for life in curve.lifetimes),
+        "form": numbers(life.form for life in curve.lifetimes),
         "first": [life.first for life in curve.lifetimes],
         "last": [life.last for life in curve.lifetimes],
         "bytes": [life.size_bytes for life in curve.lifetimes],
@@ -56,13 +53,13 @@ def _curve(curve: MemoryCurve, texts: _Texts) -> dict[str, Any]:
     }
 
 
-def _network(network: Sequence[ForwardOperator], texts: _Texts) -> dict[str, Any]:
+def _network(network: Sequence[ForwardOperator], numbers: _Numbers) -> dict[str, Any]:
     fates = list(TensorFate)
     return {
-        "name": [texts.number(operator.name) for operator in network],
-        "kind": [texts.number(operator.kind) for operator in network],
-        "tensor": [texts.number(operator.tensor) for operator in network],
-        "form": [texts.number(operator.form) for operator in network],
+        "name": numbers(operator.name for operator in network),
+        "kind": numbers(operator.kind for operator in network),
+        "tensor": numbers(operator.tensor for operator in network),
+        "form": numbers(operator.form for operator in network),
         "bytes": [operator.size_bytes for operator in network],
         "fate": [fates.index(operator.fate) for operator in network],
         "again": [operator.recomputations for operator in network],

@@ -2,7 +2,7 @@
 // One file of more than 450 lines, since the page contains it as one script with one hash.
 "use strict";
 (() => {
-  // As in svg.py, curves.py and strip.py.
+  // As in svg.py, curves.py and network_strip.py.
   const WIDTH = 1000;
   const HEIGHT = 300, LANE = 14;
   const ARCS = 80, MARKS = 18, BARS = 90, SEGMENTS = 18, MAX_ARCS = 1500;
@@ -18,6 +18,13 @@
     const digits = size >= 100 ? 0 : size >= 1 ? 1 : 3;
     return size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + " MB";
   };
+  // The index of the first of the largest values from `low` up to `high`.
+  function largestIn(values, low, high) {
+    let best = low;
+    for (let index = low; index < high; index++) if (values[index] > values[best]) best = index;
+    return best;
+  }
+
   const count = (value) => value.toLocaleString("en-US");
   // Places are counted from 0, and shown from 1.
   const numbered = (place) => count(place + 1);
@@ -26,9 +33,13 @@
   function make(name, attributes = {}, ...children) {
     const isDrawn = ["svg", "rect", "line", "g"].includes(name);
     const made = isDrawn ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    set(made, attributes);
     made.append(...children);
     return made;
+  }
+
+  function set(element, attributes) {
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   }
 
   const named = (text) => make("span", { class: "name" }, text);
@@ -96,14 +107,18 @@
       this.listen();
     }
 
+    // A line of text about the selected place.
+    addReadout() {
+      this.readout = make("p", { class: "readout" });
+      this.figure.querySelector("figcaption").before(this.readout);
+    }
+
     // Places are 0 to size - 1; the picture shows `wide` of them, some perhaps empty.
     begin(size, at, wide = size) {
       this.size = size;
       this.wide = Math.max(wide, 1);
-      this.handle.setAttribute("aria-valuemax", size);
       this.at = at;
-      this.handle.setAttribute("aria-valuenow", at + 1);
-      this.handle.setAttribute("aria-valuetext", this.text(at));
+      set(this.handle, { "aria-valuemax": size, "aria-valuenow": at + 1, "aria-valuetext": this.text(at) });
       this.show(0, this.wide);
     }
 
@@ -126,9 +141,7 @@
 
     place() {
       const x = 100 * (this.at + 0.5 - this.low) / (this.high - this.low);
-      this.cursor.setAttribute("x1", `${x}%`);
-      this.cursor.setAttribute("x2", `${x}%`);
-      this.cursor.setAttribute("visibility", x >= 0 && x <= 100 ? "visible" : "hidden");
+      set(this.cursor, { x1: `${x}%`, x2: `${x}%`, visibility: x >= 0 && x <= 100 ? "visible" : "hidden" });
     }
 
     go(at, isSpoken) {
@@ -142,8 +155,7 @@
       cancelAnimationFrame(this.frame);
       this.frame = requestAnimationFrame(() => this.showAt(this.at));
       if (isSpoken) {
-        this.handle.setAttribute("aria-valuenow", this.at + 1);
-        this.handle.setAttribute("aria-valuetext", this.text(this.at));
+        set(this.handle, { "aria-valuenow": this.at + 1, "aria-valuetext": this.text(this.at) });
         clearTimeout(this.timer);
         this.timer = setTimeout(() => { this.live.textContent = this.spoken(this.at); }, 300);
       }
@@ -158,9 +170,8 @@
       let began = null;
       const at = (event) => this.low + this.share(event) * (this.high - this.low);
       const select = (from, to) => {
-        this.selection.setAttribute("x", `${100 * Math.min(from, to)}%`);
-        this.selection.setAttribute("width", `${100 * Math.abs(to - from)}%`);
-        this.selection.setAttribute("visibility", Math.abs(to - from) > 0.02 ? "visible" : "hidden");
+        const width = Math.abs(to - from), visibility = width > 0.02 ? "visible" : "hidden";
+        set(this.selection, { x: `${100 * Math.min(from, to)}%`, width: `${100 * width}%`, visibility });
       };
       this.plot.addEventListener("pointerdown", (event) => {
         if (event.pointerType === "mouse" && event.button === 0) began = this.share(event);
@@ -188,8 +199,9 @@
         };
         const others = { "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
           "0": () => this.show(0, this.wide), ...this.keys };
+        const key = event.key.toLowerCase();
         if (event.key in moves) this.go(moves[event.key], true);
-        else if (event.key in others) others[event.key]();
+        else if (key in others) others[key]();
         else return;
         event.preventDefault();
       });
@@ -208,12 +220,9 @@
       this.peak = this.plot.querySelector("circle.peak");
       this.peakLabel = this.plot.querySelector("text.peak-label");
       this.table = table ? document.getElementById(table) : null;
-      if (!this.table) {
-        this.readout = make("p", { class: "readout" });
-        figure.querySelector("figcaption").before(this.readout);
-      }
+      if (!this.table) this.addReadout();
       this.shown = figure.querySelector(".shown");
-      this.keys = { p: () => this.go(this.course.peakAt, true), P: () => this.go(this.course.peakAt, true) };
+      this.keys = { p: () => this.go(this.course.peakAt, true) };
       this.chooser();
       this.choose(0);
     }
@@ -233,8 +242,7 @@
         if (role) for (let run = 0; run <= size; run++) top[run] += tops[role - 1][run];
       });
       const total = tops[tops.length - 1];
-      let peakAt = 0;
-      for (let run = 0; run < size; run++) if (total[run] > total[peakAt]) peakAt = run;
+      const peakAt = largestIn(total, 0, size);
       return { ...course, size, tops, total, peakAt, peak: size ? total[peakAt] : 0 };
     }
 
@@ -262,11 +270,7 @@
       const x = (run) => WIDTH * (run - low) / (high - low);
       const layout = (course) => {
         const places = columns(low, Math.max(low, Math.min(high, course.size)));
-        const highest = places.map(([first, end]) => {
-          let best = first;
-          for (let run = first; run < end; run++) if (course.total[run] > course.total[best]) best = run;
-          return best;
-        });
+        const highest = places.map(([first, end]) => largestIn(course.total, first, end));
         return { places, highest, edges: [...places.map(([first]) => x(first)), x(places.length ? places.at(-1)[1] : low)] };
       };
       const { places, highest, edges } = layout(this.course);
@@ -285,16 +289,13 @@
         const filled = places.map(([first, end]) => this.course.phase.slice(first, end).includes(phase));
         lane.setAttribute("d", blocksPath(filled, edges, phase * LANE + 1, LANE - 2));
       }
-      this.peak.setAttribute("cx", `${100 * (this.course.peakAt + 0.5 - low) / (high - low)}%`);
-      this.peak.setAttribute("cy", y(this.course.peak));
-      const isSeen = this.course.peakAt >= low && this.course.peakAt < high;
-      const isRight = this.course.peakAt + 0.5 - low > (high - low) / 2;
-      this.peakLabel.setAttribute("x", this.peak.getAttribute("cx"));
-      this.peakLabel.setAttribute("y", y(this.course.peak) - 8);
-      this.peakLabel.setAttribute("dx", isRight ? -6 : 6);
-      this.peakLabel.setAttribute("text-anchor", isRight ? "end" : "start");
-      this.peakLabel.textContent = `peak ${megabytes(this.course.peak)}`;
-      for (const mark of [this.peak, this.peakLabel]) mark.setAttribute("visibility", isSeen ? "visible" : "hidden");
+      const { peakAt, peak } = this.course;
+      const share = (peakAt + 0.5 - low) / (high - low), left = `${100 * share}%`;
+      const visibility = peakAt >= low && peakAt < high ? "visible" : "hidden";
+      const [dx, anchor] = share > 0.5 ? [-6, "end"] : [6, "start"];
+      set(this.peak, { cx: left, cy: y(peak), visibility });
+      set(this.peakLabel, { x: left, y: y(peak) - 8, dx, "text-anchor": anchor, visibility });
+      this.peakLabel.textContent = `peak ${megabytes(peak)}`;
     }
 
     alive(run) {
@@ -357,7 +358,6 @@
       table.caption.firstChild.textContent = `Live at step ${numbered(run)} of ${count(course.size)} (${course.label}${peak}): ${this.runText(run)}`;
       this.table.setAttribute("aria-label", table.caption.textContent);
       this.table.dataset.step = run;
-      this.table.dataset.held = course.total[run];
     }
   }
 
@@ -367,21 +367,19 @@
       super(figure, "Operator of the network", "operator");
       this.data = data;
       this.network = data.network;
-      this.largest = this.network.bytes.reduce((most, bytes) => Math.max(most, bytes), 1);
+      this.largest = this.network.bytes[largestIn(this.network.bytes, 0, this.network.bytes.length)] || 1;
       this.arcs = [];
       this.network.reads.forEach((sources, reader) => {
         for (const source of sources) if (reader - source > 1) this.arcs.push([source, reader]);
       });
       this.arcs.sort((a, b) => (b[1] - b[0]) - (a[1] - a[0]) || a[0] - b[0]);
-      this.parity = [];
-      this.network.segment.reduce((state, segment) => {
-        if (segment !== state.segment && segment >= 0) state.number++;
-        this.parity.push(segment < 0 ? -1 : state.number % 2);
-        return { segment, number: state.number };
-      }, { segment: -1, number: -1 });
-      this.readout = make("p", { class: "readout" });
-      figure.querySelector("figcaption").before(this.readout);
-      this.keys = { c: () => this.next(), C: () => this.next() };
+      let number = -1;
+      this.parity = this.network.segment.map((segment, index, segments) => {
+        if (segment >= 0 && segment !== segments[index - 1]) number++;
+        return segment < 0 ? -1 : number % 2;
+      });
+      this.addReadout();
+      this.keys = { c: () => this.next() };
       this.begin(this.network.name.length, 0);
       this.showAt(0);
     }
@@ -399,8 +397,7 @@
       const edges = [...places.map(([first]) => WIDTH * (first - low) / (high - low)), WIDTH];
       const bars = {};
       places.forEach(([first, end], number) => {
-        let best = first;
-        for (let index = first; index < end; index++) if (bytes[index] > bytes[best]) best = index;
+        const best = largestIn(bytes, first, end);
         if (!bytes[best]) return;
         const top = BOTTOM - BARS * bytes[best] / this.largest;
         bars[fate[best]] = (bars[fate[best]] || "")

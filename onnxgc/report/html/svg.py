@@ -95,6 +95,20 @@ def percent_of_width(share: float) -> str:
     return f"{coordinate(100 * share)}%"
 
 
+def label_beside(text: str, share: float, y: float, gap: int, class_: str) -> Html:
+    """A label at a distance from a share of the width, on the side with more room."""
+    side, anchor = (-1, "end") if share > 0.5 else (1, "start")
+    return tag(
+        "text",
+        text,
+        x=percent_of_width(share),
+        dx=side * gap,
+        y=coordinate(y),
+        text_anchor=anchor,
+        class_=class_,
+    )
+
+
 def ticks(highest: float, wanted: int = 8) -> list[float]:
     """Round values from 0 to `highest`, about `wanted` of them."""
     if highest <= 0:

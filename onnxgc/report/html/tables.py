@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
 
 from onnxgc.report.data.memory_curve import (
     NOT_OUTPUTS,
@@ -14,7 +14,7 @@ from onnxgc.report.data.memory_curve import (
     Phase,
     TensorFate,
 )
-from onnxgc.report.html.tags import Html, joined, tag
+from onnxgc.report.html.tags import Html, joined, name_tag, tag
 from onnxgc.report.text.units import duration, megabytes
 
 MAX_TENSORS = 50
@@ -78,33 +78,44 @@ def table(
 def _row(headings: Sequence[Column], row: Sequence[str | int | float | Figure]) -> Html:
     cells = []
     for number, (column, cell) in enumerate(zip(headings, row, strict=True)):
-        value = cell.value if isinstance(cell, Figure) else cell
-        if isinstance(cell, Figure):
-            text = cell.written
-        else:
-            text = cell if isinstance(cell, str) else (column.written or str)(cell)
+        text: str
+        value: float | None
+        match cell:
+            case str():
+                text, value = cell, None
+            case Figure():
+                text, value = cell.written, cell.value
+            case _:
+                text, value = (column.written or str)(cell), cell
         cells.append(
             tag(
-                "th" if number == 0 else "td",
+                "td" if number else "th",
                 text,
-                scope="row" if number == 0 else None,
+                scope=None if number else "row",
                 class_="number" if column.written else None,
-                data_value=None if isinstance(value, str) else value,
+                data_value=value,
             )
         )
     return tag("tr", *cells)
 
 
-def swatch(kind: str) -> Html:
+def swatch(area: str) -> Html:
     """A small field in the colour and pattern of an area."""
-    return tag(
-        "svg",
-        tag("rect", width=14, height=14, class_=f"area {kind}"),
-        class_="swatch",
-        width=14,
-        height=14,
-        aria_hidden="true",
-    )
+    return _swatch(tag("rect", width=14, height=14, class_=f"area {area}"), 14)
+
+
+def _swatch(shape: Html, width: int) -> Html:
+    return tag("svg", shape, class_="swatch", width=width, height=14, aria_hidden="true")
+
+
+def line_swatch(style: str) -> Html:
+    """A short line in the style of a line of a picture."""
+    return _swatch(tag("line", x1=0, x2=32, y1=7, y2=7, class_=style), 32)
+
+
+def key(entries: Iterable[tuple[Html, str]]) -> Html:
+    """The meanings of swatches."""
+    return tag("ul", *(tag("li", sample, meaning) for sample, meaning in entries), class_="key")
 
 
 def count(value: float) -> str:
@@ -122,20 +133,11 @@ def nanoseconds(value: float) -> str:
 
 def kinds_table(kinds: Sequence[OperatorKind], label: str) -> Html:
     """Operators by kind: their number, the bytes they keep for backward, and their time."""
+    figures = [astuple(kind)[1:] for kind in kinds]
     rows: list[list[str | int]] = [
-        [
-            tag("span", kind.kind, class_="name"),
-            kind.forward,
-            kind.backward,
-            kind.kept_bytes,
-            kind.again,
-            kind.nanoseconds,
-            kind.nanoseconds_again,
-        ]
-        for kind in kinds
+        [name_tag(kind.kind), *row] for kind, row in zip(kinds, figures, strict=True)
     ]
-    sums = [sum(int(row[number]) for row in rows) for number in range(1, 7)]
-    rows.append(["all", *sums])
+    rows.append(["all", *(sum(row[number] for row in figures) for number in range(6))])
     headings = [
         Column("operator"),
         Column("in forward", count),
@@ -161,19 +163,11 @@ def tensors_table(curve: MemoryCurve, network: Sequence[ForwardOperator]) -> Htm
     for life in firsts[:MAX_TENSORS]:
         run = curve.runs[life.first]
         again = times.get(run.name, 0) if run.phase is Phase.FORWARD else 0
-        rows.append(
-            [
-                tag("span", life.tensor, class_="name"),
-                life.form,
-                life.size_bytes,
-                f"recomputed {again} times"
-                if again > 1
-                else TensorFate.RECOMPUTED.value
-                if again
-                else life.role.value,
-                joined(run.kind, " ", tag("span", run.name, class_="name")),
-            ]
-        )
+        fate = TensorFate.RECOMPUTED.value if again else life.role.value
+        if again > 1:
+            fate += f" {again} times"
+        producer = joined(run.kind, " ", name_tag(run.name))
+        rows.append([name_tag(life.tensor), life.form, life.size_bytes, fate, producer])
     caption = f"The largest tensors ({len(rows):,} of {len(firsts):,}; {curve.label})"
     headings = [Column("tensor"), Column("type"), Column("size", size), Column("fate")]
     return table(caption, [*headings, Column("produced by")], rows, sortable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from typing import TypeAlias
 
 Attribute: TypeAlias = str | int | float | bool | None
@@ -32,3 +33,18 @@ def tag(element: str, /, *children: str, **attributes: Attribute) -> Html:
 
 def joined(*parts: str) -> Html:
     return Html("\n".join(map(escaped, parts)))
+
+
+def name_tag(name: str, class_: str = "name") -> Html:
+    """A name from a model, in the type of names."""
+    return tag("span", name, class_=class_)
+
+
+def bullets(lines: Iterable[str], class_: str | None = None) -> Html:
+    return tag("ul", *(tag("li", line) for line in lines), class_=class_)
+
+
+def definitions(entries: Iterable[tuple[str, str]], class_: str) -> Html:
+    """Terms with their values."""
+    pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in entries)
+    return tag("dl", *pairs, class_=class_)

@@ -10,6 +10,7 @@ from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.report.html.svg import (
     WIDTH,
     coordinate,
+    label_beside,
     level_lines,
     percent_of_width,
     stretched,
@@ -17,7 +18,7 @@ from onnxgc.report.html.svg import (
 )
 from onnxgc.report.html.tables import Column, table
 from onnxgc.report.html.tags import Html, joined, tag
-from onnxgc.report.text.trade_off import FRONTIER_HEADINGS, chosen_point, gap_text
+from onnxgc.report.text.trade_off import FRONTIER_HEADINGS, chosen_point, frontier_cells
 from onnxgc.report.text.units import megabytes, percent
 
 HEIGHT = 220
@@ -76,19 +77,10 @@ def _point(plan: tuple[int, float], axes: _Axes) -> Html:
 
 
 def _chosen(plan: tuple[int, float], axes: _Axes) -> tuple[Html, Html]:
-    x, y = percent_of_width(axes.x(plan[0])), axes.y(plan[1])
-    is_right = axes.x(plan[0]) > 0.5
+    share, y = axes.x(plan[0]), axes.y(plan[1])
     title = tag("title", f"chosen: {_plan_text(plan)}")
-    label = tag(
-        "text",
-        "chosen",
-        x=x,
-        dx=-14 if is_right else 14,
-        y=coordinate(y - 10 if y > 24 else y + 22),
-        text_anchor="end" if is_right else "start",
-        class_="chosen-label",
-    )
-    return tag("circle", title, cx=x, cy=coordinate(y), r=9, class_="chosen"), label
+    circle = tag("circle", title, cx=percent_of_width(share), cy=coordinate(y), r=9, class_="chosen")
+    return circle, label_beside("chosen", share, y - 10 if y > 24 else y + 22, 14, "chosen-label")
 
 
 def _x_label(text: str, share: float) -> Html:
@@ -113,20 +105,11 @@ def _line(plans: Sequence[tuple[int, float]], axes: _Axes) -> str:
 
 def trade_off_table(report: OptimizeReport) -> Html:
     """A row for the chosen plan, and one for each budget."""
-    regular = report["regular"]["simulated_peak_bytes"]
-    chosen = chosen_point(report)
-    rows: list[list[str]] = [
-        [
-            joined(tag("strong", "chosen: "), megabytes(point["budget_bytes"]))
-            if point is chosen
-            else megabytes(point["budget_bytes"]),
-            f"{point['budget_bytes'] / regular:.0%}" if regular else "",
-            megabytes(point["simulated_peak_bytes"]),
-            percent(point["extra_time_ratio"]),
-            percent(point["lower_bound_ratio"]),
-            gap_text(point),
-        ]
-        for point in (chosen, *sorted(report["frontier"], key=lambda point: -point["budget_bytes"]))
+    points = sorted(report["frontier"], key=lambda point: -point["budget_bytes"])
+    budget, *others = frontier_cells(report, chosen_point(report))
+    rows = [
+        [joined(tag("strong", "chosen: "), budget), *others],
+        *(frontier_cells(report, point) for point in points),
     ]
     headings = [
         Column(heading, megabytes if number else None) for number, heading in enumerate(FRONTIER_HEADINGS)

@@ -1,25 +1,40 @@
-"""Tables and lines of `optimize`, `inspect` and `verify`."""
+"""Tables and lines of `optimize`, `inspect`, `verify` and `train`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from onnxgc.report.data.inspect_report import OperatorFigures, WeightFigures
 from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.report.data.verify_report import CheckFigures, VerifyReport
-from onnxgc.report.text.units import megabytes, shape_text
+from onnxgc.report.text.units import bound_text, megabytes, shape_text
+
+
+def titled_table(title: str, *columns: Column) -> Table:
+    return Table(*columns, title=title, title_justify="left")
+
+
+def figure_columns(*headings: str) -> list[Column]:
+    return [Column(heading, justify="right") for heading in headings]
+
+
+def _folded_columns(*headings: str) -> list[Column]:
+    return [Column(heading, overflow="fold") for heading in headings]
+
+
+def step_table(report: OptimizeReport) -> Table:
+    """An empty table of figures before and after planning."""
+    columns = figure_columns("baseline", "planned", "")
+    return titled_table(f"{report['model']}: one training step", Column(""), *columns)
 
 
 def before_and_after(report: OptimizeReport) -> Table:
     """The baseline and the plan."""
     regular, planned = report["regular"], report["planned"]
-    table = Table(title=f"{report['model']}: one training step", title_justify="left")
-    table.add_column("")
-    table.add_column("baseline", justify="right")
-    table.add_column("planned", justify="right")
-    table.add_column("", justify="right")
+    table = step_table(report)
 
     def peak_row(label: str, before: int, after: int) -> None:
         table.add_row(label, megabytes(before), megabytes(after), f"{after / before:.0%}" if before else "")
@@ -43,9 +58,8 @@ def verdict(report: OptimizeReport) -> str:
     if report["status"] == "optimal":
         quality = "optimal"
     else:
-        quality = f"feasible; lower bound {megabytes(report['lower_bound_bytes'])}"
-        if report["bound_operator"]:
-            quality += f" (the working set of '{report['bound_operator']}')"
+        bound = bound_text(report["lower_bound_bytes"], report["bound_operator"])
+        quality = f"feasible; lower bound {bound}"
     return (
         f"{report['solver']}: {quality} for the objective '{report['objective']}' "
         f"({report['vertices']} tensors, {report['operators']} operators); {report['seconds']['total']:.1f} s"
@@ -59,9 +73,7 @@ def stages_line(report: OptimizeReport) -> str:
 
 def weights_table(weights: Sequence[WeightFigures]) -> Table:
     """Every weight with its role and the reason."""
-    table = Table(title="weights", title_justify="left")
-    for heading in ("name", "shape", "role", "reason"):
-        table.add_column(heading, overflow="fold")
+    table = titled_table("weights", *_folded_columns("name", "shape", "role", "reason"))
     for weight in weights:
         shape = shape_text(weight["shape"])
         reason = weight["reason"] + (f" ({weight['doubt']})" if weight["doubt"] else "")
@@ -74,11 +86,8 @@ _GRADIENTS = {"rule": "supported", "none needed": "not needed"}
 
 def operators_table(operators: Sequence[OperatorFigures]) -> Table:
     """Operators of the forward graph with their gradient support."""
-    table = Table(title="operators", title_justify="left")
-    table.add_column("operator")
-    table.add_column("nodes", justify="right")
-    table.add_column("gradient")
-    table.add_column("GFLOP", justify="right")
+    nodes, gflop = figure_columns("nodes", "GFLOP")
+    table = titled_table("operators", Column("operator"), nodes, Column("gradient"), gflop)
     for use in operators:
         gradient = _GRADIENTS.get(use["gradient"], use["gradient"])
         table.add_row(use["operator"], str(use["count"]), gradient, f"{use['flops'] / 1e9:.3f}")
@@ -87,9 +96,7 @@ def operators_table(operators: Sequence[OperatorFigures]) -> Table:
 
 def checks_table(checks: Sequence[CheckFigures]) -> Table:
     """The checks of `verify`."""
-    table = Table(title="verify", title_justify="left")
-    for heading in ("check", "", "observed"):
-        table.add_column(heading, overflow="fold")
+    table = titled_table("verify", *_folded_columns("check", "", "observed"))
     for check in checks:
         table.add_row(check["name"], "passed" if check["holds"] else "FAILED", check["detail"])
     return table
@@ -103,3 +110,37 @@ def measured_line(report: VerifyReport) -> str:
         f"measured peak in use: baseline {megabytes(before)}, planned {megabytes(after)} "
         f"({after / max(before, 1):.0%})"
     )
+
+
+def run_line(described: Mapping[str, Any]) -> str:
+    """The size of the run, its optimizer, and its memory."""
+    return (
+        f"{described['parameters']:,} parameters in {described['tensors']} tensors, "
+        f"{described['optimizer']}, batches of {described['batch']}"
+        + (f", {described['accumulate']} to an update" if described["accumulate"] > 1 else "")
+        + f"; simulated peak {megabytes(described['simulated_peak_bytes'])}, including "
+        f"{megabytes(described['state_bytes'])} of optimizer state"
+    )
+
+
+def epochs_table(history: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each epoch."""
+    names = [name for name in ("validation_loss", "validation_accuracy") if any(name in e for e in history)]
+    measured = (name.replace("_", " ") for name in names)
+    table = titled_table("epochs", *figure_columns("epoch", "updates", "loss", *measured, "samples/s"))
+    for entry in history:
+        speed = entry["samples"] / max(entry["seconds"], 1e-9)
+        table.add_row(
+            str(entry["epoch"]),
+            f"{entry['updates']:,}",
+            f"{entry['loss']:.4f}",
+            *(_metric(name, entry.get(name)) for name in names),
+            f"{speed:,.0f}",
+        )
+    return table
+
+
+def _metric(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"

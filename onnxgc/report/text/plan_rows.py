@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxgc.report.data.compare_report import PlanRow, PlansReport
 from onnxgc.report.text.text_table import BEST, Cells
-from onnxgc.report.text.units import figure, megabytes, percent, shape_text
+from onnxgc.report.text.units import bound_text, figure, percent, shape_text
 
 BUDGET, NO_FIT, NO_PLAN = "budget", "no fit", "-"
 _TIME = "time"
@@ -29,18 +30,16 @@ def _bound(row: PlanRow) -> str:
     return figure(row["lower_bound_bytes"])
 
 
+def _column(heading: str, value: Callable[[PlanRow], float], text: Callable[[float], str]) -> PlanColumn:
+    return PlanColumn(heading, lambda row: text(value(row)), value)
+
+
 PLAN_COLUMNS = (
-    PlanColumn(
-        "peak MB", lambda row: figure(row["simulated_peak_bytes"]), lambda row: row["simulated_peak_bytes"]
-    ),
-    PlanColumn("share", lambda row: percent(row["share_of_regular"]), lambda row: row["share_of_regular"]),
-    PlanColumn("kept MB", lambda row: figure(row["checkpoint_bytes"]), lambda row: row["checkpoint_bytes"]),
-    PlanColumn(
-        "extra time", lambda row: percent(row["extra_time_ratio"]), lambda row: row["extra_time_ratio"]
-    ),
-    PlanColumn(
-        "extra flops", lambda row: percent(row["extra_flops_ratio"]), lambda row: row["extra_flops_ratio"]
-    ),
+    _column("peak MB", lambda row: row["simulated_peak_bytes"], figure),
+    _column("share", lambda row: row["share_of_regular"], percent),
+    _column("kept MB", lambda row: row["checkpoint_bytes"], figure),
+    _column("extra time", lambda row: row["extra_time_ratio"], percent),
+    _column("extra flops", lambda row: row["extra_flops_ratio"], percent),
     PlanColumn("lower bound", _bound, lambda row: row["lower_bound_bytes"]),
     PlanColumn(
         "gap",
@@ -80,12 +79,10 @@ def plans_table(report: PlansReport) -> Cells:
 def plans_lines(report: PlansReport) -> list[str]:
     """The meaning of the table's figures."""
     best = report["rows"][0]
-    bound = megabytes(report["lower_bound_bytes"])
-    if report["bound_operator"]:
-        bound += f" (the working set of '{report['bound_operator']}')"
-    objectives: dict[str, list[str]] = {}
+    bound = bound_text(report["lower_bound_bytes"], report["bound_operator"])
+    objectives: defaultdict[str, list[str]] = defaultdict(list)
     for row in report["rows"]:
-        objectives.setdefault(row["objective"], []).append(row["name"])
+        objectives[row["objective"]].append(row["name"])
     listed = "; ".join(f"{name} ({', '.join(rows)})" for name, rows in objectives.items())
     return [
         f"{BEST} lowest simulated peak; lower bound {bound}: at most {percent(best['peak_gap'])} of the peak "

@@ -45,5 +45,10 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
+def bound_text(bound_bytes: int, operator: str) -> str:
+    """A lower bound, with the operator whose working set it is, if any."""
+    return megabytes(bound_bytes) + (f" (the working set of '{operator}')" if operator else "")
+
+
 def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"

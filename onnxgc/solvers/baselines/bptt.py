@@ -108,11 +108,11 @@ def _tables(steps: int, states: int) -> tuple[_Table, _Table]:
     for slots in range(2, states + 1):
         costs[slots, 1 : slots + 1] = 2 * length[1 : slots + 1] - 1
         for t in range(slots + 1, steps + 1):
-            found = length[1:t] + costs[slots - 1, t - 1 : 0 : -1] + costs[slots, 1:t]
+            sums = length[1:t] + costs[slots - 1, t - 1 : 0 : -1] + costs[slots, 1:t]
             # Among equally good splits the last one: it stores fewer states near the start.
-            split = t - 1 - int(found[::-1].argmin())
+            split = t - 1 - int(sums[::-1].argmin())
             splits[slots, t] = split
-            costs[slots, t] = found[split - 1]
+            costs[slots, t] = sums[split - 1]
     return costs, splits
 
 

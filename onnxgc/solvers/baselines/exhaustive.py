@@ -53,7 +53,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
         if best is None or candidate < best:
             best = candidate
     assert best is not None, "keeping everything is always valid"
-    checkpoints = (v for place, v in enumerate(problem.graph.vertices) if best[2] >> place & 1)
+    checkpoints = (v for index, v in enumerate(problem.graph.vertices) if best[2] >> index & 1)
     return Finding(CheckpointPlan(tuple(checkpoints)), Status.OPTIMAL, best[0])
 
 
@@ -68,7 +68,7 @@ def _least_peak(problem: CheckpointProblem) -> Finding:
     joint = problem.joint()
     plans = (
         CheckpointPlan(
-            tuple(v for place, v in enumerate(vertices) if kept >> place & 1), order, keeps_last_segment=False
+            tuple(v for index, v in enumerate(vertices) if kept >> index & 1), order, keeps_last_segment=False
         )
         for order in topological_sorts(problem.graph)
         for kept in range(1 << len(vertices))
@@ -166,14 +166,14 @@ class _Neighbourhood:
 
     def _union(self, neighbours: list[int], members: int) -> int:
         return reduce(
-            lambda union, place: union | neighbours[place],
-            (place for place in range(len(neighbours)) if members >> place & 1),
+            lambda union, index: union | neighbours[index],
+            (index for index in range(len(neighbours)) if members >> index & 1),
             0,
         )
 
 
 def _sum_of(sizes: list[int], members: int) -> int:
-    return sum(size for place, size in enumerate(sizes) if members >> place & 1)
+    return sum(size for index, size in enumerate(sizes) if members >> index & 1)
 
 
 EXHAUSTIVE = Solver(

@@ -28,7 +28,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
 
     Args:
         problem: any acyclic graph, sizes in bytes.
-        options: `draws` is the number of valid draws, `seed` that of the random numbers.
+        options: `draws` is the number of valid draws, `seed` the seed of the random numbers.
 
     Raises:
         PlanError: the first 100 draws are all invalid: the paper's "not applicable".

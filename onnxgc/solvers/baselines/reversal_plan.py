@@ -31,35 +31,37 @@ def reversal_plan(problem: CheckpointProblem, schedule: tuple[Action, ...]) -> C
     states = first_sweep_states(schedule)
     plan = CheckpointPlan.for_graph(problem.graph, [vertices[state] for state in states])
     joint = problem.joint()
-    places = vertex_of_operators(joint.step, joint.members, vertices)
-    if places != sorted(places):
+    positions = vertex_of_operators(joint.step, joint.members, vertices)
+    if positions != sorted(positions):
         return plan
-    sequence = _ReversalSequence(problem, places).of(schedule)
+    sequence = _ReversalSequence(problem, positions).of(schedule)
     return CheckpointPlan(plan.checkpoints, keeps_last_segment=False, sequence=sequence)
 
 
 class _ReversalSequence:
     """Runs the actions of a schedule on operators, and records which operators run.
 
-    The live tensors are those of the stored states, of the current one, and of the state that backward
+    Live are the tensors of the stored states, of the current one, and of the state that backward
     differentiates next, which it may read. Any other tensor that an operator reads is recomputed, unless
     its operator runs only once.
     """
 
-    def __init__(self, problem: CheckpointProblem, places: list[int]) -> None:
+    def __init__(self, problem: CheckpointProblem, positions: list[int]) -> None:
         joint, vertices = problem.joint(), problem.graph.vertices
         step = joint.step
-        self._named = StepOperators.of(step).operators
+        self._named = StepOperators.from_step(step).operators
         self._outputs = set(step.outputs)
         self._producer = {name: operator for operator in step.forward for name in operator.outputs}
         self._members = [set(joint.members[vertex]) for vertex in vertices]
         self._forward: list[list[Operator]] = [[] for _ in vertices]
         self._backward: list[deque[Operator]] = [deque() for _ in vertices]
-        place_of = {operator.name: place for operator, place in zip(step.forward, places, strict=True)}
+        position_of = {
+            operator.name: position for operator, position in zip(step.forward, positions, strict=True)
+        }
         for operator in step.forward:
-            self._forward[place_of[operator.name]].append(operator)
+            self._forward[position_of[operator.name]].append(operator)
         for chunk, source in zip(step.chunks, step.sources, strict=True):
-            self._backward[place_of[source]].extend(chunk)
+            self._backward[position_of[source]].extend(chunk)
         self._names: list[str] = []
         self._has_run: set[str] = set()
         self._visited = 0

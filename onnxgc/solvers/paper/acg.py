@@ -34,7 +34,6 @@ any other segment heavier than the cap is divided in every set. So one walk from
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,7 +42,7 @@ from onnxgc.graph.division_tree import DivisionKind, DivisionTree, build_divisio
 from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions, deadline_of
-from onnxgc.solvers.paper.segment_cap_search import CappedOptimum, search_caps
+from onnxgc.solvers.paper.segment_cap_search import CappedOptimum, cheapest_stops, search_caps
 
 
 class CappedSearch:
@@ -76,7 +75,8 @@ class CappedSearch:
                 heaviest_bytes = max(heaviest_bytes, node.interior_bytes)
                 continue
             if node.kind is DivisionKind.LINEAR:
-                stops = node.cheapest_stops(cap_bytes)
+                # Neighbouring stops have one member between them, which may be divided.
+                stops = cheapest_stops(node.stop_sizes, node.bytes_before, cap_bytes)
                 for start, stop in pairwise(stops):
                     if stop > start + 1:
                         heaviest_bytes = max(heaviest_bytes, node.segment_bytes(start, stop))
@@ -118,35 +118,6 @@ class _Node:
     def segment_bytes(self, start: int, stop: int) -> int:
         """Bytes between two stops of a Linear node."""
         return self.bytes_before[stop] - self.bytes_before[start] - self.stop_sizes[start]
-
-    def cheapest_stops(self, cap_bytes: int) -> list[int]:
-        """The stops of a Linear node to keep, both ends included, in order. O(stops).
-
-        Algorithm 1: a shortest path. Between neighbouring stops lies one member, which may be divided, or
-        a segment under the cap. The possible predecessors of a stop form a sliding window.
-        """
-        sizes = self.stop_sizes
-        # Among sets of equal bytes, prefer the fewest checkpoints: a byte weighs `unit`, a checkpoint 1.
-        unit = len(sizes)
-        weight = [0] * unit
-        previous = [0] * unit
-        # Stops from which a segment may still reach the current one, by rising weight. A later stop stays
-        # in reach for longer, so an earlier one of no less weight is dropped.
-        window: deque[int] = deque()
-        for stop in range(1, unit):
-            nearest = stop - 1
-            while window and weight[window[-1]] >= weight[nearest]:
-                window.pop()
-            window.append(nearest)
-            while window and self.segment_bytes(window[0], stop) > cap_bytes:
-                window.popleft()
-            previous[stop] = window[0] if window else nearest
-            weight[stop] = weight[previous[stop]] + sizes[stop] * unit + 1
-
-        stops = [unit - 1]
-        while stops[-1]:
-            stops.append(previous[stops[-1]])
-        return stops[::-1]
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgc.graph.contraction import contracts_without_cycle
+from onnxgc.graph.components import connected_components, contracts_without_cycle
 from onnxgc.solvers.paper.indexed_problem import IndexedProblem
 
 MAX_PAIRS = 2_000_000
@@ -54,8 +54,8 @@ class CutSearch:
         self._problem = problem
         self._order = order
         position = [0] * len(problem)
-        for place, vertex in enumerate(order):
-            position[vertex] = place
+        for index, vertex in enumerate(order):
+            position[vertex] = index
         self._position = position
         self._last_read = [
             max([position[v], *(position[head] for head in problem.successors[v])]) for v in order
@@ -83,14 +83,12 @@ class CutSearch:
         count = len(order)
         sizes = [0 if problem.forced[v] else problem.sizes[v] for v in order]
         free = [not problem.forced[v] for v in order]
-        neighbours = [
-            [self._position[n] for n in (*problem.predecessors[v], *problem.successors[v])] for v in order
-        ]
+        neighbours = [[self._position[n] for n in problem.neighbours[v]] for v in order]
         last_read = self._last_read
         ending: list[list[int]] = [[] for _ in order]
-        for place in range(count):
-            if free[place]:
-                ending[last_read[place]].append(place)
+        for index in range(count):
+            if free[index]:
+                ending[last_read[index]].append(index)
         tables = []
         for start in range(count):
             heaviest_bytes: list[int] = []
@@ -102,20 +100,20 @@ class CutSearch:
             stops = range(start, min(count, start + max_stops))
             for stop in stops:
                 live += sizes[stop]
-                for place in ending[stop]:
-                    if place < start:
+                for index in ending[stop]:
+                    if index < start:
                         continue
-                    live -= sizes[place]
-                    root[place] = place
-                    total = sizes[place]
-                    for neighbour in neighbours[place]:
+                    live -= sizes[index]
+                    root[index] = index
+                    total = sizes[index]
+                    for neighbour in neighbours[index]:
                         if neighbour in root:
                             while root[neighbour] != neighbour:
                                 root[neighbour] = neighbour = root[root[neighbour]]
-                            if neighbour != place:
-                                root[neighbour] = place
+                            if neighbour != index:
+                                root[neighbour] = index
                                 total += weight[neighbour]
-                    weight[place] = total
+                    weight[index] = total
                     if total > heaviest:
                         heaviest = total
                 if heaviest > max_bytes:
@@ -150,10 +148,10 @@ class CutSearch:
         kept = []
         stop = iter(cuts)
         cut = next(stop)
-        for place, vertex in enumerate(self._order):
-            while cut <= place:  # The first cut after the vertex.
+        for index, vertex in enumerate(self._order):
+            while cut <= index:  # The first cut after the vertex.
                 cut = next(stop)
-            if self._last_read[place] >= cut:
+            if self._last_read[index] >= cut:
                 kept.append(vertex)
         return kept
 
@@ -166,22 +164,14 @@ class CutSearch:
 
     def _segments_contract(self, start: int, stop: int) -> bool:
         problem, order = self._problem, self._order
-        inside = {order[place]: place for place in range(start, stop)}
-        discarded = {
-            v for v, place in inside.items() if self._last_read[place] < stop and not problem.forced[v]
-        }
-        group: dict[int, int] = {}
-        for first in inside:
-            if first in group:
-                continue
-            group[first] = first
-            found = [first]
-            for vertex in found:  # Grows during the loop.
-                if vertex not in discarded:
-                    break
-                for neighbour in (*problem.predecessors[vertex], *problem.successors[vertex]):
-                    if neighbour in discarded and neighbour not in group:
-                        group[neighbour] = first
-                        found.append(neighbour)
+        inside = set(order[start:stop])
+        discarded = [
+            order[index]
+            for index in range(start, stop)
+            if self._last_read[index] < stop and not problem.forced[order[index]]
+        ]
+        group = {vertex: vertex for vertex in inside}
+        for segment in connected_components(discarded, problem.neighbours.__getitem__):
+            group.update(dict.fromkeys(segment, segment[0]))
         edges = ((tail, head) for tail in inside for head in problem.successors[tail] if head in inside)
         return contracts_without_cycle(group, edges)

@@ -38,45 +38,45 @@ def undominated(states: list[State]) -> list[State]:
         return states[:1]
     if width == 1:
         least = states[0][1][0] + 1
-        found = []
+        front = []
         for state in states:
             weight = state[1][0]
             if weight < least:
                 least = weight
-                found.append(state)
-        return found
+                front.append(state)
+        return front
     if width == 2:
         return _undominated_pairs(states)
     if len(states) > MAX_UNPRUNED_STATES:
         return _undominated_tuples(states)
-    found = []
+    front = []
     for state in states:
-        for other in found:
+        for other in front:
             if all(map(int.__le__, other[1], state[1])):
                 break
         else:
-            found.append(state)
-    return found
+            front.append(state)
+    return front
 
 
 def _undominated_pairs(states: list[State]) -> list[State]:
     """`undominated` for two components and sorted states: the result is a falling staircase."""
-    found = []
+    front = []
     firsts: list[int] = []
     seconds: list[int] = []
     for state in states:
         first, second = state[1]
-        place = bisect_right(firsts, first)
-        if place and seconds[place - 1] <= second:
+        index = bisect_right(firsts, first)
+        if index and seconds[index - 1] <= second:
             continue
-        found.append(state)
+        front.append(state)
         start = bisect_left(firsts, first)
         stop = start
         while stop < len(seconds) and seconds[stop] >= second:
             stop += 1
         firsts[start:stop] = [first]
         seconds[start:stop] = [second]
-    return found
+    return front
 
 
 def _undominated_tuples(states: list[State]) -> list[State]:
@@ -100,36 +100,36 @@ def without_needless_paths(groups: Groups) -> Groups:
     by_labels: dict[tuple[int, ...], list[int]] = {}
     for labels, paths in groups:
         by_labels.setdefault(labels, []).append(paths)
-    found: Groups = {}
+    front: Groups = {}
     for labels, several in by_labels.items():
         several.sort(key=lambda paths: (paths.bit_count(), paths))
-        for place, paths in enumerate(several):
+        for index, paths in enumerate(several):
             states = groups[labels, paths]
-            for fewer in several[:place]:
+            for fewer in several[:index]:
                 if fewer & ~paths == 0 and states:
-                    better = found.get((labels, fewer), ())
+                    better = front.get((labels, fewer), ())
                     states = [
                         (kept, weights, vertices)
                         for kept, weights, vertices in states
                         if not any(k <= kept and all(map(int.__le__, w, weights)) for k, w, _ in better)
                     ]
             if states:
-                found[labels, paths] = states
-    return found
+                front[labels, paths] = states
+    return front
 
 
 def mask_words(shape: Shape, width: int) -> list[int]:
     """Components that frontier vertices share, and paths between them, in words of 63 bits."""
     labels, _ = shape
     items, reach = unpack(shape)
-    bits = place = 0
+    bits = index = 0
     for a in range(width):
         for b in range(width):
             if labels[a] >= 0 and labels[a] == labels[b]:
-                bits |= 1 << place
+                bits |= 1 << index
             if reach[items[a]] >> items[b] & 1:
-                bits |= 1 << place + 1
-            place += 2
+                bits |= 1 << index + 1
+            index += 2
     words = []
     for _ in range(max(1, -(-2 * width * width // 63))):
         words.append(bits & (1 << 63) - 1)
@@ -163,8 +163,8 @@ def undominated_across(groups: Groups, words_of: dict[Shape, list[int]], width: 
         matched &= column[:compared, None] <= column[None, :]
     np.fill_diagonal(matched, False)
     dropped = np.logical_or.reduce(matched)
-    found: Groups = {}
+    front: Groups = {}
     for (state, shape), drop in zip(entries, dropped, strict=True):
         if not drop:
-            found.setdefault(shape, []).append(state)
-    return found
+            front.setdefault(shape, []).append(state)
+    return front

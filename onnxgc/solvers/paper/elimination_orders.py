@@ -10,19 +10,16 @@ from onnxgc.solvers.paper.indexed_problem import IndexedProblem
 
 def frontier_widths(problem: IndexedProblem, order: Sequence[int]) -> list[int]:
     """Number of vertices on the frontier after each step of an elimination order."""
-    undecided = [
-        len(tails) + len(heads) for tails, heads in zip(problem.predecessors, problem.successors, strict=True)
-    ]
+    undecided = [len(neighbours) for neighbours in problem.neighbours]
     decided = [False] * len(problem)
     width = 0
     widths = []
     for vertex in order:
         decided[vertex] = True
         width += undecided[vertex] > 0
-        for neighbours in (problem.predecessors[vertex], problem.successors[vertex]):
-            for neighbour in neighbours:
-                undecided[neighbour] -= 1
-                width -= decided[neighbour] and undecided[neighbour] == 0
+        for neighbour in problem.neighbours[vertex]:
+            undecided[neighbour] -= 1
+            width -= decided[neighbour] and undecided[neighbour] == 0
         widths.append(width)
     return widths
 
@@ -37,17 +34,16 @@ def narrow_part(
     undecided neighbours is left out.
     """
     position = [0] * len(problem)
-    for place, vertex in enumerate(order):
-        position[vertex] = place
-    around = [(*tails, *heads) for tails, heads in zip(problem.predecessors, problem.successors, strict=True)]
-    undecided = [len(neighbours) for neighbours in around]
+    for index, vertex in enumerate(order):
+        position[vertex] = index
+    undecided = [len(neighbours) for neighbours in problem.neighbours]
     taken = [False] * len(problem)
     frontier: set[int] = set()
     for vertex in order:
         taken[vertex] = True
         if undecided[vertex]:
             frontier.add(vertex)
-        for neighbour in around[vertex]:
+        for neighbour in problem.neighbours[vertex]:
             undecided[neighbour] -= 1
             if undecided[neighbour] == 0:
                 frontier.discard(neighbour)
@@ -55,7 +51,7 @@ def narrow_part(
             widest = max(frontier, key=lambda v: (undecided[v], -problem.sizes[v], position[v]))
             frontier.remove(widest)
             taken[widest] = False
-    number = {vertex: place for place, vertex in enumerate(v for v in range(len(problem)) if taken[v])}
+    number = {vertex: index for index, vertex in enumerate(v for v in range(len(problem)) if taken[v])}
     part = IndexedProblem(
         sizes=[problem.sizes[v] for v in number],
         predecessors=[[number[n] for n in problem.predecessors[v] if taken[n]] for v in number],
@@ -73,7 +69,7 @@ def narrow_order(problem: IndexedProblem) -> list[int]:
     neighbours.
     """
     count = len(problem)
-    around = [(*problem.predecessors[v], *problem.successors[v]) for v in range(count)]
+    around = problem.neighbours
     undecided = [len(neighbours) for neighbours in around]
     decided = [False] * count
     # Growth of the frontier with a vertex: itself, less the vertices that have no other undecided neighbour.

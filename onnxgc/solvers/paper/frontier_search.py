@@ -86,12 +86,12 @@ class FrontierSearch:
             deadline: end of the walk, which then returns no set, on the clock of `time.perf_counter`.
         """
         groups: Groups = {((), 0): [(0, (), None)]}
-        lost: int | None = None
+        # The least bytes of a dropped state, or more than any state within the limit keeps.
+        lost = max_kept_bytes + 1
         effort = 0
         for step, words in zip(self._steps, self._words, strict=True):
             if time.perf_counter() >= deadline:
-                floor_bytes = min(_cheapest(groups), _least_of(max_kept_bytes + 1, lost))
-                return FrontierResult(None, floor_bytes, effort)
+                return FrontierResult(None, min(_cheapest(groups), lost), effort)
             known = len(step.transitions)
             groups = _advance(groups, step, cap_bytes, max_kept_bytes)
             effort += sum(map(len, groups.values())) + _TRANSITION_EFFORT * (len(step.transitions) - known)
@@ -102,15 +102,14 @@ class FrontierSearch:
                     groups = _relaxed(ranked, max_states)
                 else:
                     groups = _grouped(ranked[:max_states])
-                    lost = _least_of(min(state[0] for state, _ in ranked[max_states:]), lost)
+                    lost = min(lost, *(state[0] for state, _ in ranked[max_states:]))
             if not groups:
                 break
         states = groups.get(((), 0), [])
-        floor_bytes = _least_of(min((state[0] for state in states), default=max_kept_bytes + 1), lost)
         best = None if relax else min(states, key=itemgetter(0), default=None)
         return FrontierResult(
             kept=None if best is None else _members(best[2]),
-            floor_bytes=floor_bytes,
+            floor_bytes=min([lost, *(state[0] for state in states)]),
             effort=effort,
         )
 
@@ -165,10 +164,6 @@ def _advance(groups: Groups, step: Elimination, cap: int, max_kept: int) -> Grou
     return advanced
 
 
-def _least_of(bytes_: int, lost: int | None) -> int:
-    return bytes_ if lost is None else min(bytes_, lost)
-
-
 def _cheapest(groups: Groups) -> int:
     return min(state[0] for states in groups.values() for state in states)
 
@@ -193,7 +188,7 @@ def _grouped(ranked: Iterable[_Ranked]) -> Groups:
 
 def _relaxed(ranked: list[_Ranked], max_states: int) -> Groups:
     """The most promising states, and for the others states that are at least as good."""
-    found = _grouped(ranked[: max_states // 2])
+    groups = _grouped(ranked[: max_states // 2])
     rest = ranked[max_states // 2 :]
     # One state for each choice of labels: the least of each number, and the common paths.
     merged: dict[tuple[int, ...], tuple[int, tuple[int, ...], int]] = {}
@@ -209,17 +204,17 @@ def _relaxed(ranked: list[_Ranked], max_states: int) -> Groups:
     by_cost = sorted(merged.items(), key=lambda item: (item[1][0], item[0]))
     limit = max_states // 2 - 1
     for labels, (kept, weights, paths) in by_cost[:limit]:
-        found.setdefault((labels, paths), []).append((kept, weights, None))
+        groups.setdefault((labels, paths), []).append((kept, weights, None))
     if by_cost[limit:]:
         # A state that keeps the whole frontier: kept vertices add no bytes and join no component.
         labels, (kept, _, _) = by_cost[limit]
-        found.setdefault(((-1,) * len(labels), 0), []).append((kept, (), None))
-    return {shape: undominated(states) for shape, states in found.items()}
+        groups.setdefault(((-1,) * len(labels), 0), []).append((kept, (), None))
+    return {shape: undominated(states) for shape, states in groups.items()}
 
 
 def _members(vertices: KeptList) -> tuple[int, ...]:
-    found = []
+    members = []
     while vertices is not None:
-        found.append(vertices[0])
-        vertices = vertices[1]
-    return tuple(sorted(found))
+        vertex, vertices = vertices
+        members.append(vertex)
+    return tuple(sorted(members))

@@ -68,17 +68,17 @@ def eliminations(problem: IndexedProblem, order: Sequence[int]) -> list[Eliminat
     undecided_above = [len(tails) for tails in problem.predecessors]
     undecided_below = [len(heads) for heads in problem.successors]
     frontier: list[int] = []
-    found = []
+    steps = []
     for vertex in order:
         for head in problem.successors[vertex]:
             undecided_above[head] -= 1
         for tail in problem.predecessors[vertex]:
             undecided_below[tail] -= 1
-        slot = {v: place for place, v in enumerate(frontier)}
+        slot = {v: index for index, v in enumerate(frontier)}
         frontier.append(vertex)
-        staying = [place for place, v in enumerate(frontier) if undecided_above[v] or undecided_below[v]]
-        frontier_after = [frontier[place] for place in staying]
-        found.append(
+        staying = [index for index, v in enumerate(frontier) if undecided_above[v] or undecided_below[v]]
+        frontier_after = [frontier[index] for index in staying]
+        steps.append(
             Elimination(
                 vertex=vertex,
                 size_bytes=0 if problem.forced[vertex] else problem.sizes[vertex],
@@ -91,7 +91,7 @@ def eliminations(problem: IndexedProblem, order: Sequence[int]) -> list[Eliminat
             )
         )
         frontier = frontier_after
-    return found
+    return steps
 
 
 def unpack(shape: Shape) -> tuple[list[int], list[int]]:
@@ -117,13 +117,13 @@ def _transition(step: Elimination, shape: Shape, *, keep: bool) -> Transition | 
 
     def adjacent(slots: Sequence[int]) -> int:
         """Items next to the new one, as a bitset; components that join it go to `merged`."""
-        found = 0
+        adjacent_items = 0
         for slot in slots:
             if keep or labels[slot] < 0:
-                found |= 1 << items[slot]
+                adjacent_items |= 1 << items[slot]
             elif items[slot] not in merged:
                 merged.append(items[slot])
-        return found
+        return adjacent_items
 
     inputs, outputs = adjacent(step.predecessor_slots), adjacent(step.successor_slots)
     joined = sum(1 << item for item in merged)

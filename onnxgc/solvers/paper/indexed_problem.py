@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from onnxgc.graph.contraction import contracts_without_cycle
+from onnxgc.graph.components import connected_components, contracts_without_cycle
 from onnxgc.graph.virtual_terminals import forced_checkpoints
 from onnxgc.planning.problem import CheckpointProblem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IndexedProblem:
     """Vertices are their topological indices.
 
@@ -23,16 +24,16 @@ class IndexedProblem:
     forced: Sequence[bool]
 
     @classmethod
-    def of(cls, problem: CheckpointProblem) -> IndexedProblem:
+    def from_problem(cls, problem: CheckpointProblem) -> IndexedProblem:
         graph = problem.graph
-        index = graph.topological_index
         ends = forced_checkpoints(graph)
-        return cls(
-            sizes=[problem.size_bytes(v) for v in graph.vertices],
-            predecessors=[[index(tail) for tail in graph.predecessors(v)] for v in graph.vertices],
-            successors=[[index(head) for head in graph.successors(v)] for v in graph.vertices],
-            forced=[v in ends for v in graph.vertices],
-        )
+        sizes = [problem.size_bytes(vertex) for vertex in graph.vertices]
+        return cls(sizes, *graph.adjacency(), forced=[vertex in ends for vertex in graph.vertices])
+
+    @cached_property
+    def neighbours(self) -> list[tuple[int, ...]]:
+        """Predecessors, then successors."""
+        return [(*tails, *heads) for tails, heads in zip(self.predecessors, self.successors, strict=True)]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -45,31 +46,22 @@ class IndexedProblem:
         is_kept = list(self.forced)
         for vertex in kept:
             is_kept[vertex] = True
-        group = [-1] * len(self)
-        weights: list[int] = []
-        for start in range(len(self)):
-            if is_kept[start]:
-                group[start] = len(weights)
-                weights.append(0)
-            elif group[start] < 0:
-                group[start] = number = len(weights)
-                found = [start]
-                for vertex in found:  # Grows during the loop.
-                    for neighbours in (self.predecessors[vertex], self.successors[vertex]):
-                        for neighbour in neighbours:
-                            if group[neighbour] < 0 and not is_kept[neighbour]:
-                                group[neighbour] = number
-                                found.append(neighbour)
-                weights.append(sum(self.sizes[vertex] for vertex in found))
+        discarded = [vertex for vertex in range(len(self)) if not is_kept[vertex]]
+        segments = connected_components(discarded, self.neighbours.__getitem__)
+        group = {vertex: vertex for vertex in range(len(self))}
+        for segment in segments:
+            group.update(dict.fromkeys(segment, segment[0]))
         edges = ((tail, head) for tail, heads in enumerate(self.successors) for head in heads)
-        if not contracts_without_cycle(dict(enumerate(group)), edges):
+        if not contracts_without_cycle(group, edges):
             return None
         return EvaluatedSet(
             kept=tuple(v for v in range(len(self)) if is_kept[v]),
             interior_bytes=sum(
                 size for v, size in enumerate(self.sizes) if is_kept[v] and not self.forced[v]
             ),
-            heaviest_segment_bytes=max(weights),
+            heaviest_segment_bytes=max(
+                (sum(self.sizes[vertex] for vertex in segment) for segment in segments), default=0
+            ),
         )
 
 

@@ -24,7 +24,6 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from onnxgc.graph.orders import topological_orders
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
@@ -36,13 +35,10 @@ from onnxgc.solvers.paper.cuts import CutSearch
 from onnxgc.solvers.paper.elimination_orders import frontier_widths, narrow_order, narrow_part
 from onnxgc.solvers.paper.frontier_search import FrontierSearch
 from onnxgc.solvers.paper.indexed_problem import EvaluatedSet, IndexedProblem
+from onnxgc.solvers.paper.segment_cap_search import Interval, interval
 from onnxgc.solvers.plan_bounds import paper_lower_bound_bytes
 
 logger = logging.getLogger(__name__)
-
-Interval: TypeAlias = tuple[int, int, int, int]
-"""(lower bound, low, high, floor): unexplored weights low..high of the heaviest segment, and the least
-bytes that a set there keeps."""
 
 MAX_CUT_VERTICES = 5000
 """Largest graph for which cuts over orders are searched."""
@@ -67,10 +63,10 @@ MAX_EVALUATED_VERTICES = 1_000_000
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     """Minimise the paper's objective over all sets of reading G, with a lower bound.
 
-    Exact where the frontier stays narrow: the states grow exponentially with its width, and linearly
+    Exact if the frontier stays narrow: the states grow exponentially with its width, and linearly
     with the number of vertices. Otherwise the effort is limited by `MAX_EFFORT`, or by the time limit,
-    which is used up unless the optimum is proved earlier. The result is at least as good as those of the
-    solver `acg` and of cuts over orders.
+    which is used up unless the optimum is proved earlier. The result is at least as good as the plan
+    of the solver `acg` and the best cuts over orders.
 
     Args:
         problem: any acyclic graph, sizes in bytes.
@@ -82,7 +78,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     if why_not_in(GraphFamily.CHAIN, problem) is None:
         return independent  # On a chain all segments are independent.
 
-    indexed = IndexedProblem.of(problem)
+    indexed = IndexedProblem.from_problem(problem)
     index = problem.graph.topological_index
     best = indexed.evaluate(index(vertex) for vertex in independent.plan.checkpoints)
     assert best is not None, "segments with one entry and one exit can be ordered"
@@ -128,15 +124,14 @@ def _best_cuts(
             continue
         cap = (low + high) // 2
         kept = cuts.cheapest_under(cap)
-        if kept is None:
-            below: list[Interval] = []
-        else:
-            found = problem.evaluate(kept)
-            assert found is not None, "segments between two cuts are convex"
-            below = _interval(low, found.heaviest_segment_bytes - 1, found.interior_bytes)
-            best = _better(best, found)
-        for interval in (*below, *_interval(cap + 1, high, floor)):
-            heapq.heappush(unexplored, interval)
+        parts = interval(cap + 1, high, floor)
+        if kept is not None:
+            candidate = problem.evaluate(kept)
+            assert candidate is not None, "segments between two cuts are convex"
+            parts += interval(low, candidate.heaviest_segment_bytes - 1, candidate.interior_bytes)
+            best = _better(best, candidate)
+        for part in parts:
+            heapq.heappush(unexplored, part)
     return best
 
 
@@ -162,12 +157,12 @@ class _CapSearch:
         self._max_effort = max_effort
         self._effort = 0
         self._total_bytes = sum(problem.sizes)
-        self._open: list[Interval] = _interval(0, best.total_bytes, 0)
+        self._open: list[Interval] = interval(0, best.total_bytes, 0)
 
     @property
     def bound_bytes(self) -> int:
         """Lower bound on every set, without forced vertices."""
-        return min((interval[0] for interval in self._open), default=self.best.total_bytes)
+        return min((part[0] for part in self._open), default=self.best.total_bytes)
 
     def run(self) -> None:
         max_states = max(_MIN_STATES, min(_MAX_STATES, STATES_PER_WALK // len(self._problem)))
@@ -195,15 +190,13 @@ class _CapSearch:
             _, low, high, floor = heapq.heappop(self._open)
             cap = (low + high) // 2
             high_below, floor_below, is_exact = self._search_below(low, cap, max_states)
-            is_aside = high - low <= resolution and not is_exact
-            for part in (
-                *_interval(low, high_below, max(floor, floor_below)),
-                *_interval(cap + 1, high, floor),
-            ):
-                if is_aside:
-                    aside.append(part)
-                else:
-                    heapq.heappush(self._open, part)
+            below = interval(low, high_below, max(floor, floor_below))
+            parts = below + interval(cap + 1, high, floor)
+            if high - low <= resolution and not is_exact:
+                aside += parts
+                continue
+            for part in parts:
+                heapq.heappush(self._open, part)
         self._open += aside
 
     def _intensify(self, max_states: int) -> None:
@@ -220,13 +213,13 @@ class _CapSearch:
         max_kept = self.best.total_bytes - 1 - low
         floor = 0
         for relax in (False, True):
-            found, walk_floor = self._walk(cap, max_kept, max_states, relax=relax)
+            candidate, walk_floor = self._walk(cap, max_kept, max_states, relax=relax)
             floor = max(floor, walk_floor)
             if floor > max_kept:
                 return cap, floor, True
-            if found is not None and floor >= found.interior_bytes:
-                # No set with a heaviest segment between the one found and the cap is cheaper.
-                return found.heaviest_segment_bytes - 1, floor, True
+            if candidate is not None and floor >= candidate.interior_bytes:
+                # No set with a heaviest segment from there to the cap is cheaper.
+                return candidate.heaviest_segment_bytes - 1, floor, True
         return cap, floor, False
 
     def _walk(
@@ -240,10 +233,10 @@ class _CapSearch:
         self._effort += walk.effort
         if walk.kept is None:
             return None, walk.floor_bytes
-        found = self._problem.evaluate(walk.kept)
-        assert found is not None, "the frontier admits no cycle"
-        self.best = _better(self.best, found)
-        return found, walk.floor_bytes
+        candidate = self._problem.evaluate(walk.kept)
+        assert candidate is not None, "the frontier admits no cycle"
+        self.best = _better(self.best, candidate)
+        return candidate, walk.floor_bytes
 
 
 def _descend(problem: IndexedProblem, best: EvaluatedSet, deadline: float) -> EvaluatedSet:
@@ -256,27 +249,21 @@ def _descend(problem: IndexedProblem, best: EvaluatedSet, deadline: float) -> Ev
             if problem.forced[vertex] or vertex not in best.kept:
                 continue
             others = [other for other in best.kept if other != vertex]
-            neighbours = (*problem.predecessors[vertex], *problem.successors[vertex])
-            for instead in ([], *([n] for n in neighbours if n not in best.kept)):
+            for instead in ([], *([n] for n in problem.neighbours[vertex] if n not in best.kept)):
                 if evaluations == 0 or time.perf_counter() >= deadline:
                     return best
                 evaluations -= 1
-                found = problem.evaluate([*others, *instead])
-                if found is not None and _better(best, found) is not best:
-                    best = found
+                candidate = problem.evaluate([*others, *instead])
+                if candidate is not None and _better(best, candidate) is not best:
+                    best = candidate
                     improved = True
                     break
     return best
 
 
-def _interval(low: int, high: int, floor: int) -> list[Interval]:
-    """The interval as a list, empty if the interval is."""
-    return [(floor + low, low, high, floor)] if low <= high else []
-
-
-def _better(best: EvaluatedSet, found: EvaluatedSet) -> EvaluatedSet:
+def _better(best: EvaluatedSet, other: EvaluatedSet) -> EvaluatedSet:
     """Of equally good sets the one with fewer checkpoints."""
-    return min(best, found, key=lambda candidate: (candidate.total_bytes, len(candidate.kept)))
+    return min(best, other, key=lambda candidate: (candidate.total_bytes, len(candidate.kept)))
 
 
 def _narrowest(problem: IndexedProblem, orders: Iterable[Sequence[int]]) -> tuple[Sequence[int], int]:

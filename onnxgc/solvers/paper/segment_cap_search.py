@@ -8,7 +8,8 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,6 +42,15 @@ class CappedOptimum:
 UnderCap: TypeAlias = Callable[[int], CappedOptimum]
 """The optimum under a cap in bytes, at least 0."""
 
+Interval: TypeAlias = tuple[int, int, int, int]
+"""(lower bound, low, high, floor): unexplored weights low..high of the heaviest segment, and the least
+bytes that a set there keeps."""
+
+
+def interval(low: int, high: int, floor: int) -> list[Interval]:
+    """The interval as a list, empty if the interval is."""
+    return [(floor + low, low, high, floor)] if low <= high else []
+
 
 def search_caps(problem: CheckpointProblem, cheapest_under: UnderCap, deadline: float) -> Finding:
     """The best plan over all caps, or the best found until `deadline`, with a lower bound.
@@ -55,23 +65,19 @@ def search_caps(problem: CheckpointProblem, cheapest_under: UnderCap, deadline: 
         deadline: end of the search on the clock of `time.perf_counter`.
     """
     best = cheapest_under(problem.total_bytes)
-    # (lower bound, low, high, floor): unexplored weights low..high of the heaviest segment, and the least
-    # bytes of checkpoints there.
-    unexplored = [(best.interior_bytes, 0, best.heaviest_segment_bytes - 1, best.interior_bytes)]
+    unexplored = interval(0, best.heaviest_segment_bytes - 1, best.interior_bytes)
     tried = 1
     out_of_time = False
     while unexplored and unexplored[0][0] < best.total_bytes and not out_of_time:
         _, low, high, floor = heapq.heappop(unexplored)
         cap = (low + high) // 2
-        found = cheapest_under(cap)
+        optimum = cheapest_under(cap)
         tried += 1
-        best = min(best, found, key=lambda optimum: optimum.total_bytes)
-        # No set with a heaviest segment between the one found and the cap is cheaper.
-        below = (low, found.heaviest_segment_bytes - 1, found.interior_bytes)
-        above = (cap + 1, high, floor)
-        for least, most, cost in (below, above):
-            if least <= most:
-                heapq.heappush(unexplored, (cost + least, least, most, cost))
+        best = min(best, optimum, key=lambda candidate: candidate.total_bytes)
+        # No set with a heaviest segment from there to the cap is cheaper.
+        below = interval(low, optimum.heaviest_segment_bytes - 1, optimum.interior_bytes)
+        for part in (*below, *interval(cap + 1, high, floor)):
+            heapq.heappush(unexplored, part)
         out_of_time = time.perf_counter() >= deadline
     logger.debug("%d caps tried, best %d bytes without the ends", tried, best.total_bytes)
 
@@ -82,3 +88,41 @@ def search_caps(problem: CheckpointProblem, cheapest_under: UnderCap, deadline: 
         status=Status.OPTIMAL if bound == best.total_bytes else Status.FEASIBLE,
         lower_bound_bytes=bound + end_bytes,
     )
+
+
+def cheapest_stops(sizes: Sequence[int], before: Sequence[int], cap_bytes: int) -> list[int]:
+    """Algorithm 1: positions of the cheapest checkpoints in a row with segments of at most `cap_bytes`.
+
+    The first and the last position are always kept. Neighbouring positions may both be kept, however heavy
+    the segment between them. Among equally cheap sets, one with the fewest checkpoints is returned.
+    The accessibility graph of the paper is not built: the possible predecessors of a position form a
+    window that slides along the row. O(len(sizes)).
+
+    Args:
+        sizes: bytes of each position.
+        before: bytes before each position, of positions and of what lies between them.
+        cap_bytes: the limit on bytes between neighbouring checkpoints.
+
+    >>> cheapest_stops([1, 5, 1, 5, 1], [0, 1, 6, 7, 12], cap_bytes=5)
+    [0, 2, 4]
+    """
+    # By position: bytes and number of the cheapest checkpoints up to it, and the previous checkpoint.
+    paths: list[tuple[int, int]] = [(0, 0)]
+    previous = [0]
+    # Positions from which the current one is accessible, best first. A position no better than a later
+    # one is dropped, because the later one stays accessible for longer.
+    window: deque[int] = deque()
+    for stop in range(1, len(sizes)):
+        while window and paths[window[-1]] >= paths[stop - 1]:
+            window.pop()
+        window.append(stop - 1)
+        while window and before[stop] - before[window[0]] - sizes[window[0]] > cap_bytes:
+            window.popleft()
+        previous.append(window[0] if window else stop - 1)
+        kept_bytes, number = paths[previous[stop]]
+        paths.append((kept_bytes + sizes[stop], number + 1))
+
+    stops = [len(sizes) - 1]
+    while stops[-1]:
+        stops.append(previous[stops[-1]])
+    return stops[::-1]

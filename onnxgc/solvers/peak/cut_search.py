@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxgc.graph.computation_graph import Vertex
 from onnxgc.graph.orders import topological_orders
-from onnxgc.planning.joint_graph import JointGraph, operator_order, vertex_of_operators
+from onnxgc.planning.joint_graph import JointGraph
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import StepGraph
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _UNREACHABLE = np.iinfo(np.int64).max // 4
 """Bytes of a cut that no plan reaches within the limit."""
-_MAX_EXACT_PLACES = 128
+_MAX_EXACT_POSITIONS = 128
 """Up to this number of vertices, cuts with unusual waiting storages are followed too."""
 _MAX_CUTS = 1024
 """Number of cuts in one order; a longer order is divided into parts, each with its cheapest cut."""
@@ -73,7 +73,7 @@ class OrderSearch:
     def __init__(self, costs: PhaseCosts, deadline: float) -> None:
         self._costs = costs
         self._deadline = deadline
-        self._places = costs.model.places
+        self._positions = costs.model.positions
         self._cuts = candidate_cuts(costs.model)
 
     def best(self, below: int, lower_bound: int, *, first: bool) -> tuple[int, list[int]] | None:
@@ -81,26 +81,23 @@ class OrderSearch:
 
         `lower_bound` is a lower bound on the peak. For the `first` order, `below` may be far too high.
         """
-        found: tuple[int, list[int]] | None = None
         low = lower_bound - 1  # No plan fits.
         # Low limits are fast: their phases are short.
         limit = max(lower_bound, below // 32) if first else below - 1
-        while found is None:
-            found = self._found_under(min(limit, below - 1))
-            if found is None:
-                if limit >= below - 1:
-                    return None
-                low, limit = limit, limit + limit // 3 + 1
-        while found[0] - low > 1 + found[0] // _PRECISION and time.perf_counter() < self._deadline:
-            limit = (low + found[0]) // 2
-            lower = self._found_under(limit)
+        while (best := self._cuts_under(min(limit, below - 1))) is None:
+            if limit >= below - 1:
+                return None
+            low, limit = limit, limit + limit // 3 + 1
+        while best[0] - low > 1 + best[0] // _PRECISION and time.perf_counter() < self._deadline:
+            limit = (low + best[0]) // 2
+            lower = self._cuts_under(limit)
             if lower is None:
                 low = limit
             else:
-                found = lower
-        return found
+                best = lower
+        return best
 
-    def _found_under(self, limit: int) -> tuple[int, list[int]] | None:
+    def _cuts_under(self, limit: int) -> tuple[int, list[int]] | None:
         label = self._under(limit)
         if label is None:
             return None
@@ -116,32 +113,27 @@ class OrderSearch:
         Each cut keeps up to `_MAX_WAYS` Pareto-optimal ways to reach it, by memory and operations, among
         those with the usual waiting storages; `None` if these do not suffice.
         """
-        costs, places = self._costs, self._places
+        costs, positions = self._costs, self._positions
         # By cut + 1: rows of bytes kept, flops, previous cut (+ 1) and way to reach that.
-        ways = np.full((places, 4, _MAX_WAYS), _UNREACHABLE, np.int64)
+        ways = np.full((positions, 4, _MAX_WAYS), _UNREACHABLE, np.int64)
         ways[0, :2, 0] = 0
         for cut in self._cuts:
             row = costs.row(cut, limit, ways[:, 0, 0])
             sources = np.arange(cut, cut - len(row.need), -1)
             kept = ways[sources, 0]
-            fits = (kept + row.need[:, None] <= limit) & row.regular[:, None]
+            fits = (kept + row.need[:, None] <= limit) & row.is_usual[:, None]
             if not fits.any():
                 continue
             lower, way = np.nonzero(fits)
             total = kept[fits] + row.adds[lower]
             flops = ways[sources, 1][fits] + row.flops[lower]
-            best = None
-            found = 0
-            for index in np.lexsort((flops, total)):
-                if best is not None and flops[index] >= best:
-                    continue
-                best = flops[index]
-                ways[cut + 1, :, found] = total[index], flops[index], sources[lower[index]], way[index]
-                found += 1
-                if found == _MAX_WAYS:
-                    break
+            order = np.lexsort((flops, total))
+            # A way that keeps more than another counts if it recomputes less.
+            is_better = np.diff(np.minimum.accumulate(flops[order]), prepend=_UNREACHABLE) < 0
+            best = order[is_better][:_MAX_WAYS]
+            ways[cut + 1, :, : len(best)] = total[best], flops[best], sources[lower[best]], way[best]
         last = costs.last_row(limit)
-        ends = np.arange(places - 1, places - 1 - len(last), -1)
+        ends = np.arange(positions - 1, positions - 1 - len(last), -1)
         fits = ways[ends, 0] + last[:, None] <= limit
         if not fits.any():
             return None
@@ -166,8 +158,8 @@ class OrderSearch:
         """The last label of a path on which no phase exceeds the limit."""
         start = _Label(-1, 0, frozenset(), None)
         # By cut + 1: all labels, and the bytes kept by the label with the usual waiting storages.
-        labels: list[list[_Label]] = [[start], *([] for _ in range(self._places - 1))]
-        usual = np.full(self._places, _UNREACHABLE, np.int64)
+        labels: list[list[_Label]] = [[start], *([] for _ in range(self._positions - 1))]
+        usual = np.full(self._positions, _UNREACHABLE, np.int64)
         usual[0] = 0
         unusual: set[int] = set()
         for cut in self._cuts:
@@ -190,17 +182,17 @@ class OrderSearch:
         width = len(row.need)
         below = usual[cut - width + 1 : cut + 1][::-1]
         total = below + row.adds
-        found: list[tuple[int, _Label]] = []
+        reached: list[tuple[int, _Label]] = []
         fits = below + row.need <= limit
-        likely = np.flatnonzero(fits & row.regular)
+        likely = np.flatnonzero(fits & row.is_usual)
         least = _UNREACHABLE
         if len(likely):
             least = int(total[likely].min())
-            found.append((least, self._usual_label(labels, cut - 1 - int(likely[total[likely].argmin()]))))
-        if not row.regular.all() and self._places <= _MAX_EXACT_PLACES:
+            reached.append((least, self._usual_label(labels, cut - 1 - int(likely[total[likely].argmin()]))))
+        if not row.is_usual.all() and self._positions <= _MAX_EXACT_POSITIONS:
             spare = sum(costs.model.storages[s].size for s in costs.usual_waiting(cut))
-            for k in np.flatnonzero(fits & ~row.regular & (total < least + spare)):
-                found.append((int(total[k]), self._usual_label(labels, cut - 1 - int(k))))
+            for k in np.flatnonzero(fits & ~row.is_usual & (total < least + spare)):
+                reached.append((int(total[k]), self._usual_label(labels, cut - 1 - int(k))))
         for lower in unusual:
             if lower < cut - width:
                 continue
@@ -209,9 +201,9 @@ class OrderSearch:
                     continue
                 need, adds = costs.phase(lower, cut, label.waiting)
                 if label.kept_bytes + need <= limit:
-                    found.append((label.kept_bytes + adds, label))
+                    reached.append((label.kept_bytes + adds, label))
         kept: list[_Label] = []
-        for kept_bytes, source in sorted(found, key=lambda item: (item[0], item[1].cut)):
+        for kept_bytes, source in sorted(reached, key=lambda item: (item[0], item[1].cut)):
             waiting = costs.waiting_after(source.cut, cut, source.waiting)
             # A label that keeps no more, its additional waiting storages included, dominates.
             if any(
@@ -232,7 +224,7 @@ class OrderSearch:
         row = self._costs.last_row(limit)
         best: _Label | None = None
         for k in range(len(row)):
-            lower = self._places - 2 - k
+            lower = self._positions - 2 - k
             for label in labels[lower + 1]:
                 need = (
                     int(row[k])
@@ -246,30 +238,32 @@ class OrderSearch:
 
 def candidate_cuts(model: StepModel) -> list[int]:
     """All cuts of a small model; for a large one, the cheapest cut of each of `_MAX_CUTS` equal parts."""
-    places = model.places
-    change = [0] * (places + 1)
-    for place, last in enumerate(model.last_reader):
-        size = sum(model.storages[s].size for s in model.storages_of[place])
-        change[place] += size
-        change[max(last, place)] -= size
+    positions = model.positions
+    change = [0] * (positions + 1)
+    for position, last in enumerate(model.last_reader):
+        size = sum(model.storages[s].size for s in model.storages_of[position])
+        change[position] += size
+        change[max(last, position)] -= size
     kept = list(accumulate(change))
-    length = -(-(places - 1) // _MAX_CUTS) or 1
-    starts = range(0, places - 1, length)
-    return [min(range(start, min(start + length, places - 1)), key=kept.__getitem__) for start in starts]
+    length = -(-(positions - 1) // _MAX_CUTS) or 1
+    starts = range(0, positions - 1, length)
+    return [min(range(start, min(start + length, positions - 1)), key=kept.__getitem__) for start in starts]
 
 
 def plan_of_cuts(order: tuple[Vertex, ...], model: StepModel, cuts: Sequence[int]) -> CheckpointPlan:
     """The plan that keeps the tensors of all cuts, and every tensor after the last cut."""
-    kept = {place for cut in cuts for place in range(cut + 1) if model.crosses(place, cut)}
+    kept = {position for cut in cuts for position in range(cut + 1) if model.crosses(position, cut)}
     kept.update(range(cuts[-1] + 1 if cuts else 0, len(order)))
-    return CheckpointPlan(tuple(order[place] for place in sorted(kept)), order, keeps_last_segment=False)
+    return CheckpointPlan(
+        tuple(order[position] for position in sorted(kept)), order, keeps_last_segment=False
+    )
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     """Minimise the simulated peak: the best cuts over several orders, improved by local search.
 
     The result is at least as good as the baseline and the plan of the solver `acg`. For one order and one
-    limit, a shortest path over at most `_MAX_CUTS` cuts with phases of at most `MAX_PHASE` places.
+    limit, a shortest path over at most `_MAX_CUTS` cuts with phases of at most `MAX_PHASE` positions.
 
     Args:
         problem: a problem with a joint graph, sizes in bytes.
@@ -287,18 +281,20 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     )
     orders = topological_orders(problem.graph, problem.size_bytes)
     # Among cuts of equal peak, the search prefers little recomputation.
-    searched = _search_orders(_within_int64(joint), orders, peak + 1, bound.bytes, options, deadline)
+    scaled, unit = _within_int64(joint)
+    searched = _search_orders(scaled, unit, orders, peak + 1, bound.bytes, options, deadline)
     for number, candidate in enumerate(searched):
-        found = joint.profile(candidate).peak_bytes
-        if found < peak or (found == peak and number == 0 and plan is independent):
-            peak, plan = found, candidate
+        candidate_peak = joint.profile(candidate).peak_bytes
+        if candidate_peak < peak or (candidate_peak == peak and number == 0 and plan is independent):
+            peak, plan = candidate_peak, candidate
     status = Status.OPTIMAL if peak <= bound.bytes else Status.FEASIBLE
     kept = problem.graph.in_order(plan.checkpoints)
     return Finding(replace(plan, checkpoints=kept), status, min(bound.bytes, peak), bound.operator)
 
 
 def _search_orders(
-    scaled: _ScaledJoint,
+    joint: JointGraph,
+    unit: int,
     orders: Sequence[tuple[Vertex, ...]],
     below: int,
     lower_bound: int,
@@ -309,7 +305,6 @@ def _search_orders(
 
     One start has the model's own order of operators, which is not necessarily sorted by vertex.
     """
-    joint, unit = scaled.joint, scaled.unit_bytes
     best, least = -(-below // unit), lower_bound // unit
     plan: CheckpointPlan | None = None
     chosen: StepModel | None = None
@@ -318,13 +313,13 @@ def _search_orders(
             break
         megabytes = best * unit / 10**6
         options.progress(f"planning: order {number} of {len(orders)}, {megabytes:,.0f} MB so far")
-        model = step_model(_step_in(joint, order), joint.members, order)
+        model = step_model(joint.step_in(order), joint.members, order)
         search = OrderSearch(PhaseCosts(model), deadline)
-        found = search.best(best, least, first=number == 1)
-        logger.debug("order %s...: %s", order[:3], "nothing lower" if found is None else f"{found[0]} units")
-        if found is not None:
-            best, chosen = found[0], model
-            plan = plan_of_cuts(order, model, search.least_recomputation(best) or found[1])
+        lower = search.best(best, least, first=number == 1)
+        logger.debug("order %s...: %s", order[:3], "nothing lower" if lower is None else f"{lower[0]} units")
+        if lower is not None:
+            best, chosen = lower[0], model
+            plan = plan_of_cuts(order, model, search.least_recomputation(best) or lower[1])
     if best <= least:
         return [plan] if plan is not None else []
     own = CheckpointPlan(orders[0], keeps_last_segment=False)
@@ -339,39 +334,29 @@ def _search_orders(
     candidates = [plan] if plan is not None else []
     for model, start in starts:
         order = start.order or orders[0]
-        place = {vertex: number for number, vertex in enumerate(order)}
+        position = {vertex: number for number, vertex in enumerate(order)}
         kept = descend_peak(
-            model, (place[v] for v in start.checkpoints), _MAX_EVENTS // len(starts), deadline
+            model, (position[v] for v in start.checkpoints), _MAX_EVENTS // len(starts), deadline
         )[1]
         candidates.append(replace(start, checkpoints=tuple(order[number] for number in kept)))
     return candidates
 
 
-@dataclass(frozen=True, slots=True)
-class _ScaledJoint:
-    """A joint graph with its sizes in a unit of several bytes, rounded up."""
+def _within_int64(joint: JointGraph) -> tuple[JointGraph, int]:
+    """The joint graph with sizes in a unit such that all sums fit into 64 bits, and the unit in bytes.
 
-    joint: JointGraph
-    unit_bytes: int
-
-
-def _within_int64(joint: JointGraph) -> _ScaledJoint:
-    """Sizes in a unit such that all sums fit into 64 bits; the unit is a byte if possible."""
+    The unit is a byte if possible; otherwise sizes are rounded up.
+    """
     workspaces = (operator.workspace_bytes for operator in joint.step.forward)
     total = sum(joint.step.sizes.values()) + max(workspaces, default=0)
     unit = 1 << max(0, total.bit_length() - _MAX_BITS)
     if unit == 1:
-        return _ScaledJoint(joint, 1)
+        return joint, 1
 
     def scaled(step: StepGraph) -> StepGraph:
         return replace(step, sizes={name: -(-size // unit) for name, size in step.sizes.items()})
 
-    return _ScaledJoint(joint.mapped(scaled), unit)
-
-
-def _step_in(joint: JointGraph, order: tuple[Vertex, ...]) -> StepGraph:
-    # Differentiates a traced model again for a new order: see `onnxgc.planning.joint_graph.Retrace`.
-    return joint.retraced(operator_order(joint.step, vertex_of_operators(joint.step, joint.members, order)))
+    return joint.mapped(scaled), unit
 
 
 PEAK = Solver(

@@ -24,9 +24,9 @@ class FirstForward:
         of tensors after their last reader in forward that the cut keeps for backward.
         """
         late = np.zeros(width, np.int64)
-        for place in range(cut, cut - width, -1):
-            if place in self._late and self._model.crosses(place, cut):
-                late[cut - place] = sum(size for size, last in self._late[place] if last <= cut)
+        for position in range(cut, cut - width, -1):
+            if position in self._late and self._model.crosses(position, cut):
+                late[cut - position] = sum(size for size, last in self._late[position] if last <= cut)
         return self._needs[cut][:width], np.cumsum(late)
 
     def need(
@@ -47,38 +47,38 @@ class FirstForward:
         return live_bytes + self._exact_need(lower, cut, idle)
 
     def _late_storages(self) -> dict[int, list[tuple[int, int]]]:
-        """By place: size and last forward reader of storages that backward reads after that reader."""
+        """By position: size and last forward reader of storages that backward reads after that reader."""
         model = self._model
         late: dict[int, list[tuple[int, int]]] = {}
         for storage in model.storages:
-            last = model.operators[storage.readers[-1]].place if storage.readers else -1
+            last = model.operators[storage.readers[-1]].position if storage.readers else -1
             counted = model.operators[storage.producer].once and storage.readers
-            if storage.slots and last < model.last_reader[storage.place] and not counted:
-                late.setdefault(storage.place, []).append((storage.size, last))
+            if storage.slots and last < model.last_reader[storage.position] and not counted:
+                late.setdefault(storage.position, []).append((storage.size, last))
         return late
 
     def _all_needs(self, longest: int) -> list[IntArray]:
         model = self._model
         needs: list[IntArray] = []
-        live: dict[int, int] = {}  # Live storages, and their places.
+        live: dict[int, int] = {}  # Live storages, and their positions.
         before = np.zeros(0, np.int64)
-        for place in range(model.places):
-            width = min(place + 1, longest)
+        for position in range(model.positions):
+            width = min(position + 1, longest)
             need = np.zeros(width, np.int64)
             need[1:] = before[: width - 1]
-            for index in model.operators_of[place]:
+            for index in model.operators_of[position]:
                 operator = model.operators[index]
                 for number in allocated(operator, model.storages):
-                    live[number] = model.storages[number].place
-                # Entry k counts the storages made after the cut place - 1 - k.
+                    live[number] = model.storages[number].position
+                # Entry k counts the storages made after the cut position - 1 - k.
                 made = np.zeros(width, np.int64)
                 for number, where in live.items():
-                    if where > place - width:
-                        made[place - where] += model.storages[number].size
+                    if where > position - width:
+                        made[position - where] += model.storages[number].size
                 live_bytes = np.cumsum(made) + model.forward_base[index]
                 reused = operator.reuses
                 if reused is not None and model.storages[reused].readers[-1] == index:
-                    live_bytes[place - model.storages[reused].place :] -= model.storages[reused].size
+                    live_bytes[position - model.storages[reused].position :] -= model.storages[reused].size
                 need = np.maximum(need, live_bytes)
                 for number in (*operator.reads, *operator.writes):
                     if number in live and self._ends_in_forward(number, index):
@@ -92,10 +92,10 @@ class FirstForward:
         model = self._model
         live = {s: model.storages[s].size for s in idle}
         need = 0
-        for place in range(lower + 1, cut + 1):
-            for index in model.operators_of[place]:
+        for position in range(lower + 1, cut + 1):
+            for index in model.operators_of[position]:
                 operator = model.operators[index]
-                written = allocated(operator, model.storages, for_backward=model.crosses(place, cut))
+                written = allocated(operator, model.storages, for_backward=model.crosses(position, cut))
                 live.update((s, model.storages[s].size) for s in written)
                 live_bytes = sum(live.values()) + model.forward_base[index]
                 reused = operator.reuses
@@ -110,7 +110,7 @@ class FirstForward:
     def _ends(self, number: int, index: int, cut: int) -> bool:
         """Whether a storage ends with an operator that reads or writes it, under the cut of the phase."""
         storage = self._model.storages[number]
-        kept = storage.slots and self._model.crosses(storage.place, cut)
+        kept = storage.slots and self._model.crosses(storage.position, cut)
         return not kept and self._ends_in_forward(number, index)
 
     def _ends_in_forward(self, number: int, index: int) -> bool:

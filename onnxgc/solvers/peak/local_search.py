@@ -9,47 +9,40 @@ from onnxgc.solvers.peak.step_model import StepModel, allocated
 
 
 def peak_of_kept(model: StepModel, kept: Iterable[int]) -> int:
-    """Simulated peak in bytes of the step that keeps the vertices at the given places.
+    """Simulated peak in bytes of the step that keeps the vertices at the given positions.
 
     Every other tensor is recomputed right before its first reader in backward. O(operators + slots).
     """
-    kept_places = set(kept)
+    kept_positions = set(kept)
     storages, operators = model.storages, model.operators
-    stays = [stored.place in kept_places or operators[stored.producer].once for stored in storages]
+    stays = [stored.position in kept_positions or operators[stored.producer].once for stored in storages]
     events = _events(model, stays)
     last_use: dict[int, int] = {}
-    for position, (index, slot) in enumerate(events):
+    for at, (index, slot) in enumerate(events):
         for number in operators[index].reads if slot is None else model.slots[slot].reads:
-            last_use[number] = position
+            last_use[number] = at
     ends: dict[int, list[int]] = {}
-    for number, position in last_use.items():
-        ends.setdefault(position, []).append(number)
+    for number, at in last_use.items():
+        ends.setdefault(at, []).append(number)
     peak = _first_forward(model, [stay and number in last_use for number, stay in enumerate(stays)])
     live_bytes = sum(storages[number].size for number in last_use if stays[number])
     start_bytes = 0
     next_slots = [slot for _, slot in events if slot is not None]
     passed = 0
-    for position, (index, slot) in enumerate(events):
+    for at, (index, slot) in enumerate(events):
         if slot is not None:
             passed += 1
             peak = max(peak, live_bytes + model.slots[slot].peak_bytes)
         else:
             start_bytes = model.slots[next_slots[passed]].start_bytes
             operator = operators[index]
-            idle = 0
-            for place, number in enumerate(operator.writes):
-                if number in last_use:
-                    live_bytes += storages[number].size
-                elif (
-                    place == 0
-                    or operator.needs_all_outputs
-                    or any(w in last_use for w in operator.writes[place:])
-                ):
-                    idle += storages[number].size
+            written = operator.allocated(last_use.__contains__)
+            live_bytes += sum(storages[number].size for number in written if number in last_use)
+            idle = sum(storages[number].size for number in written if number not in last_use)
             reused = operator.reuses
-            saved = storages[reused].size if reused is not None and last_use.get(reused) == position else 0
+            saved = storages[reused].size if reused is not None and last_use.get(reused) == at else 0
             peak = max(peak, live_bytes + idle - saved + start_bytes + operator.workspace_bytes)
-        live_bytes -= sum(storages[number].size for number in ends.get(position, ()))
+        live_bytes -= sum(storages[number].size for number in ends.get(at, ()))
     return peak
 
 
@@ -103,30 +96,30 @@ def descend_peak(
     deadline: float,
     changeable: Sequence[int] | None = None,
 ) -> tuple[int, list[int]]:
-    """Keep or discard vertices one by one while the peak falls; returns the peak and the kept places.
+    """Keep or discard vertices one by one while the peak falls; returns the peak and the kept positions.
 
     Each candidate costs O(operators + slots).
 
     Args:
         model: the step in one order.
-        kept: places of the vertices kept at first.
+        kept: positions of the vertices kept at first.
         max_events: limit on the operators and slots evaluated.
         deadline: end of the search on the clock of `time.perf_counter`.
-        changeable: places of the vertices that may change; `None` for all.
+        changeable: positions of the vertices that may change; `None` for all.
     """
-    places = range(model.places) if changeable is None else changeable
+    positions = range(model.positions) if changeable is None else changeable
     best = set(kept)
     peak = peak_of_kept(model, best)
     cost = len(model.operators) + len(model.slots)
     tries = max_events // cost
     since_improved = 0
     number = 0
-    while since_improved < len(places) and tries > 0 and time.perf_counter() < deadline:
+    while since_improved < len(positions) and tries > 0 and time.perf_counter() < deadline:
         tries -= 1
-        candidate = best ^ {places[number]}
+        candidate = best ^ {positions[number]}
         value = peak_of_kept(model, candidate)
         since_improved += 1
         if value < peak:
             best, peak, since_improved = candidate, value, 0
-        number = (number + 1) % len(places)
+        number = (number + 1) % len(positions)
     return peak, sorted(best)

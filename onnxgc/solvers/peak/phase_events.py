@@ -13,17 +13,17 @@ from onnxgc.solvers.peak.step_model import IntArray, StepModel
 
 @dataclass(frozen=True, slots=True)
 class PhaseEvents:
-    """The events of the phases that end at one cut, down to a lowest place.
+    """The events of the phases that end at one cut, down to a lowest position.
 
     Events (recomputed operators and slots) are in order of time. The events of a phase are those with an
-    `event_place` above its lower cut. Live storage number n, of `live_place[n]` and `live_size[n]`, is live
-    from event `begin[n]` to event `end[n]`, both included.
+    `event_position` above its lower cut. Live storage number n, of `live_position[n]` and `live_size[n]`, is
+    live from event `begin[n]` to event `end[n]`, both included.
     """
 
     lowest: int
-    event_place: IntArray
+    event_position: IntArray
     base: IntArray
-    live_place: IntArray
+    live_position: IntArray
     live_size: IntArray
     begin: IntArray
     end: IntArray
@@ -47,10 +47,10 @@ class EventWriter:
         end = model.first_slot[lowest]
         wanted: dict[int, int] = {}
         recomputed: list[tuple[int, int]] = []
-        for place in range(cut, lowest - 1, -1):
-            if model.crosses(place, cut):
+        for position in range(cut, lowest - 1, -1):
+            if model.crosses(position, cut):
                 continue
-            for index in reversed(model.operators_of[place]):
+            for index in reversed(model.operators_of[position]):
                 operator = model.operators[index]
                 if operator.once:
                     continue
@@ -66,24 +66,24 @@ class EventWriter:
         recomputed.sort()
         operator_at: dict[int, int] = {}
         slot_at: dict[int, int] = {}
-        places: list[int] = []
+        positions: list[int] = []
         base: list[int] = []
-        position = 0
+        upcoming = 0
         for number, at in enumerate(model.slots[first:end], start=first):
-            while position < len(recomputed) and recomputed[position][0] == number:
-                index = recomputed[position][1]
+            while upcoming < len(recomputed) and recomputed[upcoming][0] == number:
+                index = recomputed[upcoming][1]
                 operator_at[index] = len(base)
-                places.append(model.operators[index].place)
+                positions.append(model.operators[index].position)
                 base.append(at.start_bytes + model.operators[index].workspace_bytes)
-                position += 1
+                upcoming += 1
             slot_at[number] = len(base)
-            places.append(at.place)
+            positions.append(at.position)
             base.append(at.peak_bytes)
         kept = [
             s
-            for place in range(cut, lowest - 1, -1)
-            if model.crosses(place, cut)
-            for s in model.storages_of[place]
+            for position in range(cut, lowest - 1, -1)
+            if model.crosses(position, cut)
+            for s in model.storages_of[position]
         ]
         begin = dict.fromkeys(kept, 0)
         begin.update(
@@ -92,13 +92,13 @@ class EventWriter:
             for s in model.operators[index].writes
             if s not in begin
         )
-        return self._as_arrays(lowest, cut, places, base, begin, frozenset(kept), operator_at, slot_at)
+        return self._as_arrays(lowest, cut, positions, base, begin, frozenset(kept), operator_at, slot_at)
 
     def _as_arrays(
         self,
         lowest: int,
         cut: int,
-        places: list[int],
+        positions: list[int],
         base: list[int],
         begin: Mapping[int, int],
         kept: frozenset[int],
@@ -108,26 +108,21 @@ class EventWriter:
         """The events as arrays; `begin` gives the first event of each storage."""
         storages = self.model.storages
         first = self.model.first_slot[cut + 1]
-        last = {number: self._last_event(number, first, operator_at, slot_at) for number in begin}
+        last = {number: self.last_event(number, first, operator_at, slot_at) for number in begin}
         live: list[tuple[int, int, int, int]] = []
         for number, start in begin.items():
             end = last[number]
             if end is None and number not in kept:
                 # A storage without reader is allocated too, unless it is a trailing output.
                 operator = self.model.operators[storages[number].producer]
-                behind = operator.writes[operator.writes.index(number) + 1 :]
-                if (
-                    number == operator.writes[0]
-                    or operator.needs_all_outputs
-                    or any(last[other] is not None for other in behind)
-                ):
+                if number in operator.allocated(lambda other: last[other] is not None):
                     end = start
             if end is not None:
-                live.append((storages[number].place, storages[number].size, start, end))
+                live.append((storages[number].position, storages[number].size, start, end))
         columns = np.asarray(live, np.int64).reshape(-1, 4).T
         return PhaseEvents(
             lowest,
-            np.asarray(places, np.int64),
+            np.asarray(positions, np.int64),
             np.asarray(base, np.int64),
             columns[0],
             columns[1],
@@ -150,30 +145,41 @@ class EventWriter:
             return by_operator if by_slot is None else by_slot
         return min(by_slot, by_operator)
 
-    def _last_event(
-        self, number: int, first: int, operator_at: Mapping[int, int], slot_at: Mapping[int, int]
+    def last_event(
+        self,
+        number: int,
+        first: int,
+        operator_at: Mapping[int, int],
+        slot_at: Mapping[int, int],
+        lower: int = -1,
     ) -> int | None:
-        """The last event at which a storage of the phase is live."""
-        storage = self.model.storages[number]
-        last = slot_at[storage.slots[-1]] if storage.slots and storage.slots[-1] >= first else None
-        for reader in storage.readers:
+        """The last event above the cut `lower` at which a storage is live, from the slot `first` on."""
+        model, storage = self.model, self.model.storages[number]
+        last = None
+        index = bisect_left(storage.slots, model.first_slot[lower + 1]) - 1
+        if index >= 0 and storage.slots[index] >= first:
+            last = slot_at[storage.slots[index]]
+        for reader in reversed(storage.readers):
+            operator = model.operators[reader]
+            if operator.position <= lower:
+                break
             at = operator_at.get(reader)
             if at is not None and (last is None or at > last):
-                last = at - 1 if self.model.operators[reader].reuses == number else at
+                last = at - 1 if operator.reuses == number else at
         return last
 
     def of_last_phase(self, lowest: int) -> PhaseEvents:
         """The last phase: first forward, which keeps every tensor, then backward."""
         model = self.model
-        indices = [i for place in range(lowest, model.places) for i in model.operators_of[place]]
-        operator_at = {index: position for position, index in enumerate(indices)}
-        places = [model.operators[index].place for index in indices]
+        indices = [i for position in range(lowest, model.positions) for i in model.operators_of[position]]
+        operator_at = {index: at for at, index in enumerate(indices)}
+        positions = [model.operators[index].position for index in indices]
         base = [model.forward_base[index] for index in indices]
         end = model.first_slot[lowest]
         slot_at = {number: len(base) + number for number in range(end)}
-        places += [slot.place for slot in model.slots[:end]]
+        positions += [slot.position for slot in model.slots[:end]]
         base += [slot.peak_bytes for slot in model.slots[:end]]
         begin = {s: at for index, at in operator_at.items() for s in model.operators[index].writes}
         return self._as_arrays(
-            lowest, model.places - 1, places, base, begin, frozenset(), operator_at, slot_at
+            lowest, model.positions - 1, positions, base, begin, frozenset(), operator_at, slot_at
         )

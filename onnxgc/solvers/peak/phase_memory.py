@@ -1,6 +1,6 @@
 """Exact memory of backward between two cuts of a forward order.
 
-Vertices are computed in a fixed order. A *cut* after place c keeps every tensor that is computed at or
+Vertices are computed in a fixed order. A *cut* after position c keeps every tensor that is computed at or
 before c and read after it. Backward runs through the *phases* between neighbouring cuts from the last
 to the first. In the phase (b, d] it recomputes the tensors computed after b and up to d that cut d does
 not keep, each right before its first reader.
@@ -10,13 +10,12 @@ the tensors of cut b that no lower phase uses (`Waiting`): these are released af
 this phase. So the peak of a plan is the maximum, over its phases, of the bytes kept for lower phases plus
 the phase's own memory.
 
-`onnxgc.solvers.peak.step_model` gives the live bytes of all other tensors. All sizes are in bytes, places are
-counted from 0, and the cut before the first place is -1.
+`onnxgc.solvers.peak.step_model` gives the live bytes of all other tensors. All sizes are in bytes, positions
+are counted from 0, and the cut before the first position is -1.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,7 +29,7 @@ Waiting: TypeAlias = frozenset[int]
 """Storages kept by a cut that no lower phase uses."""
 
 MAX_PHASE = 1024
-"""Largest number of places in a phase."""
+"""Largest number of positions in a phase."""
 _PATIENCE = 24
 """A row of phases ends after this many consecutive phases above the limit."""
 _LEAST = np.iinfo(np.int64).min // 4
@@ -57,13 +56,13 @@ class PhaseRow:
 
     With the usual waiting storages at the lower cut: `need` is the memory of a phase in addition to the
     bytes kept for lower phases, `adds` its contribution to the bytes kept for higher phases, and `flops` its
-    recomputation. `regular` if the usual storages wait at the upper cut too.
+    recomputation. `is_usual` if the usual storages wait at the upper cut too.
     """
 
     need: IntArray
     adds: IntArray
     flops: IntArray
-    regular: np.ndarray[Any, np.dtype[np.bool_]]
+    is_usual: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class PhaseCosts:
@@ -76,7 +75,7 @@ class PhaseCosts:
         self._last: tuple[IntArray, PhaseEvents] | None = None
         self._usual: dict[int, Waiting] = {-1: frozenset()}
         self._latest_usual = -1
-        self._waiting_bytes = np.zeros(model.places + 1, np.int64)
+        self._waiting_bytes = np.zeros(model.positions + 1, np.int64)
         self._waits: dict[int, tuple[int, int]] = {}
         self._guess = _PATIENCE
         self._writer = EventWriter(model)
@@ -94,15 +93,15 @@ class PhaseCosts:
         have a plan within the limit must be computed first.
         """
         depth = min(cut + 1, MAX_PHASE)
-        found = self._rows.get(cut)
-        while found is None or (len(found.need) < depth and not self._ends(cut, found, limit, kept)):
-            width = len(found.need) if found is not None else 0
+        row = self._rows.get(cut)
+        while row is None or (len(row.need) < depth and not self._ends(cut, row, limit, kept)):
+            width = len(row.need) if row is not None else 0
             guess = self._guess + 4
-            found = self._compute_row(cut, cut - min(depth, guess if guess > width else width + width // 2))
-            self._rows[cut] = found
-        total = kept[cut + 1 - len(found.need) : cut + 1][::-1] + found.need
+            row = self._compute_row(cut, cut - min(depth, guess if guess > width else width + width // 2))
+            self._rows[cut] = row
+        total = kept[cut + 1 - len(row.need) : cut + 1][::-1] + row.need
         self._guess = max(_PATIENCE, int(np.flatnonzero(total <= limit).max(initial=0)) + _PATIENCE)
-        return found
+        return row
 
     def _ends(self, cut: int, row: PhaseRow, limit: int, kept: IntArray) -> bool:
         """Whether the longest phases of a row all exceed the limit."""
@@ -113,9 +112,9 @@ class PhaseCosts:
     def last_row(self, limit: int) -> IntArray:
         """Memory of the last phase, which keeps every tensor, with the usual waiting storages.
 
-        Entry k is for the lower cut `places - 2 - k`.
+        Entry k is for the lower cut `positions - 2 - k`.
         """
-        depth = self.model.places
+        depth = self.model.positions
         width = 64 if self._last is None else len(self._last[0])
         while True:
             width = min(width, depth)
@@ -137,60 +136,47 @@ class PhaseCosts:
     def last_phase(self, lower: int, waiting: Waiting) -> int:
         """Memory of the phase from a cut to the end, which keeps every tensor."""
         assert self._last is not None
-        return self._need(self._last[1], lower, self.model.places - 1, waiting)
+        return self._need(self._last[1], lower, waiting)
 
     # -- one phase ----------------------------------------------------------------------------
 
     def _phase(self, lower: int, cut: int, waiting: Waiting) -> tuple[int, int]:
         model, events = self.model, self._events_of_cut[cut]
-        used = [s for s in waiting if self._last_use(events, s, lower, cut) is not None]
-        need = self._need(events, lower, cut, waiting)
+        used = self._used(events, waiting, lower)
+        need = self._need(events, lower, waiting)
         need = max(need, self._forward.need(lower, cut, waiting, used, need))
-        kept = [s for s in events.kept_used if model.storages[s].place > lower]
+        kept = [s for s in events.kept_used if model.storages[s].position > lower]
         return need, sum(model.storages[s].size for s in (*used, *kept))
 
     def waiting_after(self, lower: int, cut: int, waiting: Waiting) -> Waiting:
         """The waiting storages at the upper cut of a phase."""
         model, events = self.model, self._events_of_cut[cut]
-        still = (
-            s
-            for s in waiting
-            if model.is_wanted_after(s, cut) and self._last_use(events, s, lower, cut) is None
-        )
-        new = (s for s in events.kept_unused if model.storages[s].place > lower)
+        used = self._used(events, waiting, lower)
+        still = (s for s in waiting if model.is_wanted_after(s, cut) and s not in used)
+        new = (s for s in events.kept_unused if model.storages[s].position > lower)
         return frozenset((*still, *new))
 
-    def _need(self, events: PhaseEvents, lower: int, cut: int, waiting: Waiting) -> int:
+    def _need(self, events: PhaseEvents, lower: int, waiting: Waiting) -> int:
         size = len(events.base)
         change = np.zeros(size + 1, np.int64)
-        inside = events.live_place > lower
+        inside = events.live_position > lower
         np.add.at(change, events.begin[inside], events.live_size[inside])
         np.add.at(change, events.end[inside] + 1, -events.live_size[inside])
         for storage in waiting:
-            last = self._last_use(events, storage, lower, cut)
+            last = self._last_use(events, storage, lower)
             if last is not None:
                 change[0] += self.model.storages[storage].size
                 change[last + 1] -= self.model.storages[storage].size
         live = np.cumsum(change)[:size] + events.base
-        active = live[events.event_place > lower]
+        active = live[events.event_position > lower]
         return int(active.max(initial=0))
 
-    def _last_use(self, events: PhaseEvents, number: int, lower: int, cut: int) -> int | None:
-        """The last event of the phase (lower, cut] at which a storage of the lower cut is live."""
-        model = self.model
-        storage = model.storages[number]
-        last = None
-        index = bisect_left(storage.slots, model.first_slot[lower + 1]) - 1
-        if index >= 0 and storage.slots[index] >= events.first_slot:
-            last = events.slot_at[storage.slots[index]]
-        for reader in reversed(storage.readers):
-            operator = model.operators[reader]
-            if operator.place <= lower:
-                break
-            at = events.operator_at.get(reader)
-            if at is not None and operator.place <= cut and (last is None or at > last):
-                last = at - 1 if operator.reuses == number else at
-        return last
+    def _last_use(self, events: PhaseEvents, number: int, lower: int) -> int | None:
+        """The last event above the cut `lower` at which a storage of that cut is live."""
+        return self._writer.last_event(number, events.first_slot, events.operator_at, events.slot_at, lower)
+
+    def _used(self, events: PhaseEvents, waiting: Waiting, lower: int) -> list[int]:
+        return [number for number in waiting if self._last_use(events, number, lower) is not None]
 
     # -- rows of phases -----------------------------------------------------------------------
 
@@ -203,7 +189,7 @@ class PhaseCosts:
         width = cut - lowest_cut
         adds = np.zeros(width, np.int64)
         for storage in events.kept_used:
-            adds[cut - model.storages[storage].place] += model.storages[storage].size
+            adds[cut - model.storages[storage].position] += model.storages[storage].size
         adds = np.cumsum(adds)
         uses = self._uses_of_waiting(events, cut, width)
         adds += uses.used_bytes
@@ -214,22 +200,24 @@ class PhaseCosts:
         for k in np.flatnonzero((uses.idle | (late > 0)) & (forward > need)):
             lower = cut - 1 - int(k)
             waiting = self.usual_waiting(lower)
-            used = [s for s in waiting if self._last_use(events, s, lower, cut) is not None]
+            used = self._used(events, waiting, lower)
             forward[k] = self._forward.need(lower, cut, waiting, used, int(need[k]))
         flops = np.zeros(width, np.int64)
         for index in events.operator_at:
-            flops[cut - model.operators[index].place] += model.operators[index].flops
+            flops[cut - model.operators[index].position] += model.operators[index].flops
         # The usual storages were computed after the lower cut, or wait there already.
-        places = np.sort(np.asarray([model.storages[s].place for s in self._usual[cut]], np.int64))
-        regular = np.searchsorted(places, lower_cuts, side="right") == uses.still
-        return PhaseRow(np.maximum(need, forward), adds, np.cumsum(flops), regular)
+        positions = np.sort(np.asarray([model.storages[s].position for s in self._usual[cut]], np.int64))
+        is_usual = np.searchsorted(positions, lower_cuts, side="right") == uses.still
+        return PhaseRow(np.maximum(need, forward), adds, np.cumsum(flops), is_usual)
 
     def _set_usual(self, cut: int, events: PhaseEvents) -> None:
         # Storages from before the events are known from the previous cut.
         before = self._latest_usual
         older = self.waiting_after(before, cut, self._usual[before])
         storages = self.model.storages
-        waiting = frozenset(events.kept_unused).union(s for s in older if storages[s].place < events.lowest)
+        waiting = frozenset(events.kept_unused).union(
+            s for s in older if storages[s].position < events.lowest
+        )
         self._usual[cut] = waiting
         self._latest_usual = cut
         self._waiting_bytes[cut + 1] = sum(self.model.storages[s].size for s in waiting)
@@ -246,7 +234,9 @@ class PhaseCosts:
         idle = np.zeros(width, np.bool_)
         live: list[tuple[int, int, int, int]] = []
         first_cut = next((c for c in range(lowest_cut, cut) if c in self._usual), cut)
-        made_above = (s for place in range(max(lowest_cut + 1, 0), cut) for s in model.storages_of[place])
+        made_above = (
+            s for position in range(max(lowest_cut + 1, 0), cut) for s in model.storages_of[position]
+        )
         for number in dict.fromkeys((*self.usual_waiting(first_cut), *made_above)):
             if number not in self._waits:
                 continue
@@ -260,16 +250,17 @@ class PhaseCosts:
             # With falling lower cut, more readers are in the phase.
             lower = last
             at = by_slot
-            readers = [r for r in reversed(storage.readers) if model.operators[r].place <= cut]
-            position = 0
+            readers = [r for r in reversed(storage.readers) if model.operators[r].position <= cut]
+            next_reader = 0
             while lower >= first:
-                while position < len(readers) and model.operators[readers[position]].place > lower:
-                    seen = events.operator_at.get(readers[position])
+                while next_reader < len(readers) and model.operators[readers[next_reader]].position > lower:
+                    seen = events.operator_at.get(readers[next_reader])
                     if seen is not None and (at is None or seen > at):
-                        at = seen - 1 if model.operators[readers[position]].reuses == number else seen
-                    position += 1
+                        at = seen - 1 if model.operators[readers[next_reader]].reuses == number else seen
+                    next_reader += 1
                 stop = max(
-                    first, model.operators[readers[position]].place if position < len(readers) else first
+                    first,
+                    model.operators[readers[next_reader]].position if next_reader < len(readers) else first,
                 )
                 rows = slice(cut - 1 - lower, cut - stop)
                 if at is not None:
@@ -286,7 +277,7 @@ class PhaseCosts:
         """Memory of backward in the phases from the `width` cuts below `cut`, vectorised."""
         size = len(events.base)
         change = np.zeros((width, size + 1), np.int64)
-        row = cut - events.live_place
+        row = cut - events.live_position
         np.add.at(change, (row, events.begin), events.live_size)
         np.add.at(change, (row, events.end + 1), -events.live_size)
         np.cumsum(change, axis=0, out=change)
@@ -296,6 +287,6 @@ class PhaseCosts:
         live = np.cumsum(change, axis=1, out=change)[:, :size]
         live += events.base
         lower_cuts = cut - 1 - np.arange(width)
-        live[events.event_place[None, :] <= lower_cuts[:, None]] = _LEAST
+        live[events.event_position[None, :] <= lower_cuts[:, None]] = _LEAST
         needs: IntArray = np.maximum(live.max(axis=1, initial=0), 0)
         return needs

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 
 from onnxgc.graph.computation_graph import Vertex
-from onnxgc.planning.joint_graph import operator_order, vertex_of_operators
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.peak.local_search import descend_peak, peak_of_kept
@@ -34,17 +33,17 @@ def transfer_plan(
     peak = joint.profile(best).peak_bytes
     for order in dict.fromkeys((*(plan.order for plan in plans), ())):
         vertices = order or graph.vertices
-        model, place = _model_in_order(problem, order)
+        model, position = _model_in_order(problem, order)
         for plan in plans:
-            kept = [place[vertex] for vertex in plan.checkpoints]
+            kept = [position[vertex] for vertex in plan.checkpoints]
             for changeable in ((), *stages):
-                places = sorted(place[vertex] for vertex in changeable)
-                kept = descend_peak(model, kept, _MAX_EVENTS, math.inf, places)[1]
+                positions = sorted(position[vertex] for vertex in changeable)
+                kept = descend_peak(model, kept, _MAX_EVENTS, math.inf, positions)[1]
                 checkpoints = graph.in_order(vertices[number] for number in kept)
                 candidate = CheckpointPlan(checkpoints, order, keeps_last_segment=False)
-                found = joint.profile(candidate).peak_bytes
-                if found < peak:
-                    best, peak = candidate, found
+                candidate_peak = joint.profile(candidate).peak_bytes
+                if candidate_peak < peak:
+                    best, peak = candidate, candidate_peak
     return best
 
 
@@ -61,10 +60,10 @@ def adopt_decisions(
     `max_bytes`. A plan above that is returned unchanged. `plan` has no sequence.
     """
     joint, graph = problem.joint(), problem.graph
-    model, place = _model_in_order(problem, plan.order)
-    kept = {place[vertex] for vertex in plan.checkpoints}
-    wished = {place[vertex] for vertex in wishes.checkpoints}
-    differing = sorted((kept ^ wished) & {place[vertex] for vertex in decided})
+    model, position = _model_in_order(problem, plan.order)
+    kept = {position[vertex] for vertex in plan.checkpoints}
+    wished = {position[vertex] for vertex in wishes.checkpoints}
+    differing = sorted((kept ^ wished) & {position[vertex] for vertex in decided})
     while differing:
         pending, adopted = [differing], False
         while pending:
@@ -80,16 +79,14 @@ def adopt_decisions(
         differing = [number for number in differing if (number in kept) != (number in wished)]
     vertices = plan.order or graph.vertices
     checkpoints = graph.in_order(vertices[number] for number in kept)
-    found = CheckpointPlan(checkpoints, plan.order, keeps_last_segment=False)
-    return found if joint.profile(found).peak_bytes <= max_bytes else plan
+    candidate = CheckpointPlan(checkpoints, plan.order, keeps_last_segment=False)
+    return candidate if joint.profile(candidate).peak_bytes <= max_bytes else plan
 
 
 def _model_in_order(
     problem: CheckpointProblem, order: Sequence[Vertex]
 ) -> tuple[StepModel, dict[Vertex, int]]:
-    """The step in an order of the vertices (the graph's own where it is empty), and each vertex's place."""
-    joint = problem.joint()
-    vertices, step = order or problem.graph.vertices, joint.step
-    if order:
-        step = joint.retraced(operator_order(step, vertex_of_operators(step, joint.members, order)))
+    """The step in an order of the vertices (the graph's own if it is empty), and each vertex's position."""
+    joint, vertices = problem.joint(), order or problem.graph.vertices
+    step = joint.step_in(order) if order else joint.step
     return step_model(step, joint.members, vertices), {vertex: n for n, vertex in enumerate(vertices)}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from onnxgc.torch.operators.setting_values import Ints, Number, ints, number
 
 
-def constant_of_shape(
-    shape: Ints, *, like: Tensor, value: float = 0.0, dtype: torch.dtype | None = None
-) -> Tensor:
-    return torch.full(ints(shape), value, dtype=dtype or like.dtype, device=like.device)
+def constant_of_shape(shape: Ints, *, like: Tensor, dtype: torch.dtype, value: float = 0.0) -> Tensor:
+    return torch.full(ints(shape), value, dtype=dtype, device=like.device)
 
 
 def range_(start: Number, limit: Number, delta: Number, *, like: Tensor) -> Tensor:
@@ -27,51 +27,33 @@ def eye_like(x: Tensor, *, k: int = 0, dtype: torch.dtype | None = None) -> Tens
 
 
 def random_normal(
+    x: Tensor | None = None,
     *,
     like: Tensor,
-    shape: list[int],
+    shape: Sequence[int] = (),
     mean: float = 0.0,
     scale: float = 1.0,
     dtype: torch.dtype | None = None,
     seed: float = 0.0,
 ) -> Tensor:
-    return torch.randn(shape, dtype=dtype or like.dtype, device=like.device) * scale + mean
-
-
-def random_normal_like(
-    x: Tensor,
-    *,
-    like: Tensor,
-    mean: float = 0.0,
-    scale: float = 1.0,
-    dtype: torch.dtype | None = None,
-    seed: float = 0.0,
-) -> Tensor:
-    return random_normal(like=like, shape=list(x.shape), mean=mean, scale=scale, dtype=dtype or x.dtype)
+    """With the shape and type of `x` if it is given."""
+    dtype = dtype or (like if x is None else x).dtype
+    return torch.randn(shape if x is None else x.shape, dtype=dtype, device=like.device) * scale + mean
 
 
 def random_uniform(
+    x: Tensor | None = None,
     *,
     like: Tensor,
-    shape: list[int],
+    shape: Sequence[int] = (),
     low: float = 0.0,
     high: float = 1.0,
     dtype: torch.dtype | None = None,
     seed: float = 0.0,
 ) -> Tensor:
-    return torch.rand(shape, dtype=dtype or like.dtype, device=like.device) * (high - low) + low
-
-
-def random_uniform_like(
-    x: Tensor,
-    *,
-    like: Tensor,
-    low: float = 0.0,
-    high: float = 1.0,
-    dtype: torch.dtype | None = None,
-    seed: float = 0.0,
-) -> Tensor:
-    return random_uniform(like=like, shape=list(x.shape), low=low, high=high, dtype=dtype or x.dtype)
+    """With the shape and type of `x` if it is given."""
+    dtype = dtype or (like if x is None else x).dtype
+    return torch.rand(shape if x is None else x.shape, dtype=dtype, device=like.device) * (high - low) + low
 
 
 def bernoulli(x: Tensor, *, dtype: torch.dtype | None = None, seed: float = 0.0) -> Tensor:

@@ -22,8 +22,7 @@ def reshape(x: Tensor, shape: Ints, *, allowzero: int = 0) -> Tensor:
 
 
 def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
-    place = axis if axis >= 0 else axis + x.ndim
-    return x.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:]))
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def squeeze(x: Tensor, axes: Ints | None = None) -> Tensor:
@@ -31,9 +30,9 @@ def squeeze(x: Tensor, axes: Ints | None = None) -> Tensor:
 
 
 def unsqueeze(x: Tensor, axes: Ints) -> Tensor:
-    places = ints(axes)
-    rank = x.ndim + len(places)
-    for axis in sorted(axis % rank for axis in places):
+    along = ints(axes)
+    rank = x.ndim + len(along)
+    for axis in sorted(axis % rank for axis in along):
         x = x.unsqueeze(axis)
     return x
 
@@ -77,19 +76,19 @@ def slice_(
     taken = [slice(None)] * x.ndim
     flipped = []
     for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
-        places = _slice_range(begin, stop, step, x.shape[axis])
+        indices = _slice_range(begin, stop, step, x.shape[axis])
         if step < 0:
             # torch slices forwards only: the same elements are sliced, then flipped.
-            places = places[::-1]
+            indices = indices[::-1]
             flipped.append(axis)
-        taken[axis] = slice(places.start, max(places.stop, places.start), places.step)
+        taken[axis] = slice(indices.start, max(indices.stop, indices.start), indices.step)
     part = x[tuple(taken)]
     return part.flip(flipped) if flipped else part
 
 
 def _slice_range(begin: int, stop: int, step: int, extent: int) -> range:
     """Indices of a slice. Source: ONNX, Slice: negative bounds count from the end, then both are clamped."""
-    begin, stop = (place + extent if place < 0 else place for place in (begin, stop))
+    begin, stop = (bound + extent if bound < 0 else bound for bound in (begin, stop))
     if step < 0:
         return range(min(max(begin, 0), extent - 1), min(max(stop, -1), extent - 1), step)
     return range(min(max(begin, 0), extent), min(max(stop, 0), extent), step)
@@ -107,8 +106,8 @@ def pad(
     given = ints(pads)
     along = [axis % x.ndim for axis in ints(axes)] if axes is not None else list(range(x.ndim))
     begins, ends = [0] * x.ndim, [0] * x.ndim
-    for place, axis in enumerate(along):
-        begins[axis], ends[axis] = given[place], given[len(along) + place]
+    for axis, begin, end in zip(along, given, given[len(along) :], strict=False):
+        begins[axis], ends[axis] = begin, end
     added = [max(size, 0) for size in begins], [max(size, 0) for size in ends]
     if mode == "constant":
         return _crop(_pad_constant(x, torch_pad_order(*added), value), begins, ends)
@@ -138,17 +137,17 @@ def _crop(x: Tensor, begins: Sequence[int], ends: Sequence[int]) -> Tensor:
 def _pad_axis(x: Tensor, axis: int, begin: int, end: int, mode: str) -> Tensor:
     """Pads one axis, so that any number of axes can be padded."""
     extent = x.shape[axis]
-    places = [_source_index(place, extent, mode) for place in range(-begin, extent + end)]
-    return x.index_select(axis, torch.tensor(places, device=x.device))
+    sources = [_source_index(index, extent, mode) for index in range(-begin, extent + end)]
+    return x.index_select(axis, torch.tensor(sources, device=x.device))
 
 
-def _source_index(place: int, extent: int, mode: str) -> int:
+def _source_index(index: int, extent: int, mode: str) -> int:
     if mode == "edge":
-        return min(max(place, 0), extent - 1)
+        return min(max(index, 0), extent - 1)
     if mode == "wrap":
-        return place % extent
+        return index % extent
     period = max(1, 2 * (extent - 1))
-    return min(place % period, period - place % period) if extent > 1 else 0
+    return min(index % period, period - index % period) if extent > 1 else 0
 
 
 def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
@@ -181,20 +180,17 @@ def col2im(
     """Sums overlapping blocks x: [N, C k, L] into an image, with k elements per block and L blocks."""
     image, block = ints(image_shape), ints(block_shape)
     rank = len(image)
-    steps, spread, around = strides or [1] * rank, dilations or [1] * rank, pads or [0] * (2 * rank)
-    count = math.prod(block)
+    strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * (2 * rank)
+    padded = [size + begin + end for size, begin, end in zip(image, pads, pads[rank:], strict=False)]
     counts = [
-        (image[a] + around[a] + around[rank + a] - spread[a] * (block[a] - 1) - 1) // steps[a] + 1
-        for a in range(rank)
+        (size - dilation * (k - 1) - 1) // stride + 1
+        for size, k, stride, dilation in zip(padded, block, strides, dilations, strict=True)
     ]
-    columns = x.reshape(-1, count, math.prod(counts))
-    padded = [image[a] + around[a] + around[rank + a] for a in range(rank)]
-    places = _block_indices(padded, block, counts, steps, spread).to(x.device)
-    flat = columns.new_zeros(columns.shape[0], math.prod(padded))
-    flat = flat.index_add(1, places, columns.reshape(columns.shape[0], -1))
-    whole = flat.reshape(x.shape[0], -1, *padded)
-    ends = [-around[rank + a] for a in range(rank)]
-    return F.pad(whole, torch_pad_order([-around[a] for a in range(rank)], ends))
+    columns = x.reshape(-1, math.prod(block) * math.prod(counts))
+    indices = _block_indices(padded, block, counts, strides, dilations).to(x.device)
+    flat = columns.new_zeros(columns.shape[0], math.prod(padded)).index_add(1, indices, columns)
+    crops = [-size for size in pads]
+    return F.pad(flat.reshape(x.shape[0], -1, *padded), torch_pad_order(crops[:rank], crops[rank:]))
 
 
 def _block_indices(

@@ -53,19 +53,13 @@ def bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     return x << y if direction == "LEFT" else x >> y
 
 
-def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(condition, x, y)
-
-
 def cumulative_sum(x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     (along,) = ints(axis)
     ordered = x.flip(along) if reverse else x
     total = ordered.cumsum(along, dtype=x.dtype)
     if exclusive:
-        total = torch.cat(
-            [torch.zeros_like(total.narrow(along, 0, 1)), total.narrow(along, 0, total.shape[along] - 1)],
-            along,
-        )
+        first, rest = total.narrow(along, 0, 1), total.narrow(along, 0, total.shape[along] - 1)
+        total = torch.cat([torch.zeros_like(first), rest], along)
     return total.flip(along) if reverse else total
 
 

@@ -18,10 +18,10 @@ def gather(x: Tensor, indices: Tensor | int, *, axis: int = 0) -> Tensor:
     """A view for a constant scalar index, an embedding for rows of a float matrix."""
     if not isinstance(indices, Tensor):
         return x.select(axis, indices)
-    places = wrap_negative(indices.long(), x.shape[axis])
+    positions = wrap_negative(indices.long(), x.shape[axis])
     if axis % x.ndim == 0 and x.ndim == 2 and x.is_floating_point():
-        return F.embedding(places, x)
-    taken = x.index_select(axis, places.reshape(-1))
+        return F.embedding(positions, x)
+    taken = x.index_select(axis, positions.reshape(-1))
     axis %= x.ndim
     return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
@@ -42,20 +42,20 @@ def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
 
 def _flat_index(indices: Tensor, extents: Sequence[int], flat: Tensor) -> Tensor:
     """The flat index, in axes of these extents, of each row of indices: [..., d]; `flat` is its start."""
-    for place, extent in enumerate(extents):
-        flat = flat * extent + wrap_negative(indices[..., place].long(), extent)
+    for axis, extent in enumerate(extents):
+        flat = flat * extent + wrap_negative(indices[..., axis].long(), extent)
     return flat
 
 
 def scatter_elements(
     x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
-    places = wrap_negative(indices.long(), x.shape[axis])
+    positions = wrap_negative(indices.long(), x.shape[axis])
     if reduction == "none":
-        return x.scatter(axis, places, updates)
+        return x.scatter(axis, positions, updates)
     if reduction == "add":
-        return x.scatter_add(axis, places, updates)
-    return x.scatter_reduce(axis, places, updates, _REDUCTIONS[reduction])
+        return x.scatter_add(axis, positions, updates)
+    return x.scatter_reduce(axis, positions, updates, _REDUCTIONS[reduction])
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
@@ -75,10 +75,10 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
 def one_hot(indices: Tensor, depth: Number | Sequence[float], values: Tensor, *, axis: int = -1) -> Tensor:
     """`values` are (off, on); an index out of range selects no element."""
     count = int(number(depth))
-    places = wrap_negative(indices.long(), count).unsqueeze(axis)
-    shape = [1] * places.ndim
+    positions = wrap_negative(indices.long(), count).unsqueeze(axis)
+    shape = [1] * positions.ndim
     shape[axis] = count
-    is_on = places == torch.arange(count, device=places.device).reshape(shape)
+    is_on = positions == torch.arange(count, device=positions.device).reshape(shape)
     return torch.where(is_on, values[1], values[0])
 
 
@@ -86,10 +86,10 @@ def top_k(
     x: Tensor, k: Number | Sequence[float], *, outputs: int, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Stable: equal elements keep their order, unlike in `torch.topk`."""
-    values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
+    values, positions = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     count = int(number(k))
     top = values.narrow(axis, 0, count)
-    return top if outputs == 1 else (top, places.narrow(axis, 0, count))
+    return top if outputs == 1 else (top, positions.narrow(axis, 0, count))
 
 
 def non_zero(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from onnxgc.torch.operators.products import torch_pad_order
-from onnxgc.torch.operators.setting_values import Ints
+from onnxgc.torch.operators.products import CONV, torch_pad_order
+from onnxgc.torch.operators.setting_values import Ints, ints
 
 _MAX_POOL: Mapping[int, Callable[..., tuple[Tensor, Tensor]]] = {
     1: F.max_pool1d_with_indices,
@@ -19,7 +19,6 @@ _MAX_POOL: Mapping[int, Callable[..., tuple[Tensor, Tensor]]] = {
 }
 _MAX_POOL_ALONE: Mapping[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL: Mapping[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-_CONV: Mapping[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class _Windows:
@@ -56,13 +55,13 @@ class _Windows:
         """
         if not self.ceil_mode:
             return self.ends
-        found = []
+        ends = []
         for axis, size in enumerate(self.sizes):
             begin, stride, reach = self.begins[axis], self.strides[axis], self.reaches[axis]
             last = math.ceil((size + begin + self.ends[axis] - reach) / stride)
             last -= last * stride >= size + begin
-            found.append(last * stride + reach - size - begin)
-        return found
+            ends.append(last * stride + reach - size - begin)
+        return ends
 
 
 def max_pool(
@@ -86,20 +85,20 @@ def max_pool(
     settings = (w.kernel, w.strides, begins, w.dilations, ceils)
     if outputs == 1:
         return _MAX_POOL_ALONE[w.rank](padded, *settings)
-    y, places = _MAX_POOL[w.rank](padded, *settings)
+    y, positions = _MAX_POOL[w.rank](padded, *settings)
     shifts = [0] * w.rank if w.suits_torch else w.begins
-    return y, _flat_indices(x, places, padded.shape[2:], shifts, by_columns=bool(storage_order))
+    return y, _flat_indices(x, positions, padded.shape[2:], shifts, by_columns=bool(storage_order))
 
 
 def _flat_indices(
-    x: Tensor, places: Tensor, padded: Sequence[int], shifts: Sequence[int], *, by_columns: bool
+    x: Tensor, positions: Tensor, padded: Sequence[int], shifts: Sequence[int], *, by_columns: bool
 ) -> Tensor:
     """Indices into padded images as flat indices into x. Source: ONNX, MaxPool, Indices."""
     sizes = x.shape[2:]
     coordinates = []
     for size, shift in zip(reversed(padded), reversed(shifts), strict=True):
-        coordinates.append(places % size - shift)
-        places = places // size
+        coordinates.append(positions % size - shift)
+        positions = positions // size
     if not by_columns:
         coordinates.reverse()
     extents = reversed(sizes) if by_columns else sizes
@@ -119,7 +118,10 @@ def max_unpool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    """Scatters x into zeros, at flat indices of the result."""
+    """Scatters x into zeros, at flat indices of an image without `output_shape`, to which zeros are added.
+
+    Source: ONNX's reference and test cases; ONNX Runtime reads indices of an image of `output_shape`.
+    """
     rank = x.ndim - 2
     steps, around = strides or [1] * rank, pads or [0] * (2 * rank)
     sizes = [
@@ -128,7 +130,11 @@ def max_unpool(
     ]
     shape = [*x.shape[:2], *sizes]
     flat = x.new_zeros(math.prod(shape)).scatter(0, indices.reshape(-1), x.reshape(-1))
-    return flat.reshape(shape)
+    image = flat.reshape(shape)
+    if output_shape is None:
+        return image
+    added = [wanted - size for wanted, size in zip(ints(output_shape)[2:], sizes, strict=True)]
+    return F.pad(image, torch_pad_order([0] * rank, added))
 
 
 def average_pool(
@@ -146,22 +152,23 @@ def average_pool(
     if w.suits_torch and set(w.dilations) == {1}:
         counts_pads = bool(count_include_pad)
         return _AVERAGE_POOL[w.rank](x, w.kernel, w.strides, w.begins, w.ceil_mode, counts_pads)
-    counted = x.new_ones(1, 1, *w.sizes)
+    ones = x.new_ones(1, 1, *w.sizes)
+    around = torch_pad_order(w.begins, w.whole_ends())
     if count_include_pad:
-        counted = F.pad(counted, torch_pad_order(w.begins, w.ends), value=1.0)
         # Positions past the padding, under ceil_mode, never count.
+        ones = F.pad(ones, torch_pad_order(w.begins, w.ends), value=1.0)
         rest = [whole - end for whole, end in zip(w.whole_ends(), w.ends, strict=True)]
-        counts = _window_sum(F.pad(counted, torch_pad_order([0] * w.rank, rest)), w)
+        counts = _window_sum(F.pad(ones, torch_pad_order([0] * w.rank, rest)), w)
     else:
-        counts = _window_sum(F.pad(counted, torch_pad_order(w.begins, w.whole_ends())), w)
-    return _window_sum(F.pad(x, torch_pad_order(w.begins, w.whole_ends())), w) / counts
+        counts = _window_sum(F.pad(ones, around), w)
+    return _window_sum(F.pad(x, around), w) / counts
 
 
 def _window_sum(padded: Tensor, w: _Windows) -> Tensor:
     """Sums over windows, as convolution of each image with ones."""
     images = padded.reshape(-1, 1, *padded.shape[2:])
     ones = padded.new_ones(1, 1, *w.kernel)
-    sums = _CONV[w.rank](images, ones, None, w.strides, 0, w.dilations)
+    sums = CONV[w.rank](images, ones, None, w.strides, 0, w.dilations)
     return sums.reshape(*padded.shape[:2], *sums.shape[2:])
 
 

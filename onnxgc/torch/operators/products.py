@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-_CONV: Mapping[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONV: Mapping[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE: Mapping[int, Callable[..., Tensor]] = {
     1: F.conv_transpose1d,
     2: F.conv_transpose2d,
@@ -35,7 +35,7 @@ def conv(
     if begins != ends:
         # torch pads both ends equally.
         x, begins = F.pad(x, torch_pad_order(begins, ends)), [0] * rank
-    return _CONV[rank](x, weight, bias, strides, begins, dilations, group)
+    return CONV[rank](x, weight, bias, strides, begins, dilations, group)
 
 
 def _pads(
@@ -55,12 +55,12 @@ def _pads(
         max(0, (math.ceil(size / stride) - 1) * stride + (k - 1) * dilation + 1 - size)
         for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True)
     ]
-    return split_padding(totals, more_at_the_end=auto_pad == "SAME_UPPER")
+    return _split_padding(totals, auto_pad)
 
 
-def split_padding(totals: Sequence[int], *, more_at_the_end: bool) -> tuple[list[int], list[int]]:
+def _split_padding(totals: Sequence[int], auto_pad: str) -> tuple[list[int], list[int]]:
     less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
-    return (less, more) if more_at_the_end else (more, less)
+    return (less, more) if auto_pad == "SAME_UPPER" else (more, less)
 
 
 def torch_pad_order(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -99,7 +99,7 @@ def conv_transpose(
     if output_shape is not None:
         wanted = output_shape[-rank:]
         totals = [max(0, r + f - w) for r, f, w in zip(reached, further, wanted, strict=True)]
-        begins, ends = split_padding(totals, more_at_the_end=auto_pad == "SAME_UPPER")
+        begins, ends = _split_padding(totals, auto_pad)
     else:
         given = list(pads) if pads is not None and auto_pad != "VALID" else [0] * (2 * rank)
         begins, ends = given[:rank], given[rank:]

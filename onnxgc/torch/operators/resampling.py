@@ -108,14 +108,14 @@ def _interpolation(
     )
     if torch_mode is None or shape[:2] != tuple(x.shape[:2]) or not is_plain or not fits:
         return None
-    place = attributes.get("coordinate_transformation_mode", "half_pixel")
+    coordinates = attributes.get("coordinate_transformation_mode", "half_pixel")
     if mode == "nearest":
-        is_same = place == "asymmetric" and attributes.get("nearest_mode") == "floor"
+        is_same = coordinates == "asymmetric" and attributes.get("nearest_mode") == "floor"
         return {"mode": torch_mode} if is_same else None
     if not math.isclose(attributes.get("cubic_coeff_a", -0.75), -0.75):
         return None
-    if place in ("half_pixel", "pytorch_half_pixel", "align_corners") and min(shape[2:]) > 1:
-        return {"mode": torch_mode, "align_corners": place == "align_corners"}
+    if coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners") and min(shape[2:]) > 1:
+        return {"mode": torch_mode, "align_corners": coordinates == "align_corners"}
     return None
 
 
@@ -132,16 +132,16 @@ def _taps(
     def setting(name: str) -> Array | None:
         return None if settings[name] is None else np.asarray(settings[name])
 
-    found = axis_resamplings(ResizeNode(shape, output_shape, dict(attributes), setting))
-    return tuple((along.axis, along.places, along.weights) for along in found if along.repeats != 1)
+    resamplings = axis_resamplings(ResizeNode(shape, output_shape, dict(attributes), setting))
+    return tuple((along.axis, along.places, along.weights) for along in resamplings if along.repeats != 1)
 
 
 def _resampled(x: Tensor, taps: Sequence[_Taps]) -> Tensor:
-    for axis, places, weights in taps:
+    for axis, sources, weights in taps:
         shape = [1] * x.ndim
-        shape[axis] = places.shape[1]
-        total = x.new_zeros([*x.shape[:axis], places.shape[1], *x.shape[axis + 1 :]])
-        for indices, weight in zip(places, weights, strict=True):
+        shape[axis] = sources.shape[1]
+        total = x.new_zeros([*x.shape[:axis], sources.shape[1], *x.shape[axis + 1 :]])
+        for indices, weight in zip(sources, weights, strict=True):
             taken = x.index_select(axis, torch.from_numpy(indices).to(x.device))
             if (weight != 1).any():
                 taken = taken * torch.from_numpy(weight).to(taken).reshape(shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from onnxgc.planning.allocations import Storage, allocations
 from onnxgc.planning.schedule import Schedule, StepGraph
+from onnxgc.runtime.ort import MAX_DEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class ArenaSettings:
     first_region_bytes: int
     max_region_bytes: int
     max_dead_bytes: int
+
+
+# The CPU arena of `onnxgc.runtime.ort.make_session`. Source: onnxruntime/core/framework/bfc_arena.h, whose
+# defaults these are (kMinAllocationSize, DEFAULT_INITIAL_CHUNK_SIZE_BYTES,
+# DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES, growth by kNextPowerOfTwo), but for the dead bytes.
+ARENA = ArenaSettings(
+    granule_bytes=256, first_region_bytes=1 << 20, max_region_bytes=1 << 30, max_dead_bytes=MAX_DEAD_BYTES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +105,11 @@ class Arena:
             return None
         granule = self._settings.granule_bytes
         wanted = -(-size_bytes // granule) * granule
-        place = bisect.bisect_left(self._free, (wanted,))
-        if place == len(self._free):
+        index = bisect.bisect_left(self._free, (wanted,))
+        if index == len(self._free):
             self._extend(wanted)
-            place = bisect.bisect_left(self._free, (wanted,))
-        chunk = self._free_at.pop(self._free.pop(place)[1])
+            index = bisect.bisect_left(self._free, (wanted,))
+        chunk = self._free_at.pop(self._free.pop(index)[1])
         rest = chunk.size_bytes - wanted
         if rest >= wanted or rest >= self._settings.max_dead_bytes:
             self._split(chunk, wanted)

@@ -1,4 +1,4 @@
-"""The user's own checkpoints."""
+"""Plans without a search: every tensor kept, or the user's own checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.plan_bounds import plan_lower_bound
 
 
-def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
+def keep_all(problem: CheckpointProblem, options: SolverOptions) -> Finding:
+    """The plan that keeps every tensor."""
+    bound, operator = plan_lower_bound(problem, options.objective)
+    return Finding(CheckpointPlan(problem.graph.vertices), Status.FEASIBLE, bound, operator)
+
+
+def keep_given(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     """The plan with `options.checkpoints`. Any set is valid: segments may have several entries and exits.
 
     Raises:
@@ -19,10 +25,17 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     return Finding(plan, Status.FEASIBLE, bound, operator)
 
 
+STORE_ALL = Solver(
+    name="store-all",
+    summary="keep every tensor and recompute nothing, as regular training does",
+    search=keep_all,
+    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS),
+)
+
 MANUAL = Solver(
     name="manual",
     summary="keep the tensors that --checkpoints names",
-    search=search,
+    search=keep_given,
     objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS),
     automatic=False,
 )

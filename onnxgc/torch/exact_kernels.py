@@ -1,7 +1,9 @@
-"""Traces that run the same kernels as the module itself.
+"""Traces that run the same kernels, and draw the same masks, as the module itself.
 
-PyTorch traces some operators by decompositions, which round differently and draw other masks. The LSTM of a
-CPU is one operator with an opaque workspace, which its backward reads.
+PyTorch traces some operators by decompositions, which round differently and draw other masks. It replaces
+in-place random operators, which fill a tensor in memory order, by out-of-place operators, which fill a
+contiguous tensor: after a transposition the masks would differ. The LSTM of a CPU is one operator with an
+opaque workspace, which its backward reads.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
 
 LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 LAYER_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
@@ -23,21 +27,20 @@ _DECOMPOSED_ALWAYS = frozenset(
     }
 )
 """Operators that can be traced only by their decompositions, which compute identical results."""
+_IN_PLACE = {torch.ops.aten.bernoulli.p, torch.ops.aten.bernoulli.Tensor}
+"""Random operators whose result is contiguous, whatever the strides of the input."""
 
 
 @functools.cache
 def _decomposed() -> tuple[Any, ...]:
     """Operators that PyTorch decomposes only while tracing."""
-    found = []
+    overloads = []
     for name in torch._C._dispatch_get_all_op_names():
-        kind, _, rest = name.partition("::")
+        namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
-        if kind != "aten" or rest in _DECOMPOSED_ALWAYS:
-            continue
-        operator = getattr(torch.ops.aten, packet, None)
-        if operator is not None and (overload or "default") in operator.overloads():
-            found.append(getattr(operator, overload or "default"))
-    return tuple(one for one in found if any(key in one.py_kernels for key in _KEYS))
+        if namespace == "aten" and rest not in _DECOMPOSED_ALWAYS:
+            overloads.append(getattr(getattr(torch.ops.aten, packet, None), overload or "default", None))
+    return tuple(each for each in overloads if any(key in getattr(each, "py_kernels", ()) for key in _KEYS))
 
 
 @contextmanager
@@ -112,3 +115,44 @@ def backward_with_workspace(arguments: Sequence[Any]) -> tuple[Any, ...]:
         *(has_biases, is_bidirectional, is_batch_first, is_trained),
     )
     return (*arguments[:-1], outputs[3])
+
+
+def draw_in_memory_order(graph: fx.Graph) -> None:
+    """Draws each mask with its dimensions in memory order, and permutes the result."""
+    permute, expand = torch.ops.aten.permute.default, torch.ops.aten.expand.default
+    for node in [
+        each for target in _IN_PLACE for each in graph.find_nodes(op="call_function", target=target)
+    ]:
+        source, probability, *others = node.args
+        shape, strides = source.meta["val"].shape, source.meta["val"].stride()
+        order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+        if order == list(range(len(order))):
+            continue
+        with graph.inserting_before(node):
+            ordered = _view(graph, source, permute, order)
+            if isinstance(probability, fx.Node):
+                probability = _view(graph, probability, expand, list(shape))
+                probability = _view(graph, probability, permute, order)
+            drawn = graph.call_function(node.target, (ordered, probability, *others), dict(node.kwargs))
+            drawn.meta = {**node.meta, "val": torch.empty_like(node.meta["val"].permute(order).contiguous())}
+            back = _view(graph, drawn, permute, [order.index(axis) for axis in range(len(order))])
+        node.replace_all_uses_with(back)
+        graph.erase_node(node)
+
+
+def _view(graph: fx.Graph, source: fx.Node, view: Any, to: list[int]) -> fx.Node:
+    node = graph.call_function(view, (source, to))
+    node.meta = {**source.meta, "val": view(source.meta["val"], to)}
+    return node
+
+
+class ContiguousDraws(TorchFunctionMode):
+    """Makes inputs of out-of-place draws contiguous, so that `draw_in_memory_order` leaves them unchanged.
+
+    Their masks are contiguous in the module itself, too.
+    """
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.bernoulli, torch.Tensor.bernoulli) and args:
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **(kwargs or {}))

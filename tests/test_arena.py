@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgc.planning.arena import Arena, ArenaSettings, Chunk, simulate_arena
 from onnxgc.planning.schedule import Operator, StepGraph, build_schedule
 from onnxgc.planning.simulate import simulate
+from scripts.benchmarking.arena import Arena, ArenaSettings, Chunk, simulate_arena
 from tests.planning.test_schedule import chain, copy_name
 
 SMALL = ArenaSettings(granule_bytes=4, first_region_bytes=32, max_region_bytes=128, max_dead_bytes=16)

@@ -1,11 +1,29 @@
-"""Contraction of groups of vertices to one vertex each."""
+"""Connected components, and contraction of groups of vertices to one vertex each."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 V = TypeVar("V", bound=Hashable)
+
+
+def connected_components(vertices: Collection[V], neighbours: Callable[[V], Iterable[V]]) -> list[list[V]]:
+    """The weakly connected components of some vertices, by first vertex; each begins with its first."""
+    left = set(vertices)
+    components: list[list[V]] = []
+    for start in vertices:
+        if start not in left:
+            continue
+        left.remove(start)
+        component = [start]
+        for vertex in component:  # Grows during the loop.
+            for neighbour in neighbours(vertex):
+                if neighbour in left:
+                    left.remove(neighbour)
+                    component.append(neighbour)
+        components.append(component)
+    return components
 
 
 def contracts_without_cycle(group_of: Mapping[V, Hashable], edges: Iterable[tuple[V, V]]) -> bool:
