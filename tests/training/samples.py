@@ -17,9 +17,9 @@ def samples(seed: int, size: int = 64) -> dict[str, Any]:
     }
 
 
-def make_trainer(model: Any, **how: Any) -> Trainer:
+def make_trainer(source: Any, /, **how: Any) -> Trainer:
     """A trainer on one thread, which does not run the forward model before planning."""
-    return Trainer(model, **{"threads": 1, "check": False, **how})
+    return Trainer(source, **{"threads": 1, "check": False, **how})
 
 
 def losses_of(trainer: Trainer, data: Any, epochs: int = 1, **how: Any) -> list[float]:
