@@ -11,6 +11,7 @@
     python scripts/benchmark.py gradients   exports of whole models against torch float64 of their modules
     python scripts/benchmark.py twins F     one network in files of several frameworks, from folder F
     python scripts/benchmark.py training    memory, time and accuracy of training on ONNX Runtime
+    python scripts/benchmark.py card        kernels, bytes and expected times on a GPU, without one
     python scripts/benchmark.py exactness   solvers against exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, in docs/memory.svg
     python scripts/benchmark.py render      README.md, docs/ and pictures from the recorded figures
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmarking import (
     budgets,
+    card,
     documents,
     exactness,
     gradients,
@@ -69,6 +71,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "gradients": gradients,
     "twins": twins,
     "training": training,
+    "card": card,
     "exactness": exactness,
     "picture": memory_picture,
 }

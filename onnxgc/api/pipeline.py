@@ -23,13 +23,14 @@ from onnxgc.api.trial_run import trial_run, type_text
 from onnxgc.budget.search import ignore_progress
 from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
 from onnxgc.emission.training_graph import TrainingGraph
-from onnxgc.errors import ModelFileError, OutputFileError
+from onnxgc.errors import ModelFileError, OutputFileError, PlanError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.report.data.optimize_report import OptimizeReport
+from onnxgc.runtime.ort import provider_of_forms
 from onnxgc.tracing.gradient_types import type_of_array
 from onnxgc.tracing.optimizers import Optimizer, optimizer_of
 
@@ -89,6 +90,8 @@ def optimize(
     plan: Any = None,
     values: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
+    provider: str | None = None,
+    barriers: str = "auto",
 ) -> OptimizeResult:
     """Plan a forward model and emit a training graph that needs less memory than the baseline.
 
@@ -122,6 +125,8 @@ def optimize(
         plan: a given plan in any form that `onnxgc.emission.plan_files.plan_of` reads; no search.
         values: weights by name, in place of the model's.
         progress: callback that receives the name of each stage.
+        provider: `cpu` or `cuda`, whose forms gradients take; None for cuda where available.
+        barriers: `auto`, or `none` for a file that only sessions of `make_session` run in its order.
 
     Raises:
         OnnxgcError: one line that states what is wrong, where, and what to do.
@@ -134,10 +139,24 @@ def optimize(
         plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify
     )
     read = ReadOptions(
-        loss, tuple(trainable), tuple(freeze), keep_outputs, freeze_bn, untie, optimizer_of(optimizer)
+        loss,
+        tuple(trainable),
+        tuple(freeze),
+        keep_outputs,
+        freeze_bn,
+        untie,
+        optimizer_of(optimizer),
+        provider_of_forms(provider),
+        _has_barriers(barriers),
     )
     target = None if dry_run or output is None else _Target(os.fspath(output), external_data)
     return planned_model(source, input_shapes, read, how, target, values=values or {}, check=check)
+
+
+def _has_barriers(barriers: str) -> bool:
+    if barriers not in ("auto", "none"):
+        raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
+    return barriers == "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from onnxgc.api.budget_plans import BudgetRequest, FrontierPoint
@@ -13,6 +13,7 @@ from onnxgc.emission.plan_files import METADATA_KEY, plan_as_json
 from onnxgc.emission.training_graph import TrainingGraph, emit_training_graph
 from onnxgc.gradients.differentiate import fresh_name
 from onnxgc.model.core.ir import Array, TrainableModel
+from onnxgc.planning.column_memory import free_bytes
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import Solution
 from onnxgc.planning.schedule import Schedule, build_schedule, copy_namer, with_late_replacements
@@ -87,8 +88,42 @@ def schedule_solution(
 ) -> PlannedStep:
     """Schedule and simulate a solution, and the baseline.
 
-    `like` is another plan of the same traced step; its baseline is used again.
+    `like` is another plan of the same traced step; its baseline is used again. On CUDA gradients of weights
+    get the memory that is free below the peaks.
     """
+    planned = _scheduled(model, traced, solution, like)
+    if model.provider == "cpu" or solution.plan.sequence:
+        return planned
+    return _with_free_memory_used(planned)
+
+
+_FREE_SHARES = (1.0, 0.75, 0.5)
+"""Shares of the free memory that are tried, since other storages may end later than before."""
+
+
+def _with_free_memory_used(planned: PlannedStep) -> PlannedStep:
+    """The plan with fewer, larger weight gradients of convolutions, if the peaks stay as they are."""
+    model, step, traced = planned.model, planned.step, planned.traced
+    free = free_bytes(planned.schedule, step.graph, planned.profile)
+    free_in_baseline = free_bytes(planned.regular_schedule, traced.step.graph, planned.regular_profile)
+    for share in _FREE_SHARES:
+        limits = {name: int(share * min(free[name], free_in_baseline.get(name, 0))) for name in free}
+        changed = replace(model, column_bytes=limits)
+        optimizer = None if step.updates is None else step.updates.optimizer
+        candidate = _scheduled(
+            changed, trace_problem(changed, step.keeps_outputs, optimizer), planned.solution, None
+        )
+        if (
+            candidate.profile.peak_bytes <= planned.profile.peak_bytes
+            and candidate.regular_profile.peak_bytes <= planned.regular_profile.peak_bytes
+        ):
+            return candidate
+    return planned
+
+
+def _scheduled(
+    model: TrainableModel, traced: TracedProblem, solution: Solution, like: PlannedStep | None
+) -> PlannedStep:
     joint = traced.problem.joint()
     names = _copy_namer(traced.step)
     graph, schedule = joint.scheduled(solution.plan, names)
@@ -116,16 +151,18 @@ def emit(
     options: ReadOptions | None = None,
 ) -> TrainingGraph:
     """The training graph of a planned step, or of another schedule of the same step."""
-    chosen = schedule or planned.schedule
+    chosen, options = schedule or planned.schedule, options or ReadOptions(provider=planned.model.provider)
     peak = simulate(chosen, planned.step.graph).peak_bytes
     solution = planned.solution
     metadata = {
         METADATA_KEY: json.dumps(plan_as_json(solution.plan, solution.solver)),
         "onnxgc.simulated_peak_bytes": str(peak),
         "onnxgc.loss": planned.model.loss_kind,
-        "onnxgc.options": (options or ReadOptions()).to_json(),
+        "onnxgc.options": options.to_json(),
     }
-    return emit_training_graph(planned.step, chosen, metadata=metadata, values=values)
+    return emit_training_graph(
+        planned.step, chosen, metadata=metadata, values=values, has_barriers=options.has_barriers
+    )
 
 
 def _copy_namer(step: TrainingStep) -> Callable[[str], str]:

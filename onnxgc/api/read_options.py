@@ -26,6 +26,8 @@ class ReadOptions:
     freeze_bn: bool = False
     untie: bool = False
     optimizer: Optimizer | None = None
+    provider: str = "cpu"
+    has_barriers: bool = True
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}, sort_keys=True)
@@ -43,7 +45,17 @@ class ReadOptions:
         later = {key: bool(options.get(key, False)) for key in ("freeze_bn", "untie")}
         optimizer = optimizer_from_json(options.get("optimizer"))
         loss, keep_outputs = str(options["loss"]), bool(options["keep_outputs"])
-        return cls(loss, trainable, freeze, keep_outputs, **later, optimizer=optimizer)
+        provider, has_barriers = str(options.get("provider", "cpu")), bool(options.get("has_barriers", True))
+        return cls(
+            loss,
+            trainable,
+            freeze,
+            keep_outputs,
+            **later,
+            optimizer=optimizer,
+            provider=provider,
+            has_barriers=has_barriers,
+        )
 
 
 def read_with_options(
@@ -59,6 +71,7 @@ def read_with_options(
         freeze=options.freeze,
         freeze_bn=options.freeze_bn,
         untie=options.untie,
+        provider=options.provider,
         # A run with an optimizer may be resumed, and must then draw the same numbers.
         counted_draws=options.optimizer is not None,
     )

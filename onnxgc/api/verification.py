@@ -149,7 +149,7 @@ def _verify(
         gradient_check(planned, expected, actual),
         size_check(plain, gradients, shift),
         order_check(metadata, measured),
-        peak_check(metadata, measured),
+        peak_check(metadata, planned, measured),
         default_check(metadata, expected, default),
     )
     return Verification(checks, baseline, measured, default if isinstance(default, Measurement) else None)

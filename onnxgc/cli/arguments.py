@@ -99,6 +99,13 @@ def time_limit_option(default: str = "") -> Any:
     return Option(None, min=0.0, callback=finite, rich_help_panel=SEARCH, help=text)
 
 
+class ProviderName(StrEnum):
+    """An execution provider of ONNX Runtime."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class OptimizerName(StrEnum):
     """An optimizer whose updates a training file contains."""
 

@@ -31,6 +31,7 @@ from onnxgc.cli.arguments import (
     Model,
     OptimizerName,
     Options,
+    ProviderName,
     check_distinct,
     check_json_target,
     check_needs_budget,
@@ -74,6 +75,13 @@ class ObjectiveName(StrEnum):
     PEAK = "peak"
     ACTIVATIONS = "activations"
     PAPER = "paper"
+
+
+class BarrierName(StrEnum):
+    """Nodes that keep the schedule's order."""
+
+    AUTO = "auto"
+    NONE = "none"
 
 
 class _Planning(Options, panel=PLAN):
@@ -133,6 +141,13 @@ class _Files(Options, panel=FILES):
 
     optimizer: OptimizerName = UPDATES
     keep_outputs: bool = Option(False, help="Return the model's own outputs as well.")
+    provider: ProviderName | None = Option(
+        None, help="Execution provider whose forms the gradients take [default: cuda where available]."
+    )
+    barriers: BarrierName = Option(
+        BarrierName.AUTO,
+        help="none leaves out the nodes that keep the order in sessions with default settings.",
+    )
     save_external_data: bool = Option(False, help="Write weights to a file next to the training file.")
     save_plan: str | None = Option(None, help="Write the plan to this JSON file as well.")
     dry_run: bool = Option(False, help="Do not write the training file.")
@@ -216,6 +231,8 @@ def optimize_command(
             keep_outputs=files.keep_outputs,
             optimizer=files.optimizer,
             external_data=files.save_external_data,
+            provider=files.provider,
+            barriers=files.barriers,
             dry_run=files.dry_run,
             progress=notify,
         )

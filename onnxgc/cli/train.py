@@ -29,6 +29,7 @@ from onnxgc.cli.arguments import (
     THREADS,
     TRAINABLE,
     Options,
+    ProviderName,
     check_distinct,
     check_json_target,
     check_target,
@@ -75,13 +76,6 @@ class ScheduleName(StrEnum):
     CONSTANT = "constant"
     STEP = "step"
     COSINE = "cosine"
-
-
-class ProviderName(StrEnum):
-    """An execution provider of ONNX Runtime."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 class _Data(Options, panel="Data and state"):

@@ -59,17 +59,19 @@ class BarrierWriter:
     token: str
     _index: int = 0
 
-    def opaque_view(self, tensor: str) -> tuple[Node, Node, str]:
-        """A view of an input with a shape that the runtime does not know statically.
+    def opaque_view(self, tensor: str, *, on_cuda: bool) -> tuple[list[Node], str]:
+        """A view of an input with a shape that the runtime does not know statically, and its nodes.
 
-        So the runtime reserves no buffer for a later tensor of the same shape.
+        So the runtime reserves no buffer for a later tensor of the same shape. On CUDA the zero is the length
+        of an empty slice: the runtime would add the input `zero` on the device and copy the shape back.
         """
+        length, nodes = self._empty_length(tensor) if on_cuda else (self.tensors.zero, [])
         shape = self.tensors.type_of(tensor).shape
         target, view = self.tensors.fresh_name(f"{tensor}/shape"), self.tensors.fresh_name(f"{tensor}/view")
         self.tensors.declare_vector(target, TensorType(onnx.TensorProto.INT64, (len(shape),)))
         self.tensors.types[view] = self.tensors.type_of(tensor)
-        add = Node("Add", (self.tensors.integers(shape), self.tensors.zero), (target,), name=target)
-        return add, self._reshape(tensor, target, view), view
+        add = Node("Add", (self.tensors.integers(shape), length), (target,), name=target)
+        return [*nodes, add, self._reshape(tensor, target, view)], view
 
     def delay_group(self, nodes: Sequence[Node], always_delayed: frozenset[str] = frozenset()) -> list[Node]:
         """The group's nodes with their barriers; `token` becomes the group's last delayed tensor.

@@ -48,23 +48,36 @@ def emit_training_graph(
     *,
     metadata: Mapping[str, str],
     values: Mapping[str, Array] | None = None,
+    has_barriers: bool = True,
 ) -> TrainingGraph:
     """The training graph of one step in the order of `schedule`.
 
-    `values` replaces weights by name. docs/training-file.md defines inputs, outputs, names and metadata.
+    `values` replaces weights by name. Without barriers only a session that runs nodes in the order of the
+    file, without optimisations, keeps the schedule. docs/training-file.md defines inputs, outputs, names and
+    metadata.
     """
     peak_bytes = simulate(schedule, step.graph).peak_bytes
-    emitter = _Emitter(step, schedule, peak_bytes)
+    emitter = _Emitter(step, schedule, peak_bytes, has_barriers)
     nodes = emitter.nodes()
     model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {})
     return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule)
 
 
+def training_nodes(
+    step: TrainingStep, schedule: Schedule, *, has_barriers: bool = True
+) -> tuple[list[Node], GraphTensors]:
+    """The nodes that `emit_training_graph` writes, in order, and the types of their tensors."""
+    peak_bytes = simulate(schedule, step.graph).peak_bytes
+    emitter = _Emitter(step, schedule, peak_bytes, has_barriers)
+    return [annotated.node for annotated in emitter.nodes()], emitter.tensors
+
+
 class _Emitter:
     """Turns the instructions of a schedule into nodes, in groups with barriers between them."""
 
-    def __init__(self, step: TrainingStep, schedule: Schedule, peak_bytes: int) -> None:
+    def __init__(self, step: TrainingStep, schedule: Schedule, peak_bytes: int, has_barriers: bool) -> None:
         self._step = step
+        self._has_barriers = has_barriers
         self._schedule = schedule
         weights = {*step.model.weights, *step.constants, step.differentiated.seed}
         self.tensors = GraphTensors(
@@ -81,6 +94,12 @@ class _Emitter:
 
     def nodes(self) -> list[AnnotatedNode]:
         """All nodes of the file in the order of the schedule."""
+        if not self._has_barriers:
+            return [
+                AnnotatedNode(node, group.role, segment)
+                for group in self._groups()
+                for node, segment in zip(group.nodes, group.segments, strict=True)
+            ]
         step, updates = self._step, self._step.updates
         # An update waits for the readers of the values that it replaces.
         replaced = frozenset[str]()
@@ -89,9 +108,8 @@ class _Emitter:
         written: list[AnnotatedNode] = []
         views: dict[str, str] = {}
         for name in step.model.inputs:
-            add, view_node, view = self._barriers.opaque_view(name)
-            written.extend((AnnotatedNode(add, "forward"), AnnotatedNode(view_node, "forward")))
-            views[name] = view
+            added, views[name] = self._barriers.opaque_view(name, on_cuda=step.model.provider == "cuda")
+            written.extend(AnnotatedNode(node, "forward") for node in added)
         live = live_constants(step.nodes.values(), self.tensors)
         written.extend(AnnotatedNode(node, "forward") for node in live.nodes)
         is_first = True

@@ -49,6 +49,12 @@ def relu(g: GradientContext) -> None:
     g.give(0, g.emit("Mul", g.dy, positive))
 
 
+def relu_on_cuda(g: GradientContext) -> None:
+    """As `relu`, with a mask of bools instead of numbers: 3.5 passes over tensors of y's size, not 5."""
+    zero = g.scalar(0.0)
+    g.give(0, g.emit("Where", g.emit("Greater", g.y(), zero), g.dy, zero))
+
+
 def leaky_relu(g: GradientContext) -> None:
     """y = x where x > 0, else a x: dx = dy or a dy. For a >= 0, y > 0 exactly where x > 0."""
     slope = float(g.attribute("alpha", 0.01))

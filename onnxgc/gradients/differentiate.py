@@ -19,6 +19,8 @@ from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.active_tensors import active_tensors
 from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
 
+# Without a limit of its own, a convolution's columns may take this part of the largest activation.
+_COLUMN_SHARE = 4
 Rule = Callable[["GradientContext"], None]
 ExtraOutputs = Callable[[Node, TrainableModel], Sequence[tuple[str, TensorType]]]
 
@@ -94,7 +96,11 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
 
 @dataclass(slots=True)
 class GradientContext:
-    """The interface of a gradient rule to one node: facts about it, and operators to emit."""
+    """The interface of a gradient rule to one node: facts about it, and operators to emit.
+
+    `provider` is the execution provider for which forms are chosen, `column_bytes` the temporary memory that
+    the gradient of a convolution's weight may take.
+    """
 
     node: Node
     types: Mapping[str, TensorType]
@@ -105,6 +111,8 @@ class GradientContext:
     taken: set[str]
     opset: int
     casts_of_bools: Mapping[str, Node]
+    provider: str
+    column_bytes: int
     chunks: list[tuple[int, str, list[Node]]] = field(default_factory=list)
     _pending: list[Node] = field(default_factory=list)
 
@@ -176,14 +184,20 @@ class GradientContext:
     # -- the gradient --------------------------------------------------------------------------
 
     def emit(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Emits one operator with one output; returns the output's name."""
+        """Emits one operator with one output; returns the output's name.
+
+        `op` has its domain if it is not ONNX's own: `com.microsoft::FusedMatMul`.
+        """
         return self.emit_many(op, inputs, 1, **attributes)[0]
 
     def emit_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> tuple[str, ...]:
+        domain, _, op = op.rpartition("::")
         base = f"{self.node.outputs[0]}_grad/{op}"
         outputs = tuple(fresh_name(base, self.taken) for _ in range(count))
         name = f"{self.node.name}/grad/{outputs[0].rsplit('/', 1)[1]}"
-        self._pending.append(Node(op, tuple(inputs), outputs, attributes, name, self.node.name))
+        self._pending.append(
+            Node(op, tuple(inputs), outputs, attributes, name, self.node.name, domain=domain)
+        )
         return outputs
 
     def ints(self, *values: int) -> str:
@@ -233,6 +247,8 @@ def differentiate(
     constants = ConstantPool(taken)
     types = {**model.types, **extra_types}
     casts_of_bools = _casts_of_bools(forward, types)
+    computed = (types[name] for node in forward for name in node.outputs if name in types)
+    largest = max((kind.size_bytes for kind in computed), default=0)
     backward = _Backward({model.loss: seed})
     for node in reversed(forward):
         incoming = {
@@ -252,6 +268,8 @@ def differentiate(
             taken,
             model.opset,
             casts_of_bools,
+            model.provider,
+            model.column_bytes.get(node.name, largest // _COLUMN_SHARE),
         )
         rules[node.rule](context)
         _check_complete(context)

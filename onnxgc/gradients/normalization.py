@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.differentiate import GradientContext
 from onnxgc.gradients.rule_helpers import (
+    channel_sums,
+    is_narrow,
+    mean_over_last,
     per_channel,
     reciprocal_or_zero,
     reduce_sum,
@@ -31,13 +35,12 @@ def batch_normalization(g: GradientContext) -> None:
             "gradient rule; export the model without these outputs"
         )
     rank = len(g.input_shape(0))
-    axes = (0, *range(2, rank))
     inverse = _inverse_deviation(g)
     if g.wants(2):
-        g.give(2, reduce_sum(g, g.dy, axes))
+        g.give(2, channel_sums(g, g.dy, g.input_shape(0)))
     if g.wants(1):
         centred = g.emit("Sub", g.x(0), per_channel(g, g.x(3), rank))
-        total = reduce_sum(g, g.emit("Mul", g.dy, centred), axes)
+        total = channel_sums(g, g.emit("Mul", g.dy, centred), g.input_shape(0))
         g.give(1, g.emit("Mul", total, inverse))
     if g.wants(0):
         slope = per_channel(g, g.emit("Mul", g.x(1), inverse), rank)
@@ -53,12 +56,11 @@ def batch_normalization_of_batch(g: GradientContext) -> None:
     """
     shape = g.input_shape(0)
     rank, count = len(shape), math.prod(shape) // shape[1]
-    axes = (0, *range(2, rank))
     inverse = _inverse_deviation(g)
     centred = g.emit("Sub", g.x(0), per_channel(g, g.x(3), rank))
-    total = reduce_sum(g, g.emit("Mul", g.dy, centred), axes)
+    total = channel_sums(g, g.emit("Mul", g.dy, centred), shape)
     d_scale = g.emit("Mul", total, inverse)
-    d_bias = reduce_sum(g, g.dy, axes)
+    d_bias = channel_sums(g, g.dy, shape)
     if g.wants(1):
         g.give(1, d_scale)
     if g.wants(2):
@@ -72,6 +74,39 @@ def batch_normalization_of_batch(g: GradientContext) -> None:
         inner = g.emit("Add", g.dy, inner)
         inner = g.emit("Add", inner, per_channel(g, through_mean, rank))
         g.give(0, g.emit("Mul", inner, per_channel(g, slope, rank)))
+
+
+def batch_normalization_of_batch_on_cuda(g: GradientContext) -> None:
+    """As `batch_normalization_of_batch`, in 12 passes over tensors of x's size, not 16, and fewer nodes.
+
+    With s = std and M elements in a channel, dscale = (sum(dy x) - mean sum(dy)) / s and
+    dx = scale (dy - (x - mean) / s dscale / M - sum(dy) / M) / s. Each quotient is a BatchNormalization in
+    inference form. The rounding error of dscale grows with |mean| / s. Two-byte types keep the other form.
+    """
+    if is_narrow(g):
+        batch_normalization_of_batch(g)
+        return
+    shape = g.input_shape(0)
+    channels, share = shape[1], g.scalar(shape[1] / math.prod(shape))
+    no_bias, ones = g.tensor(np.zeros(channels)), g.tensor(np.ones(channels))
+    epsilon = float(g.attribute("epsilon", 1e-5))
+
+    def normalized(tensor: str, scale: str, mean: str) -> str:
+        """(tensor - mean) scale / s, per channel."""
+        return g.emit("BatchNormalization", tensor, scale, no_bias, mean, g.x(4), epsilon=epsilon)
+
+    d_bias = channel_sums(g, g.dy, shape)
+    product = channel_sums(g, g.emit("Mul", g.dy, g.x(0)), shape, keepdims=True)
+    row = normalized(product, ones, g.emit("Mul", g.x(3), d_bias))
+    d_scale = reshape(g, row, (channels,))
+    if g.wants(1):
+        g.give(1, d_scale)
+    if g.wants(2):
+        g.give(2, d_bias)
+    if g.wants(0):
+        through_deviation = normalized(g.x(0), g.emit("Mul", d_scale, share), g.x(3))
+        inner = g.emit("Sub", g.dy, through_deviation)
+        g.give(0, normalized(inner, g.x(1), g.emit("Mul", d_bias, share)))
 
 
 def _inverse_deviation(g: GradientContext) -> str:
@@ -139,7 +174,7 @@ def rms_normalization(g: GradientContext) -> None:
     """
     rows = _Rows(g, int(g.attribute("axis", -1)))
     square = g.emit("Mul", g.x(0), g.x(0))
-    mean = g.emit("ReduceMean", square, g.ints(*rows.axes), keepdims=1)
+    mean = mean_over_last(g, square, rows.axes, rows.width)
     shifted = g.emit("Add", mean, g.scalar(float(g.attribute("epsilon", 1e-5))))
     inverse = g.emit("Reciprocal", g.emit("Sqrt", shifted))
     product = g.emit("Mul", g.dy, g.x(0))
@@ -155,7 +190,8 @@ def rms_normalization(g: GradientContext) -> None:
 class _Rows:
     """x as rows, normalised independently, and the scale (input 1) that broadcasts over them.
 
-    If the scale has the shape of a row, both sums are matrix products and need no temporary.
+    If the scale has the shape of a row, both sums are matrix products on a CPU and need no temporary. On CUDA
+    products are rounded to 10 bits by default (TF32).
     """
 
     def __init__(self, g: GradientContext, axis: int) -> None:
@@ -167,8 +203,10 @@ class _Rows:
         self.width = math.prod(self._row)
         self._count = math.prod(self._outer)
         scale = g.input_shape(1)
-        self._is_plain = scale[max(len(scale) - len(self._row), 0) :] == self._row and (
-            math.prod(scale) == self.width
+        self._by_product = (
+            g.provider == "cpu"
+            and scale[max(len(scale) - len(self._row), 0) :] == self._row
+            and (math.prod(scale) == self.width)
         )
 
     def _flat(self, tensor: str) -> str:
@@ -177,7 +215,7 @@ class _Rows:
     def scale_gradient(self, product: str, inverse: str) -> str:
         """Sum over rows of `product` (of x's shape) times `inverse` (one number per row)."""
         g, target = self._g, self._g.input_shape(1)
-        if not self._is_plain:
+        if not self._by_product:
             return unbroadcast(g, g.emit("Mul", product, inverse), self.shape, target)
         column = reshape(g, inverse, (self._count, 1))
         return reshape(g, g.emit("Gemm", column, self._flat(product), transA=1), target)
@@ -185,9 +223,9 @@ class _Rows:
     def mean_with_scale(self, tensor: str) -> str:
         """Mean along each row of `tensor` times the scale."""
         g = self._g
-        if not self._is_plain:
+        if not self._by_product:
             scaled = g.emit("Mul", tensor, g.x(1))
-            return g.emit("ReduceMean", scaled, g.ints(*self.axes), keepdims=1)
+            return mean_over_last(g, scaled, self.axes, self.width)
         scale = reshape(g, g.x(1), (self.width, 1))
         means = g.emit("Gemm", self._flat(tensor), scale, alpha=1.0 / self.width)
         return reshape(g, means, (*self._outer, *(1,) * len(self._row)))
@@ -215,9 +253,8 @@ def instance_normalization(g: GradientContext) -> None:
         g.give(2, reduce_sum(g, reshape(g, d_bias, flat[:2]), (0,)))
     if not (g.wants(0) or g.wants(1)):
         return
-    last = g.ints(2)
-    centred = g.emit("Sub", x, g.emit("ReduceMean", x, last, keepdims=1))
-    variance = g.emit("ReduceMean", g.emit("Mul", centred, centred), last, keepdims=1)
+    centred = g.emit("Sub", x, mean_over_last(g, x, (2,), positions))
+    variance = mean_over_last(g, g.emit("Mul", centred, centred), (2,), positions)
     shifted = g.emit("Add", variance, g.scalar(float(g.attribute("epsilon", 1e-5))))
     inverse = g.emit("Reciprocal", g.emit("Sqrt", shifted))
     total = reduce_sum(g, g.emit("Mul", dy, centred), (2,), keepdims=True)

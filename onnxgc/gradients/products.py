@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from onnxgc.gradients.differentiate import GradientContext
-from onnxgc.gradients.rule_helpers import reshape, unbroadcast
+from onnxgc.gradients.rule_helpers import product, reshape, unbroadcast
 
 
 def gemm(g: GradientContext) -> None:
@@ -20,13 +20,13 @@ def gemm(g: GradientContext) -> None:
         g.give(2, summed if beta == 1.0 else g.emit("Mul", summed, g.scalar(beta)))
     if g.wants(1):
         operands = (g.dy, g.x(0), 1, transpose_a) if transpose_b else (g.x(0), g.dy, 1 - transpose_a, 0)
-        g.give(1, _product(g, *operands, alpha))
+        g.give(1, _gemm(g, *operands, alpha))
     if g.wants(0):
         operands = (g.x(1), g.dy, transpose_b, 1) if transpose_a else (g.dy, g.x(1), 0, 1 - transpose_b)
-        g.give(0, _product(g, *operands, alpha))
+        g.give(0, _gemm(g, *operands, alpha))
 
 
-def _product(
+def _gemm(
     g: GradientContext, left: str, right: str, transpose_left: int, transpose_right: int, alpha: float = 1.0
 ) -> str:
     return g.emit("Gemm", left, right, alpha=alpha, transA=transpose_left, transB=transpose_right)
@@ -53,10 +53,11 @@ def matmul(g: GradientContext) -> None:
             rows = math.prod(matrix_a[:-1])
             flat_a = operand(a, matrix_a, (rows, matrix_a[-1]))
             flat_dy = operand(dy, matrix_y, (rows, matrix_y[-1]))
-            gradient = _product(g, flat_a, flat_dy, 1, 0)
+            gradient = _gemm(g, flat_a, flat_dy, 1, 0)
         else:
             full = (*batch, matrix_b[-2], matrix_b[-1])
-            gradient = unbroadcast(g, g.emit("MatMul", _transposed(g, a, matrix_a), dy), full, matrix_b)
+            gradient = product(g, a, dy, (len(matrix_a), len(matrix_y)), transpose_left=True)
+            gradient = unbroadcast(g, gradient, full, matrix_b)
         g.give(1, operand(gradient, matrix_b, shape_b))
     if g.wants(0):
         dy = operand(g.dy, g.output_shape(), matrix_y)
@@ -64,15 +65,11 @@ def matmul(g: GradientContext) -> None:
         if len(matrix_b) == 2:
             rows = math.prod(matrix_y[:-1])
             flat_dy = operand(dy, matrix_y, (rows, matrix_y[-1]))
-            gradient = _product(g, flat_dy, b, 0, 1)
+            gradient = _gemm(g, flat_dy, b, 0, 1)
             gradient = operand(gradient, (rows, matrix_b[-2]), shape_a)
         else:
             full = (*batch, matrix_a[-2], matrix_a[-1])
-            gradient = unbroadcast(g, g.emit("MatMul", dy, _transposed(g, b, matrix_b)), full, matrix_a)
+            gradient = product(g, dy, b, (len(matrix_y), len(matrix_b)), transpose_right=True)
+            gradient = unbroadcast(g, gradient, full, matrix_a)
             gradient = operand(gradient, matrix_a, shape_a)
         g.give(0, gradient)
-
-
-def _transposed(g: GradientContext, tensor: str, matrix: tuple[int, ...]) -> str:
-    rank = len(matrix)
-    return g.emit("Transpose", tensor, perm=[*range(rank - 2), rank - 1, rank - 2])

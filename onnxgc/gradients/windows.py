@@ -36,6 +36,11 @@ class Windows:
         return [*self.pads_begin, *self.pads_end]
 
     @property
+    def padded_size(self) -> tuple[int, ...]:
+        sizes = zip(self.input_size, self.pads_begin, self.pads_end, strict=True)
+        return tuple(size + begin + end for size, begin, end in sizes)
+
+    @property
     def is_padded(self) -> bool:
         return any(self.pads)
 

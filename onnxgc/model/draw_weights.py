@@ -124,21 +124,10 @@ def _fan_in(node: Node, index: int, transposed: bool, shape: Shape) -> int | Non
 
 
 def _running_variances(model: Model) -> frozenset[str]:
-    """Running variances: those of BatchNormalization, and statistics updated from a mean of squares."""
-    producers = {output: node for node in model.nodes for output in node.outputs}
-    variances = {
-        node.inputs[4] for node in model.nodes if node.op == "BatchNormalization" and not node.domain
-    }
-    for statistic in model.statistics:
-        if statistic.updated not in producers:
-            continue
-        increment = producers[producers[statistic.updated].inputs[1]]
-        batch = producers.get(increment.inputs[0])
-        if batch is not None and batch.op == "Cast":
-            batch = producers.get(batch.inputs[0])
-        if batch is not None and batch.op == "ReduceMean":
-            variances.add(statistic.name)
-    return frozenset(variances)
+    """Running variances: those of BatchNormalization nodes, and those that the step updates."""
+    of_nodes = (node.inputs[4] for node in model.nodes if node.op == "BatchNormalization" and not node.domain)
+    updated = (statistic.name for statistic in model.statistics if statistic.is_variance)
+    return frozenset((*of_nodes, *updated))
 
 
 def _around(centre: float) -> Drawing:

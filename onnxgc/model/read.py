@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 
@@ -79,6 +80,7 @@ def read_model(
     freeze_bn: bool = False,
     untie: bool = False,
     counted_draws: bool = False,
+    provider: str = "cpu",
 ) -> TrainableModel:
     """The model as a static forward graph in training mode that ends in a scalar loss.
 
@@ -86,8 +88,9 @@ def read_model(
     `bce`, `l1` or the name of a scalar output. `trainable` and `freeze` are globs of weight names
     that override inferred roles. With `freeze_bn` BatchNormalization keeps the running statistics
     of the file; with `untie` nodes that share a parameter in the same role get one each; with
-    `counted_draws` random numbers depend on the number of the run, an input. Weights' contents are read only
-    as far as detecting equal weights needs.
+    `counted_draws` random numbers depend on the number of the run, an input. `provider` is the execution
+    provider, `cpu` or `cuda`, for which forms of gradients and statistics are chosen. Weights' contents are
+    read only as far as detecting equal weights needs.
 
     Raises:
         ModelFileError: the file is missing, is not ONNX, or is not valid.
@@ -105,11 +108,13 @@ def read_model(
     draft = apply_passes(draft, _STANDARD_OPERATORS)
     draft, draw = with_counter_based_random(draft) if counted_draws else (draft, "")
     draft = apply_passes(draft, _TRAINING_MODE)
-    draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn)
+    draft, statistics = with_batch_statistics(draft, freeze_bn=freeze_bn, provider=provider)
     draft, roles = with_loss(draft, choice)
     draft = apply_passes(draft, _RUNTIME_FORMS)
     require_static_shapes(draft)
-    return _trainable_model(draft, decisions, roles, statistics, choice.kind, draw)
+    return replace(
+        _trainable_model(draft, decisions, roles, statistics, choice.kind, draw), provider=provider
+    )
 
 
 def _with_chosen_loss(

@@ -103,6 +103,19 @@ def providers_named(name: str | None) -> tuple[str, ...]:
     return wanted
 
 
+def provider_of_forms(name: str | None) -> str:
+    """The provider for which a training file is written: `name`, by default cuda where available.
+
+    Raises:
+        RuntimeUnavailableError: the provider is unknown; it need not be available here.
+    """
+    if name is None:
+        return "cuda" if default_providers() == PROVIDERS["cuda"] else "cpu"
+    if name not in PROVIDERS:
+        raise RuntimeUnavailableError(f"unknown provider '{name}' (known: {', '.join(PROVIDERS)})")
+    return name
+
+
 def make_session(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     *,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
-from onnxgc.model.core.draft import operator_name
-from onnxgc.model.core.ir import TensorType, dtype_name
+from onnxgc.model.core.draft import operator_name, reads_of
+from onnxgc.model.core.ir import Array, Node, TensorType, dtype_name
+from onnxgc.model.core.node_rewrites import ValueOf
+from onnxgc.model.operators.reductions import REDUCTIONS, is_fast_reduction
+from onnxgc.model.operators.registry import VIEW_OPERATORS, node_flops
 from onnxgc.planning.schedule import Operator
 from onnxgc.tracing.step_graph import TrainingStep
 
@@ -24,7 +27,7 @@ class Work:
     `origin` of a forward operator is its node in the source model; of a backward operator, the forward
     operator that it differentiates. `dtype` is the numpy name of the element type of its largest tensor.
     `moved_bytes` are bytes read and written; zero, and no duration, for operators that access no contents
-    (views, shapes).
+    (views, shapes). `slow_bytes` of them are read by a reduction without a fast kernel on CUDA.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Work:
     dtype: str
     flops: int
     moved_bytes: int
+    slow_bytes: int = field(default=0, compare=False)
 
     @property
     def is_free(self) -> bool:
@@ -66,33 +70,42 @@ def backward_works(step: TrainingStep) -> tuple[Work, ...]:
 
 
 def _work(operator: Operator, step: TrainingStep) -> Work:
-    node = step.nodes[operator.name]
+    node = step.nodes[operator.name].with_changes(inputs=operator.inputs, outputs=operator.outputs)
+
+    def constant(name: str) -> Array | None:
+        return step.constants.get(name) if name in step.constants else step.model.constant(name)
+
+    return work_of(node, step.types, step.graph.outputs, constant)
+
+
+def work_of(node: Node, types: Mapping[str, TensorType], outputs: Collection[str], constant: ValueOf) -> Work:
+    """The work of a node. `types` has each of its tensors, `outputs` are those of the graph.
+
+    A view moves no data unless it is an output of the graph, which has its own memory.
+    """
+    written = [name for name in node.outputs if name]
+    read = list(reads_of(node))
+    sizes = [types[name].size_bytes for name in dict.fromkeys(read)]
+    moved, slow = 0, 0
+    is_view = node.op in VIEW_OPERATORS and written[0] not in outputs
+    if node.op not in _READS_NOTHING and not is_view:
+        moved_out = sum(types[name].size_bytes for name in written)
+        if node.op in _READS_PART_OF_INPUT:
+            sizes[0] = min(sizes[0], moved_out)
+        moved = sum(sizes) + moved_out
+        if node.op in REDUCTIONS and not is_fast_reduction(node, types[read[0]].shape, constant):
+            slow = sizes[0]
     return Work(
-        operator.name,
+        node.name,
         node.origin,
         operator_name(node),
-        _element_type(operator, step.types),
-        operator.flops,
-        _moved_bytes(operator, node.op, step),
+        _element_type([types[name] for name in (*read, *written)]),
+        node_flops(node, types),
+        moved,
+        slow,
     )
 
 
-def _element_type(operator: Operator, types: Mapping[str, TensorType]) -> str:
+def _element_type(kinds: Iterable[TensorType]) -> str:
     """The element type of the largest floating tensor, or without one, of the largest tensor."""
-    touched = (*operator.inputs, *operator.outputs)
-    largest = max(touched, key=lambda name: (types[name].is_floating, types[name].size_bytes))
-    return dtype_name(types[largest].dtype)
-
-
-def _moved_bytes(operator: Operator, op: str, step: TrainingStep) -> int:
-    """Bytes of the distinct tensors that are read, and of those that are written.
-
-    A view moves no data unless it is an output of the step, which has its own memory.
-    """
-    if op in _READS_NOTHING or (operator.is_view and operator.outputs[0] not in step.graph.outputs):
-        return 0
-    written = sum(step.types[name].size_bytes for name in operator.outputs)
-    read = [step.types[name].size_bytes for name in dict.fromkeys(operator.inputs)]
-    if op in _READS_PART_OF_INPUT:
-        read[0] = min(read[0], written)
-    return sum(read) + written
+    return dtype_name(max(kinds, key=lambda kind: (kind.is_floating, kind.size_bytes)).dtype)

@@ -9,6 +9,7 @@ from onnx import helper, numpy_helper
 
 from onnxgc.errors import ShapeError
 from onnxgc.model.core.ir import Array, Node, TensorType
+from onnxgc.model.files.contrib_domain import RUNTIME_DOMAIN
 
 
 def type_of_array(value: Array) -> TensorType:
@@ -34,7 +35,7 @@ def infer_types(
         if name and name not in computed and name not in constants
     )
     graph = helper.make_graph(
-        [node.to_proto() for node in nodes],
+        [_in_standard_form(node).to_proto() for node in nodes],
         "backward",
         [helper.make_tensor_value_info(name, known[name].dtype, known[name].shape) for name in outside],
         [],
@@ -56,3 +57,13 @@ def infer_types(
             if name and name not in types:
                 raise ShapeError(f"no shape for tensor '{name}' of backward node '{node.name}' ({node.op})")
     return types
+
+
+def _in_standard_form(node: Node) -> Node:
+    """A node with the same types as a node of ONNX Runtime's domain, which ONNX's inference does not know."""
+    if (node.domain, node.op) != (RUNTIME_DOMAIN, "FusedMatMul"):
+        return node
+    left = "km" if node.attribute("transA", 0) else "mk"
+    right = "nk" if node.attribute("transB", 0) else "kn"
+    equation = f"...{left},...{right}->...mn"
+    return node.with_changes(op="Einsum", domain="", attributes={"equation": equation})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -21,7 +21,7 @@ from onnxgc.model.operators.registry import (
     node_flops,
     workspace_bytes,
 )
-from onnxgc.planning.schedule import Operator, StepGraph
+from onnxgc.planning.schedule import Instruction, Operator, Recompute, Release, Schedule, StepGraph
 from onnxgc.tracing.gradient_types import infer_types, type_of_array
 from onnxgc.tracing.optimizer_updates import Updates
 from onnxgc.tracing.optimizers import Optimizer
@@ -102,7 +102,7 @@ def _training_step(
     types = {**known, **constants, **added}
 
     def operator_of(node: Node) -> Operator:
-        return operators.get(node.name) or _operator(node, types)
+        return operators.get(node.name) or _operator(node, types, model.provider)
 
     gradients = {
         name: differentiated.gradient_of[name]
@@ -183,7 +183,7 @@ def _operators_of_equal_nodes(
     }
 
 
-def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
+def _operator(node: Node, types: Mapping[str, TensorType], provider: str) -> Operator:
     return Operator(
         node.name,
         reads_of(node),
@@ -193,10 +193,23 @@ def _operator(node: Node, types: Mapping[str, TensorType]) -> Operator:
         # Tensors that a subgraph captures cannot be renamed to copies, so its node is never recomputed.
         once=node.once or bool(captured_names(node)),
         needs_all_outputs=not _has_optional_outputs(node.op, node.domain),
-        workspace_bytes=workspace_bytes(node, types),
+        workspace_bytes=workspace_bytes(node, types, provider),
         workspace_first=facts_by_name(node.op).workspace_first,
         flops=node_flops(node, types),
     )
+
+
+def with_workspaces(schedule: Schedule, step: TrainingStep) -> Schedule:
+    """The schedule with the workspaces of the kernels of CPUs."""
+
+    def changed(entry: Instruction) -> Instruction:
+        if isinstance(entry, Release):
+            return entry
+        node = step.nodes[entry.source if isinstance(entry, Recompute) else entry.operator.name]
+        size_bytes = workspace_bytes(node, step.types)
+        return replace(entry, operator=replace(entry.operator, workspace_bytes=size_bytes))
+
+    return replace(schedule, instructions=tuple(map(changed, schedule.instructions)))
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW, optimizer_of
 from onnxgc.training.training_file import TrainingFile, is_training_file
 
 Model = str | os.PathLike[str] | onnx.ModelProto
-_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie")
+_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie", "provider")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scripts.benchmarking import (
     budgets,
+    card,
     chain_picture,
     cuda_results,
     exactness,
@@ -35,6 +36,7 @@ SECTIONS: Mapping[str, Callable[[Record], str]] = {
     "peaks": peaks.results_section,
     "budgets": budgets.results_section,
     "gpu": cuda_results.results_section,
+    "card": card.results_section,
     "gradients": gradients.results_section,
     "step": step.results_section,
     "torch": torch_plans.results_section,

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
-from onnxgc.gradients import convolution
-from onnxgc.gradients.convolution import WeightForm
+from onnxgc.gradients import weight_gradient
+from onnxgc.gradients.weight_gradient import WeightForm
 
 Forms = tuple[WeightForm, ...]
 
@@ -16,14 +16,14 @@ Forms = tuple[WeightForm, ...]
 @contextmanager
 def forms_of(variant: str) -> Iterator[None]:
     """A context in which models are differentiated with the forms of `VARIANTS[variant]`."""
-    chosen = {"cpu": VARIANTS[variant](convolution.WEIGHT_FORMS["cpu"])}
-    with mock.patch.object(convolution, "WEIGHT_FORMS", chosen):
+    chosen = {"cpu": VARIANTS[variant](weight_gradient.WEIGHT_FORMS["cpu"])}
+    with mock.patch.object(weight_gradient, "WEIGHT_FORMS", chosen):
         yield
 
 
 def _whole_batch(forms: Forms) -> Forms:
     """Forms without division of the batch, since each part launches kernels."""
-    return tuple(replace(form, max_parts=lambda c: 1) for form in forms)
+    return tuple(replace(form, parts=lambda g, c: 1) for form in forms)
 
 
 def _exchanged(forms: Forms) -> Forms:

@@ -172,10 +172,10 @@ class Outcome:
     masks: Mapping[str, Array]
 
 
-def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
-    """The case's training step and graph from the pipeline."""
+def emitted(case: Case, forms: str = "cpu") -> tuple[TrainingStep, TrainingGraph]:
+    """The case's training step and graph from the pipeline, in the forms of a provider."""
     trainable, frozen = list(case.parameters), [_weight(case, name) for name in case.frozen]
-    if case.change is None:
+    if case.change is None and forms == "cpu":
         result = optimize(
             case.model(),
             solver=case.solver,
@@ -185,14 +185,16 @@ def emitted(case: Case) -> tuple[TrainingStep, TrainingGraph]:
             check=False,
         )
         return result.planned.step, result.training_graph
-    model = read_model(case.model(), loss=case.loss, trainable=trainable, freeze=frozen)
-    planned = plan_step(case.change(model), case.solver or "acg")
+    model = read_model(case.model(), loss=case.loss, trainable=trainable, freeze=frozen, provider=forms)
+    planned = plan_step(model if case.change is None else case.change(model), case.solver or "acg")
     return planned.step, emit(planned)
 
 
-def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) -> Outcome:
+def outcome(
+    case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu"
+) -> Outcome:
     """The result of the emitted training graph in ONNX Runtime."""
-    step, graph = emitted(case)
+    step, graph = emitted(case, forms)
     written = {info.name for info in graph.model.graph.value_info}
     mask_of = {
         node.outputs[0]: next(

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from onnxgc.gradients.registry import RULES
+from onnxgc.gradients.registry import RULES, differentiate
+from onnxgc.model.read import read_model
 from tests.gradients.finite_differences import (
     BEYOND_THE_EVALUATOR,
     TOLERANCE,
@@ -27,6 +28,40 @@ def test_gradients_equal_those_of_torch_and_finite_differences(entry: Case) -> N
     if has_differences(entry):
         error = difference_error(entry, found)
         assert error is None or error <= TOLERANCE
+
+
+# Rules with a form for CUDA, of their own or through sums and products.
+WITH_FORMS = frozenset(
+    {
+        "Add", "Attention", "BatchNormalization", "BatchNormalization.batch", "Conv", "ConvTranspose", "Div",
+        "Expand", "GatherElements", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
+        "MatMul", "Max", "MeanVarianceNormalization", "Min", "Mul", "PRelu", "Pow", "RMSNormalization",
+        "Relu", "ScatterElements", "ScatterND", "Sub", "Sum",
+    }
+)  # fmt: skip
+
+
+def _backward(entry: Case, provider: str) -> list[tuple[object, ...]]:
+    frozen = [f"{name}*" for name in entry.frozen]
+    model = read_model(
+        entry.model(), loss=entry.loss, trainable=entry.parameters, freeze=frozen, provider=provider
+    )
+    step = differentiate(model if entry.change is None else entry.change(model))
+    return [(node.op, node.inputs, node.outputs) for node in (*step.forward, *step.backward)]
+
+
+@pytest.mark.parametrize("entry", [entry for entry in CASES if entry.rule in WITH_FORMS], ids=str)
+def test_gradients_in_the_forms_for_cuda_equal_those_of_torch(entry: Case) -> None:
+    if _backward(entry, "cuda") == _backward(entry, "cpu"):
+        return
+    found = errors_of(entry, outcome(entry, forms="cuda"))
+    assert {name: error for name, error in found.items() if not error <= entry.tolerance} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [entry for entry in CASES if entry.rule not in WITH_FORMS], ids=str)
+def test_other_rules_have_one_form(entry: Case) -> None:
+    assert _backward(entry, "cuda") == _backward(entry, "cpu")
 
 
 def test_every_rule_has_a_case_with_finite_differences() -> None:

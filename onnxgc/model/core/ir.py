@@ -119,10 +119,11 @@ class Weight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A running statistic: the stored tensor, and the tensor that contains its next value."""
+    """A running mean or variance: the stored tensor, and the tensor that contains its next value."""
 
     name: str
     updated: str
+    is_variance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,9 @@ class TrainableModel:
     if the loss absorbed a trailing Softmax, the tensor before it. `loss` is the scalar to minimise.
     `notes` report to the user the changes and assumptions made while reading. `domains` are the versions
     of operator sets other than ONNX's own. `draw` names an additional int64 input, the step counter that
-    seeds random numbers; it is empty if there are none.
+    seeds random numbers; it is empty if there are none. `provider` is the execution provider for which
+    gradients take their forms, `cpu` or `cuda`. `column_bytes` limits the temporary memory of the gradient of
+    a convolution's weight, by node.
     """
 
     name: str
@@ -155,6 +158,8 @@ class TrainableModel:
     domains: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     metadata: Mapping[str, str] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
     draw: str = ""
+    provider: str = "cpu"
+    column_bytes: Mapping[str, int] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
 
     def constant(self, name: str) -> Array | None:
         """Value of a constant; None for a tensor that is computed, fed or trained."""

@@ -44,6 +44,11 @@ def _matmul_flops(node: Node, types: Types) -> int:
     return MULTIPLY_ADD * output_of(node, types).element_count * shape_of(node, types, 0)[-1]
 
 
+def _fused_matmul_flops(node: Node, types: Types) -> int:
+    inner = shape_of(node, types, 0)[-2 if node.attribute("transA", 0) else -1]
+    return MULTIPLY_ADD * output_of(node, types).element_count * inner
+
+
 def _einsum_flops(node: Node, types: Types) -> int:
     """Two operations for each combination of index values."""
     equation = _equation(node, types)
@@ -222,6 +227,7 @@ FACTS: Mapping[str, OperatorFacts] = {
         parameters=(1, 2, 3, 7),
         initial_states=(5, 6),
     ),
+    "com.microsoft::FusedMatMul": OperatorFacts(flops=_fused_matmul_flops),
     "MatMul": OperatorFacts(flops=_matmul_flops, independent=_independent_matmul, parameters=(0, 1)),
     "RNN": OperatorFacts(
         flops=_recurrent_flops(1),

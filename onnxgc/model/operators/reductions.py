@@ -30,6 +30,12 @@ SUMS = frozenset(
 """Reductions whose result grows with the number of elements."""
 REDUCTIONS = SUMS | {"ReduceMax", "ReduceMean", "ReduceMin"}
 
+MAX_ORDERED_ROWS = 191
+"""Rows that ONNX Runtime adds on CUDA in at most two blocks, whose order does not matter.
+
+Source: call_reduce_matrix_rows in onnxruntime/core/providers/cuda/reduction/reduction_functions.cu.
+"""
+
 
 def reduced_axes(node: Node, rank: int, value_of: ValueOf) -> frozenset[int]:
     """The axes that a reduction goes over."""
@@ -40,6 +46,22 @@ def reduced_axes(node: Node, rank: int, value_of: ValueOf) -> frozenset[int]:
     if not axes:
         return frozenset() if node.attribute("noop_with_empty_axes", 0) else frozenset(range(rank))
     return frozenset(int(axis) % max(rank, 1) for axis in axes)
+
+
+def is_fast_reduction(node: Node, shape: tuple[int, ...], value_of: ValueOf) -> bool:
+    """Whether ONNX Runtime has its own kernel on CUDA: for a sum over first or last axes, or over all.
+
+    `shape` is the operand's. Other reductions fall to cuDNN, at a small share of the memory's bandwidth.
+    Source: get_applicable_matrix_reduction in
+    onnxruntime/core/providers/cuda/reduction/reduction_functions.cc.
+    """
+    axes = reduced_axes(node, len(shape), value_of)
+    extended = [axis for axis, size in enumerate(shape) if size != 1]
+    reduced = [axis for axis in extended if axis in axes]
+    if reduced == extended:
+        return True
+    ends = extended[: len(reduced)], extended[len(extended) - len(reduced) :]
+    return node.op == "ReduceSum" and reduced in ends
 
 
 def _independent_reduction(place: Place) -> bool:

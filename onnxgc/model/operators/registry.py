@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from onnxgc.model.core.draft import operator_name
 from onnxgc.model.core.ir import Node
 from onnxgc.model.operators import data_movement, elementwise, products, reductions
 from onnxgc.model.operators.facts import OperatorFacts, Place, Types
@@ -24,8 +25,8 @@ def facts_by_name(op: str) -> OperatorFacts:
 
 
 def facts_of(node: Node) -> OperatorFacts:
-    """Facts about a node's operator; the defaults outside of ONNX's own domain."""
-    return _UNKNOWN if node.domain else facts_by_name(node.op)
+    """Facts about a node's operator; the defaults for an unknown one."""
+    return facts_by_name(operator_name(node))
 
 
 def is_independent(place: Place) -> bool:
@@ -50,11 +51,11 @@ def node_flops(node: Node, types: Types) -> int:
     return flops * max((types[name].element_count for name in names if name in types), default=0)
 
 
-def workspace_bytes(node: Node, types: Types) -> int:
+def workspace_bytes(node: Node, types: Types, provider: str = "cpu") -> int:
     """Bytes that ONNX Runtime's kernel allocates while the node runs on one thread, and releases.
 
-    Memory that a kernel keeps per channel is left out. Source: kernels of ONNX Runtime's CPU provider,
-    checked by measuring.
+    Memory that a kernel keeps per channel is left out, and all workspaces of CUDA, where cuDNN chooses them.
+    Source: kernels of ONNX Runtime's CPU provider, checked by measuring.
     """
     workspace = facts_of(node).workspace
-    return 0 if workspace is None else workspace(node, types)
+    return 0 if workspace is None or provider != "cpu" else workspace(node, types)

@@ -50,9 +50,9 @@ def _write_stable(node: Node, kind: TensorType, writer: GraphWriter) -> None:
     least = writer.constant(f"{y}_least", np.asarray(smallest).astype(dtype))
     epsilon = writer.constant(f"{y}_epsilon", np.asarray(1e-9).astype(dtype))
     axes = list(node.attribute("axes") or (0, 2, 3))
+    axes_input = writer.int_constant(f"{y}_axes", axes)
     by_input = writer.draft.opset >= REDUCED_AXES_AS_INPUTS
-    more_inputs = [writer.int_constant(f"{y}_axes", axes)] if by_input else []
-    attributes = {} if by_input else {"axes": axes}
+    more_inputs, attributes = ([axes_input], {}) if by_input else ([], {"axes": axes})
     mean = emit("ReduceMean", x, *more_inputs, part="mean", **attributes)
     centred = emit("Sub", x, mean, part="centred")
     square = emit("Mul", centred, centred, part="square")

@@ -1,0 +1,123 @@
+"""What training files make a GPU do, in the forms for CPUs and for CUDA: no GPU is needed.
+
+Times are expectations of the cost model in `onnxgc.tracing.card_costs`. The model is checked against the
+steps that `scripts/gpu_check.py` recorded on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxgc.api import plan_step
+from onnxgc.api.card import step_costs
+from onnxgc.model.read import read_model
+from onnxgc.tracing.devices import device
+from scripts.benchmarking.command_options import add_only
+from scripts.benchmarking.cuda_results import measured_networks
+from scripts.benchmarking.records import MODELS, Progress, Record, read_records, write_record
+from scripts.benchmarking.tables import markdown_table, megabytes, print_table
+
+DEVICE = "h200"
+NETWORKS = {
+    "resnet50": (64, 3, 224, 224),
+    "densenet121": (32, 3, 224, 224),
+    "resnet152": (16, 3, 224, 224),
+    "inception_v3": (32, 3, 300, 300),
+    "vgg16": (64, 3, 224, 224),
+}
+EXPORTS = ("vit_b_16", "bert", "gpt2")
+PLANS = {"baseline": "store-all", "planned": "peak"}
+PROVIDERS = ("cpu", "cuda")
+_FIGURES = ("nodes", "kernels", "moved_bytes", "flops", "slow_bytes", "large_filters", "seconds")
+_HEADINGS = (
+    "network, plan", "nodes: CPU forms", "CUDA forms", "kernels", "", "traffic, GB", "",
+    "slow reductions, GB", "", "expected ms", "", "peak, MB", "",
+)  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_only(parser)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    progress = Progress()
+    networks: dict[str, Any] = {}
+    for name in arguments.only or (*NETWORKS, *EXPORTS):
+        progress(name)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                networks[name] = _rows(*_source(name, Path(folder)))
+            except ImportError as error:
+                progress(f"{name}: not measured, {error}")
+    figures = {"device": DEVICE, "networks": networks, "deviations": _deviations(networks)}
+    write_record("card", figures, folder=arguments.record)
+    print_table("one step on a card, expected", _HEADINGS[1:], [list(row) for row in _table(figures)])
+    return 0
+
+
+def _source(name: str, folder: Path) -> tuple[Path, Mapping[str, tuple[int, ...]] | None]:
+    """A model's file, and the shapes of its inputs if they are not the file's."""
+    if name in NETWORKS:
+        return MODELS / f"{name}.onnx", {"x": NETWORKS[name]}
+    from scripts.exports.torch_export import Export, export_module
+    from scripts.exports.torch_models import TORCH_MODELS, Recipe
+
+    model = TORCH_MODELS[name]
+    path = folder / "model.onnx"
+    export_module(model.module(False), model.batch(False), path, Export(Recipe.DYNAMO, dynamic=False))
+    return path, None
+
+
+def _rows(path: Path, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Any]:
+    """Figures by plan and provider."""
+    rows: dict[str, Any] = {plan: {} for plan in PLANS}
+    for provider in PROVIDERS:
+        model = read_model(path, input_shapes=shapes, provider=provider)
+        for plan, solver in PLANS.items():
+            planned = plan_step(model, solver)
+            total = step_costs(planned.step, planned.schedule, device(DEVICE), has_barriers=False)[-1]
+            rows[plan][provider] = {name: getattr(total, name) for name in _FIGURES}
+            rows[plan][provider]["peak_bytes"] = planned.profile.peak_bytes
+    return rows
+
+
+def _deviations(networks: Mapping[str, Any]) -> dict[str, float]:
+    """Expected over recorded time of the H200's steps, by network and plan, minus one."""
+    found = {}
+    for record in read_records("gpu"):
+        if "H200" in str(record["card"]):
+            for name, row in measured_networks(record).items():
+                for plan, graph in (("baseline", "regular"), ("planned", "planned")):
+                    if name in networks:
+                        measured = min(row[graph]["step_seconds"])
+                        expected = networks[name][plan]["cpu"]["seconds"]
+                        found[f"{name}, {plan}"] = expected / measured - 1
+    return found
+
+
+def _table(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, plans in figures["networks"].items():
+        for plan, rows in plans.items():
+            pairs = [
+                (f"{rows[p]['nodes']:,}", f"{rows[p]['kernels']:,}", f"{rows[p]['moved_bytes'] / 1e9:.1f}",
+                 f"{rows[p]['slow_bytes'] / 1e9:.1f}", f"{1e3 * rows[p]['seconds']:.1f}",
+                 megabytes(rows[p]["peak_bytes"]))
+                for p in PROVIDERS
+            ]  # fmt: skip
+            yield f"{name}, {plan}", *(cell for both in zip(*pairs, strict=True) for cell in both)
+
+
+def results_section(record: Record) -> str:
+    figures = record["figures"]
+    largest = max(map(abs, figures["deviations"].values()), default=0.0)
+    table = markdown_table(_HEADINGS, [list(row) for row in _table(figures)])
+    return (
+        "**Forms for CUDA, expected.** No card was used: nodes, kernels and bytes are counted, and times are "
+        f"those of a cost model of the {device(figures['device']).name} with two fitted parameters. It is "
+        f"within {largest:.0%} of the {len(figures['deviations'])} steps recorded above, which have the "
+        f"forms for CPUs. Files without barriers:\n\n{table}"
+    )

@@ -1,0 +1,145 @@
+"""Training files in the forms for CUDA: what they avoid, and that planning leaves values and peaks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgc.api import PlannedStep, emit, optimize, plan_step, store_all_schedule, verify
+from onnxgc.api.card import step_costs
+from onnxgc.api.feeds import feeds_of
+from onnxgc.errors import PlanError, RuntimeUnavailableError
+from onnxgc.gradients.weight_gradient import WEIGHT_FORMS
+from onnxgc.model.core.ir import Array
+from onnxgc.model.draw_weights import draw_weights
+from onnxgc.model.operators.reductions import MAX_ORDERED_ROWS
+from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
+from onnxgc.tracing.card_costs import OperatorCost
+from onnxgc.tracing.devices import device
+from tests.model.model_helpers import normal, text_model, with_weights
+
+MODELS = Path(__file__).parents[2] / "models"
+SHAPES = {"x": (4, 3, 64, 64)}
+CPU = ("CPUExecutionProvider",)
+
+
+def planned_step(provider: str, solver: str | None = None, batch: int = 4) -> PlannedStep:
+    shapes = {"x": (batch, *SHAPES["x"][1:])}
+    return plan_step(
+        read_model(MODELS / "resnet18.onnx", input_shapes=shapes, provider=provider), solver or "peak"
+    )
+
+
+def outputs(planned: PlannedStep, *, baseline: bool = False, has_barriers: bool = True) -> Mapping[str, Array]:
+    from onnxgc.api.read_options import ReadOptions
+
+    options = ReadOptions(provider=planned.model.provider, has_barriers=has_barriers)
+    drawn = draw_weights(planned.model, 0)
+    schedule = store_all_schedule(planned) if baseline else None
+    model = emit(planned, schedule=schedule, values=drawn, options=options).model
+    session = make_session(model, providers=CPU, threads=1)
+    fed = {value.name for value in session.get_inputs()}
+    feeds = {name: value for name, value in feeds_of(planned, 0).items() if name in fed}
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def total(planned: PlannedStep, *, has_barriers: bool = False) -> OperatorCost:
+    return step_costs(planned.step, planned.schedule, device("h200"), has_barriers=has_barriers)[-1]
+
+
+def test_the_forms_have_fewer_nodes_kernels_and_bytes() -> None:
+    cpu, cuda = (total(planned_step(provider, "store-all")) for provider in ("cpu", "cuda"))
+    assert cuda.nodes < 0.6 * cpu.nodes
+    assert cuda.kernels < 0.7 * cpu.kernels
+    assert cuda.moved_bytes < 0.8 * cpu.moved_bytes
+
+
+def test_the_forms_have_no_slow_reduction_and_no_large_filter() -> None:
+    cpu, cuda = (total(planned_step(provider, "store-all")) for provider in ("cpu", "cuda"))
+    assert cpu.slow_bytes > 0 < cpu.large_filters
+    assert cuda.slow_bytes == 0 == cuda.large_filters
+
+
+def test_planned_values_equal_the_baselines_bit_for_bit() -> None:
+    planned = planned_step("cuda")
+    assert planned.profile.peak_bytes < planned.regular_profile.peak_bytes
+    one, other = outputs(planned), outputs(planned, baseline=True)
+    assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
+def test_a_file_without_barriers_computes_the_same() -> None:
+    planned = planned_step("cuda")
+    one, other = outputs(planned), outputs(planned, has_barriers=False)
+    assert all(np.array_equal(one[name], other[name]) for name in other)
+    assert total(planned).nodes < total(planned, has_barriers=True).nodes
+
+
+def test_both_forms_agree() -> None:
+    one, other = (outputs(planned_step(provider)) for provider in ("cpu", "cuda"))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert np.linalg.norm(other[name] - value) <= 2e-4 * np.linalg.norm(value) + 1e-6, name
+
+
+def test_running_statistics_of_a_large_batch_agree() -> None:
+    """Above the rows that CUDA adds in a fixed order, sums are transposed."""
+    batch = MAX_ORDERED_ROWS + 1
+    one, other = (outputs(planned_step(provider, batch=batch)) for provider in ("cpu", "cuda"))
+    names = [name for name in one if "running" in name]
+    assert len(names) == 40
+    for name in names:
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-6)
+
+
+def test_columns_take_free_memory_and_leave_the_peaks() -> None:
+    """Of the same plan with few and with many parts, the peaks are equal."""
+    planned = planned_step("cuda")
+    assert planned.model.column_bytes
+    small = plan_step(read_model(MODELS / "resnet18.onnx", input_shapes=SHAPES, provider="cuda"), "peak")
+    cpu = planned_step("cpu")
+    assert planned.profile.peak_bytes <= small.profile.peak_bytes <= 1.03 * cpu.profile.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "attributes", "form"),
+    [
+        ((2, 3, 8, 8), (4, 3, 1, 1), "", "pointwise"),
+        ((2, 4, 8, 8), (4, 1, 3, 3), "<group=4>", "depthwise"),
+        ((2, 4, 8, 8), (4, 2, 3, 3), "<group=2>", "by columns"),
+        ((2, 3, 32, 32), (4, 3, 7, 7), "<strides=[2,2]>", "by columns"),
+    ],
+)
+def test_the_form_of_a_weight_gradient(
+    shape: tuple[int, ...], weight: tuple[int, ...], attributes: str, form: str
+) -> None:
+    assert [entry.name for entry in WEIGHT_FORMS["cuda"]] == ["pointwise", "depthwise", "by columns"]
+    dims = ", ".join(map(str, shape))
+    body = f"agraph (float[{dims}] x) => (float[a,b,c,d] y) {{ y = Conv{attributes}(x, w) }}"
+    model = read_model(with_weights(text_model(body), w=normal(*weight)), provider="cuda")
+    operators = {node.op for node in plan_step(model, "store-all").step.differentiated.backward}
+    assert ("Gather" in operators) == (form == "by columns")
+
+
+def test_the_file_records_its_provider_and_is_verified(tmp_path: Path) -> None:
+    file = tmp_path / "training.onnx"
+    source = MODELS / "resnet18.onnx"
+    optimize(source, file, input_shapes=SHAPES, provider="cuda", barriers="none", check=False)
+    properties = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+    assert '"provider": "cuda"' in properties["onnxgc.options"]
+    assert '"has_barriers": false' in properties["onnxgc.options"]
+    assert not any("barrier" in node.name for node in onnx.load(file).graph.node)
+    checked = verify(source, file)
+    assert checked.holds, [check for check in checked.checks if not check.holds]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(RuntimeUnavailableError, match="unknown provider 'tpu'"):
+        optimize(MODELS / "resnet18.onnx", provider="tpu")
+    with pytest.raises(PlanError, match="unknown barriers 'some'"):
+        optimize(MODELS / "resnet18.onnx", barriers="some")
