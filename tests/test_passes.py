@@ -74,7 +74,7 @@ def test_training_graphs_are_rejected() -> None:
 
 
 def test_mistakes_raise_errors_of_the_package() -> None:
-    with pytest.raises(TypeError, match="'output' is not an option of this pass; known: budget, "):
+    with pytest.raises(TypeError, match="'output' is not an option of this pass; known: barriers, budget, "):
         Checkpointing(output="training.onnx")
     checkpointing = Checkpointing(loss="nothing")
     assert checkpointing.report == {}

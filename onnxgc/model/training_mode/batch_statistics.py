@@ -277,21 +277,23 @@ class _BatchStatisticsOnCuda(_BatchStatistics):
         self._waiting.setdefault((momentum, share, kind.dtype), []).append(update)
 
     def finish_updates(self) -> None:
-        for (momentum, share, _), (first, *others) in self._waiting.items():
-            updates, name = (first, *others), first.running
-            running, batch = name, first.batch
-            if others:
-                running, batch = (
-                    self._statistic(first.node, "Concat", names, f"{name}_{part}", axis=0)
-                    for names, part in (
-                        (tuple(update.running for update in updates), "joined"),
-                        (tuple(update.batch for update in updates), "batches"),
-                    )
+        for (momentum, share, _), updates in self._waiting.items():
+            first = updates[0]
+            if len(updates) == 1:
+                self._write_update(
+                    first.node, first.running, first.running, first.batch, momentum, share, first.kind
                 )
-            self._write_update(first.node, name, running, batch, momentum, share, first.kind)
-            if others:
-                sizes = self._ints(*(update.kind.shape[0] for update in updates))
-                wanted = tuple(f"{update.running}_new" for update in updates)
-                parts = (self.updated[name], sizes)
-                outputs = self._statistics(first.node, "Split", parts, wanted, axis=0)
-                self.updated.update(zip((update.running for update in updates), outputs, strict=True))
+                continue
+            old, new = (
+                self._statistic(first.node, "Concat", parts, f"{first.running}_{name}", axis=0)
+                for parts, name in (
+                    (tuple(update.running for update in updates), "joined"),
+                    (tuple(update.batch for update in updates), "batches"),
+                )
+            )
+            joined = f"{first.running}_joined"
+            self._write_update(first.node, joined, old, new, momentum, share, first.kind)
+            parts = (self.updated.pop(joined), self._ints(*(update.kind.shape[0] for update in updates)))
+            wanted = tuple(f"{update.running}_new" for update in updates)
+            outputs = self._statistics(first.node, "Split", parts, wanted, axis=0)
+            self.updated.update(zip((update.running for update in updates), outputs, strict=True))
