@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onnxgc.api.budget_plans import DEFAULT_DEVICE
+from onnxgc.api.card import step_costs
 from onnxgc.api.step_planning import plan_step
 from onnxgc.errors import ModelFileError, OnnxgcError
 from onnxgc.gradients.registry import RULES, STOPS
@@ -18,6 +20,9 @@ from onnxgc.model.weight_roles.roles import ParameterDecision
 from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.runtime.cuda_kernels import left_to_the_cpu
 from onnxgc.runtime.known_faults import FoundFault, faults_in
+from onnxgc.runtime.ort import provider_of_forms
+from onnxgc.tracing.card_costs import OperatorCost
+from onnxgc.tracing.devices import device as named_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Inspection:
     left_to_the_cpu: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     runtime_faults: tuple[FoundFault, ...] = ()
+    card: tuple[OperatorCost, ...] = ()
 
     def as_json(self) -> InspectReport:
         return {
@@ -96,6 +102,18 @@ class Inspection:
                 }
                 for fault in self.runtime_faults
             ],
+            "card": [
+                {
+                    "operator": cost.operator,
+                    "nodes": cost.nodes,
+                    "kernels": cost.kernels,
+                    "moved_bytes": cost.moved_bytes,
+                    "flops": cost.flops,
+                    "slow_bytes": cost.slow_bytes,
+                    "seconds": cost.seconds,
+                }
+                for cost in self.card
+            ],
             "notes": list(self.notes),
             "obstacles": list(self.obstacles),
         }
@@ -110,14 +128,19 @@ def inspect(
     freeze: Sequence[str] = (),
     freeze_bn: bool = False,
     untie: bool = False,
+    provider: str | None = None,
+    device: str | None = None,
 ) -> Inspection:
     """Weights with roles, operators with gradient support, peaks, and obstacles to training.
 
-    Arguments are those of `optimize`.
+    Arguments are those of `optimize`. With the provider `cuda`, `card` has the expected costs of a step
+    on `device` (default: a100) by operator.
 
     Raises:
         ModelFileError: the file is not an ONNX model. Other errors are returned as `obstacles`.
     """
+    chosen = "cpu" if provider is None else provider_of_forms(provider)
+    card = named_device(device or DEFAULT_DEVICE) if chosen == "cuda" else None
     source = source_of(source)
     weights = explain_weights(source, trainable=trainable, freeze=freeze)
     try:
@@ -129,6 +152,7 @@ def inspect(
             freeze=freeze,
             freeze_bn=freeze_bn,
             untie=untie,
+            provider=chosen,
         )
     except ModelFileError:
         raise
@@ -153,6 +177,7 @@ def inspect(
         planned_peak_bytes=planned.profile.peak_bytes,
         opset=model.opset,
         left_to_the_cpu=left_to_the_cpu(planned.step.nodes.values(), planned.step.types, model.opset),
+        card=() if card is None else step_costs(planned.step, planned.schedule, card),
     )
 
 

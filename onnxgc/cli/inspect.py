@@ -6,12 +6,14 @@ from rich.console import Console
 from typer import Option
 
 from onnxgc.api import inspect
+from onnxgc.api.budget_plans import DEFAULT_DEVICE
 from onnxgc.cli.arguments import (
     JSON,
     QUIET,
     REPORT,
     Model,
     Options,
+    ProviderName,
     Reading,
     check_json_target,
     check_verbosity,
@@ -23,7 +25,7 @@ from onnxgc.cli.arguments import (
 from onnxgc.model.files.load import model_files
 from onnxgc.model.weight_roles.classify import NOT_FLOATING
 from onnxgc.report.data.inspect_report import InspectReport
-from onnxgc.report.terminal.command_tables import operators_table, weights_table
+from onnxgc.report.terminal.command_tables import card_table, operators_table, weights_table
 from onnxgc.report.text.units import megabytes, shape_text
 
 
@@ -32,6 +34,11 @@ class _Report(Options, panel=REPORT):
 
     json_target: str | None = JSON
     quiet: bool = QUIET
+    provider: ProviderName = Option(
+        ProviderName.CPU,
+        help="With cuda, also show what a planned step makes a card do, and its expected time.",
+    )
+    device: str = Option(DEFAULT_DEVICE, help="The card, by its data sheet.")
     verbose: bool = Option(False, "--verbose", "-v", help="List weights of other than floating types too.")
 
 
@@ -43,7 +50,7 @@ def inspect_command(model: Model, reading: Reading, shown: _Report) -> None:
     check_json_target(shown.json_target, *model_files(model))
     with progress_line() as notify:
         notify("inspecting")
-        report = inspect(model, **read).as_json()
+        report = inspect(model, **read, provider=shown.provider, device=shown.device).as_json()
     _print(report, console_for(shown.json_target, is_quiet=shown.quiet), verbose=shown.verbose)
     write_json(report, shown.json_target)
 
@@ -54,6 +61,8 @@ def _print(report: InspectReport, console: Console, *, verbose: bool) -> None:
     console.print(weights_table(report["weights"] if verbose else shown))
     if report["operators"]:
         console.print(operators_table(report["operators"]))
+    if report["card"]:
+        console.print(card_table(report["card"]))
     for note in report["notes"]:
         console.print(f"note: {note}", markup=False)
     for fault in report["runtime_faults"]:

@@ -194,7 +194,7 @@ def test_max_unpool_adds_zeros_up_to_its_output_shape() -> None:
     x, indices = map(torch.from_numpy, feeds.values())
     found = OPERATORS["MaxUnpool"](x, indices, [1, 1, 5, 6], kernel_shape=[2, 2], strides=[2, 2])
     (expected,) = ReferenceEvaluator(model).run(None, feeds)
-    assert_equal(found.numpy(), expected, 0.0)
+    assert_equal(found.numpy(), np.asarray(expected), 0.0)
 
 
 def test_random_tensors_have_their_distribution_shape_and_type() -> None:

@@ -43,6 +43,18 @@ class FaultFigures(TypedDict):
     detail: str
 
 
+class CardFigures(TypedDict):
+    """Expected costs of one operator in a step on a card; the last entry is the total."""
+
+    operator: str
+    nodes: int
+    kernels: int
+    moved_bytes: int
+    flops: int
+    slow_bytes: int
+    seconds: float
+
+
 class InspectReport(TypedDict):
     """The figures of `inspect --json`."""
 
@@ -55,5 +67,6 @@ class InspectReport(TypedDict):
     opset: int | None
     left_to_the_cpu: dict[str, int]
     runtime_faults: list[FaultFigures]
+    card: list[CardFigures]
     notes: list[str]
     obstacles: list[str]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from onnxgc.report.data.inspect_report import OperatorFigures, WeightFigures
+from onnxgc.report.data.inspect_report import CardFigures, OperatorFigures, WeightFigures
 from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.report.data.verify_report import CheckFigures, VerifyReport
 from onnxgc.report.text.units import bound_text, megabytes, shape_text
@@ -91,6 +91,22 @@ def operators_table(operators: Sequence[OperatorFigures]) -> Table:
     for use in operators:
         gradient = _GRADIENTS.get(use["gradient"], use["gradient"])
         table.add_row(use["operator"], str(use["count"]), gradient, f"{use['flops'] / 1e9:.3f}")
+    return table
+
+
+def card_table(costs: Sequence[CardFigures]) -> Table:
+    """Expected costs of a step on a card."""
+    columns = figure_columns("nodes", "kernels", "GB", "of slow reductions", "GFLOP", "ms")
+    table = titled_table("expected on a card", Column("operator"), *columns)
+    for cost in costs:
+        row = (
+            cost["moved_bytes"] / 1e9,
+            cost["slow_bytes"] / 1e9,
+            cost["flops"] / 1e9,
+            cost["seconds"] * 1e3,
+        )
+        figures = (f"{figure:.2f}" for figure in row)
+        table.add_row(cost["operator"], f"{cost['nodes']:,}", f"{cost['kernels']:,}", *figures)
     return table
 
 
