@@ -624,3 +624,15 @@ def test_unrolling_has_a_limit_on_operators(operator: str, monkeypatch: pytest.M
 
 
 _SHORT_LOOP = looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')
+
+
+def test_scanned_inputs_of_unequal_length_are_refused() -> None:
+    body = """(float[4,3] x, float[5,3] z) => (float[3] y) <float[3] h0 = {0, 0, 0}> {
+        h = Mul(h0, w)
+        y = Scan<num_scan_inputs=2,
+                 body = step (float[3] h, float[3] a, float[3] b) => (float[3] n) {
+                     s = Add(a, b)  n = Add(h, s)
+                 }>(h, x, z)
+    }"""
+    with pytest.raises(ShapeError, match="scans inputs of 4 and 5 elements"):
+        read_model(with_weights(text_model(body), w=normal(3)))

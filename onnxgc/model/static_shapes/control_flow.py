@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxgc.errors import UnsupportedOperatorError
+from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, attributes_of, fresh_name, operator_name
 from onnxgc.model.core.ir import Array, Node
 from onnxgc.model.files.lift_body_weights import outer_names
@@ -101,7 +101,11 @@ class ControlFlow:
         slices = self._scan_slices(node, node.inputs[-scanned:])
         if slices is None:
             return False
-        steps = len(slices[0])
+        steps, longest = (choose(map(len, slices)) for choose in (min, max))
+        if steps < longest:
+            raise ShapeError(
+                f"{node.location} scans inputs of {steps} and {longest} elements; their lengths must be equal"
+            )
         self._count(node, body, steps, steps)
         rows: list[list[str]] = []
         for step, parts in enumerate(zip(*slices, strict=True)):
