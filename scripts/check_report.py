@@ -396,6 +396,8 @@ def main() -> int:
         print("skipped: this machine has no Chromium; install it to check pages")
         return 0
     with browser(program) as page:
+        # The first page of a browser also waits for the browser's processes.
+        page.open(arguments.pages[0], 1200)
         for path in arguments.pages:
             print(check_page(page, path, arguments.screenshots))
     return 0

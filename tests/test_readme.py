@@ -24,7 +24,9 @@ from onnxgc.cli.main import app, main
 from onnxgc.gradients.registry import RULES
 from onnxgc.runtime import interleaved_timing
 from onnxgc.solvers.registry import SOLVERS
+from scripts import build_models
 from scripts.benchmarking import chain_picture, documents, growth_picture, memory_picture, summary
+from scripts.networks.residual import resnet
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -58,7 +60,7 @@ RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 # It would run this test.
 NOT_RUN = ("scripts/test",)
 SHORT_SEARCH = "0.2"
-"""Seconds of a search that a document limits."""
+"""Seconds of a search that a document limits to more."""
 # Paths of one machine, and names without meaning to a reader of the project.
 FORBIDDEN = re.compile(
     r"/(?:work|tmp|home|root|opt|mnt|Users)/|[A-Z]:\\|\b(?:workplace|localhost|facts\.md|design\.md|style\.md)\b|#\d+\b"
@@ -118,12 +120,29 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert not ended.value.code, " ".join(arguments)
 
 
+@functools.cache
+def short_networks() -> Mapping[str, bytes]:
+    """Files of the networks that documents use most, with fewer blocks."""
+    depths = {"resnet18": (1, 1, 1, 1), "resnet34": (1, 1, 1, 2), "resnet50": (1, 1, 1, 1)}
+    short = {
+        name: build_models.Network(functools.partial(resnet, depths=blocks, bottleneck=name == "resnet50"))
+        for name, blocks in depths.items()
+    }
+    with patch.dict(build_models.NETWORKS, short):
+        return {name: build_models.serialize(build_models.build(name)) for name in short}
+
+
+def copy_models(folder: Path, *, are_short: bool) -> None:
+    """Copies the models into `folder`/models."""
+    shutil.copytree(ROOT / "models", folder / "models")
+    for name, content in short_networks().items() if are_short else ():
+        (folder / "models" / f"{name}.onnx").write_bytes(content)
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A current directory with the models; patches by a document end with the test."""
-    shutil.copytree(ROOT / "models", tmp_path / "models")
-    # A smaller network under the name of the one that README.md plans.
-    shutil.copy(ROOT / "models" / "resnet18.onnx", tmp_path / "models" / "resnet50.onnx")
+    copy_models(tmp_path, are_short=request.node.get_closest_marker("slow") is None)
     monkeypatch.chdir(tmp_path)
     # For measurements, which run in separate processes.
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)

@@ -50,13 +50,14 @@ class Source:
         model: Model | None,
         planning: Mapping[str, Any],
         *,
+        provider: str,
         seed: int,
         progress: Callable[[str], None],
     ) -> Source:
         """A training file with its forward model, or a forward model to be planned.
 
         `planning` are the options for a forward model: optimizer, batch, accumulate, workers and those of
-        `optimize`.
+        `optimize`. `provider` runs the steps and decides the forms of gradients.
 
         Raises:
             TrainingError: the arguments contradict one another.
@@ -70,7 +71,7 @@ class Source:
             return cls.from_file(given, model)
         if model is not None:
             raise TrainingError("two forward models are given; give one, or a training file and its model")
-        options = dict(planning)
+        options = {"provider": provider, **planning}
         optimizer = optimizer_of(options.pop("optimizer", "adamw"))
         if not isinstance(optimizer, SGD | AdamW):
             raise TrainingError("training needs an optimizer: sgd or adamw")

@@ -59,6 +59,7 @@ class Stepper:
             source_of(source),
             None if model is None else source_of(model),
             {**options, **{name: value for name, value in planning.items() if value is not None}},
+            provider=device,
             seed=seed or 0,
             progress=progress or (lambda stage: None),
         )
