@@ -34,8 +34,8 @@ from onnxgc.report.data.bench_report import BenchReport, ContenderFigures
 from onnxgc.runtime.calibrate import device_name
 from onnxgc.runtime.interleaved_timing import seconds_in_turns
 from onnxgc.runtime.measure import Measurement, measure
-from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, provider_of_forms, providers_named
-from onnxgc.tracing.optimizers import Optimizer, optimizer_of
+from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, providers_named
+from onnxgc.tracing.optimizers import Optimizer
 
 REGULAR, PLANNED = "the baseline", "the planned graph"
 # Workspaces of kernels show in the first run, persistent memory in later ones.
@@ -211,16 +211,7 @@ def bench(
     # Without a budget, durations serve the prediction only.
     wanted = BudgetRequest(order=request.order) if budget is None else request
     how = PlanOptions.from_options(plan, solver, wanted, objective, (), time_limit, step_limit, seed, notify)
-    read = ReadOptions(
-        loss,
-        tuple(trainable),
-        tuple(freeze),
-        False,
-        freeze_bn,
-        untie,
-        optimizer_of(optimizer),
-        provider_of_forms(provider),
-    )
+    read = ReadOptions.from_options(loss, trainable, freeze, freeze_bn, untie, optimizer, provider)
     result = planned_model(model, input_shapes, read, how, check=check)
     return _measured(result, request, settings, runs, warm_up, seed, notify)
 

@@ -23,16 +23,15 @@ from onnxgc.api.trial_run import trial_run, type_text
 from onnxgc.budget.search import ignore_progress
 from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
 from onnxgc.emission.training_graph import TrainingGraph
-from onnxgc.errors import ModelFileError, OutputFileError, PlanError
+from onnxgc.errors import ModelFileError, OutputFileError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.report.data.optimize_report import OptimizeReport
-from onnxgc.runtime.ort import provider_of_forms
 from onnxgc.tracing.gradient_types import type_of_array
-from onnxgc.tracing.optimizers import Optimizer, optimizer_of
+from onnxgc.tracing.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -138,25 +137,19 @@ def optimize(
     how = PlanOptions.from_options(
         plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify
     )
-    read = ReadOptions(
+    read = ReadOptions.from_options(
         loss,
-        tuple(trainable),
-        tuple(freeze),
-        keep_outputs,
+        trainable,
+        freeze,
         freeze_bn,
         untie,
-        optimizer_of(optimizer),
-        provider_of_forms(provider),
-        _has_barriers(barriers),
+        optimizer,
+        provider,
+        keep_outputs=keep_outputs,
+        barriers=barriers,
     )
     target = None if dry_run or output is None else _Target(os.fspath(output), external_data)
     return planned_model(source, input_shapes, read, how, target, values=values or {}, check=check)
-
-
-def _has_barriers(barriers: str) -> bool:
-    if barriers not in ("auto", "none"):
-        raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
-    return barriers == "auto"
 
 
 @dataclass(frozen=True, slots=True)

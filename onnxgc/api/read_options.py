@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import onnx
 
+from onnxgc.errors import PlanError
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto
 from onnxgc.model.read import read_model
-from onnxgc.tracing.optimizers import Optimizer, optimizer_as_json, optimizer_from_json
+from onnxgc.runtime.ort import provider_of_forms
+from onnxgc.tracing.optimizers import Optimizer, optimizer_as_json, optimizer_from_json, optimizer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,39 @@ class ReadOptions:
     optimizer: Optimizer | None = None
     provider: str = "cpu"
     has_barriers: bool = True
+
+    @classmethod
+    def from_options(
+        cls,
+        loss: str,
+        trainable: Sequence[str],
+        freeze: Sequence[str],
+        freeze_bn: bool,
+        untie: bool,
+        optimizer: Optimizer | str | None,
+        provider: str | None,
+        *,
+        keep_outputs: bool = False,
+        barriers: str = "auto",
+    ) -> ReadOptions:
+        """The options as `onnxgc.optimize` takes them.
+
+        Raises:
+            PlanError, RuntimeUnavailableError: barriers or the provider are unknown.
+        """
+        if barriers not in ("auto", "none"):
+            raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
+        return cls(
+            loss,
+            tuple(trainable),
+            tuple(freeze),
+            keep_outputs,
+            freeze_bn,
+            untie,
+            optimizer_of(optimizer),
+            provider_of_forms(provider),
+            barriers == "auto",
+        )
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}, sort_keys=True)

@@ -275,14 +275,8 @@ def differentiate(
         _check_complete(context)
         backward.add(context)
     backward.name_gradients(model.parameters, final_names)
-    return DifferentiatedModel(
-        tuple(forward),
-        tuple(backward.chunks),
-        dict(constants.values),
-        extra_types,
-        backward.gradient_of,
-        seed,
-    )
+    chunks, gradient_of = tuple(backward.chunks), backward.gradient_of
+    return DifferentiatedModel(tuple(forward), chunks, dict(constants.values), extra_types, gradient_of, seed)
 
 
 def _casts_of_bools(nodes: Iterable[Node], types: Mapping[str, TensorType]) -> dict[str, Node]:

@@ -142,15 +142,11 @@ RULES: Mapping[str, Rule] = {
     "Unsqueeze": data_movement.view,
 }
 
-# Rules by execution provider. Weight gradients of convolutions have a table of forms of their own
+# Rules with another form on CUDA. Weight gradients of convolutions have a table of forms of their own
 # (`weight_gradient.WEIGHT_FORMS`), sums and products choose in `rule_helpers`.
-RULES_OF: Mapping[str, Mapping[str, Rule]] = {
-    "cpu": RULES,
-    "cuda": {
-        **RULES,
-        "BatchNormalization.batch": normalization.batch_normalization_of_batch_on_cuda,
-        "Relu": activations.relu_on_cuda,
-    },
+RULES_ON_CUDA: Mapping[str, Rule] = {
+    "BatchNormalization.batch": normalization.batch_normalization_of_batch_on_cuda,
+    "Relu": activations.relu_on_cuda,
 }
 
 # Operators with floating results that stop gradients: their derivative is zero almost everywhere.
@@ -172,6 +168,5 @@ def differentiate(
     model: TrainableModel, *, seed: str = "loss_scale", order: Sequence[str] | None = None
 ) -> DifferentiatedModel:
     """Backward pass of `model` by the rules of its provider; see `differentiate.differentiate`."""
-    return _differentiate(
-        model, RULES_OF[model.provider], STOPS, extra_outputs=EXTRA_OUTPUTS, seed=seed, order=order
-    )
+    rules = {**RULES, **(RULES_ON_CUDA if model.provider == "cuda" else {})}
+    return _differentiate(model, rules, STOPS, extra_outputs=EXTRA_OUTPUTS, seed=seed, order=order)

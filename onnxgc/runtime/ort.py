@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
+import ctypes
 import functools
 import importlib
 import importlib.metadata
@@ -77,10 +77,18 @@ def _installed_in(distribution: str) -> str | None:
 
 def default_providers() -> tuple[str, ...]:
     """CUDA if this machine has a driver and the installed build supports it, then the CPU."""
-    available = load_onnxruntime().get_available_providers()
-    if "CUDAExecutionProvider" in available and ctypes.util.find_library("cuda"):
+    if _has_cuda_driver() and "CUDAExecutionProvider" in load_onnxruntime().get_available_providers():
         return PROVIDERS["cuda"]
     return PROVIDERS["cpu"]
+
+
+@functools.cache
+def _has_cuda_driver() -> bool:
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def providers_named(name: str | None) -> tuple[str, ...]:

@@ -104,11 +104,8 @@ def _training_step(
     def operator_of(node: Node) -> Operator:
         return operators.get(node.name) or _operator(node, types, model.provider)
 
-    gradients = {
-        name: differentiated.gradient_of[name]
-        for name in model.parameters
-        if name in differentiated.gradient_of
-    }
+    gradient_of = differentiated.gradient_of
+    gradients = {name: gradient_of[name] for name in model.parameters if name in gradient_of}
     sizes = {name: kind.size_bytes for name, kind in types.items()}
     if updates is not None:
         # New values overwrite the old ones.

@@ -58,7 +58,7 @@ def test_providers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
         def get_available_providers(self) -> list[str]:
             return list(self.names)
 
-    monkeypatch.setattr("onnxgc.runtime.ort.ctypes.util.find_library", lambda name: None)
+    monkeypatch.setattr(ort, "_has_cuda_driver", lambda: False)
     for build, told in (
         (Build("CPUExecutionProvider"), "the installed ONNX Runtime has no CUDA"),
         (Build("CUDAExecutionProvider", "CPUExecutionProvider"), "this machine has no CUDA driver"),
@@ -66,7 +66,7 @@ def test_providers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ort, "load_onnxruntime", lambda build=build: build)
         with pytest.raises(RuntimeUnavailableError, match=told):
             providers_named("cuda")
-    monkeypatch.setattr("onnxgc.runtime.ort.ctypes.util.find_library", lambda name: "libcuda.so")
+    monkeypatch.setattr(ort, "_has_cuda_driver", lambda: True)
     assert providers_named("cuda") == PROVIDERS["cuda"]
 
 
