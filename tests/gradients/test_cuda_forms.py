@@ -88,6 +88,7 @@ def test_both_forms_agree() -> None:
         assert np.linalg.norm(other[name] - value) <= 2e-4 * np.linalg.norm(value) + 1e-6, name
 
 
+@pytest.mark.slow
 def test_running_statistics_of_a_large_batch_agree() -> None:
     """Above the rows that CUDA adds in a fixed order, sums are transposed."""
     batch = MAX_ORDERED_ROWS + 1

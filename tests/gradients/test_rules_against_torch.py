@@ -50,7 +50,15 @@ def _backward(entry: Case, provider: str) -> list[tuple[object, ...]]:
     return [(node.op, node.inputs, node.outputs) for node in (*step.forward, *step.backward)]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in CASES if entry.rule in WITH_FORMS], ids=str)
+_BY_SUMS = {"Div", "Expand", "GatherElements", "Max", "Min", "Mul", "PRelu", "Pow", "ScatterElements", "Sub"}
+
+
+def _forms_case(entry: Case) -> object:
+    """A case of the default run if its rule has a form of its own."""
+    return pytest.param(entry, marks=[pytest.mark.slow] * (entry.rule in _BY_SUMS), id=str(entry))
+
+
+@pytest.mark.parametrize("entry", [_forms_case(entry) for entry in CASES if entry.rule in WITH_FORMS])
 def test_gradients_in_the_forms_for_cuda_equal_those_of_torch(entry: Case) -> None:
     if _backward(entry, "cuda") == _backward(entry, "cpu"):
         return
