@@ -92,7 +92,8 @@ def schedule_solution(
     get the memory that is free below the peaks.
     """
     planned = _scheduled(model, traced, solution, like)
-    if model.provider == "cpu" or solution.plan.sequence:
+    has_columns = any(node.op in ("Conv", "ConvTranspose") for node in model.nodes)
+    if model.provider == "cpu" or solution.plan.sequence or not has_columns:
         return planned
     return _with_free_memory_used(planned)
 

@@ -145,7 +145,8 @@ def traced_step_with_plan(
         planned = schedule_solution(model, traced, replace(solution, plan=plan), like)
     except PlanError as error:
         raise PlanError(
-            f"{error}; a plan is valid for the model and the shapes it was made for (--input-shapes)"
+            f"{error}; a plan is valid for the model and the shapes it was made for (--input-shapes), under "
+            "a budget also for the provider (--provider)"
         ) from error
     # The solver reads the checkpoints only.
     evaluated = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)

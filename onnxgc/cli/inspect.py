@@ -22,6 +22,7 @@ from onnxgc.cli.arguments import (
     with_flat_options,
     write_json,
 )
+from onnxgc.errors import DurationError
 from onnxgc.model.files.load import model_files
 from onnxgc.model.weight_roles.classify import NOT_FLOATING
 from onnxgc.report.data.inspect_report import InspectReport
@@ -38,7 +39,9 @@ class _Report(Options, panel=REPORT):
         ProviderName.CPU,
         help="With cuda, also show what a planned step makes a card do, and its expected time.",
     )
-    device: str = Option(DEFAULT_DEVICE, help="The card, by its data sheet.")
+    device: str | None = Option(
+        None, help=f"With cuda, the card by its data sheet [default: {DEFAULT_DEVICE}]."
+    )
     verbose: bool = Option(False, "--verbose", "-v", help="List weights of other than floating types too.")
 
 
@@ -48,6 +51,8 @@ def inspect_command(model: Model, reading: Reading, shown: _Report) -> None:
     check_verbosity(shown.quiet, shown.verbose)
     read = reading.arguments()
     check_json_target(shown.json_target, *model_files(model))
+    if shown.device is not None and shown.provider is ProviderName.CPU:
+        raise DurationError("--device names a card; give --provider cuda with it, or leave it out")
     with progress_line() as notify:
         notify("inspecting")
         report = inspect(model, **read, provider=shown.provider, device=shown.device).as_json()

@@ -250,7 +250,7 @@ def instance_normalization(g: GradientContext) -> None:
     x, dy = reshape(g, g.x(0), flat), reshape(g, g.dy, flat)
     d_bias = reduce_sum(g, dy, (2,), keepdims=True)
     if g.wants(2):
-        g.give(2, reduce_sum(g, reshape(g, d_bias, flat[:2]), (0,)))
+        g.give(2, channel_sums(g, reshape(g, d_bias, flat[:2]), flat[:2]))
     if not (g.wants(0) or g.wants(1)):
         return
     centred = g.emit("Sub", x, mean_over_last(g, x, (2,), positions))
@@ -260,7 +260,7 @@ def instance_normalization(g: GradientContext) -> None:
     total = reduce_sum(g, g.emit("Mul", dy, centred), (2,), keepdims=True)
     d_scale = g.emit("Mul", total, inverse)
     if g.wants(1):
-        g.give(1, reduce_sum(g, reshape(g, d_scale, flat[:2]), (0,)))
+        g.give(1, channel_sums(g, reshape(g, d_scale, flat[:2]), flat[:2]))
     if g.wants(0):
         share = g.scalar(1.0 / positions)
         slope = g.emit("Mul", per_channel(g, g.x(1), 3), inverse)

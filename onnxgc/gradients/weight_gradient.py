@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxgc.gradients.differentiate import GradientContext
-from onnxgc.gradients.rule_helpers import channel_sums, product, reduce_sum, reshape
+from onnxgc.gradients.rule_helpers import channel_sums, product, reduce_sum, reshape, sum_over
 from onnxgc.gradients.windows import Windows
 from onnxgc.model.core.ir import Array
 
@@ -288,7 +288,8 @@ def _pointwise_in_place(g: GradientContext, c: Convolution, x: str, dy: str) -> 
     if _Sizes.of_convolution(c).by_image:
         rows = reshape(g, dy, (c.batch, c.channels_out, c.positions))
         columns = reshape(g, x, (c.batch, c.channels_in, c.positions))
-        gradient = reduce_sum(g, product(g, rows, columns, (3, 3), transpose_right=True), (0,))
+        products = product(g, rows, columns, (3, 3), transpose_right=True)
+        gradient = sum_over(g, products, (c.batch, c.channels_out, c.channels_in), (0,))
     else:
         rows = _channels_first(g, dy, c.channels_out, c.batch * c.positions)
         columns = _channels_first(g, x, c.channels_in, c.batch * c.positions)
@@ -311,7 +312,8 @@ def _by_columns(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
         columns = g.emit("Gather", flat, _window_index(g, c.windows, kernel_first=True), axis=2)
         columns = reshape(g, columns, (c.batch, c.groups, per_in * kernel, p))
         rows = reshape(g, dy, (c.batch, c.groups, per_out, p))
-        gradient = reduce_sum(g, product(g, rows, columns, (4, 4), transpose_right=True), (0,))
+        products = product(g, rows, columns, (4, 4), transpose_right=True)
+        gradient = sum_over(g, products, (c.batch, c.groups, per_out, per_in * kernel), (0,))
         return reshape(g, gradient, g.input_shape(1))
     flat = reshape(g, padded, (c.batch, c.groups, per_in, size))
     flat = g.emit("Transpose", flat, perm=[1, 0, 3, 2])

@@ -90,7 +90,9 @@ class Check:
 
     def prepared(self, network: Network) -> Prepared:
         if network.name not in self._prepared:
-            self._prepared[network.name] = prepare(network, self.folder / network.name)
+            self._prepared[network.name] = prepare(
+                network, self.folder / network.name, "cpu" if self.options.smoke else "cuda"
+            )
         return self._prepared[network.name]
 
     def measured(

@@ -1,4 +1,4 @@
-"""Forms of the weight gradient of convolutions other than those for CPUs."""
+"""Forms of the weight gradient of convolutions, and all forms for CUDA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Forms = tuple[WeightForm, ...]
 @contextmanager
 def forms_of(variant: str) -> Iterator[None]:
     """A context in which models are differentiated with the forms of `VARIANTS[variant]`."""
-    chosen = {"cpu": VARIANTS[variant](weight_gradient.WEIGHT_FORMS["cpu"])}
+    chosen = dict(weight_gradient.WEIGHT_FORMS, cpu=VARIANTS[variant](weight_gradient.WEIGHT_FORMS["cpu"]))
     with mock.patch.object(weight_gradient, "WEIGHT_FORMS", chosen):
         yield
 
@@ -37,4 +37,5 @@ VARIANTS: dict[str, Callable[[Forms], Forms]] = {
     "cpu": lambda forms: forms,
     "whole batch": _whole_batch,
     "exchanged, whole batch": lambda forms: _whole_batch(_exchanged(forms)),
+    "cuda": lambda forms: forms,
 }

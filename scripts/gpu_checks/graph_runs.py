@@ -43,11 +43,11 @@ class Measured:
         return self.runs[-1]
 
 
-def prepare(network: Network, folder: Path) -> Prepared:
-    """Plans a network and writes both graphs and their feeds."""
+def prepare(network: Network, folder: Path, forms: str) -> Prepared:
+    """Plans a network and writes both graphs, in the forms of a provider, and their feeds."""
     source = ROOT / "models" / f"{network.name}.onnx"
     (name,) = (value.name for value in onnx.load(source).graph.input)
-    model = read_model(source, input_shapes={name: network.shape})
+    model = read_model(source, input_shapes={name: network.shape}, provider=forms)
     planned = plan_step(model)
     folder.mkdir(parents=True)
     models: dict[str, onnx.ModelProto] = {}

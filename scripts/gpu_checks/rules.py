@@ -62,7 +62,7 @@ def _checked(cases: Sequence[tuple[Case, float]], providers: Sequence[str], end:
             break
         reached += 1
         try:
-            found = errors(case, providers=providers)
+            found = errors(case, providers=providers, forms="cuda")
         except Exception as error:
             # A provider may lack a kernel, or a kernel may reject its inputs.
             failed[str(case)] = f"{type(error).__name__}: {str(error)[:300]}"
@@ -79,7 +79,7 @@ def _checked(cases: Sequence[tuple[Case, float]], providers: Sequence[str], end:
 
 
 def _operators_elsewhere(case: Case, provider: str, folder: Path) -> set[str]:
-    step, graph = emitted(case)
+    step, graph = emitted(case, "cuda")
     session = make_session(
         graph.model,
         providers=list(dict.fromkeys([provider, CPU])),

@@ -112,13 +112,13 @@ def forms_step(check: Check) -> Finding:
     network, provider = check.first_network(), check.options.provider
     rows: dict[str, Mapping[str, Json]] = {}
     lines = []
-    # The last variant combines the changes of all others.
+    # The last variant has the forms for CUDA.
     for variant in list(VARIANTS)[-1:] if check.options.smoke else VARIANTS:
         if check.seconds_left() < LAST_STEPS_SECONDS:
             break
         folder = check.folder / f"forms-{variant.replace(' ', '-')}"
         with forms_of(variant):
-            prepared = prepare(network, folder)
+            prepared = prepare(network, folder, "cuda" if variant == "cuda" else "cpu")
         row: dict[str, Json] = {"nodes": {graph: len(prepared.models[graph].graph.node) for graph in GRAPHS}}
         for graph in GRAPHS:
             measured = measure_graph(prepared, graph, MAKE_SESSION, check.options, check.seconds_left())

@@ -143,7 +143,7 @@ def test_verify_detects_a_wrong_gradient(tmp_path: Path) -> None:
 
 
 def test_inspect_shows_parameters_rules_and_peaks() -> None:
-    done = onnxgc("inspect", RESNET18, *SMALL, "--json", "-")
+    done = onnxgc("inspect", RESNET18, *SMALL, "--provider", "cuda", "--json", "-")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     roles = [weight["role"] for weight in found["weights"]]
@@ -152,6 +152,9 @@ def test_inspect_shows_parameters_rules_and_peaks() -> None:
     assert not found["obstacles"]
     assert found["planned"]["simulated_peak_bytes"] < found["regular"]["simulated_peak_bytes"]
     assert {use["gradient"] for use in found["operators"]} == {"rule", "none needed"}
+    *operators, total = found["card"]
+    assert total["operator"] == "total"
+    assert total["kernels"] == sum(cost["kernels"] for cost in operators) < total["nodes"]
 
 
 def test_inspect_shows_obstacles(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ((*DRY, "--quiet", "--verbose"), "drop one of them"),
         ((*DRY, "--device", "a100"), "--device applies to a budget only"),
         (("inspect", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
+        (("inspect", "model.onnx", "--device", "h200"), "give --provider cuda with it"),
+        (("inspect", "model.onnx", "--provider", "cuda", "--device", "h2"), "unknown device 'h2'"),
         (("compare", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
         (("compare", "model.onnx", "other.onnx", "--device", "a100"), "--device does not apply"),
         (("compare", "model.onnx", "other.onnx", "--budget", "60%"), "add --each"),

@@ -266,13 +266,15 @@ def _by_formula(case: Case, target: Array) -> tuple[float, dict[str, Array]]:
     return float(loss.detach()), found
 
 
-def errors(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE) -> dict[str, float]:
+def errors(
+    case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu"
+) -> dict[str, float]:
     """Relative error of the loss and, norm-wise, of each gradient; infinite for a missing one.
 
     Raises:
         ValueError: the true gradient of a parameter is too small to show anything.
     """
-    return errors_of(case, outcome(case, threads, providers))
+    return errors_of(case, outcome(case, threads, providers, forms))
 
 
 def errors_of(case: Case, found: Outcome) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -67,6 +68,15 @@ def test_the_forms_have_no_slow_reduction_and_no_large_filter() -> None:
     assert cuda.slow_bytes == 0 == cuda.large_filters
 
 
+def test_the_expected_time_is_near_the_recorded_one() -> None:
+    """Of the forms for CPUs, which ran on an H200."""
+    record = json.loads((MODELS.parent / "benchmarks/gpu/nvidia-h200.json").read_text())
+    recorded = record["steps"]["4"]["networks"]["resnet50"]
+    model = read_model(MODELS / "resnet50.onnx", input_shapes={"x": tuple(recorded["shape"])})
+    expected = total(plan_step(model, "store-all")).seconds
+    assert expected == pytest.approx(min(recorded["regular"]["step_seconds"]), rel=0.1)
+
+
 def test_planned_values_equal_the_baselines_bit_for_bit() -> None:
     planned = planned_step("cuda")
     assert planned.profile.peak_bytes < planned.regular_profile.peak_bytes
@@ -99,13 +109,29 @@ def test_running_statistics_of_a_large_batch_agree() -> None:
         np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-6)
 
 
-def test_columns_take_free_memory_and_leave_the_peaks() -> None:
-    """Of the same plan with few and with many parts, the peaks are equal."""
+def test_columns_take_free_memory_and_leave_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = planned_step("cuda")
-    assert planned.model.column_bytes
-    small = plan_step(read_model(MODELS / "resnet18.onnx", input_shapes=SHAPES, provider="cuda"), "peak")
-    cpu = planned_step("cpu")
-    assert planned.profile.peak_bytes <= small.profile.peak_bytes <= 1.03 * cpu.profile.peak_bytes
+    with monkeypatch.context() as patched:
+        patched.setattr("onnxgc.api.planned_step._with_free_memory_used", lambda lean: lean)
+        lean = planned_step("cuda")
+    assert total(planned).nodes < total(lean).nodes
+    assert (
+        planned.profile.peak_bytes <= lean.profile.peak_bytes <= 1.03 * planned_step("cpu").profile.peak_bytes
+    )
+    assert planned.regular_profile.peak_bytes <= lean.regular_profile.peak_bytes
+
+
+def test_sums_over_many_images_have_a_fixed_order() -> None:
+    """No ReduceSum over the first axis has more rows than CUDA adds in a fixed order."""
+    step = planned_step("cuda", "store-all", batch=2 * MAX_ORDERED_ROWS + 2).step
+    rows = [
+        step.types[node.inputs[0]].shape[0]
+        for node in step.differentiated.backward
+        if node.op == "ReduceSum" and 0 in step.constants[node.inputs[1]]
+        if step.types[node.inputs[0]].shape[0] < step.types[node.inputs[0]].element_count
+    ]
+    assert rows
+    assert max(rows) <= MAX_ORDERED_ROWS
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def _forms_case(entry: Case) -> object:
 def test_gradients_in_the_forms_for_cuda_equal_those_of_torch(entry: Case) -> None:
     if _backward(entry, "cuda") == _backward(entry, "cpu"):
         return
-    found = errors_of(entry, outcome(entry, forms="cuda"))
+    found = errors(entry, forms="cuda")
     assert {name: error for name, error in found.items() if not error <= entry.tolerance} == {}
 
 
