@@ -124,13 +124,13 @@ def live_bytes(steps: list[Allocations]) -> Iterator[int]:
 def test_exit_code_reports_differences_beyond_the_tolerances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worst = {"node": "n", "operator": "Conv", "tensor": "t", "what": "workspace", "bytes": -12}
+    worst = {"node": "n", "what": "workspace", "bytes": -12}
     row = {"network": "net", "input": [1], "plan": "regular", "worst": worst, "requested_bytes": 1000}
     for simulated, arena, expected in ((1009, 1029, 0), (1011, 1000, 1), (1000, 1031, 1)):
         sizes = {"simulated_bytes": simulated, "arena_bytes": arena, "in_use_bytes": 1000}
         monkeypatch.setattr(peaks, "run_peaks", lambda options, sizes=sizes: {"rows": [{**row, **sizes}]})
         assert benchmark.main(["peaks", "--record", str(tmp_path)]) == expected
-        assert "net, regular: workspace of Conv 'n' ('t'): -12 bytes" in capsys.readouterr().out
+        assert "net, regular: workspace of 'n': -12 bytes" in capsys.readouterr().out
 
 
 def test_exit_code_reports_rejected_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
