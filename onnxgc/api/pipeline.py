@@ -18,7 +18,7 @@ from onnxgc.api.optimize_report import optimize_report
 from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
 from onnxgc.api.read_options import ReadOptions, name_of, read_with_options
-from onnxgc.api.step_planning import plan_step, plan_within, step_with_plan
+from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_with_plan
 from onnxgc.api.trial_run import trial_run, type_text
 from onnxgc.budget.search import ignore_progress
 from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
@@ -226,6 +226,8 @@ def _plan(model: TrainableModel, read: ReadOptions, how: PlanOptions) -> Planned
     outputs, optimizer = read.keep_outputs, read.optimizer
     if how.given is not None:
         return step_with_plan(model, how.given, keep_outputs=outputs, optimizer=optimizer)
+    if how.request.is_quick:
+        return plan_quickly(model, trace_problem(model, outputs, optimizer), how.request, how.search)
     if how.request.is_requested:
         return plan_within(model, trace_problem(model, outputs, optimizer), how.request, how.search)
     return plan_step(model, how.solver, how.search, keep_outputs=outputs, optimizer=optimizer)

@@ -48,6 +48,7 @@ _MAX_REPEATS = 4
 
 
 COMPILING = "compiling the search (first run on this machine only, up to a minute)"
+COMPILING_REPAIRS = "compiling the search (first run on this machine only, about ten seconds)"
 
 
 def ignore_progress(stage: str) -> None:
@@ -124,6 +125,15 @@ def compile_loops(progress: Callable[[str], None] = ignore_progress) -> float:
     started = time.perf_counter()
     local_moves.run_all_loops()
     return time.perf_counter() - started
+
+
+def compile_repairs(progress: Callable[[str], None] = ignore_progress) -> None:
+    """The same for the loops that the search of `optimize` without options needs."""
+    from onnxgc.budget.improve import local_moves
+
+    if not local_moves.run_repairs.cache_info().currsize:
+        progress(COMPILING_REPAIRS)
+    local_moves.run_repairs()
 
 
 def within_budget(

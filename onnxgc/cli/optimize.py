@@ -98,11 +98,12 @@ class _Planning(Options, panel=PLAN):
     objective: ObjectiveName | None = Option(
         None,
         help="Without a budget, minimise the simulated peak (peak), the same without parameter gradients "
-        "(activations), or the sum of checkpoints and heaviest segment (paper) [default: peak, or the "
+        "(activations), or the sum of checkpoints and heaviest segment (paper) [default: the "
         "solver's own].",
     )
     solver: str | None = Option(
-        None, help=f"One of {', '.join(SOLVERS)} [default: peak; for the paper's objective acg]."
+        None,
+        help=f"One of {', '.join(SOLVERS)} [default: budget, within 20% extra time].",
     )
     checkpoints: str | None = Option(None, help="Tensors to keep, as a,b,c; selects the solver manual.")
     plan: str | None = PLAN_FILE
@@ -124,7 +125,8 @@ class _Planning(Options, panel=PLAN):
             raise PlanError(
                 f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them"
             )
-        has_budget = self.budget is not None or self.extra_time is not None or self.pareto
+        is_searched = (self.solver, self.objective, self.checkpoints, self.plan) == (None,) * 4
+        has_budget = is_searched or self.budget is not None or self.extra_time is not None or self.pareto
         for_budgets = {
             "--order": self.order,
             "--device": self.device,
@@ -200,7 +202,7 @@ def optimize_command(
     """Write a training file that needs less memory than the baseline.
 
     The file is one ONNX graph: forward, recomputation, backward. Without a budget the plan has the lowest
-    peak that the solver finds; with one it has the least extra time within the budget.
+    peak that a search of seconds finds within 20% extra time; with one it has the least extra time within it.
 
     Example: onnxgc optimize model.onnx training.onnx --budget 60% --verify 1
     """
