@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from onnxgc.api.device_memory import parse_device_memory
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.from_step import StepProblem, problem_of
 from onnxgc.budget.least_peak import least_peak, quick_least_peak
@@ -41,7 +42,8 @@ FRONTIER_POINTS = 12
 class BudgetRequest:
     """A user's request for a budget or a trade-off, or neither.
 
-    `is_quick`: the search of `optimize` without options.
+    `is_quick`: the search of `optimize` without options. `device_bytes` is the whole memory of a device, in
+    place of a budget.
     """
 
     budget: Budget | None = None
@@ -50,6 +52,7 @@ class BudgetRequest:
     device: Device | None = None
     calibrate: str | None = None
     is_quick: bool = False
+    device_bytes: int | None = None
 
     @classmethod
     def from_options(
@@ -61,6 +64,7 @@ class BudgetRequest:
         order: str,
         device: str | None,
         calibrate: str | os.PathLike[str] | None = None,
+        device_memory: str | float | None = None,
     ) -> BudgetRequest:
         """The request of options as `onnxgc.optimize` takes them.
 
@@ -71,12 +75,17 @@ class BudgetRequest:
         """
         if device is not None and calibrate is not None:
             raise PlanError("--device and --calibrate are both sources of durations; give one of them")
+        if device_memory is not None and (budget is not None or extra_time is not None):
+            raise PlanError(
+                "--device-memory is a budget for the whole device; leave out --budget and --extra-time"
+            )
         return cls(
             parse_budget_options(budget, extra_time),
             pareto,
             Order.named(order),
             None if device is None else find_device(device),
             None if calibrate is None else os.fspath(calibrate),
+            device_bytes=None if device_memory is None else parse_device_memory(device_memory),
         )
 
     def as_default(self) -> BudgetRequest:
@@ -85,7 +94,7 @@ class BudgetRequest:
 
     @property
     def is_requested(self) -> bool:
-        return self.budget is not None or self.pareto
+        return self.budget is not None or self.pareto or self.device_bytes is not None
 
     def durations(self, step: TrainingStep) -> tuple[dict[str, int], str, str]:
         """Durations of all operators in nanoseconds, their source, and a note on it or ""."""

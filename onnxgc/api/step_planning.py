@@ -14,6 +14,7 @@ from onnxgc.api.budget_plans import (
     FrontierPoint,
     plan_for_request,
 )
+from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep, schedule_solution, trace_problem
 from onnxgc.budget.from_step import problem_of
 from onnxgc.budget.operator_problem import simulate_sequence
@@ -86,7 +87,11 @@ def plan_within(
     """
     durations, timing, note = request.durations(traced.step)
     updates = traced.step.updates
-    if updates is not None and request.budget is not None:
+    if request.device_bytes is not None:
+        request = replace(
+            request, budget=DeviceMemory.of_step(traced.step).budget_within(request.device_bytes)
+        )
+    elif updates is not None and request.budget is not None:
         request = replace(request, budget=replace(request.budget, reserved_bytes=updates.state_bytes))
     budgeted = plan_for_request(request, traced.problem, durations, options)
     if updates is not None:

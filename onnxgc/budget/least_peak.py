@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from onnxgc.budget.bounds.covering import fixed_order_bound, free_order_bound
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
-from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
+from onnxgc.budget.operator_problem import OperatorProblem, settled, simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
 from onnxgc.planning.deadline import DESCENT_END, QUICK_DESCENT_END, REFINEMENT_END, Deadline
 from onnxgc.planning.order_choice import Order
@@ -128,7 +128,8 @@ def _allowed_starts(
         return simulate_sequence(problem, sequence).duration - problem.duration <= allowed
 
     own = tuple(range(len(problem)))
-    return [own, *(tuple(start) for start in starts if order.allows(start) and is_allowed(start))]
+    others = (tuple(settled(problem, start)) for start in starts if order.allows(start))
+    return [own, *filter(is_allowed, others)]
 
 
 class _Descent:
@@ -206,6 +207,7 @@ class _Descent:
     def _keep_faster(self, sequence: Sequence[int] | None) -> None:
         if sequence is None:
             return
+        sequence = settled(self._problem, sequence)
         found = simulate_sequence(self._problem, sequence)
         if found.peak <= self.peak and found.duration - self._problem.duration < self.extra:
             self.best, self.peak = tuple(sequence), found.peak
@@ -213,6 +215,7 @@ class _Descent:
 
     def _take(self, sequence: Sequence[int]) -> bool:
         """Whether a sequence has a lower peak within the allowed time; it is then the best."""
+        sequence = settled(self._problem, sequence)
         found = simulate_sequence(self._problem, sequence)
         if found.peak >= self.peak or found.duration - self._problem.duration > self._allowed:
             return False

@@ -27,7 +27,7 @@ from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.bounds.residency import MAX_OPERATORS, residency_bound
 from onnxgc.budget.improve.lns_milp import PartSearch
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
-from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
+from onnxgc.budget.operator_problem import OperatorProblem, settled, simulate_sequence
 from onnxgc.planning.deadline import BOUND_SHARE, Deadline
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Status, TimeCost
@@ -224,6 +224,7 @@ class _Search:
         """Take a sequence as the best so far if it is; return whether it is within the budget."""
         if sequence is None:
             return False
+        sequence = settled(self._problem, sequence)
         profile = simulate_sequence(self._problem, sequence)
         if profile.peak > self._budget:
             return False

@@ -91,6 +91,10 @@ class _Planning(Options, panel=PLAN):
     extra_time: str | None = Option(
         None, help="Minimise the peak within this extra time, such as 10%; in place of --budget."
     )
+    device_memory: str | None = Option(
+        None,
+        help="All memory of a device, such as 8GiB, or its name, such as a100; in place of --budget.",
+    )
     pareto: bool = Option(
         False, help="Show the trade-off of extra time and peak, down to the lowest peak found."
     )
@@ -126,7 +130,8 @@ class _Planning(Options, panel=PLAN):
                 f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them"
             )
         is_searched = (self.solver, self.objective, self.checkpoints, self.plan) == (None,) * 4
-        has_budget = is_searched or self.budget is not None or self.extra_time is not None or self.pareto
+        limits = (self.budget, self.extra_time, self.device_memory)
+        has_budget = is_searched or self.pareto or any(limit is not None for limit in limits)
         for_budgets = {
             "--order": self.order,
             "--device": self.device,
@@ -221,6 +226,7 @@ def optimize_command(
             checkpoints=names_in(planning.checkpoints or ""),
             budget=planning.budget,
             extra_time=planning.extra_time,
+            device_memory=planning.device_memory,
             pareto=planning.pareto,
             order=(planning.order or Order.FREE).value,
             plan=planning.plan,
