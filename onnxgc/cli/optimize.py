@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from onnxgc.api import OptimizeResult, Verification, optimize, verify
 from onnxgc.api.html_pages import page_of
+from onnxgc.api.largest_size import largest_size
 from onnxgc.cli.arguments import (
     BUDGET,
     DEVICE,
@@ -50,10 +51,13 @@ from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError, VerificationError
 from onnxgc.model.files.load import model_files
 from onnxgc.planning.order_choice import Order
+from onnxgc.report.data.optimize_report import LargestReport
 from onnxgc.report.terminal.budget_tables import (
     frontier_plot,
     frontier_table,
     plan_within_budget,
+    sizes_plot,
+    sizes_table,
     verdict_on_time,
 )
 from onnxgc.report.terminal.command_tables import (
@@ -95,6 +99,12 @@ class _Planning(Options, panel=PLAN):
         None,
         help="All memory of a device, such as 8GiB, or its name, such as a100; in place of --budget.",
     )
+    largest_batch: bool = Option(
+        False, help="Find the largest batch for --device-memory, within --extra-time [default: 20%]."
+    )
+    largest: str | None = Option(
+        None, help="The same for other axes of an input, such as x:2,3 for a resolution."
+    )
     pareto: bool = Option(
         False, help="Show the trade-off of extra time and peak, down to the lowest peak found."
     )
@@ -130,6 +140,8 @@ class _Planning(Options, panel=PLAN):
                 f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them"
             )
         is_searched = (self.solver, self.objective, self.checkpoints, self.plan) == (None,) * 4
+        if (self.largest_batch or self.largest) and self.device_memory is None:
+            raise PlanError("--largest-batch and --largest need --device-memory, such as 8GiB")
         limits = (self.budget, self.extra_time, self.device_memory)
         has_budget = is_searched or self.pareto or any(limit is not None for limit in limits)
         for_budgets = {
@@ -141,6 +153,25 @@ class _Planning(Options, panel=PLAN):
         check_needs_budget(
             has_budget, for_budgets, "--budget, --extra-time or --pareto, such as --budget 60%"
         )
+
+    def search(self) -> dict[str, Any]:
+        """Arguments of `optimize`."""
+        return {
+            "solver": "manual" if self.checkpoints is not None else self.solver,
+            "objective": self.objective,
+            "checkpoints": names_in(self.checkpoints or ""),
+            "budget": self.budget,
+            "extra_time": self.extra_time,
+            "device_memory": self.device_memory,
+            "pareto": self.pareto,
+            "order": (self.order or Order.FREE).value,
+            "plan": self.plan,
+            "device": self.device,
+            "calibrate": self.calibrate,
+            "time_limit": self.time_limit,
+            "step_limit": self.step_limit,
+            "seed": self.seed,
+        }
 
 
 class _Files(Options, panel=FILES):
@@ -171,6 +202,17 @@ class _Files(Options, panel=FILES):
         rich_help_panel=REPORT,
         help="Also print the checkpoints and the seconds of each stage.",
     )
+
+    def emission(self) -> dict[str, Any]:
+        """Arguments of `optimize`."""
+        return {
+            "keep_outputs": self.keep_outputs,
+            "optimizer": self.optimizer,
+            "external_data": self.save_external_data,
+            "provider": self.provider,
+            "barriers": self.barriers,
+            "dry_run": self.dry_run,
+        }
 
     def check(self, model: str, target: str, calibrate: str | None, plan: str | None) -> None:
         """Fail if options contradict each other, or if a file is not writable or is one of the others."""
@@ -215,46 +257,38 @@ def optimize_command(
     planning.check()
     target = output or f"{Path(model).stem}-training.onnx"
     files.check(model, target, planning.calibrate, planning.plan)
-    verification = None
+    verification = sizes = None
+    how = {**read, **planning.search(), **files.emission(), "check": not reading.no_check}
     with progress_line() as notify:
-        result = optimize(
-            model,
-            target,
-            **read,
-            solver="manual" if planning.checkpoints is not None else planning.solver,
-            objective=planning.objective,
-            checkpoints=names_in(planning.checkpoints or ""),
-            budget=planning.budget,
-            extra_time=planning.extra_time,
-            device_memory=planning.device_memory,
-            pareto=planning.pareto,
-            order=(planning.order or Order.FREE).value,
-            plan=planning.plan,
-            device=planning.device,
-            calibrate=planning.calibrate,
-            time_limit=planning.time_limit,
-            step_limit=planning.step_limit,
-            seed=planning.seed,
-            check=not reading.no_check,
-            keep_outputs=files.keep_outputs,
-            optimizer=files.optimizer,
-            external_data=files.save_external_data,
-            provider=files.provider,
-            barriers=files.barriers,
-            dry_run=files.dry_run,
-            progress=notify,
-        )
+        if planning.largest_batch or planning.largest is not None:
+            assert planning.device_memory is not None, "checked before"
+            memory = how.pop("device_memory")
+            found = largest_size(model, memory, target, dimension=planning.largest, progress=notify, **how)
+            result, sizes = found.result, found.as_json()
+        else:
+            result = optimize(model, target, progress=notify, **how)
         if files.page_target is not None:
             notify("writing the page")
             write_text(page_of(result, given_options(context, *_NO_SETTINGS)), files.page_target)
         if files.verify_runs:
             verification = verify(model, target, seed=planning.seed, runs=files.verify_runs, progress=notify)
-    _finish(result, verification, target, files)
+    _finish(result, verification, sizes, target, files)
 
 
-def _finish(result: OptimizeResult, verification: Verification | None, target: str, files: _Files) -> None:
+def _finish(
+    result: OptimizeResult,
+    verification: Verification | None,
+    sizes: LargestReport | None,
+    target: str,
+    files: _Files,
+) -> None:
     """Write the plan, and report on it and on the checks of the file."""
-    report, console = result.report, console_for(files.json_target, is_quiet=files.quiet)
+    console = console_for(files.json_target, is_quiet=files.quiet)
+    report: dict[str, Any] = {**result.report}
+    if sizes is not None:
+        report["largest"] = sizes
+        console.print(sizes_table(sizes))
+        console.print(sizes_plot(sizes), markup=False)
     _print_plan(result, console, verbose=files.verbose)
     if files.save_plan is not None:
         write_plan(result.plan, files.save_plan, solver=report["solver"], model=report["model"])

@@ -128,3 +128,22 @@ class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
     checkpoints: list[str]
     notes: list[str]
     seconds: dict[str, float]
+
+
+class SizeFigures(TypedDict):
+    """A size of a dimension with the fastest plan found for it; `per_second` are sizes a second."""
+
+    size: int
+    total_bytes: int
+    extra_time_ratio: float
+    seconds: float
+    per_second: float
+
+
+class LargestReport(TypedDict):
+    """The largest size of a dimension on a device, and the trade-off up to it."""
+
+    dimension: str
+    device_bytes: int
+    size: int
+    points: list[SizeFigures]

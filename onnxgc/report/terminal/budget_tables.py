@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from onnxgc.report.data.optimize_report import FrontierFigures, OptimizeReport
+from onnxgc.report.data.optimize_report import FrontierFigures, LargestReport, OptimizeReport
 from onnxgc.report.terminal.command_tables import (
     add_device_memory,
     figure_columns,
@@ -81,6 +81,33 @@ def _points(report: OptimizeReport) -> list[tuple[str, FrontierFigures]]:
     if budget["bytes"] is not None or budget["most_extra_time_ratio"] is not None:
         points.append((CHOSEN, chosen_point(report)))
     return points
+
+
+def sizes_table(report: LargestReport) -> Table:
+    """Sizes that fit a device, up to the largest."""
+    title = f"{report['dimension']} in {megabytes(report['device_bytes'])}"
+    table = titled_table(title, *figure_columns("size", "all memory", "extra time", "step", "sizes a second"))
+    for point in report["points"]:
+        table.add_row(
+            f"{point['size']:,}",
+            megabytes(point["total_bytes"]),
+            percent(point["extra_time_ratio"]),
+            duration(point["seconds"]),
+            f"{point['per_second']:,.1f}",
+        )
+    return table
+
+
+def sizes_plot(report: LargestReport) -> str:
+    """Sizes a second over the size."""
+    points = [((point["size"], point["per_second"]), POINT) for point in report["points"]]
+    sizes, rates = ([place[axis] for place, _ in points] for axis in (0, 1))
+    picture = scatter_plot(
+        points,
+        (f"{min(sizes):,}", "size", f"{max(sizes):,}"),
+        (f"{min(rates):,.1f}", "", f"{max(rates):,.1f}"),
+    )
+    return f"sizes a second, expected\n{picture}"
 
 
 def verdict_on_time(report: OptimizeReport) -> str:
