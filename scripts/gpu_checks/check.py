@@ -1,9 +1,8 @@
-"""One run of the GPU check: its options, clock and record."""
+"""One group of the GPU check: its options, clock, record and earlier measurements."""
 
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,26 +11,29 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from onnxgc import __version__
-from scripts.gpu_checks.graph_runs import Measured, Prepared, measure_graph, prepare
+from scripts.benchmarking.records import installed_versions, rounded
+from scripts.gpu_checks.graph_runs import Measured
 from scripts.gpu_checks.settings import (
-    LAST_STEPS_SECONDS,
     MAKE_SESSION,
-    MIN_STEP_SECONDS,
+    MIN_ROW_SECONDS,
     SCHEMA_VERSION,
     CheckError,
     Json,
-    Network,
     Options,
     Setting,
     error_line,
 )
+from scripts.gpu_checks.training_files import Recipe, TrainingFiles
 from scripts.gpu_checks.worker_process import answer_of_worker
 
-_DISTRIBUTIONS = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "nvidia-cudnn-cu13")
+_DISTRIBUTIONS = (
+    "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "torchvision", "transformers",
+    "nvidia-cudnn-cu13",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,72 +46,150 @@ class Finding:
 
 
 class Check:
-    """One run of the script, with its record and earlier measurements. Workers may write to `folder`."""
+    """One run of a group. The record of the card keeps the results of other groups.
 
-    def __init__(self, options: Options, folder: Path) -> None:
+    Workers may write to `folder`.
+    """
+
+    def __init__(self, options: Options, group: str, folder: Path) -> None:
         self.options, self.folder = options, folder
         self._started = time.perf_counter()
-        self._prepared: dict[str, Prepared] = {}
+        self._step_end = self._end = self._started + options.limit_seconds
+        self._files: dict[str, TrainingFiles | CheckError] = {}
         self._measured: dict[tuple[str, str, str], Measured | CheckError] = {}
+        card = None if options.smoke else _card()
+        name = "cpu-smoke" if options.smoke else card[0] if card else "unknown-card"
+        self._path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+        groups = _known_groups(self._path)
+        self.steps: Json = groups.get(group, {}).get("steps", {}) if options.only else {}
+        self._entry: Json = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "driver": card[1] if card else None,
+            "versions": {
+                "python": platform.python_version(),
+                "onnxgc": __version__,
+                **dict.fromkeys(_DISTRIBUTIONS),
+                **installed_versions(_DISTRIBUTIONS),
+            },
+            "steps": self.steps,
+        }
         self.record: Json = {
             "schema": SCHEMA_VERSION,
             "smoke": options.smoke,
             "provider": options.provider,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            **machine(options.smoke),
+            "card": card[0] if card else None,
+            "card_memory": card[2] if card else None,
+            "processor": platform.machine(),
+            "cpu_count": os.cpu_count(),
             "threads": options.threads,
-            "steps": {},
+            "groups": groups | {group: self._entry},
         }
-        card = "cpu-smoke" if options.smoke else self.record["card"] or "unknown-card"
-        self._path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
+
+    # -- clock and record --------------------------------------------------------------------------
+
+    def open_step(self, share: float) -> None:
+        """Gives the next step a share of the remaining time."""
+        now = time.perf_counter()
+        self._step_end = now + max(self._end - now, 0.0) * share
 
     def seconds_left(self) -> float:
-        return self.options.limit_seconds - (time.perf_counter() - self._started)
+        """Seconds for the current step."""
+        return self._step_end - time.perf_counter()
 
     def write(self) -> None:
         """Replaces the record as a whole: a run may be interrupted at any time."""
-        self.record["seconds"] = time.perf_counter() - self._started
+        self._entry["seconds"] = time.perf_counter() - self._started
         unfinished = self._path.with_suffix(".part")
-        unfinished.write_text(json.dumps(self.record, indent=1) + "\n")
+        unfinished.write_text(json.dumps(rounded(self.record), separators=(",", ":")) + "\n")
         os.replace(unfinished, self._path)
 
-    def begin(self, number: int, name: str, details: Json) -> None:
+    def begin(self, name: str, details: Json) -> None:
         """Records a step whose details grow while it runs."""
-        self.record["steps"][str(number)] = {"name": name, "status": "unfinished", **details}
+        self.steps[name] = {"status": "unfinished", **details}
 
-    def worker(self, work: str, request: Json, folder: Path, timeout: float | None = None) -> Json:
-        """The answer of a worker; `timeout` is the remaining time if `None`."""
-        return answer_of_worker(work, request, folder, self.seconds_left() if timeout is None else timeout)
+    def add_row(
+        self, rows: Json, name: str, measure: Callable[[], Json], line: Callable[[Json], str]
+    ) -> None:
+        """Measures a row of figures, prints its line and records it.
 
-    def worker_with_session(self, work: str) -> Json:
-        request = {"provider": self.options.provider, "threads": self.options.threads}
-        return self.worker(work, request, self.folder / work)
+        Its `status` is `not reached` without time for it, `error` if the measurement failed.
+        """
+        if self.seconds_left() < MIN_ROW_SECONDS:
+            row: Json = {"status": "not reached"}
+        else:
+            try:
+                row = measure()
+                row.setdefault("status", "held")
+            except Exception as error:
+                row = {"status": "error", "error": error_line(error)}
+        rows[name] = row
+        failed = row["status"] in ("error", "not reached")
+        text = f"{row['status']} {row.get('error', '')}".rstrip() if failed else line(row)
+        print(f"    {name}: {text}", flush=True)
+        self.write()
 
-    def first_network(self) -> Network:
-        return self.options.network(self.options.networks[0])
+    # -- workers -----------------------------------------------------------------------------------
 
-    def prepared(self, network: Network) -> Prepared:
-        if network.name not in self._prepared:
-            self._prepared[network.name] = prepare(
-                network, self.folder / network.name, "cpu" if self.options.smoke else "cuda"
-            )
-        return self._prepared[network.name]
-
-    def measured(
-        self, network: Network, graph: str, setting: Setting = MAKE_SESSION, timeout: float | None = None
-    ) -> Measured:
-        """The run of a graph; later steps do not repeat a failed run.
+    def worker(self, name: str, request: Json, folder: str = "") -> Json:
+        """The answer of a worker within the time of a row, with the session's settings in its request.
 
         Raises:
-            CheckError: the process failed or took longer than `timeout` (or the network's limit).
+            CheckError: the process failed or took too long.
         """
-        key = (network.name, graph, setting.name)
-        prepared = self.prepared(network)
-        if key not in self._measured:
-            limit = min(self.options.network_limit_seconds, self.seconds_left())
+        limit = min(self.options.row_limit_seconds, self.seconds_left())
+        common = {
+            "provider": self.options.provider,
+            "threads": self.options.threads,
+            "smoke": self.options.smoke,
+        }
+        where = re.sub(r"[^\w-]+", "-", folder or name)
+        return answer_of_worker(name, {**common, **request}, self.folder / where, limit)
+
+    def files(self, recipe: Recipe) -> TrainingFiles:
+        """The training files of a recipe, prepared or made now.
+
+        Raises:
+            CheckError: they cannot be made in time.
+        """
+        if recipe.name not in self._files:
             try:
-                self._measured[key] = measure_graph(
-                    prepared, graph, setting, self.options, limit if timeout is None else timeout
+                self._files[recipe.name] = self._prepared_or_made(recipe)
+            except CheckError as error:
+                self._files[recipe.name] = error
+        found = self._files[recipe.name]
+        if isinstance(found, CheckError):
+            raise found
+        return found
+
+    def _prepared_or_made(self, recipe: Recipe) -> TrainingFiles:
+        folder = self.options.prepared
+        if folder is None or not recipe.is_prepared(folder):
+            folder = self.folder / "files"
+            request = {"recipe": asdict(recipe), "folder": str(folder)}
+            self.worker("prepare", request, f"prepare-{recipe.name}")
+        return TrainingFiles.load(folder, recipe.name)
+
+    def run_request(self, recipe: Recipe, graph: str) -> Json:
+        """The part of a request that names a training file."""
+        files = self.files(recipe)
+        return {"files": str(files.folder), "name": files.name, "graph": graph}
+
+    def measured(self, recipe: Recipe, graph: str, setting: Setting = MAKE_SESSION) -> Measured:
+        """The run of a training file; later steps do not repeat a failed run.
+
+        Raises:
+            CheckError: the process failed or took too long.
+        """
+        key = (recipe.name, graph, setting.name)
+        if key not in self._measured:
+            folder = "-".join(key)
+            request = self.run_request(recipe, graph)
+            request |= {"file_order": setting.file_order, "cuda_options": dict(setting.cuda_options)}
+            try:
+                answer = self.worker("run", request, folder)
+                outputs = self.folder / re.sub(r"[^\w-]+", "-", folder) / "outputs.npz"
+                self._measured[key] = Measured.of_answer(
+                    self.files(recipe), graph, answer, outputs, self.options.provider
                 )
             except CheckError as error:
                 self._measured[key] = error
@@ -118,52 +198,23 @@ class Check:
             raise found
         return found
 
-    def guarded_row(self, measure: Callable[[], Json]) -> Json:
-        """A row of figures; one with another `status` if the time is up or the measurement fails."""
-        if self.seconds_left() < LAST_STEPS_SECONDS + MIN_STEP_SECONDS:
-            return {"status": "not reached"}
-        try:
-            return measure()
-        except Exception as error:
-            return {"status": "error", "error": error_line(error)}
-
-    def network_seconds(self) -> float:
-        """Seconds for one network, so that later steps have enough time."""
-        return min(self.options.network_limit_seconds, self.seconds_left() - LAST_STEPS_SECONDS)
-
-    def forget(self, network: Network) -> None:
-        """Removes the files of a finished network."""
-        self._prepared.pop(network.name, None)
-        shutil.rmtree(self.folder / network.name, ignore_errors=True)
+    def forget(self, recipe: Recipe) -> None:
+        """Removes the outputs of a network that no later step reads."""
+        for path in self.folder.glob(f"{recipe.name}-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def machine(smoke: bool) -> Json:
-    """Card, driver and versions; a smoke run uses no card."""
-    card = None if smoke else _card()
-    return {
-        "card": card[0] if card else None,
-        "driver": card[1] if card else None,
-        "card_memory": card[2] if card else None,
-        "processor": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "versions": {"python": platform.python_version(), "onnxgc": __version__, **_versions()},
-    }
+def _known_groups(path: Path) -> Json:
+    """Groups in the record of the card, none of another schema."""
+    known: Json = json.loads(path.read_text()) if path.exists() else {}
+    return known["groups"] if known.get("schema") == SCHEMA_VERSION else {}
 
 
 def _card() -> list[str] | None:
+    """Name, driver and memory of the card, or None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True)
     lines = result.stdout.splitlines()
     return [part.strip() for part in lines[0].split(",")] if result.returncode == 0 and lines else None
-
-
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = dict.fromkeys(_DISTRIBUTIONS)
-    for name in _DISTRIBUTIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

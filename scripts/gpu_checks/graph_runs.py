@@ -1,119 +1,189 @@
-"""Training graphs of a network, each measured in a separate process."""
+"""Runs of training files, each in a separate process with inputs and outputs on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import onnx
+import numpy as np
 
-from onnxgc.api import emit, plan_step, store_all_schedule
-from onnxgc.api.feeds import feeds_of
-from onnxgc.model.draw_weights import draw_weights
-from onnxgc.model.read import read_model
-from scripts.gpu_checks.profile_reports import NodeEvent, arena_report, node_events, order_report
-from scripts.gpu_checks.settings import GRAPHS, ROOT, RUNS, SEED, CheckError, Json, Network, Options, Setting
-from scripts.gpu_checks.worker_process import answer_of_worker, save_arrays
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Both training graphs of a network; weights are feeds, not part of the files."""
-
-    network: Network
-    folder: Path
-    models: Mapping[str, onnx.ModelProto]
-    loss: str
-    feeds: tuple[str, ...]
-    simulated: Mapping[str, int]
+from onnxgc.model.core.ir import Array
+from onnxgc.runtime.measure import bound_step
+from onnxgc.runtime.ort import load_onnxruntime, make_session
+from onnxgc.runtime.profile import RunProfile, read_profile
+from scripts.gpu_checks.device import (
+    free_device_bytes,
+    load_libraries,
+    on_provider,
+    session_on,
+    settings_of,
+)
+from scripts.gpu_checks.profile_reports import NodeEvent, node_events, order_report
+from scripts.gpu_checks.settings import (
+    PROFILED_RUNS,
+    TIMED_RUNS,
+    CheckError,
+    Json,
+    device_of,
+    median,
+)
+from scripts.gpu_checks.training_files import TrainingFiles
+from scripts.gpu_checks.worker_process import load_arrays, save_arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Results of one process: profiles of its runs, its answer for the record, and its outputs."""
+    """The result of one process: profiles of its runs, its figures for the record, and its outputs."""
 
-    runs: tuple[tuple[NodeEvent, ...], ...]
-    answer: Json
+    files: TrainingFiles
+    runs: tuple[RunProfile, ...]
+    steady: tuple[NodeEvent, ...]
+    figures: Json
     outputs: Path
     names: tuple[str, ...]
 
-    @property
-    def steady(self) -> tuple[NodeEvent, ...]:
-        return self.runs[-1]
+    @classmethod
+    def of_answer(
+        cls, files: TrainingFiles, graph: str, answer: Json, outputs: Path, provider: str
+    ) -> Measured:
+        """The answer of `work_run`, with peaks and order from its profile."""
+        profile = Path(answer.pop("profile"))
+        runs, events = tuple(read_profile(profile, provider)), node_events(profile)
+        if len(runs) != PROFILED_RUNS:
+            raise CheckError(f"the profile of '{files.name}' has {len(runs)} runs, not {PROFILED_RUNS}")
+        names, growth = tuple(answer.pop("outputs")), answer["device_growth_bytes"]
+        arena = max(run.requested_peak_bytes for run in runs)
+        figures = {
+            "simulated_peak_bytes": files.simulated[graph],
+            "measured_peak_bytes": arena or (growth[-1] if growth else 0),
+            "measured_by": "arena, requested" if arena else "device memory" if growth else "nothing",
+            "peak_without_workspaces_bytes": max(max(run.held_bytes) for run in runs),
+            "nodes": len(events[-1]),
+            "equals_schedule": order_report(files.model(graph), events[-1])["equals_schedule"],
+            **answer,
+        }
+        return cls(files, runs, tuple(events[-1]), figures, outputs, names)
 
 
-def prepare(network: Network, folder: Path, forms: str) -> Prepared:
-    """Plans a network and writes both graphs, in the forms of a provider, and their feeds."""
-    source = ROOT / "models" / f"{network.name}.onnx"
-    (name,) = (value.name for value in onnx.load(source).graph.input)
-    model = read_model(source, input_shapes={name: network.shape}, provider=forms)
-    planned = plan_step(model)
-    folder.mkdir(parents=True)
-    models: dict[str, onnx.ModelProto] = {}
-    simulated: dict[str, int] = {}
-    for graph, schedule in zip(GRAPHS, (store_all_schedule(planned), planned.schedule), strict=True):
-        emitted = emit(planned, schedule=schedule).model
-        simulated[graph] = simulated_peak_of(emitted)
-        models[graph] = _without_fed_initializers(emitted, set(model.weights))
-        (folder / f"{graph}.onnx").write_bytes(models[graph].SerializeToString())
-    drawn = draw_weights(model, SEED)
-    fed = {value.name for value in models["planned"].graph.input}
-    feeds = feeds_of(planned, SEED)
-    for name, weight in model.weights.items():
-        if name in fed:
-            feeds[name] = drawn[name] if name in drawn else weight.load()
-    save_arrays(folder / "feeds.npz", feeds.values())
-    return Prepared(network, folder, models, model.loss, tuple(feeds), simulated)
-
-
-def simulated_peak_of(model: onnx.ModelProto) -> int:
-    """Simulated peak in bytes, from the metadata of a training file."""
-    properties = {entry.key: entry.value for entry in model.metadata_props}
-    return int(properties["onnxgc.simulated_peak_bytes"])
-
-
-def measure_graph(
-    prepared: Prepared, graph: str, setting: Setting, options: Options, timeout: float
-) -> Measured:
-    """Runs a graph in a separate process, with inputs, weights and outputs on the device."""
-    folder = prepared.folder / f"{graph}-{setting.name}"
-    request = {
-        "model": str(prepared.folder / f"{graph}.onnx"),
-        "feeds": str(prepared.folder / "feeds.npz"),
-        "names": list(prepared.feeds),
-        "provider": options.provider,
-        "threads": options.threads,
-        "file_order": setting.file_order,
-        "cuda_options": dict(setting.cuda_options),
-    }
-    answer = answer_of_worker("run", request, folder, timeout)
-    runs = tuple(tuple(run) for run in node_events(Path(answer.pop("profile"))))
-    if len(runs) != RUNS:
-        raise CheckError(f"the profile of '{prepared.network.name}' has {len(runs)} runs instead of {RUNS}")
-    return Measured(runs, answer, folder / "outputs.npz", tuple(answer.pop("outputs")))
-
-
-def graph_figures(prepared: Prepared, measured: Measured, graph: str, provider: str) -> Json:
-    """Peaks and times of one graph. The arena's count is exact; device memory includes its slack."""
-    arenas = [arena_report(run) for run in measured.runs]
-    device = measured.answer["device_growth_bytes"]
-    arena = arenas[-1].get(provider, {}).get("requested_peak_bytes", 0)
-    order = order_report(prepared.models[graph], measured.steady)
+def work_run(request: Json, folder: Path) -> Json:
+    """Profiled runs of a file, then timed ones."""
+    provider = request["provider"]
+    load_libraries(provider)
+    model, feeds = _model_and_feeds(request)
+    started = time.perf_counter()
+    session = session_on(model, request, folder / "profile")
+    load_seconds = time.perf_counter() - started
+    before = free_device_bytes(provider)
+    step, binding = bound_step(session, feeds, settings_of(request))
+    profiled, free = [], []
+    for _ in range(PROFILED_RUNS):
+        profiled.append(step())
+        free.append(free_device_bytes(provider))
+    profile = session.end_profiling()
+    timed = [step() for _ in range(TIMED_RUNS)]
+    outputs = binding.copy_outputs_to_cpu()
+    save_arrays(folder / "outputs.npz", outputs)
     return {
-        "simulated_peak_bytes": prepared.simulated[graph],
-        "measured_peak_bytes": arena or (device[-1] if device else 0),
-        "measured_by": "arena, requested" if arena else "device memory" if device else "nothing",
-        "arena_by_run": arenas,
-        "equals_schedule": order["equals_schedule"],
-        **measured.answer,
+        "profile": profile,
+        "outputs": [output.name for output in session.get_outputs()],
+        "session_providers": session.get_providers(),
+        "load_seconds": load_seconds,
+        "profiled_seconds": profiled,
+        "step_seconds": timed,
+        "median_seconds": median(timed),
+        # After each run. An arena does not shrink by itself, so that this is the largest reserve until then.
+        # The first kernels also load code and handles.
+        "device_growth_bytes": [before - after for after in free if before is not None and after is not None],
+        "output_bytes": sum(value.nbytes for value in outputs),
     }
 
 
-def _without_fed_initializers(model: onnx.ModelProto, weights: set[str]) -> onnx.ModelProto:
-    """The graph without initial values of its inputs, which would be on the card twice."""
-    fed = weights.intersection(value.name for value in model.graph.input)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in fed]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return model
+def work_fixed(request: Json, folder: Path) -> Json:
+    """Timed runs with all memory at fixed addresses, as a CUDA graph if requested.
+
+    Raises:
+        CheckError: the session fell back to another provider.
+    """
+    provider = request["provider"]
+    load_libraries(provider)
+    model, feeds = _model_and_feeds(request)
+    before = free_device_bytes(provider)
+    chosen = settings_of(request)
+    options: Any = {"cuda_graph": True} if request["cuda_graph"] else {}
+    session = on_provider(
+        make_session(model, providers=chosen.providers, threads=chosen.threads, **options), provider
+    )
+    step, results = _fixed_step(session, feeds, device_of(provider))
+    warm = [step() for _ in range(PROFILED_RUNS)]
+    timed = [step() for _ in range(TIMED_RUNS)]
+    after = free_device_bytes(provider)
+    save_arrays(folder / "outputs.npz", (value.numpy() for value in results.values()))
+    return {
+        "outputs": list(results),
+        "warm_up_seconds": warm,
+        "step_seconds": timed,
+        "median_seconds": median(timed),
+        "device_growth_bytes": None if before is None or after is None else before - after,
+    }
+
+
+def _fixed_step(
+    session: Any, feeds: Mapping[str, Array], device: str
+) -> tuple[Callable[[], float], dict[str, Any]]:
+    """A function that runs one step and returns its seconds, and the outputs that it overwrites."""
+    ort_value, binding = load_onnxruntime().OrtValue, session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, ort_value.ortvalue_from_numpy(value, device, 0))
+    # Inputs with a value in the file need an address, too.
+    results = {}
+    for output in session.get_outputs():
+        dtype = np.dtype(output.type.removeprefix("tensor(").removesuffix(")").replace("float", "float32"))
+        results[output.name] = ort_value.ortvalue_from_shape_and_type(output.shape, dtype, device, 0)
+        binding.bind_ortvalue_output(output.name, results[output.name])
+
+    def step() -> float:
+        started = time.perf_counter()
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return time.perf_counter() - started
+
+    return step, results
+
+
+def _model_and_feeds(request: Json) -> tuple[Any, dict[str, Array]]:
+    files = TrainingFiles.load(Path(request["files"]), request["name"])
+    model = files.model(request["graph"])
+    return model, files.feeds(model)
+
+
+def distance(one: Measured, other: Measured) -> Json:
+    """Relative distances of all outputs by norm; kernels of a GPU need not be deterministic."""
+    return distance_of(
+        load_arrays(one.outputs, one.names), load_arrays(other.outputs, other.names), one.files.loss
+    )
+
+
+def distance_of(expected: Mapping[str, Array], actual: Mapping[str, Array], loss: str) -> Json:
+    distances = {name: _relative(expected[name], actual[name]) for name in expected}
+    gradients = {name: far for name, far in distances.items() if name != loss and np.isfinite(far)}
+    worst = max(gradients, key=lambda name: gradients[name], default=None)
+    is_finite_loss = bool(np.isfinite(distances[loss]))
+    return {
+        "loss": distances[loss] if is_finite_loss else None,
+        "loss_value": float(expected[loss]) if is_finite_loss else None,
+        "loss_is_finite": is_finite_loss,
+        "largest": None if worst is None else gradients[worst],
+        "largest_of": worst,
+        "median": median(list(gradients.values())) if gradients else None,
+        "not_finite": sum(not np.isfinite(far) for far in distances.values()),
+        "bit_equal": sum(np.array_equal(expected[name], actual[name]) for name in expected),
+        "outputs": len(expected),
+    }
+
+
+def _relative(expected: Array, actual: Array) -> float:
+    one, two = expected.astype(np.float64), actual.astype(np.float64)
+    return float(np.linalg.norm(one - two)) / (float(np.linalg.norm(one)) or 1.0)

@@ -1,0 +1,116 @@
+"""Plans of networks and their training files, which need no card."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxgc.api import PlannedStep, emit, optimize, store_all_schedule
+from onnxgc.api.feeds import feeds_of
+from onnxgc.model.core.ir import Array
+from onnxgc.model.draw_weights import draw_weights
+from scripts.gpu_checks.half_precision import computed_in
+from scripts.gpu_checks.settings import ROOT, SEED, SMOKE_SEQUENCES, Json, Network, Sequences
+from scripts.gpu_checks.training_files import (
+    BASELINE,
+    PLANNED,
+    Recipe,
+    package_version,
+    path_of,
+)
+
+SEARCH_SECONDS, SMOKE_SEARCH_SECONDS = 20.0, 2.0
+_DURATIONS_OF = "h200"
+
+
+def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -> None:
+    """Plans a network and writes its training files and their description."""
+    started = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        source, batch, options = _forward_model(recipe.source, Path(scratch))
+        if recipe.compute_type != "float32":
+            source = computed_in(onnx.load(source), recipe.compute_type)
+        options.update(provider=recipe.forms, check=False)
+        plans = {graph: _planned(source, graph, options, search_seconds) for graph in recipe.graphs[1:]}
+        first = next(iter(plans.values()))
+        drawn = draw_weights(first.model, SEED)
+        feeds = {**feeds_of(first, SEED), **batch, **drawn}
+        emitted = {graph: emit(planned).model for graph, planned in plans.items()}
+        emitted[BASELINE] = emit(first, schedule=store_all_schedule(first)).model
+    for graph, model in emitted.items():
+        _strip(model, set(drawn))
+        _write(path_of(folder, recipe.name, graph), model.SerializeToString())
+    described = {
+        "version": package_version(),
+        "loss": first.model.loss,
+        "ranges": {name: _range(np.asarray(value)) for name, value in feeds.items()},
+        "simulated": {graph: _simulated_peak(emitted[graph]) for graph in recipe.graphs},
+        "seconds": time.perf_counter() - started,
+    }
+    _write(path_of(folder, recipe.name, "json"), json.dumps(described).encode())
+
+
+def work_prepare(request: Json, folder: Path) -> Json:
+    """Makes the files of one recipe."""
+    seconds = SMOKE_SEARCH_SECONDS if request["smoke"] else SEARCH_SECONDS
+    make(Recipe.of_json(request["recipe"]), Path(request["folder"]), seconds)
+    return {}
+
+
+def _forward_model(source: Network | Sequences, scratch: Path) -> tuple[Any, dict[str, Array], Json]:
+    """A path, values of its inputs if they are special, and options of `optimize`."""
+    if isinstance(source, Network):
+        path = ROOT / "models" / f"{source.name}.onnx"
+        (value,) = onnx.load(path).graph.input
+        return path, {}, {"input_shapes": {value.name: source.shape}}
+    from scripts.exports.torch_export import Export, export_module
+    from scripts.exports.torch_models import Recipe as Exporter
+    from scripts.gpu_checks.torch_runs import batch_of, torch_model
+
+    model, small = torch_model(source.model), source in SMOKE_SEQUENCES
+    batch = batch_of(source, small)
+    path = scratch / "model.onnx"
+    export_module(model.module(small), batch, path, Export(Exporter.DYNAMO, dynamic=False))
+    return path, {name: value.numpy() for name, value in batch.items()}, {"loss": model.loss}
+
+
+def _planned(source: Any, graph: str, options: Json, seconds: float) -> PlannedStep:
+    if graph == PLANNED:
+        return optimize(source, **options).planned
+    limit: Json = {"budget": graph, "device": _DURATIONS_OF, "time_limit": seconds}
+    return optimize(source, **limit, **options).planned
+
+
+def _strip(model: onnx.ModelProto, drawn: set[str]) -> None:
+    """Removes initial values of inputs that are drawn, which would be on the card twice."""
+    fed = drawn.intersection(value.name for value in model.graph.input)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in fed]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+
+def _range(value: Array) -> tuple[float, float]:
+    """The bounds of a uniform distribution like that of the values: of the same mean and deviation."""
+    if value.dtype.kind != "f":
+        return float(value.min()), float(value.max())
+    mean, half = float(value.mean(dtype=np.float64)), math.sqrt(3) * float(value.std(dtype=np.float64))
+    return mean - half, mean + half
+
+
+def _simulated_peak(model: onnx.ModelProto) -> int:
+    """Simulated peak in bytes, from the metadata of a training file."""
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    return int(properties["onnxgc.simulated_peak_bytes"])
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(lzma.compress(content))

@@ -1,0 +1,244 @@
+"""PyTorch's own step on the device, in one of several ways."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.benchmarking.manual_checkpoints import checkpoint_blocks
+from scripts.gpu_checks.settings import (
+    CUDA,
+    ROOT,
+    SEED,
+    TIMED_RUNS,
+    Json,
+    Network,
+    Sequences,
+    device_of,
+    median,
+    network_of_json,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from scripts.exports.torch_models import TorchModel
+
+# Classes of blocks that users checkpoint.
+BLOCKS = (
+    "Bottleneck", "BasicBlock", "_DenseLayer", "_Transition", "InceptionA", "InceptionC", "InceptionE",
+    "BertLayer", "GPT2Block", "LlamaDecoderLayer",
+)  # fmt: skip
+WARM_UP_RUNS = 3
+_CLASSES = 1000
+_OWN_BUDGET = "activation_memory_budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run a step, by the words of its name.
+
+    They are `eager`, `channels_last`, `amp`, `checkpointed`, `compiled`, `cuda_graph`, `from_onnx`,
+    `planned=BUDGET` and `activation_memory_budget=SHARE`.
+    """
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of_name(cls, name: str) -> Way:
+        return cls(tuple(name.split()))
+
+    def has(self, word: str) -> bool:
+        return word in self.words
+
+    def value(self, word: str) -> str | None:
+        """The text after `word=`, or None."""
+        return next((entry.partition("=")[2] for entry in self.words if entry.startswith(f"{word}=")), None)
+
+
+def work_torch(request: Json, folder: Path) -> Json:
+    """Step times and the peak of one way; the peak includes `kept_bytes`, parameters and inputs."""
+    import torch
+
+    # ONNX Runtime's default.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(SEED)
+    way, device = Way.of_name(request["way"]), device_of(request["provider"])
+    network = network_of_json(request["network"])
+    if request["threads"]:
+        torch.set_num_threads(request["threads"])
+    with_loss, inputs, source = _with_loss(network, way, request["smoke"])
+    if way.has("checkpointed") and source == "from_onnx":
+        return {"status": "not available", "reason": "a module of an ONNX file has no blocks"}
+    with_loss = with_loss.to(device).train()
+    inputs = tuple(value.to(device) for value in inputs)
+    if way.has("channels_last"):
+        with_loss = with_loss.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        inputs = tuple(value.to(memory_format=torch.channels_last) for value in inputs)
+    kept = sum(tensor.nbytes for tensor in (*with_loss.parameters(), *with_loss.buffers(), *inputs))
+    made, plan = _in_way(with_loss, inputs, way)
+
+    def step() -> None:
+        with_loss.zero_grad(set_to_none=True)
+        half = torch.float16 if request["provider"] == CUDA else torch.bfloat16
+        with torch.autocast(device, half, enabled=way.has("amp")):
+            loss = made(*inputs)
+        loss.backward()
+
+    with _own_budget(way.value(_OWN_BUDGET)):
+        measured = _timed(step, device, way.has("cuda_graph"))
+    return {"torch": torch.__version__, "source": source, **measured, "kept_bytes": kept, **plan}
+
+
+def torch_model(name: str) -> TorchModel:
+    from scripts.exports.torch_models import TORCH_MODELS
+
+    return TORCH_MODELS[name]
+
+
+def batch_of(sequences: Sequences, small: bool) -> dict[str, Tensor]:
+    """The model's own batch, repeated to the size of `sequences`, without padding."""
+    import torch
+
+    found = {}
+    for name, value in torch_model(sequences.model).batch(small).items():
+        times = (-(-sequences.batch // value.shape[0]), -(-sequences.tokens // value.shape[1]))
+        tiled = value.repeat(*times)[: sequences.batch, : sequences.tokens].contiguous()
+        found[name] = torch.ones_like(tiled) if "mask" in name else tiled
+    return found
+
+
+def _with_loss(
+    network: Network | Sequences, way: Way, small: bool
+) -> tuple[nn.Module, tuple[Tensor, ...], str]:
+    """A module that returns the loss, its inputs, and the source of the network."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    if isinstance(network, Sequences):
+        model = torch_model(network.model)
+        inputs = tuple(batch_of(network, small).values())
+        module = model.module(small)
+        with torch.no_grad():
+            target = model.target(module(*inputs))
+        return module_with_loss(module, model.loss_of, target), inputs, "transformers"
+    generator = torch.Generator().manual_seed(SEED)
+    x = torch.randn(network.shape, generator=generator)
+    target = torch.randint(0, _CLASSES, network.shape[:1], generator=generator)
+    if way.has("from_onnx") or importlib.util.find_spec("torchvision") is None:
+        return module_with_loss(_from_onnx(network, way), cross_entropy, target), (x,), "from_onnx"
+    models: Any = importlib.import_module("torchvision.models")
+    options = {"aux_logits": False, "init_weights": False} if network.name == "inception_v3" else {}
+    module = models.get_model(network.name, weights=None, **options)
+    return module_with_loss(module, cross_entropy, target), (x,), "torchvision"
+
+
+def _from_onnx(network: Network, way: Way) -> nn.Module:
+    import onnx
+
+    from onnxgc.torch import from_onnx
+
+    path = ROOT / "models" / f"{network.name}.onnx"
+    (value,) = onnx.load(path).graph.input
+    return from_onnx(path, input_shapes={value.name: network.shape})
+
+
+def module_with_loss(module: nn.Module, loss: Callable[[Any, Any], Any], target: Tensor) -> nn.Module:
+    """A module that returns the loss of `module`."""
+    from torch import nn
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            self.register_buffer("target", target)
+
+        def forward(self, *inputs: Tensor) -> Tensor:
+            result: Tensor = loss(self.module(*inputs).float(), self.target)
+            return result
+
+    return WithLoss()
+
+
+def _in_way(module: nn.Module, inputs: tuple[Tensor, ...], way: Way) -> tuple[Any, Json]:
+    """The module as it is called in a step, and figures of its plan."""
+    import torch
+
+    plan: Json = {}
+    if way.has("checkpointed"):
+        checkpoint_blocks(module, BLOCKS)
+    budget = way.value("planned")
+    if budget is not None:
+        from onnxgc.torch import checkpoint, plans_of
+
+        started = time.perf_counter()
+        module = checkpoint(module, inputs, budget=budget)
+        (made,) = plans_of(module)
+        plan = {
+            "planning_seconds": time.perf_counter() - started,
+            "simulated_peak_bytes": made.planned_peak_bytes,
+            "simulated_regular_peak_bytes": made.regular_peak_bytes,
+            "extra_time_ratio": made.extra_time_ratio,
+        }
+    return torch.compile(module) if way.has("compiled") else module, plan
+
+
+def _own_budget(share: str | None) -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's own memory budget for compiled modules, as a share of the memory that its default saves."""
+    if share is None:
+        return contextlib.nullcontext()
+    from torch._functorch import config
+
+    patched: contextlib.AbstractContextManager[Any] = config.patch(activation_memory_budget=float(share))
+    return patched
+
+
+def _timed(step: Callable[[], None], device: str, is_graph: bool) -> Json:
+    """Median seconds of ten steps, and the most bytes that PyTorch's allocator held during a step."""
+    import torch
+
+    if device != "cuda":
+        if is_graph:
+            return {"status": "not on this provider", "step_seconds": []}
+        step()
+        started = time.perf_counter()
+        step()
+        seconds = time.perf_counter() - started
+        return {"step_seconds": [seconds], "median_seconds": seconds}
+    run = _graph_of(step) if is_graph else step
+    for _ in range(WARM_UP_RUNS):
+        run()
+    torch.cuda.synchronize()
+    if not is_graph:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(TIMED_RUNS):
+        started = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    peak = torch.cuda.max_memory_allocated()
+    return {"step_seconds": times, "median_seconds": median(times), "allocated_peak_bytes": peak}
+
+
+def _graph_of(step: Callable[[], None]) -> Callable[[], None]:
+    import torch
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_RUNS):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay

@@ -1,0 +1,162 @@
+"""Training files of the networks, made beforehand or when needed, and their feeds by seed.
+
+A file has no weights: parameters and statistics are inputs, whose values are drawn on the device's machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxgc.model.core.ir import Array
+from scripts.gpu_checks.settings import (
+    ROOT,
+    SEED,
+    SEQUENCES,
+    SMOKE_NETWORKS,
+    SMOKE_SEQUENCES,
+    TABLE1_NETWORKS,
+    CheckError,
+    Network,
+    Sequences,
+    network_of_json,
+)
+
+BASELINE, PLANNED = "regular", "planned"
+GRAPHS = (BASELINE, PLANNED)
+RECIPE_GROUPS = ("kernels", "steps", "transformers", "training")
+BUDGETS = ("80%", "60%", "min")
+_SEARCH_SECONDS = 20.0
+_DURATIONS_OF = "h200"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A forward model and its training files: the baseline and one plan, or one for each budget."""
+
+    source: Network | Sequences
+    forms: str = "cuda"
+    budgets: tuple[str, ...] = ()
+    compute_type: str = "float32"
+
+    @classmethod
+    def of_json(cls, given: Json) -> Recipe:
+        """The inverse of `dataclasses.asdict`, after JSON."""
+        budgets = tuple(given["budgets"])
+        return cls(network_of_json(given["source"]), given["forms"], budgets, given["compute_type"])
+
+    @property
+    def name(self) -> str:
+        kinds = [self.forms, *(["budgets"] if self.budgets else [])]
+        kinds += [self.compute_type] if self.compute_type != "float32" else []
+        return "-".join([self.source.name, *kinds])
+
+    def is_prepared(self, folder: Path) -> bool:
+        """Whether a folder has its files, of this version of the package."""
+        try:
+            TrainingFiles.load(folder, self.name)
+        except CheckError:
+            return False
+        return True
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        return (BASELINE, *self.budgets) if self.budgets else GRAPHS
+
+
+def recipes(group: str, smoke: bool) -> tuple[Recipe, ...]:
+    """The training files of a group."""
+    table1 = SMOKE_NETWORKS if smoke else TABLE1_NETWORKS
+    networks, sequences = table1[: 1 if smoke else 5], SMOKE_SEQUENCES if smoke else SEQUENCES
+    if group == "kernels":
+        return (*map(Recipe, networks), Recipe(networks[0], "cpu"))
+    if group == "steps":
+        return (*map(Recipe, table1), *(Recipe(network, "cpu") for network in networks))
+    if group == "transformers":
+        return tuple(map(Recipe, sequences))
+    if group == "training":
+        budgets = BUDGETS[1:2] if smoke else BUDGETS
+        half = (Recipe(networks[0], compute_type="float16"), Recipe(sequences[0], compute_type="bfloat16"))
+        return (*(Recipe(network, budgets=budgets) for network in networks[:2]), *half)
+    return ()
+
+
+def all_recipes(smoke: bool, groups: Sequence[str] = RECIPE_GROUPS) -> tuple[Recipe, ...]:
+    """The recipes of groups, each once."""
+    return tuple(dict.fromkeys(recipe for group in groups for recipe in recipes(group, smoke)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFiles:
+    """The files of one recipe in a folder.
+
+    `ranges` has the lowest and the highest value of each input without a value in the file, `simulated` the
+    simulated peak of each graph in bytes.
+    """
+
+    folder: Path
+    name: str
+    loss: str
+    ranges: Mapping[str, tuple[float, float]]
+    simulated: Mapping[str, int]
+    seconds: float
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> TrainingFiles:
+        """The files of a recipe.
+
+        Raises:
+            CheckError: they are missing, or were made by other sources of the package.
+        """
+        path = path_of(folder, name, "json")
+        if not path.exists():
+            raise CheckError(f"{folder} has no files of '{name}'; make them by --prepare {folder}")
+        stored = json.loads(lzma.decompress(path.read_bytes()))
+        if stored.pop("version") != package_version():
+            raise CheckError(f"'{name}' in {folder} belongs to other sources; make it again by --prepare")
+        return cls(folder, name, **stored)
+
+    def model(self, graph: str) -> onnx.ModelProto:
+        path = path_of(self.folder, self.name, graph)
+        return onnx.load_model_from_string(lzma.decompress(path.read_bytes()))
+
+    def feeds(self, model: onnx.ModelProto) -> dict[str, Array]:
+        """Uniform values within the range of each input, the same for all files with its name."""
+        fed = (value for value in model.graph.input if value.name in self.ranges)
+        return {value.name: _drawn(value, *self.ranges[value.name]) for value in fed}
+
+
+def path_of(folder: Path, name: str, content: str) -> Path:
+    """The file of a graph, or of the description (`json`)."""
+    return folder / f"{name}.{re.sub('%', '', content)}.xz"
+
+
+@functools.cache
+def package_version() -> str:
+    """A digest of all sources that decide the content of training files."""
+    digest = hashlib.sha256()
+    names = ("half_precision", "preparation", "training_files")
+    own = [Path(__file__).with_name(f"{name}.py") for name in names]
+    for path in (*sorted((ROOT / "onnxgc").rglob("*.py")), *own):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _drawn(value: onnx.ValueInfoProto, low: float, high: float) -> Array:
+    kind = value.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    shape = [dim.dim_value for dim in kind.shape.dim]
+    generator = np.random.default_rng([SEED, zlib.crc32(value.name.encode())])
+    if dtype.kind == "f":
+        return (generator.random(shape, np.float32) * np.float32(high - low) + np.float32(low)).astype(dtype)
+    return generator.integers(int(low), int(high), shape, endpoint=True).astype(dtype)
