@@ -27,6 +27,7 @@ from scripts.gpu_checks.settings import (
     SMOKE_SEQUENCES,
     TABLE1_NETWORKS,
     CheckError,
+    Json,
     Network,
     Sequences,
     network_of_json,
