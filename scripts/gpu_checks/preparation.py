@@ -6,7 +6,6 @@ import json
 import lzma
 import math
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from scripts.gpu_checks.training_files import (
     BASELINE,
     PLANNED,
     Recipe,
+    archive_of,
     package_version,
-    path_of,
 )
 
 SEARCH_SECONDS, SMOKE_SEARCH_SECONDS = 20.0, 2.0
@@ -33,7 +32,6 @@ _DURATIONS_OF = "h200"
 
 def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -> None:
     """Plans a network and writes its training files and their description."""
-    started = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         source, batch, options = _forward_model(recipe.source, Path(scratch))
@@ -46,17 +44,16 @@ def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -
         feeds = {**feeds_of(first, SEED), **batch, **drawn}
         emitted = {graph: emit(planned).model for graph, planned in plans.items()}
         emitted[BASELINE] = emit(first, schedule=store_all_schedule(first)).model
-    for graph, model in emitted.items():
-        _strip(model, set(drawn))
-        _write(path_of(folder, recipe.name, graph), model.SerializeToString())
+    contents = {graph: _without(emitted[graph], set(drawn)).SerializeToString() for graph in recipe.graphs}
     described = {
         "version": package_version(),
         "loss": first.model.loss,
         "ranges": {name: _range(np.asarray(value)) for name, value in feeds.items()},
         "simulated": {graph: _simulated_peak(emitted[graph]) for graph in recipe.graphs},
-        "seconds": time.perf_counter() - started,
+        "sizes": {graph: len(content) for graph, content in contents.items()},
     }
-    _write(path_of(folder, recipe.name, "json"), json.dumps(described).encode())
+    with lzma.open(archive_of(folder, recipe.name), "wb") as archive:
+        archive.write(b"".join([json.dumps(described).encode(), b"\n", *contents.values()]))
 
 
 def work_prepare(request: Json, folder: Path) -> Json:
@@ -90,12 +87,13 @@ def _planned(source: Any, graph: str, options: Json, seconds: float) -> PlannedS
     return optimize(source, **limit, **options).planned
 
 
-def _strip(model: onnx.ModelProto, drawn: set[str]) -> None:
-    """Removes initial values of inputs that are drawn, which would be on the card twice."""
+def _without(model: onnx.ModelProto, drawn: set[str]) -> onnx.ModelProto:
+    """The model without initial values of inputs that are drawn, which would be on the card twice."""
     fed = drawn.intersection(value.name for value in model.graph.input)
     kept = [tensor for tensor in model.graph.initializer if tensor.name not in fed]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
+    return model
 
 
 def _range(value: Array) -> tuple[float, float]:
@@ -110,7 +108,3 @@ def _simulated_peak(model: onnx.ModelProto) -> int:
     """Simulated peak in bytes, from the metadata of a training file."""
     properties = {entry.key: entry.value for entry in model.metadata_props}
     return int(properties["onnxgc.simulated_peak_bytes"])
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(lzma.compress(content))

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import lzma
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +109,7 @@ class TrainingFiles:
     loss: str
     ranges: Mapping[str, tuple[float, float]]
     simulated: Mapping[str, int]
-    seconds: float
+    sizes: Mapping[str, int]
 
     @classmethod
     def load(cls, folder: Path, name: str) -> TrainingFiles:
@@ -119,17 +118,20 @@ class TrainingFiles:
         Raises:
             CheckError: they are missing, or were made by other sources of the package.
         """
-        path = path_of(folder, name, "json")
+        path = archive_of(folder, name)
         if not path.exists():
             raise CheckError(f"{folder} has no files of '{name}'; make them by --prepare {folder}")
-        stored = json.loads(lzma.decompress(path.read_bytes()))
+        with lzma.open(path) as archive:
+            stored = json.loads(archive.readline())
         if stored.pop("version") != package_version():
             raise CheckError(f"'{name}' in {folder} belongs to other sources; make it again by --prepare")
         return cls(folder, name, **stored)
 
     def model(self, graph: str) -> onnx.ModelProto:
-        path = path_of(self.folder, self.name, graph)
-        return onnx.load_model_from_string(lzma.decompress(path.read_bytes()))
+        with lzma.open(archive_of(self.folder, self.name)) as archive:
+            archive.readline()
+            contents = {name: archive.read(size) for name, size in self.sizes.items()}
+        return onnx.load_model_from_string(contents[graph])
 
     def feeds(self, model: onnx.ModelProto) -> dict[str, Array]:
         """Uniform values within the range of each input, the same for all files with its name."""
@@ -137,9 +139,9 @@ class TrainingFiles:
         return {value.name: _drawn(value, *self.ranges[value.name]) for value in fed}
 
 
-def path_of(folder: Path, name: str, content: str) -> Path:
-    """The file of a graph, or of the description (`json`)."""
-    return folder / f"{name}.{re.sub('%', '', content)}.xz"
+def archive_of(folder: Path, name: str) -> Path:
+    """One file: a line of JSON that describes the training files, and their contents."""
+    return folder / f"{name}.xz"
 
 
 @functools.cache
