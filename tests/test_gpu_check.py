@@ -14,11 +14,11 @@ from typing import Any
 
 import onnx
 import pytest
+from scripts.gpu_checks.steps import STEPS
 
 from scripts.gpu_checks import profile_reports, settings
 from scripts.gpu_checks.profile_reports import NodeEvent
 from scripts.gpu_checks.settings import CPU, CUDA
-from scripts.gpu_checks.steps import STEPS
 from tests.test_layers import PACKAGE
 
 SCRIPT = PACKAGE.parent / "scripts" / "gpu_check.py"

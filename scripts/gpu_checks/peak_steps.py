@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from scripts.gpu_checks.check import Check, Finding
 from scripts.gpu_checks.graph_runs import Measured, distance, distance_of
 from scripts.gpu_checks.profile_reports import counts_line, fallback_report
-from scripts.gpu_checks.settings import CPU, MAKE_SESSION, OTHER_SETTINGS, Json, Setting
+from scripts.gpu_checks.settings import CPU, MAKE_SESSION, OTHER_SETTINGS, Json, Network, Setting
 from scripts.gpu_checks.training_files import BASELINE, GRAPHS, PLANNED, Recipe, recipes
 from scripts.gpu_checks.worker_process import load_arrays
 
@@ -102,10 +102,11 @@ def _finding(rows: Json, key: str, may_be_above: bool = False) -> Finding:
 def _row(check: Check, recipe: Recipe, setting: Setting = MAKE_SESSION) -> Json:
     """Both graphs of a network; holds if the plan's peak is below the baseline's."""
     measured = {graph: check.measured(recipe, graph, setting) for graph in GRAPHS}
-    row: Json = {"setting": setting.name, **{graph: run.figures for graph, run in measured.items()}}
-    if not hasattr(recipe.source, "tokens"):
-        row["shape"] = list(recipe.source.shape)
-    regular, planned = row[BASELINE], row[PLANNED]
+    regular, planned = (measured[graph].figures for graph in GRAPHS)
+    assert isinstance(recipe.source, Network)
+    shape = list(recipe.source.shape)
+    row: Json = {"shape": shape, "setting": setting.name, "forms": recipe.forms}
+    row |= {BASELINE: regular, PLANNED: planned}
     row["simulated_ratio"] = planned["simulated_peak_bytes"] / regular["simulated_peak_bytes"]
     row["measured_ratio"] = planned["measured_peak_bytes"] / max(regular["measured_peak_bytes"], 1)
     row["time_ratio"] = planned["median_seconds"] / regular["median_seconds"]
