@@ -80,32 +80,6 @@ def _node_event(event: Mapping[str, Any]) -> NodeEvent:
     )
 
 
-def arena_report(events: Sequence[NodeEvent]) -> Json:
-    """Peaks of one run by provider, without bytes allocated before the run.
-
-    Figures are taken at the end of each node, so that workspaces are only in `high_water_bytes`, the highest
-    use since the start of the process. Providers without figures, or with zeros only, are omitted.
-    """
-    report: Json = {}
-    for provider in sorted({event.provider for event in events}):
-        own = [event for event in events if event.provider == provider and any(event.memory.values())]
-        if not own:
-            continue
-        first = own[0].memory
-        figures: Json = {}
-        for name, key, delta in (
-            ("requested", "mem_bytes_requested_in_use", "mem_requested_in_use_delta"),
-            ("in_use", "mem_bytes_in_use", "mem_in_use_delta"),
-        ):
-            before = first.get(key, 0) - first.get(delta, 0)
-            figures[f"{name}_before_bytes"] = before
-            figures[f"{name}_peak_bytes"] = max(event.memory.get(key, 0) for event in own) - before
-        figures["high_water_bytes"] = max(event.memory.get("mem_in_use_peak", 0) for event in own)
-        figures["held_bytes"] = max(event.memory.get("mem_arena_held", 0) for event in own)
-        report[provider] = figures
-    return report
-
-
 def fallback_report(events: Sequence[NodeEvent], provider: str) -> Json:
     """Nodes that ran elsewhere than on `provider`: shape arithmetic, and other computation."""
     elsewhere = [event for event in events if event.provider != provider and not event.is_copy]

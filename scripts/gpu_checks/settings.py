@@ -156,7 +156,7 @@ SEQUENCES = (
     Sequences("llama", 8, 1024),
     Sequences("llama", 4, 2048),
 )
-SMOKE_SEQUENCES = (Sequences("bert", 2, 12),)
+SMOKE_SEQUENCES = (Sequences("bert", 8, 48),)
 
 REDUCED_SHAPES = (
     (64, 64, 112, 112), (64, 256, 56, 56), (64, 512, 28, 28), (64, 1024, 14, 14), (64, 2048, 7, 7),
