@@ -19,7 +19,7 @@ from scripts.gpu_checks.peak_steps import (
     table1_step,
 )
 from scripts.gpu_checks.races import reductions_step, weights_step
-from scripts.gpu_checks.rules import rules_step
+from scripts.gpu_checks.rules_step import rules_step
 from scripts.gpu_checks.runtime_steps import exchange_step, fallback_step, order_step, runtime_step
 from scripts.gpu_checks.settings import MIN_ROW_SECONDS, Json, error_line
 from scripts.gpu_checks.torch_steps import modules_step, torch_step, transformers_step

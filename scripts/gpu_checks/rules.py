@@ -5,51 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from onnxgc.gradients.registry import RULES
 from onnxgc.runtime.ort import make_session
-from scripts.gpu_checks.check import Check, Finding
 from scripts.gpu_checks.device import load_libraries
 from scripts.gpu_checks.profile_reports import node_events
-from scripts.gpu_checks.settings import CPU, MIN_ROW_SECONDS, Json
+from scripts.gpu_checks.settings import CPU, Json
 from tests.gradients.gradient_case import Case, emitted, errors, feeds_of
 from tests.gradients.gradient_cases import CASES, cases_of
 from tests.gradients.half_precision import computed_in_bfloat16, computed_in_float16, is_in_one_type
 
 # Kernels of a card add in another order than the CPU's, and some approximate.
 FLOAT32_TOLERANCE, TF32_TOLERANCE = 1e-4, 2e-2
-SMOKE_SECONDS = 4.0
 _HALF_CASES_OF_A_RULE = 2
 _FAILURES_SHOWN = 40
 _RULES_SHOWN = 5
-
-
-def rules_step(check: Check) -> Finding:
-    """Every gradient case, without TF32 and with it."""
-    answers: dict[str, Json] = {}
-    check.begin("rules", {"rows": answers})
-    for name, tf32, share in (("without TF32", False, 0.6), ("with TF32", True, 1.0)):
-        if check.options.smoke and tf32:
-            continue
-        seconds = SMOKE_SECONDS if check.options.smoke else share * check.seconds_left() - MIN_ROW_SECONDS
-        request = {"seconds": seconds, "tf32": tf32}
-        check.add_row(answers, name, partial(check.worker, "rules", request, name), _line)
-    holds = all(row.get("float32", {"failed": 1})["failed"] == 0 for row in answers.values())
-    line = "; ".join(f"{name}: {row.get('error') or _line(row)}" for name, row in answers.items())
-    return Finding(holds, line, {"rows": answers})
-
-
-def _line(row: Json) -> str:
-    if "float32" not in row:
-        return str(row["status"])
-    counts = ", ".join(
-        f"{kind} {row[kind]['reached'] - row[kind]['failed']} of {row[kind]['reached']} correct "
-        f"({row[kind]['cases']} cases)"
-        for kind in ("float32", "float16", "bfloat16")
-    )
-    return f"{counts}; elsewhere {', '.join(row['placement']['elsewhere']) or 'none'}"
 
 
 def work_rules(request: Json, folder: Path) -> Json:
