@@ -34,7 +34,7 @@ def _rows(record: Record, step: str) -> dict[str, Any]:
     if record["smoke"]:
         return {}
     steps = record["groups"].get("steps", {}).get("steps", {})
-    networks: Mapping[str, Any] = steps.get(step, {}).get("networks", {})
+    networks: Mapping[str, Any] = steps.get(step, {}).get("rows", {})
     return {name: row for name, row in networks.items() if "regular" in row}
 
 

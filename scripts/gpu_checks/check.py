@@ -1,4 +1,4 @@
-"""One group of the GPU check: its options, clock, record and earlier measurements."""
+"""One group of the GPU check: its clock, its record and its worker processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from onnxgc import __version__
 from scripts.benchmarking.records import installed_versions, rounded
@@ -34,15 +35,23 @@ _DISTRIBUTIONS = (
     "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "torchvision", "transformers",
     "nvidia-cudnn-cu13",
 )  # fmt: skip
+_GOOD = ("held", "not available")
+_MAX_LINE_CHARACTERS = 500
+Found = TypeVar("Found", TrainingFiles, Measured)
+Jobs = Mapping[str, Callable[[], Json]]
+"""Functions that measure the rows of a step. `status` of a row is `held` if it is not in the row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of a step: whether its law holds, one line, and figures."""
+class Step:
+    """A step with its share of the group's time, relative to the other steps'.
 
-    holds: bool
-    line: str
-    details: Json
+    Time that a step leaves goes to the later ones.
+    """
+
+    name: str
+    jobs: Callable[[Check], Jobs]
+    share: float
 
 
 class Check:
@@ -54,13 +63,13 @@ class Check:
     def __init__(self, options: Options, group: str, folder: Path) -> None:
         self.options, self.folder = options, folder
         self._started = time.perf_counter()
-        self._step_end = self._end = self._started + options.limit_seconds
+        self._step_end = self._started + options.limit_seconds
         self._files: dict[str, TrainingFiles | CheckError] = {}
         self._measured: dict[tuple[str, str, str], Measured | CheckError] = {}
         card = None if options.smoke else _card()
         name = "cpu-smoke" if options.smoke else card[0] if card else "unknown-card"
-        self._path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
-        groups = _known_groups(self._path)
+        self.path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+        groups = _known_groups(self.path)
         self.steps: Json = groups.get(group, {}).get("steps", {}) if options.only else {}
         self._entry: Json = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -85,65 +94,77 @@ class Check:
             "groups": groups | {group: self._entry},
         }
 
-    # -- clock and record --------------------------------------------------------------------------
+    def run(self, steps: tuple[Step, ...]) -> bool:
+        """Runs the steps, or those that the user chose; `False` if one failed."""
+        only, passed = self.options.only, True
+        chosen = [step for step in steps if not only or step.name in only]
+        for index, step in enumerate(chosen):
+            now = time.perf_counter()
+            left = max(self._started + self.options.limit_seconds - now, 0.0)
+            self._step_end = now + left * step.share / sum(later.share for later in chosen[index:])
+            passed = self._run_step(step) and passed
+        return passed
 
-    def open_step(self, share: float) -> None:
-        """Gives the next step a share of the remaining time."""
-        now = time.perf_counter()
-        self._step_end = now + max(self._end - now, 0.0) * share
+    def _run_step(self, step: Step) -> bool:
+        started = time.perf_counter()
+        rows: dict[str, Json] = {}
+        entry: Json = {"status": "unfinished", "rows": rows}
+        self.steps[step.name] = entry
+        try:
+            for name, measure in step.jobs(self).items():
+                rows[name] = self._row(measure)
+                print(f"    {name}: {row_line(rows[name])}"[:_MAX_LINE_CHARACTERS], flush=True)
+                self.write()
+        except CheckError as error:
+            rows[step.name] = {"status": "error", "error": error_line(error)}
+            print(f"    {error}")
+        reached = [row["status"] for row in rows.values() if row["status"] != "not reached"]
+        is_good = all(status in _GOOD for status in reached)
+        entry["status"] = ("held" if is_good else "not held") if reached else "not reached"
+        entry["seconds"] = time.perf_counter() - started
+        good = sum(status in _GOOD for status in reached)
+        took = f"{entry['seconds']:.1f} s"
+        print(f"{step.name}: {entry['status']}, {good} of {len(rows)} rows [{took}]", flush=True)
+        self.write()
+        return is_good
 
-    def seconds_left(self) -> float:
-        """Seconds for the current step."""
+    def _row(self, measure: Callable[[], Json]) -> Json:
+        if self._seconds_left() < MIN_ROW_SECONDS:
+            return {"status": "not reached"}
+        try:
+            return {"status": "held", **measure()}
+        except Exception as error:
+            return {"status": "error", "error": error_line(error)}
+
+    def _seconds_left(self) -> float:
         return self._step_end - time.perf_counter()
 
     def write(self) -> None:
         """Replaces the record as a whole: a run may be interrupted at any time."""
         self._entry["seconds"] = time.perf_counter() - self._started
-        unfinished = self._path.with_suffix(".part")
+        unfinished = self.path.with_suffix(".part")
         unfinished.write_text(json.dumps(rounded(self.record), separators=(",", ":")) + "\n")
-        os.replace(unfinished, self._path)
-
-    def begin(self, name: str, details: Json) -> None:
-        """Records a step whose details grow while it runs."""
-        self.steps[name] = {"status": "unfinished", **details}
-
-    def add_row(
-        self, rows: Json, name: str, measure: Callable[[], Json], line: Callable[[Json], str]
-    ) -> None:
-        """Measures a row of figures, prints its line and records it.
-
-        Its `status` is `not reached` without time for it, `error` if the measurement failed.
-        """
-        if self.seconds_left() < MIN_ROW_SECONDS:
-            row: Json = {"status": "not reached"}
-        else:
-            try:
-                row = measure()
-                row.setdefault("status", "held")
-            except Exception as error:
-                row = {"status": "error", "error": error_line(error)}
-        rows[name] = row
-        failed = row["status"] in ("error", "not reached")
-        text = f"{row['status']} {row.get('error', '')}".rstrip() if failed else line(row)
-        print(f"    {name}: {text}", flush=True)
-        self.write()
+        os.replace(unfinished, self.path)
 
     # -- workers -----------------------------------------------------------------------------------
 
-    def worker(self, name: str, request: Json, folder: str = "") -> Json:
-        """The answer of a worker within the time of a row, with the session's settings in its request.
+    def worker(self, name: str, request: Json, folder: str = "", share: float = 1.0) -> Json:
+        """The answer of a worker within a share of the step's time.
 
         Raises:
             CheckError: the process failed or took too long.
         """
-        limit = min(self.options.row_limit_seconds, self.seconds_left())
-        common = {
+        limit = min(self.options.row_limit_seconds, self._seconds_left()) * share
+        common: Json = {
             "provider": self.options.provider,
             "threads": self.options.threads,
             "smoke": self.options.smoke,
+            "seconds": limit - MIN_ROW_SECONDS,
         }
-        where = re.sub(r"[^\w-]+", "-", folder or name)
-        return answer_of_worker(name, {**common, **request}, self.folder / where, limit)
+        return answer_of_worker(name, common | request, self.worker_folder(folder or name), limit)
+
+    def worker_folder(self, name: str) -> Path:
+        return self.folder / re.sub(r"[^\w-]+", "-", name)
 
     def files(self, recipe: Recipe) -> TrainingFiles:
         """The training files of a recipe, prepared or made now.
@@ -156,10 +177,7 @@ class Check:
                 self._files[recipe.name] = self._prepared_or_made(recipe)
             except CheckError as error:
                 self._files[recipe.name] = error
-        found = self._files[recipe.name]
-        if isinstance(found, CheckError):
-            raise found
-        return found
+        return _or_raise(self._files[recipe.name])
 
     def _prepared_or_made(self, recipe: Recipe) -> TrainingFiles:
         folder = self.options.prepared
@@ -175,7 +193,7 @@ class Check:
         return {"files": str(files.folder), "name": files.name, "graph": graph}
 
     def measured(self, recipe: Recipe, graph: str, setting: Setting = MAKE_SESSION) -> Measured:
-        """The run of a training file; later steps do not repeat a failed run.
+        """The run of a training file; later steps do not repeat it, also if it failed.
 
         Raises:
             CheckError: the process failed or took too long.
@@ -187,21 +205,37 @@ class Check:
             request |= {"file_order": setting.file_order, "cuda_options": dict(setting.cuda_options)}
             try:
                 answer = self.worker("run", request, folder)
-                outputs = self.folder / re.sub(r"[^\w-]+", "-", folder) / "outputs.npz"
+                outputs = self.worker_folder(folder) / "outputs.npz"
                 self._measured[key] = Measured.of_answer(
                     self.files(recipe), graph, answer, outputs, self.options.provider
                 )
             except CheckError as error:
                 self._measured[key] = error
-        found = self._measured[key]
-        if isinstance(found, CheckError):
-            raise found
-        return found
+        return _or_raise(self._measured[key])
 
-    def forget(self, recipe: Recipe) -> None:
-        """Removes the outputs of a network that no later step reads."""
-        for path in self.folder.glob(f"{recipe.name}-*"):
-            shutil.rmtree(path, ignore_errors=True)
+
+def row_line(row: Json) -> str:
+    """All single figures of a row."""
+    return ", ".join(filter(None, (_figure(name, value) for name, value in row.items())))
+
+
+def _figure(name: str, value: object) -> str:
+    if isinstance(value, dict):
+        return f"{name} ({row_line(value)})"
+    if isinstance(value, float):
+        kind = name.removesuffix("seconds").rstrip("_")
+        return f"{kind} {1e3 * value:.4g} ms".lstrip() if "seconds" in name else f"{name} {value:.3g}"
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return f"{name.removesuffix('_bytes')} {value / 1e6:.1f} MB"
+    if isinstance(value, list) or value is None:
+        return ""
+    return f"{value}" if name in ("status", "error") else f"{name} {value}"
+
+
+def _or_raise(found: Found | CheckError) -> Found:
+    if isinstance(found, CheckError):
+        raise found
+    return found
 
 
 def _known_groups(path: Path) -> Json:

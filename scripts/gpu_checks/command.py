@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from scripts.gpu_checks.check import Check
-from scripts.gpu_checks.groups import GROUPS, run_group
+from scripts.gpu_checks.groups import GROUPS
 from scripts.gpu_checks.settings import CheckError, Options
 from scripts.gpu_checks.training_files import all_recipes, package_version
 from scripts.gpu_checks.worker_process import answer_of_worker
@@ -74,7 +74,7 @@ def _run(options: Options, group: str) -> bool:
             if others:
                 print(f"not prepared by this version, so planned now: {', '.join(others)}", flush=True)
         check.write()
-        return run_group(check, group)
+        return check.run(GROUPS[group])
 
 
 def _parser(description: str | None) -> argparse.ArgumentParser:

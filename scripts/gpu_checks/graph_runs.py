@@ -12,17 +12,16 @@ import numpy as np
 
 from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import bound_step
-from onnxgc.runtime.ort import load_onnxruntime, make_session
+from onnxgc.runtime.ort import load_onnxruntime
 from onnxgc.runtime.profile import RunProfile, read_profile
 from scripts.gpu_checks.device import (
     free_device_bytes,
-    load_libraries,
-    on_provider,
     session_on,
     settings_of,
 )
 from scripts.gpu_checks.profile_reports import NodeEvent, node_events, order_report
 from scripts.gpu_checks.settings import (
+    CUDA,
     PROFILED_RUNS,
     TIMED_RUNS,
     CheckError,
@@ -32,6 +31,9 @@ from scripts.gpu_checks.settings import (
 )
 from scripts.gpu_checks.training_files import TrainingFiles
 from scripts.gpu_checks.worker_process import load_arrays, save_arrays
+
+TOP_KERNELS = 25
+_MAX_NAME_CHARACTERS = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,10 @@ class Measured:
         runs, events = tuple(read_profile(profile, provider)), node_events(profile)
         if len(runs) != PROFILED_RUNS:
             raise CheckError(f"the profile of '{files.name}' has {len(runs)} runs, not {PROFILED_RUNS}")
-        names, growth = tuple(answer.pop("outputs")), answer["device_growth_bytes"]
-        arena = max(run.requested_peak_bytes for run in runs)
+        names = tuple(answer.pop("outputs"))
         figures = {
             "simulated_peak_bytes": files.simulated[graph],
-            "measured_peak_bytes": arena or (growth[-1] if growth else 0),
-            "measured_by": "arena, requested" if arena else "device memory" if growth else "nothing",
+            "measured_peak_bytes": max(run.requested_peak_bytes for run in runs),
             "peak_without_workspaces_bytes": max(max(run.held_bytes) for run in runs),
             "nodes": len(events[-1]),
             "equals_schedule": order_report(files.model(graph), events[-1])["equals_schedule"],
@@ -71,7 +71,6 @@ class Measured:
 def work_run(request: Json, folder: Path) -> Json:
     """Profiled runs of a file, then timed ones."""
     provider = request["provider"]
-    load_libraries(provider)
     model, feeds = _model_and_feeds(request)
     started = time.perf_counter()
     session = session_on(model, request, folder / "profile")
@@ -96,38 +95,79 @@ def work_run(request: Json, folder: Path) -> Json:
         "median_seconds": median(timed),
         # After each run. An arena does not shrink by itself, so that this is the largest reserve until then.
         # The first kernels also load code and handles.
-        "device_growth_bytes": [before - after for after in free if before is not None and after is not None],
+        "device_growth_bytes": [before - after for after in free],
         "output_bytes": sum(value.nbytes for value in outputs),
     }
 
 
 def work_fixed(request: Json, folder: Path) -> Json:
-    """Timed runs with all memory at fixed addresses, as a CUDA graph if requested.
-
-    Raises:
-        CheckError: the session fell back to another provider.
-    """
+    """Timed runs with all memory at fixed addresses, as a CUDA graph if requested."""
     provider = request["provider"]
-    load_libraries(provider)
     model, feeds = _model_and_feeds(request)
     before = free_device_bytes(provider)
-    chosen = settings_of(request)
-    options: Any = {"cuda_graph": True} if request["cuda_graph"] else {}
-    session = on_provider(
-        make_session(model, providers=chosen.providers, threads=chosen.threads, **options), provider
-    )
+    session = session_on(model, request, cuda_graph=request["cuda_graph"])
     step, results = _fixed_step(session, feeds, device_of(provider))
     warm = [step() for _ in range(PROFILED_RUNS)]
     timed = [step() for _ in range(TIMED_RUNS)]
-    after = free_device_bytes(provider)
+    growth = before - free_device_bytes(provider)
     save_arrays(folder / "outputs.npz", (value.numpy() for value in results.values()))
     return {
         "outputs": list(results),
         "warm_up_seconds": warm,
         "step_seconds": timed,
         "median_seconds": median(timed),
-        "device_growth_bytes": None if before is None or after is None else before - after,
+        "device_growth_bytes": growth,
     }
+
+
+def work_kernels(request: Json, folder: Path) -> Json:
+    """Timed steps, then a profiled one."""
+    model, feeds = _model_and_feeds(request)
+    step, _ = bound_step(session_on(model, request), feeds, settings_of(request))
+    for _ in range(PROFILED_RUNS):
+        step()
+    seconds = [step() for _ in range(TIMED_RUNS)]
+    if request["provider"] == CUDA:
+        found = {"measured_by": "torch.profiler", **kernel_report(*profiled_by_torch(step))}
+    else:
+        session = session_on(model, request, folder / "profile")
+        wall = bound_step(session, feeds, settings_of(request))[0]()
+        kernels: dict[str, tuple[int, float]] = {}
+        for event in node_events(Path(session.end_profiling()))[-1]:
+            calls, total = kernels.get(event.operator, (0, 0.0))
+            kernels[event.operator] = calls + 1, total + event.seconds
+        found = {"measured_by": "ONNX Runtime, by operator", **kernel_report(kernels, wall)}
+    return {"step_seconds": seconds, "median_seconds": median(seconds), **found}
+
+
+def kernel_report(kernels: Mapping[str, tuple[int, float]], wall_seconds: float) -> Json:
+    """The longest kernels of a step, and the sum of all, from calls and seconds by kernel."""
+    ranked = sorted(kernels.items(), key=lambda entry: -entry[1][1])
+    return {
+        "profiled_seconds": wall_seconds,
+        "busy_seconds": sum(seconds for _, seconds in kernels.values()),
+        "kernels": sum(calls for calls, _ in kernels.values()),
+        "top": [
+            {"name": name[:_MAX_NAME_CHARACTERS], "calls": calls, "seconds": seconds}
+            for name, (calls, seconds) in ranked[:TOP_KERNELS]
+        ],
+    }
+
+
+def profiled_by_torch(step: Callable[[], object]) -> tuple[dict[str, tuple[int, float]], float]:
+    """Kernels and copies on the card during a step, by whichever library, and the step's seconds."""
+    import torch
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.zeros(1, device="cuda")
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        started = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - started
+    events = [event for event in profiler.key_averages() if event.device_type is DeviceType.CUDA]
+    return {event.key: (event.count, event.self_device_time_total / 1e6) for event in events}, wall
 
 
 def _fixed_step(
@@ -137,7 +177,6 @@ def _fixed_step(
     ort_value, binding = load_onnxruntime().OrtValue, session.io_binding()
     for name, value in feeds.items():
         binding.bind_ortvalue_input(name, ort_value.ortvalue_from_numpy(value, device, 0))
-    # Inputs with a value in the file need an address, too.
     results = {}
     for output in session.get_outputs():
         dtype = np.dtype(output.type.removeprefix("tensor(").removesuffix(")").replace("float", "float32"))
@@ -159,14 +198,14 @@ def _model_and_feeds(request: Json) -> tuple[Any, dict[str, Array]]:
     return model, files.feeds(model)
 
 
-def distance(one: Measured, other: Measured) -> Json:
+def loss_of(run: Measured) -> float | None:
+    """The loss of the last step, if it is finite."""
+    loss = float(load_arrays(run.outputs, run.names)[run.files.loss])
+    return loss if np.isfinite(loss) else None
+
+
+def distance(expected: Mapping[str, Array], actual: Mapping[str, Array], *, loss: str) -> Json:
     """Relative distances of all outputs by norm; kernels of a GPU need not be deterministic."""
-    return distance_of(
-        load_arrays(one.outputs, one.names), load_arrays(other.outputs, other.names), one.files.loss
-    )
-
-
-def distance_of(expected: Mapping[str, Array], actual: Mapping[str, Array], loss: str) -> Json:
     distances = {name: _relative(expected[name], actual[name]) for name in expected}
     gradients = {name: far for name, far in distances.items() if name != loss and np.isfinite(far)}
     worst = max(gradients, key=lambda name: gradients[name], default=None)
@@ -177,7 +216,6 @@ def distance_of(expected: Mapping[str, Array], actual: Mapping[str, Array], loss
         "loss_is_finite": is_finite_loss,
         "largest": None if worst is None else gradients[worst],
         "largest_of": worst,
-        "median": median(list(gradients.values())) if gradients else None,
         "not_finite": sum(not np.isfinite(far) for far in distances.values()),
         "bit_equal": sum(np.array_equal(expected[name], actual[name]) for name in expected),
         "outputs": len(expected),

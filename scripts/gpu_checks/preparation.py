@@ -17,7 +17,7 @@ from onnxgc.api.feeds import feeds_of
 from onnxgc.model.core.ir import Array
 from onnxgc.model.draw_weights import draw_weights
 from scripts.gpu_checks.half_precision import computed_in
-from scripts.gpu_checks.settings import ROOT, SEED, SMOKE_SEQUENCES, Json, Network, Sequences
+from scripts.gpu_checks.settings import SEED, SMOKE_SEQUENCES, Json, Network, Sequences, light_model
 from scripts.gpu_checks.training_files import (
     BASELINE,
     PLANNED,
@@ -66,9 +66,8 @@ def work_prepare(request: Json, folder: Path) -> Json:
 def _forward_model(source: Network | Sequences, scratch: Path) -> tuple[Any, dict[str, Array], Json]:
     """A path, values of its inputs if they are special, and options of `optimize`."""
     if isinstance(source, Network):
-        path = ROOT / "models" / f"{source.name}.onnx"
-        (value,) = onnx.load(path).graph.input
-        return path, {}, {"input_shapes": {value.name: source.shape}}
+        path, shapes = light_model(source)
+        return path, {}, {"input_shapes": shapes}
     from scripts.exports.torch_export import Export, export_module
     from scripts.exports.torch_models import Recipe as Exporter
     from scripts.gpu_checks.torch_runs import batch_of, torch_model

@@ -163,29 +163,11 @@ def order_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
 
 
 def barrier_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
-    """Cost of barriers: their share of host time, and adjacent copies."""
+    """Cost of barriers: their share of host time."""
     barriers = barrier_nodes(model)
-    own = [event for event in events if event.name in barriers]
+    own = [event.seconds for event in events if event.name in barriers]
     total = sum(event.seconds for event in events)
-    is_barrier = [False, *(event.name in barriers for event in events), False]
-    adjacent = [
-        event
-        for index, event in enumerate(events)
-        if event.is_copy and (is_barrier[index] or is_barrier[index + 2])
-    ]
-    seconds = sum(event.seconds for event in own)
-    copies = Counter(event.operator for event in adjacent)
-    return {
-        "in_file": len(barriers),
-        "executed": len(own),
-        "by_provider": dict(sorted(Counter(event.provider for event in own).items())),
-        "host_seconds": seconds,
-        "host_time_share": seconds / total if total else 0.0,
-        "slowest_host_seconds": max((event.seconds for event in own), default=0.0),
-        # A copy to the host waits for the card.
-        "copies_beside": dict(sorted(copies.items())),
-        "copies_beside_host_seconds": sum(event.seconds for event in adjacent),
-    }
+    return {"executed": len(own), "host_time_share": sum(own) / total if total else 0.0}
 
 
 def _role(node: onnx.NodeProto) -> str:

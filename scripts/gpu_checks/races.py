@@ -6,7 +6,6 @@ copies of it and one, which hides the start of a run.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,14 +26,11 @@ from onnxgc.gradients.weight_gradient import WEIGHT_FORMS, WeightForm
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import bound_step
-from scripts.gpu_checks.check import Check, Finding
-from scripts.gpu_checks.device import load_libraries, session_on, settings_of
+from scripts.gpu_checks.device import session_on, settings_of
 from scripts.gpu_checks.settings import (
     LAYERS,
-    REDUCED_SHAPES,
     SEED,
     SMOKE_LAYERS,
-    SMOKE_REDUCED_SHAPES,
     TIMED_RUNS,
     Json,
     Layer,
@@ -49,53 +45,15 @@ COPIES = 4
 _OPSETS = (helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1))
 
 
-def reductions_step(check: Check) -> Finding:
-    """Sums over all axes but the channels, and over rows."""
-    shapes = SMOKE_REDUCED_SHAPES if check.options.smoke else REDUCED_SHAPES
-    return _races(check, "reductions", {"x".join(map(str, shape)): {"shape": shape} for shape in shapes})
-
-
-def weights_step(check: Check) -> Finding:
-    """Weight gradients by layer shape, with `torch.nn.grad.conv2d_weight` as yardstick."""
-    layers = SMOKE_LAYERS if check.options.smoke else LAYERS
-    return _races(check, "weights", {layer.name: {"layer": index} for index, layer in enumerate(layers)})
-
-
-def _races(check: Check, name: str, requests: Mapping[str, Json]) -> Finding:
-    rows: dict[str, Json] = {}
-    check.begin(name, {"cases": rows})
-    for index, (case, request) in enumerate(requests.items()):
-        measure = functools.partial(check.worker, name, request, f"{name}-{index}")
-        check.add_row(rows, case, measure, _line)
-    reached = [row for row in rows.values() if row["status"] != "not reached"]
-    wrong = [
-        f"{case}: {form}"
-        for case, row in rows.items()
-        for form, figures in row.get("forms", {}).items()
-        if not figures.get("error", 0.0) <= MAX_ERROR
-    ]
-    failed = [case for case, row in rows.items() if row["status"] == "error"]
-    line = f"{len(reached)} of {len(rows)} shapes; wrong: {', '.join([*wrong, *failed]) or 'none'}"
-    return Finding(bool(reached) and not wrong and not failed, line, {"cases": rows})
-
-
-def _line(row: Json) -> str:
-    ranked = sorted(row["forms"].items(), key=lambda entry: float(entry[1].get("seconds", math.inf)))
-    return "us: " + ", ".join(
-        f"{form} {1e6 * figures['seconds']:.0f}" if "seconds" in figures else f"{form} failed"
-        for form, figures in ranked
-    )
-
-
 def work_reductions(request: Json, folder: Path) -> Json:
     shape = tuple(request["shape"])
     dy = np.random.default_rng(SEED).standard_normal(shape).astype(np.float32)
     spatial = tuple(range(2, len(shape)))
-    return {"forms": _raced(reduction_forms(shape), {"dy": dy}, dy.sum((0, *spatial), np.float64), request)}
+    truth = dy.sum((0, *spatial), np.float64)
+    return _outcome(_raced(reduction_forms(shape), {"dy": dy}, truth, request))
 
 
 def work_weights(request: Json, folder: Path) -> Json:
-    load_libraries(request["provider"])
     import torch
     from torch.nn import grad
 
@@ -116,7 +74,13 @@ def work_weights(request: Json, folder: Path) -> Json:
         "error": _error(own(*on_device).cpu().numpy(), truth),
     }
     forms = _raced(weight_forms(layer), {"x": x, "dy": dy}, truth, request)
-    return {"forms": {"torch": yardstick, **forms}}
+    return _outcome({"torch": yardstick, **forms})
+
+
+def _outcome(forms: Json) -> Json:
+    """Holds if all forms ran and are right."""
+    is_right = all(form["error"] <= MAX_ERROR for form in forms.values())
+    return {"status": "held" if is_right else "not held", "forms": forms}
 
 
 # -- forms -------------------------------------------------------------------------------------------
@@ -252,13 +216,12 @@ def _raced(
     forms: Iterable[tuple[str, onnx.GraphProto]], feeds: Mapping[str, Array], truth: Array, request: Json
 ) -> Json:
     """Seconds and error of each form, or the reason of its failure."""
-    load_libraries(request["provider"])
     found: Json = {}
     for name, graph in forms:
         try:
             found[name] = _timed(graph, feeds, truth, request)
         except Exception as error:
-            found[name] = {"failed": error_line(error)[:200], "error": math.inf}
+            found[name] = {"failed": error_line(error)[:200], "error": 1.0}
     return found
 
 

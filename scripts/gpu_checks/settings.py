@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA_VERSION = 2
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -46,6 +48,13 @@ class Sequences:
 def network_of_json(given: Json) -> Network | Sequences:
     """The inverse of `dataclasses.asdict`, after JSON."""
     return Sequences(**given) if "tokens" in given else Network(given["name"], tuple(given["shape"]))
+
+
+def light_model(network: Network) -> tuple[Path, dict[str, tuple[int, ...]]]:
+    """The file of a network, and the shape of its input by name."""
+    path = ROOT / "models" / f"{network.name}.onnx"
+    (value,) = onnx.load(path).graph.input
+    return path, {value.name: network.shape}
 
 
 @dataclass(frozen=True, slots=True)

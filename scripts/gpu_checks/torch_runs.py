@@ -6,21 +6,21 @@ import contextlib
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.benchmarking.manual_checkpoints import checkpoint_blocks
+from scripts.benchmarking.torch_plans import with_loss
 from scripts.gpu_checks.settings import (
     CUDA,
-    ROOT,
     SEED,
     TIMED_RUNS,
     Json,
     Network,
     Sequences,
     device_of,
+    light_model,
     median,
     network_of_json,
 )
@@ -40,59 +40,41 @@ _CLASSES = 1000
 _OWN_BUDGET = "activation_memory_budget"
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to run a step, by the words of its name.
+def work_torch(request: Json, folder: Path) -> Json:
+    """Step times and the peak of one way; the peak includes `kept_bytes`, parameters and inputs.
 
-    They are `eager`, `channels_last`, `amp`, `checkpointed`, `compiled`, `cuda_graph`, `from_onnx`,
+    A way has words: `eager`, `channels_last`, `amp`, `checkpointed`, `compiled`, `cuda_graph`, `from_onnx`,
     `planned=BUDGET` and `activation_memory_budget=SHARE`.
     """
-
-    words: tuple[str, ...]
-
-    @classmethod
-    def of_name(cls, name: str) -> Way:
-        return cls(tuple(name.split()))
-
-    def has(self, word: str) -> bool:
-        return word in self.words
-
-    def value(self, word: str) -> str | None:
-        """The text after `word=`, or None."""
-        return next((entry.partition("=")[2] for entry in self.words if entry.startswith(f"{word}=")), None)
-
-
-def work_torch(request: Json, folder: Path) -> Json:
-    """Step times and the peak of one way; the peak includes `kept_bytes`, parameters and inputs."""
     import torch
 
     # ONNX Runtime's default.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(SEED)
-    way, device = Way.of_name(request["way"]), device_of(request["provider"])
+    way = {word.partition("=")[0]: word.partition("=")[2] for word in request["way"].split()}
+    device = device_of(request["provider"])
     network = network_of_json(request["network"])
     if request["threads"]:
         torch.set_num_threads(request["threads"])
-    with_loss, inputs, source = _with_loss(network, way, request["smoke"])
-    if way.has("checkpointed") and source == "from_onnx":
+    made, inputs, source = _network(network, "from_onnx" in way, request["smoke"], device)
+    if "checkpointed" in way and source == "from_onnx":
         return {"status": "not available", "reason": "a module of an ONNX file has no blocks"}
-    with_loss = with_loss.to(device).train()
-    inputs = tuple(value.to(device) for value in inputs)
-    if way.has("channels_last"):
-        with_loss = with_loss.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    made = made.to(device).train()
+    if "channels_last" in way:
+        made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = tuple(value.to(memory_format=torch.channels_last) for value in inputs)
-    kept = sum(tensor.nbytes for tensor in (*with_loss.parameters(), *with_loss.buffers(), *inputs))
-    made, plan = _in_way(with_loss, inputs, way)
+    kept = sum(tensor.nbytes for tensor in (*made.parameters(), *made.buffers(), *inputs))
+    called, plan = _in_way(made, inputs, way)
 
     def step() -> None:
-        with_loss.zero_grad(set_to_none=True)
+        made.zero_grad(set_to_none=True)
         half = torch.float16 if request["provider"] == CUDA else torch.bfloat16
-        with torch.autocast(device, half, enabled=way.has("amp")):
-            loss = made(*inputs)
+        with torch.autocast(device, half, enabled="amp" in way):
+            loss = called(*inputs)
         loss.backward()
 
-    with _own_budget(way.value(_OWN_BUDGET)):
-        measured = _timed(step, device, way.has("cuda_graph"))
+    with _own_budget(way.get(_OWN_BUDGET)):
+        measured = _timed(step, device, "cuda_graph" in way)
     return {"torch": torch.__version__, "source": source, **measured, "kept_bytes": kept, **plan}
 
 
@@ -114,66 +96,42 @@ def batch_of(sequences: Sequences, small: bool) -> dict[str, Tensor]:
     return found
 
 
-def _with_loss(
-    network: Network | Sequences, way: Way, small: bool
+def _network(
+    network: Network | Sequences, is_onnx: bool, small: bool, device: str
 ) -> tuple[nn.Module, tuple[Tensor, ...], str]:
-    """A module that returns the loss, its inputs, and the source of the network."""
+    """A module that returns the loss, its inputs on the device, and the source of the network."""
     import torch
     from torch.nn.functional import cross_entropy
 
     if isinstance(network, Sequences):
         model = torch_model(network.model)
-        inputs = tuple(batch_of(network, small).values())
-        module = model.module(small)
+        inputs = tuple(value.to(device) for value in batch_of(network, small).values())
+        module = model.module(small).to(device)
         with torch.no_grad():
             target = model.target(module(*inputs))
-        return module_with_loss(module, model.loss_of, target), inputs, "transformers"
+        return with_loss(module, model.loss_of, target), inputs, "transformers"
     generator = torch.Generator().manual_seed(SEED)
-    x = torch.randn(network.shape, generator=generator)
+    x = torch.randn(network.shape, generator=generator).to(device)
     target = torch.randint(0, _CLASSES, network.shape[:1], generator=generator)
-    if way.has("from_onnx") or importlib.util.find_spec("torchvision") is None:
-        return module_with_loss(_from_onnx(network, way), cross_entropy, target), (x,), "from_onnx"
+    if is_onnx or importlib.util.find_spec("torchvision") is None:
+        from onnxgc.torch import from_onnx
+
+        path, shapes = light_model(network)
+        return with_loss(from_onnx(path, input_shapes=shapes), cross_entropy, target), (x,), "from_onnx"
     models: Any = importlib.import_module("torchvision.models")
     options = {"aux_logits": False, "init_weights": False} if network.name == "inception_v3" else {}
     module = models.get_model(network.name, weights=None, **options)
-    return module_with_loss(module, cross_entropy, target), (x,), "torchvision"
+    return with_loss(module, cross_entropy, target), (x,), "torchvision"
 
 
-def _from_onnx(network: Network, way: Way) -> nn.Module:
-    import onnx
-
-    from onnxgc.torch import from_onnx
-
-    path = ROOT / "models" / f"{network.name}.onnx"
-    (value,) = onnx.load(path).graph.input
-    return from_onnx(path, input_shapes={value.name: network.shape})
-
-
-def module_with_loss(module: nn.Module, loss: Callable[[Any, Any], Any], target: Tensor) -> nn.Module:
-    """A module that returns the loss of `module`."""
-    from torch import nn
-
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-            self.register_buffer("target", target)
-
-        def forward(self, *inputs: Tensor) -> Tensor:
-            result: Tensor = loss(self.module(*inputs).float(), self.target)
-            return result
-
-    return WithLoss()
-
-
-def _in_way(module: nn.Module, inputs: tuple[Tensor, ...], way: Way) -> tuple[Any, Json]:
+def _in_way(module: nn.Module, inputs: tuple[Tensor, ...], way: Mapping[str, str]) -> tuple[Any, Json]:
     """The module as it is called in a step, and figures of its plan."""
     import torch
 
     plan: Json = {}
-    if way.has("checkpointed"):
+    if "checkpointed" in way:
         checkpoint_blocks(module, BLOCKS)
-    budget = way.value("planned")
+    budget = way.get("planned")
     if budget is not None:
         from onnxgc.torch import checkpoint, plans_of
 
@@ -186,7 +144,7 @@ def _in_way(module: nn.Module, inputs: tuple[Tensor, ...], way: Way) -> tuple[An
             "simulated_regular_peak_bytes": made.regular_peak_bytes,
             "extra_time_ratio": made.extra_time_ratio,
         }
-    return torch.compile(module) if way.has("compiled") else module, plan
+    return torch.compile(module) if "compiled" in way else module, plan
 
 
 def _own_budget(share: str | None) -> contextlib.AbstractContextManager[Any]:

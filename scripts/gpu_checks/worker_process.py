@@ -19,16 +19,16 @@ from scripts.gpu_checks.settings import ROOT, CheckError, Json
 _MAX_REASON_CHARACTERS = 800
 # Modules with a function `work_<name>`; each process imports one of them.
 _MODULE_OF = {
-    "load": "runtime_steps",
-    "exchange": "runtime_steps",
+    "load": "runtime_work",
+    "exchange": "runtime_work",
     "prepare": "preparation",
     "run": "graph_runs",
     "fixed": "graph_runs",
-    "kernels": "kernels",
+    "kernels": "graph_runs",
     "reductions": "races",
     "weights": "races",
     "torch": "torch_runs",
-    "optimizer": "optimizer_step",
+    "optimizer": "optimizer_work",
     "rules": "rules",
 }
 
