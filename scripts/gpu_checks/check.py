@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,13 +19,12 @@ from onnxgc import __version__
 from scripts.benchmarking.records import installed_versions, rounded
 from scripts.gpu_checks.graph_runs import Measured
 from scripts.gpu_checks.settings import (
-    MAKE_SESSION,
+    MAX_ROW_SECONDS,
     MIN_ROW_SECONDS,
     SCHEMA_VERSION,
     CheckError,
     Json,
     Options,
-    Setting,
     error_line,
 )
 from scripts.gpu_checks.training_files import Recipe, TrainingFiles
@@ -65,7 +64,7 @@ class Check:
         self._started = time.perf_counter()
         self._step_end = self._started + options.limit_seconds
         self._files: dict[str, TrainingFiles | CheckError] = {}
-        self._measured: dict[tuple[str, str, str], Measured | CheckError] = {}
+        self._measured: dict[tuple[str, str], Measured | CheckError] = {}
         card = None if options.smoke else _card()
         name = "cpu-smoke" if options.smoke else card[0] if card else "unknown-card"
         self.path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
@@ -154,7 +153,7 @@ class Check:
         Raises:
             CheckError: the process failed or took too long.
         """
-        limit = min(self.options.row_limit_seconds, self._seconds_left()) * share
+        limit = min(MAX_ROW_SECONDS, self._seconds_left()) * share
         common: Json = {
             "provider": self.options.provider,
             "threads": self.options.threads,
@@ -183,7 +182,7 @@ class Check:
         folder = self.options.prepared
         if folder is None or not recipe.is_prepared(folder):
             folder = self.folder / "files"
-            request = {"recipe": asdict(recipe), "folder": str(folder)}
+            request = {"name": recipe.name, "folder": str(folder)}
             self.worker("prepare", request, f"prepare-{recipe.name}")
         return TrainingFiles.load(folder, recipe.name)
 
@@ -192,23 +191,20 @@ class Check:
         files = self.files(recipe)
         return {"files": str(files.folder), "name": files.name, "graph": graph}
 
-    def measured(self, recipe: Recipe, graph: str, setting: Setting = MAKE_SESSION) -> Measured:
+    def measured(self, recipe: Recipe, graph: str) -> Measured:
         """The run of a training file; later steps do not repeat it, also if it failed.
 
         Raises:
             CheckError: the process failed or took too long.
         """
-        key = (recipe.name, graph, setting.name)
+        key = (recipe.name, graph)
         if key not in self._measured:
-            folder = "-".join(key)
-            request = self.run_request(recipe, graph)
-            request |= {"file_order": setting.file_order, "cuda_options": dict(setting.cuda_options)}
             try:
-                answer = self.worker("run", request, folder)
-                outputs = self.worker_folder(folder) / "outputs.npz"
-                self._measured[key] = Measured.of_answer(
-                    self.files(recipe), graph, answer, outputs, self.options.provider
-                )
+                files, folder = self.files(recipe), "-".join(key)
+                answer = self.worker("run", self.run_request(recipe, graph), folder)
+                reports = {name: answer.pop(name) for name in ("fallback", "order", "names")}
+                path = self.worker_folder(folder) / "outputs.npz"
+                self._measured[key] = Measured(answer, **reports, loss=files.loss, path=path)
             except CheckError as error:
                 self._measured[key] = error
         return _or_raise(self._measured[key])

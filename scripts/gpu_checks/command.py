@@ -6,7 +6,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from scripts.gpu_checks.check import Check
@@ -27,15 +26,7 @@ def main(arguments: Sequence[str], description: str | None = None) -> int:
         return prepare(given.prepare, groups, given.smoke)
     if given.out is None:
         parser.error("give --out or --prepare")
-    options = Options(
-        given.out,
-        given.smoke,
-        given.limit_s,
-        given.row_limit_s,
-        tuple(given.networks or ()),
-        tuple(given.only or ()),
-        given.prepared,
-    )
+    options = Options(given.out, given.smoke, given.limit_s, tuple(given.only or ()), given.prepared)
     options.out.mkdir(parents=True, exist_ok=True)
     passed = [_run(options, group) for group in groups]
     return 0 if all(passed) else 1
@@ -50,7 +41,7 @@ def prepare(folder: Path, groups: Sequence[str], smoke: bool) -> int:
             started = time.perf_counter()
             try:
                 if not recipe.is_prepared(folder):
-                    request = {"recipe": asdict(recipe), "folder": str(folder), "smoke": smoke}
+                    request = {"name": recipe.name, "folder": str(folder), "smoke": smoke}
                     answer_of_worker("prepare", request, Path(scratch), _MAX_PREPARE_SECONDS)
                 line = f"[{time.perf_counter() - started:.1f} s]"
             except CheckError as error:
@@ -87,9 +78,5 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="tiny networks on the CPU provider")
     steps = list(dict.fromkeys(step.name for group in GROUPS.values() for step in group))
     parser.add_argument("--only", nargs="+", metavar="STEP", choices=steps, help=f"of {', '.join(steps)}")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="in place of all of models/")
     parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for a group (default: 540)")
-    parser.add_argument(
-        "--row-limit-s", type=float, default=120.0, help="seconds for one process (default: 120)"
-    )
     return parser

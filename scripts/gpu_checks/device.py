@@ -6,9 +6,7 @@ import contextlib
 import ctypes
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from onnxgc.runtime import ort as runtime_ort
 from onnxgc.runtime.ort import SessionSettings, make_session
 from scripts.gpu_checks.settings import CPU, CUDA, CheckError, Json
 
@@ -16,7 +14,7 @@ from scripts.gpu_checks.settings import CPU, CUDA, CheckError, Json
 def settings_of(request: Json) -> SessionSettings:
     """Settings of sessions on the requested provider."""
     providers = (CUDA, CPU) if request["provider"] == CUDA else (CPU,)
-    return SessionSettings(bool(request.get("file_order", True)), request["threads"], providers)
+    return SessionSettings(threads=request["threads"], providers=providers)
 
 
 def session_on(model: Any, request: Json, profile: Path | None = None, cuda_graph: bool = False) -> Any:
@@ -30,8 +28,7 @@ def session_on(model: Any, request: Json, profile: Path | None = None, cuda_grap
         options: Json = {"providers": settings.providers, "threads": settings.threads, "cuda_graph": True}
         session = make_session(model, **options)
     else:
-        with mock.patch.dict(runtime_ort._CUDA_OPTIONS, request.get("cuda_options", {})):
-            session = make_session(model, settings=settings, profile_prefix=prefix)
+        session = make_session(model, settings=settings, profile_prefix=prefix)
     if session.get_providers()[0] != request["provider"]:
         found = ", ".join(session.get_providers())
         raise CheckError(f"the session has {found} instead of {request['provider']}")

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import bound_step
 from onnxgc.runtime.ort import load_onnxruntime
-from onnxgc.runtime.profile import RunProfile, read_profile
+from onnxgc.runtime.profile import read_profile
 from scripts.gpu_checks.device import (
     free_device_bytes,
     session_on,
     settings_of,
 )
-from scripts.gpu_checks.profile_reports import NodeEvent, node_events, order_report
+from scripts.gpu_checks.profile_reports import barrier_report, fallback_report, node_events, order_report
 from scripts.gpu_checks.settings import (
     CUDA,
     PROFILED_RUNS,
     TIMED_RUNS,
-    CheckError,
     Json,
     device_of,
     median,
@@ -38,72 +38,59 @@ _MAX_NAME_CHARACTERS = 110
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of one process: profiles of its runs, its figures for the record, and its outputs."""
+    """The result of one process: figures and reports for the record, and the outputs of its last run."""
 
-    files: TrainingFiles
-    runs: tuple[RunProfile, ...]
-    steady: tuple[NodeEvent, ...]
     figures: Json
-    outputs: Path
+    fallback: Json
+    order: Json
+    loss: str
     names: tuple[str, ...]
+    path: Path
 
-    @classmethod
-    def of_answer(
-        cls, files: TrainingFiles, graph: str, answer: Json, outputs: Path, provider: str
-    ) -> Measured:
-        """The answer of `work_run`, with peaks and order from its profile."""
-        profile = Path(answer.pop("profile"))
-        runs, events = tuple(read_profile(profile, provider)), node_events(profile)
-        if len(runs) != PROFILED_RUNS:
-            raise CheckError(f"the profile of '{files.name}' has {len(runs)} runs, not {PROFILED_RUNS}")
-        names = tuple(answer.pop("outputs"))
-        figures = {
-            "simulated_peak_bytes": files.simulated[graph],
-            "measured_peak_bytes": max(run.requested_peak_bytes for run in runs),
-            "peak_without_workspaces_bytes": max(max(run.held_bytes) for run in runs),
-            "nodes": len(events[-1]),
-            "equals_schedule": order_report(files.model(graph), events[-1])["equals_schedule"],
-            **answer,
-        }
-        return cls(files, runs, tuple(events[-1]), figures, outputs, names)
+    def outputs(self) -> dict[str, Array]:
+        return load_arrays(self.path, self.names)
 
 
 def work_run(request: Json, folder: Path) -> Json:
     """Profiled runs of a file, then timed ones."""
     provider = request["provider"]
-    model, feeds = _model_and_feeds(request)
+    files, model, feeds = _model_and_feeds(request)
     started = time.perf_counter()
     session = session_on(model, request, folder / "profile")
     load_seconds = time.perf_counter() - started
     before = free_device_bytes(provider)
     step, binding = bound_step(session, feeds, settings_of(request))
-    profiled, free = [], []
     for _ in range(PROFILED_RUNS):
-        profiled.append(step())
-        free.append(free_device_bytes(provider))
-    profile = session.end_profiling()
+        step()
+    profile = Path(session.end_profiling())
+    # An arena does not shrink by itself. The first kernels also load code and handles.
+    growth = before - free_device_bytes(provider)
     timed = [step() for _ in range(TIMED_RUNS)]
     outputs = binding.copy_outputs_to_cpu()
     save_arrays(folder / "outputs.npz", outputs)
+    runs, events = read_profile(profile, provider), node_events(profile)[-1]
+    order = order_report(model, events)
     return {
-        "profile": profile,
-        "outputs": [output.name for output in session.get_outputs()],
-        "session_providers": session.get_providers(),
+        "simulated_peak_bytes": files.simulated[request["graph"]],
+        "measured_peak_bytes": max(run.requested_peak_bytes for run in runs),
+        "peak_without_workspaces_bytes": max(max(run.held_bytes) for run in runs),
+        "device_growth_bytes": growth,
+        "output_bytes": sum(value.nbytes for value in outputs),
         "load_seconds": load_seconds,
-        "profiled_seconds": profiled,
         "step_seconds": timed,
         "median_seconds": median(timed),
-        # After each run. An arena does not shrink by itself, so that this is the largest reserve until then.
-        # The first kernels also load code and handles.
-        "device_growth_bytes": [before - after for after in free],
-        "output_bytes": sum(value.nbytes for value in outputs),
+        "nodes": len(events),
+        "equals_schedule": order["equals_schedule"],
+        "fallback": fallback_report(events, provider),
+        "order": {**order, "barriers": barrier_report(model, events)},
+        "names": [output.name for output in session.get_outputs()],
     }
 
 
 def work_fixed(request: Json, folder: Path) -> Json:
     """Timed runs with all memory at fixed addresses, as a CUDA graph if requested."""
     provider = request["provider"]
-    model, feeds = _model_and_feeds(request)
+    _, model, feeds = _model_and_feeds(request)
     before = free_device_bytes(provider)
     session = session_on(model, request, cuda_graph=request["cuda_graph"])
     step, results = _fixed_step(session, feeds, device_of(provider))
@@ -112,7 +99,7 @@ def work_fixed(request: Json, folder: Path) -> Json:
     growth = before - free_device_bytes(provider)
     save_arrays(folder / "outputs.npz", (value.numpy() for value in results.values()))
     return {
-        "outputs": list(results),
+        "names": list(results),
         "warm_up_seconds": warm,
         "step_seconds": timed,
         "median_seconds": median(timed),
@@ -122,7 +109,7 @@ def work_fixed(request: Json, folder: Path) -> Json:
 
 def work_kernels(request: Json, folder: Path) -> Json:
     """Timed steps, then a profiled one."""
-    model, feeds = _model_and_feeds(request)
+    _, model, feeds = _model_and_feeds(request)
     step, _ = bound_step(session_on(model, request), feeds, settings_of(request))
     for _ in range(PROFILED_RUNS):
         step()
@@ -192,16 +179,10 @@ def _fixed_step(
     return step, results
 
 
-def _model_and_feeds(request: Json) -> tuple[Any, dict[str, Array]]:
+def _model_and_feeds(request: Json) -> tuple[TrainingFiles, onnx.ModelProto, dict[str, Array]]:
     files = TrainingFiles.load(Path(request["files"]), request["name"])
     model = files.model(request["graph"])
-    return model, files.feeds(model)
-
-
-def loss_of(run: Measured) -> float | None:
-    """The loss of the last step, if it is finite."""
-    loss = float(load_arrays(run.outputs, run.names)[run.files.loss])
-    return loss if np.isfinite(loss) else None
+    return files, model, files.feeds(model)
 
 
 def distance(expected: Mapping[str, Array], actual: Mapping[str, Array], *, loss: str) -> Json:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from functools import partial
 
+import numpy as np
+
 from scripts.gpu_checks.check import Check, Jobs, Step
-from scripts.gpu_checks.graph_runs import distance, loss_of
-from scripts.gpu_checks.profile_reports import barrier_report, fallback_report, order_report
+from scripts.gpu_checks.graph_runs import distance
 from scripts.gpu_checks.settings import (
     CPU,
     LAYERS,
-    MAKE_SESSION,
-    OTHER_SETTINGS,
     REDUCED_SHAPES,
     SMOKE_LAYERS,
     SMOKE_REDUCED_SHAPES,
     Json,
     Network,
     Sequences,
-    Setting,
 )
 from scripts.gpu_checks.training_files import BASELINE, GRAPHS, PLANNED, Recipe, recipes
 from scripts.gpu_checks.worker_process import load_arrays
@@ -60,12 +57,11 @@ def _profiled(check: Check, recipe: Recipe, graph: str) -> Json:
 
 def _fallback(check: Check) -> Jobs:
     """Operators off the card and copies; a report that never fails."""
-    return {graph: partial(_placement, check, graph) for graph in GRAPHS}
+    return {graph: partial(_fallback_row, check, graph) for graph in GRAPHS}
 
 
-def _placement(check: Check, graph: str) -> Json:
-    run = check.measured(Recipe(check.options.paper_networks[0]), graph)
-    return fallback_report(run.steady, check.options.provider)
+def _fallback_row(check: Check, graph: str) -> Json:
+    return check.measured(Recipe(check.options.paper_networks[0]), graph).fallback
 
 
 def _order(check: Check) -> Jobs:
@@ -74,10 +70,8 @@ def _order(check: Check) -> Jobs:
 
 
 def _order_row(check: Check, graph: str) -> Json:
-    recipe = Recipe(check.options.paper_networks[0])
-    model, events = check.files(recipe).model(graph), check.measured(recipe, graph).steady
-    report = order_report(model, events)
-    return {**report, "barriers": barrier_report(model, events), **_status(report["equals_schedule"])}
+    order = check.measured(Recipe(check.options.paper_networks[0]), graph).order
+    return {**_status(order["equals_schedule"]), **order}
 
 
 def _peak(check: Check) -> Jobs:
@@ -98,21 +92,11 @@ def _compared(check: Check, chosen: Iterable[Recipe]) -> Jobs:
     return {recipe.source.name: partial(_both_graphs, check, recipe) for recipe in chosen}
 
 
-def _settings(check: Check) -> Jobs:
-    """The first network with other settings of sessions."""
-    recipe = Recipe(check.options.paper_networks[0])
-    chosen = [one for one in OTHER_SETTINGS if not (check.options.smoke and one.cuda_options)]
-    return {one.name: partial(_both_graphs, check, recipe, one) for one in chosen}
-
-
-def _both_graphs(check: Check, recipe: Recipe, setting: Setting = MAKE_SESSION) -> Json:
+def _both_graphs(check: Check, recipe: Recipe) -> Json:
     """Peaks and times of a network; holds if the plan's peak is below the baseline's."""
-    runs = [check.measured(recipe, graph, setting) for graph in GRAPHS]
+    runs = [check.measured(recipe, graph) for graph in GRAPHS]
     regular, planned = (run.figures for run in runs)
-    far = distance(*(load_arrays(run.outputs, run.names) for run in runs), loss=runs[0].files.loss)
-    for run in runs:
-        if recipe != Recipe(check.options.paper_networks[0]):
-            run.outputs.unlink()
+    far = distance(*(run.outputs() for run in runs), loss=runs[0].loss)
     ratios = {
         f"{kind}_ratio": planned[f"{kind}_peak_bytes"] / max(regular[f"{kind}_peak_bytes"], 1)
         for kind in ("simulated", "measured")
@@ -144,7 +128,7 @@ def _as_graph(check: Check, graph: str) -> Json:
         chosen = {**request, "cuda_graph": name == "cuda_graph"}
         runs[name] = check.worker("fixed", chosen, f"fixed-{graph}-{name}")
     outputs = [
-        load_arrays(check.worker_folder(f"fixed-{graph}-{name}") / "outputs.npz", answer.pop("outputs"))
+        load_arrays(check.worker_folder(f"fixed-{graph}-{name}") / "outputs.npz", answer.pop("names"))
         for name, answer in runs.items()
     ]
     far = distance(*outputs, loss=check.files(recipe).loss)
@@ -186,9 +170,10 @@ def _placed_run(check: Check, recipe: Recipe, graph: str) -> Json:
     if check.options.provider == CPU and recipe.compute_type == "bfloat16":
         return {"status": "not available"}
     run = check.measured(recipe, graph)
-    loss = loss_of(run)
-    placement = fallback_report(run.steady, check.options.provider)
-    return {**_status(loss is not None), **run.figures, "loss_value": loss, "fallback": placement}
+    loss = float(run.outputs()[run.loss])
+    is_finite = bool(np.isfinite(loss))
+    found = {"loss_value": loss if is_finite else None, "fallback": run.fallback}
+    return {**_status(is_finite), **run.figures, **found}
 
 
 def _status(holds: bool) -> Json:
@@ -230,7 +215,7 @@ def _modules(check: Check) -> Jobs:
 
 def _in_ways(check: Check, pairs: Iterable[tuple[Network | Sequences, str]]) -> Jobs:
     return {
-        f"{network.name}, {way}": partial(check.worker, "torch", {"network": asdict(network), "way": way})
+        f"{network.name}, {way}": partial(check.worker, "torch", {"network": network.name, "way": way})
         for network, way in pairs
         if not (check.options.smoke and any(word in way for word in _NOT_IN_SMOKE))
     }
@@ -274,7 +259,6 @@ GROUPS: Mapping[str, tuple[Step, ...]] = {
         Step("peak", _peak, 5),
         Step("forms", _forms, 5),
         Step("graph", _graph, 3),
-        Step("settings", _settings, 2),
         Step("exchange", lambda check: _single(check, "exchange"), 1),
         Step("table1", _table1, 8),
     ),

@@ -22,6 +22,7 @@ from scripts.gpu_checks.training_files import (
     BASELINE,
     PLANNED,
     Recipe,
+    all_recipes,
     archive_of,
     package_version,
 )
@@ -58,8 +59,9 @@ def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -
 
 def work_prepare(request: Json, folder: Path) -> Json:
     """Makes the files of one recipe."""
+    known = {recipe.name: recipe for recipe in all_recipes(request["smoke"])}
     seconds = SMOKE_SEARCH_SECONDS if request["smoke"] else SEARCH_SECONDS
-    make(Recipe.of_json(request["recipe"]), Path(request["folder"]), seconds)
+    make(known[request["name"]], Path(request["folder"]), seconds)
     return {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ _NAMES_SHOWN = 4
 class NodeEvent:
     """One executed node. `seconds` is host time: on CUDA, mostly the time of the launch.
 
-    `outputs` has element type and shape of each output, `memory` the figures of its provider's arena at the
-    node's end.
+    `outputs` has element type and shape of each output.
     """
 
     name: str
@@ -35,7 +34,6 @@ class NodeEvent:
     provider: str
     seconds: float
     outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_copy(self) -> bool:
@@ -69,14 +67,12 @@ def _node_event(event: Mapping[str, Any]) -> NodeEvent:
         for described in arguments.get("output_type_shape", ())
         for kind, shape in described.items()
     )
-    memory = {key: int(value) for key, value in arguments.items() if key.startswith("mem_")}
     return NodeEvent(
         event["name"].removesuffix(_KERNEL),
         arguments.get("op_name", ""),
         arguments.get("provider", ""),
         float(event["dur"]) / 1e6,
         outputs,
-        memory,
     )
 
 
@@ -94,11 +90,6 @@ def fallback_report(events: Sequence[NodeEvent], provider: str) -> Json:
         "copies": _by_operator(copies),
         "copies_of_data": _by_operator([event for event in copies if not event.is_shape_arithmetic]),
     }
-
-
-def counts_line(groups: Mapping[str, Json]) -> str:
-    """Operators of a fallback report, with their numbers."""
-    return ", ".join(f"{operator} {group['count']}" for operator, group in groups.items()) or "none"
 
 
 def _by_operator(events: Iterable[NodeEvent]) -> Json:

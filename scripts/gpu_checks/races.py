@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from onnxgc.api import emit, plan_step
 from onnxgc.api.read_options import ReadOptions
@@ -87,25 +87,19 @@ def _outcome(forms: Json) -> Json:
 
 
 def reduction_forms(shape: tuple[int, ...]) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The product's gradients of a bias, and other ways to add [N, C, ...] to [C]."""
+    """The product's gradients of a bias [C] of [N, C, ...], and sums of rows by groups."""
     batch, channels, *spatial = shape
-    positions, addition = math.prod(spatial), [helper.make_node("Add", ["x", "w"], ["y"])]
+    addition = helper.make_node("Add", ["x", "w"], ["y"])
     for provider in WEIGHT_FORMS:
         bias = (channels, *(1 for _ in spatial))
-        yield f"{provider} form", gradient_graph(addition, shape, bias, provider)
-    yield "all axes at once", _chain(shape, ("ReduceSum", 0, *range(2, len(shape))))
-    if spatial:
-        rows = ("Reshape", batch * channels, positions), ("Ones", positions, 1)
-        yield "product with ones", _chain(shape, *rows, ("Reshape", batch, channels), ("ReduceSum", 0))
-        return
-    parts = math.gcd(batch, 64)
-    middle = ("Reshape", batch // parts, parts, channels), ("ReduceSum", 1), ("ReduceSum", 0)
-    yield "middle axis first", _chain(shape, *middle)
-    joined = ("Reshape", parts, batch // parts * channels), ("ReduceSum", 0)
-    yield (
-        "leading axis first",
-        _chain(shape, *joined, ("Reshape", batch // parts, channels), ("ReduceSum", 0)),
-    )
+        yield provider, gradient_graph(addition, shape, bias, provider)
+    if not spatial:
+        parts = math.gcd(batch, 64)
+        middle = ("Reshape", batch // parts, parts, channels), ("ReduceSum", 1), ("ReduceSum", 0)
+        yield "middle axis first", _chain(shape, *middle)
+        leading = ("Reshape", parts, batch // parts * channels), ("ReduceSum", 0)
+        rows = ("Reshape", batch // parts, channels), ("ReduceSum", 0)
+        yield "leading axis first", _chain(shape, *leading, *rows)
 
 
 def weight_forms(layer: Layer) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -128,7 +122,7 @@ def weight_forms(layer: Layer) -> Iterator[tuple[str, onnx.GraphProto]]:
             for suffix, chosen, by_image in variants:
                 try:
                     with _forms_replaced(provider, chosen, by_image):
-                        graph = gradient_graph([node], x, _weight_shape(layer), provider)
+                        graph = gradient_graph(node, x, _weight_shape(layer), provider)
                 except StopIteration:
                     continue  # The form does not apply to this layer.
                 if (content := graph.SerializeToString()) not in seen:
@@ -148,12 +142,12 @@ def _forms_replaced(provider: str, form: WeightForm, by_image: bool | None) -> I
 
 
 def gradient_graph(
-    nodes: Sequence[onnx.NodeProto], x: tuple[int, ...], w: tuple[int, ...], provider: str
+    node: onnx.NodeProto, x: tuple[int, ...], w: tuple[int, ...], provider: str
 ) -> onnx.GraphProto:
-    """The nodes that compute the gradient of w from x and dy, where `nodes` compute y from x and w."""
+    """The nodes that compute the gradient of w from x and dy, where `node` computes y from x and w."""
     filled = helper.make_node("ConstantOfShape", ["shape"], ["w"])
     graph = helper.make_graph(
-        [filled, *nodes],
+        [filled, node],
         "forward",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
@@ -161,10 +155,11 @@ def gradient_graph(
     )
     forward = helper.make_model(graph, ir_version=9, opset_imports=_OPSETS[:1])
     model = read_model(forward, loss="mse", provider=provider, trainable=["w"])
-    step = plan_step(model, "store-all").step
+    planned = plan_step(model, "store-all")
+    step = planned.step
     gradient_of = step.differentiated.gradient_of
     own = [node.name for node in step.differentiated.backward if node.origin == model.nodes[0].name]
-    emitted = emit(plan_step(model, "store-all"), options=ReadOptions(provider=provider, has_barriers=False))
+    emitted = emit(planned, options=ReadOptions(provider=provider, has_barriers=False))
     kept = [node for node in emitted.model.graph.node if node.name in own]
     _rename(kept, {gradient_of["y"]: "dy", gradient_of["w"]: "result"})
     return _graph(kept, x, step.types["y"].shape, emitted.model.graph.initializer)
@@ -175,13 +170,9 @@ def _chain(shape: tuple[int, ...], *steps: tuple[Any, ...]) -> onnx.GraphProto:
     nodes, constants, tensor = [], [], "dy"
     for index, (op, *numbers) in enumerate(steps):
         result = "result" if index == len(steps) - 1 else f"t{index}"
-        if op == "Ones":
-            constants.append(numpy_helper.from_array(np.ones(numbers, np.float32), f"c{index}"))
-            nodes.append(helper.make_node("MatMul", [tensor, f"c{index}"], [result]))
-        else:
-            constants.append(helper.make_tensor(f"c{index}", TensorProto.INT64, [len(numbers)], numbers))
-            options: Json = {"keepdims": 0} if op == "ReduceSum" else {}
-            nodes.append(helper.make_node(op, [tensor, f"c{index}"], [result], **options))
+        constants.append(helper.make_tensor(f"c{index}", TensorProto.INT64, [len(numbers)], numbers))
+        options: Json = {"keepdims": 0} if op == "ReduceSum" else {}
+        nodes.append(helper.make_node(op, [tensor, f"c{index}"], [result], **options))
         tensor = result
     return _graph(nodes, shape, shape, constants)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ SCHEMA_VERSION = 2
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 SEED = 0
 PROFILED_RUNS, TIMED_RUNS = 3, 10
-MIN_ROW_SECONDS = 5.0
-"""Remaining time below which no further figure is measured."""
+MIN_ROW_SECONDS, MAX_ROW_SECONDS = 5.0, 120.0
+"""Remaining time below which no further row is measured, and the limit of one process."""
 Json = dict[str, Any]
 
 
@@ -43,11 +43,6 @@ class Sequences:
     @property
     def name(self) -> str:
         return f"{self.model}-{self.batch}x{self.tokens}"
-
-
-def network_of_json(given: Json) -> Network | Sequences:
-    """The inverse of `dataclasses.asdict`, after JSON."""
-    return Sequences(**given) if "tokens" in given else Network(given["name"], tuple(given["shape"]))
 
 
 def light_model(network: Network) -> tuple[Path, dict[str, tuple[int, ...]]]:
@@ -82,23 +77,12 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Settings of sessions: onnxgc's own, or with one difference."""
-
-    name: str
-    file_order: bool = True
-    cuda_options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a run; an empty `networks` or `only` means all."""
+    """The options of a run; an empty `only` means all steps."""
 
     out: Path
     smoke: bool = False
     limit_seconds: float = 540.0
-    row_limit_seconds: float = 120.0
-    networks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     prepared: Path | None = None
 
@@ -110,53 +94,29 @@ class Options:
     def threads(self) -> int | None:
         return 2 if self.smoke else None
 
-    def chosen(self, networks: Sequence[Network]) -> tuple[Network, ...]:
-        """Those of `networks` that the user asked for.
-
-        Raises:
-            CheckError: the user asked for an unknown one.
-        """
-        all_networks = SMOKE_NETWORKS if self.smoke else TABLE1_NETWORKS
-        known = {network.name: network for network in all_networks}
-        for name in self.networks:
-            if name not in known:
-                raise CheckError(f"unknown network '{name}'; pass one of {', '.join(known)} to --networks")
-        return tuple(known[name] for name in self.networks) or tuple(networks)
+    @property
+    def table1_networks(self) -> tuple[Network, ...]:
+        return SMOKE_NETWORKS if self.smoke else TABLE1_NETWORKS
 
     @property
     def paper_networks(self) -> tuple[Network, ...]:
-        return self.chosen(SMOKE_NETWORKS[:1] if self.smoke else TABLE1_NETWORKS[:5])
-
-    @property
-    def table1_networks(self) -> tuple[Network, ...]:
-        return self.chosen(SMOKE_NETWORKS if self.smoke else TABLE1_NETWORKS)
+        return SMOKE_NETWORKS[:1] if self.smoke else TABLE1_NETWORKS[:5]
 
     @property
     def sequences(self) -> tuple[Sequences, ...]:
         return SMOKE_SEQUENCES if self.smoke else SEQUENCES
 
 
-# The paper's batch sizes, most informative networks first, for runs that end early.
-TABLE1_NETWORKS = (
-    Network("resnet50", (64, 3, 224, 224)),
-    Network("densenet121", (32, 3, 224, 224)),
-    Network("resnet152", (16, 3, 224, 224)),
-    Network("inception_v3", (32, 3, 300, 300)),
-    Network("vgg16", (64, 3, 224, 224)),
-    Network("alexnet", (1024, 3, 224, 224)),
-    Network("resnet18", (256, 3, 224, 224)),
-    Network("resnet34", (128, 3, 224, 224)),
-    Network("resnet101", (32, 3, 224, 224)),
-    Network("densenet161", (16, 3, 224, 224)),
-    Network("densenet169", (32, 3, 224, 224)),
-    Network("densenet201", (16, 3, 224, 224)),
-    Network("vgg11", (64, 3, 224, 224)),
-    Network("vgg13", (64, 3, 224, 224)),
-    Network("vgg19", (64, 3, 224, 224)),
-    Network("nasnet", (64, 3, 32, 32)),
-    Network("amoebanet", (64, 3, 32, 32)),
-    Network("darts", (64, 3, 32, 32)),
-)
+def _table1() -> tuple[Network, ...]:
+    """The networks of the paper's Table 1 with its batch sizes, most informative first."""
+    lines = (ROOT / "benchmarks" / "paper_table1.csv").read_text().splitlines()
+    _, *rows = [line.split(",") for line in lines if not line.startswith("#")]
+    shapes = {name: (int(batch), *map(int, image.split("x"))) for name, batch, image, *_ in rows}
+    first = ("resnet50", "densenet121", "resnet152", "inception_v3", "vgg16")
+    return tuple(Network(name, shapes[name]) for name in dict.fromkeys((*first, *shapes)))
+
+
+TABLE1_NETWORKS = _table1()
 # Large enough that activations, not only parameters' gradients, determine the peak.
 SMOKE_NETWORKS = (Network("mobilenet_v2", (4, 3, 64, 64)), Network("resnet18", (4, 3, 64, 64)))
 SEQUENCES = (
@@ -172,29 +132,20 @@ REDUCED_SHAPES = (
     (32, 128, 56, 56), (8192, 768), (8192, 3072), (16384, 1024),
 )  # fmt: skip
 SMOKE_REDUCED_SHAPES = ((2, 4, 6, 6), (64, 8))
-LAYERS = (
-    # resnet50
-    Layer(64, 3, 224, 64, 7, 2, 3),
-    Layer(64, 64, 56, 64, 1),
-    Layer(64, 64, 56, 64, 3, 1, 1),
-    Layer(64, 64, 56, 256, 1),
-    Layer(64, 256, 56, 64, 1),
-    Layer(64, 128, 56, 128, 3, 2, 1),
-    Layer(64, 128, 28, 128, 3, 1, 1),
-    Layer(64, 512, 28, 128, 1),
-    Layer(64, 256, 14, 256, 3, 1, 1),
-    Layer(64, 1024, 14, 2048, 1, 2),
-    Layer(64, 512, 7, 512, 3, 1, 1),
-    Layer(64, 2048, 7, 512, 1),
-    # vgg16
-    Layer(64, 64, 224, 64, 3, 1, 1),
-    Layer(64, 256, 56, 256, 3, 1, 1),
-    Layer(64, 512, 28, 512, 3, 1, 1),
-    # mobilenet, resnext
-    Layer(64, 144, 56, 144, 3, 1, 1, 144),
-    Layer(64, 576, 14, 576, 3, 1, 1, 576),
-    Layer(64, 128, 56, 128, 3, 1, 1, 32),
-)
+LAYERS = tuple(
+    Layer(*sizes)
+    for sizes in (
+        # resnet50
+        (64, 3, 224, 64, 7, 2, 3), (64, 64, 56, 64, 1), (64, 64, 56, 64, 3, 1, 1), (64, 64, 56, 256, 1),
+        (64, 256, 56, 64, 1), (64, 128, 56, 128, 3, 2, 1), (64, 128, 28, 128, 3, 1, 1), (64, 512, 28, 128, 1),
+        (64, 256, 14, 256, 3, 1, 1), (64, 1024, 14, 2048, 1, 2), (64, 512, 7, 512, 3, 1, 1),
+        (64, 2048, 7, 512, 1),
+        # vgg16
+        (64, 64, 224, 64, 3, 1, 1), (64, 256, 56, 256, 3, 1, 1), (64, 512, 28, 512, 3, 1, 1),
+        # mobilenet, resnext
+        (64, 144, 56, 144, 3, 1, 1, 144), (64, 576, 14, 576, 3, 1, 1, 576), (64, 128, 56, 128, 3, 1, 1, 32),
+    )
+)  # fmt: skip
 SMOKE_LAYERS = (
     Layer(2, 3, 16, 4, 7, 2, 3),
     Layer(2, 4, 6, 5, 3, 1, 1),
@@ -203,15 +154,11 @@ SMOKE_LAYERS = (
     Layer(2, 4, 7, 6, 3, 1, 1, 2),
 )
 
-MAKE_SESSION = Setting("make_session")
-OTHER_SETTINGS = (
-    # ONNX Runtime's defaults: convolutions have workspaces of any size.
-    Setting(
-        "large_workspace",
-        cuda_options={"cudnn_conv_algo_search": "EXHAUSTIVE", "cudnn_conv_use_max_workspace": "1"},
-    ),
-    Setting("stock", file_order=False),
-)
+
+def network_named(name: str, smoke: bool) -> Network | Sequences:
+    """The network of a name, also of a transformer's."""
+    networks = (*SMOKE_NETWORKS, *SMOKE_SEQUENCES) if smoke else (*TABLE1_NETWORKS, *SEQUENCES)
+    return next(network for network in networks if network.name == name)
 
 
 def device_of(provider: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import time
@@ -22,7 +21,7 @@ from scripts.gpu_checks.settings import (
     device_of,
     light_model,
     median,
-    network_of_json,
+    network_named,
 )
 
 if TYPE_CHECKING:
@@ -47,13 +46,14 @@ def work_torch(request: Json, folder: Path) -> Json:
     `planned=BUDGET` and `activation_memory_budget=SHARE`.
     """
     import torch
+    from torch._functorch import config
 
     # ONNX Runtime's default.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(SEED)
     way = {word.partition("=")[0]: word.partition("=")[2] for word in request["way"].split()}
     device = device_of(request["provider"])
-    network = network_of_json(request["network"])
+    network = network_named(request["network"], request["smoke"])
     if request["threads"]:
         torch.set_num_threads(request["threads"])
     made, inputs, source = _network(network, "from_onnx" in way, request["smoke"], device)
@@ -73,7 +73,7 @@ def work_torch(request: Json, folder: Path) -> Json:
             loss = called(*inputs)
         loss.backward()
 
-    with _own_budget(way.get(_OWN_BUDGET)):
+    with config.patch(activation_memory_budget=float(way.get(_OWN_BUDGET, 1.0))):
         measured = _timed(step, device, "cuda_graph" in way)
     return {"torch": torch.__version__, "source": source, **measured, "kept_bytes": kept, **plan}
 
@@ -147,23 +147,13 @@ def _in_way(module: nn.Module, inputs: tuple[Tensor, ...], way: Mapping[str, str
     return torch.compile(module) if "compiled" in way else module, plan
 
 
-def _own_budget(share: str | None) -> contextlib.AbstractContextManager[Any]:
-    """PyTorch's own memory budget for compiled modules, as a share of the memory that its default saves."""
-    if share is None:
-        return contextlib.nullcontext()
-    from torch._functorch import config
-
-    patched: contextlib.AbstractContextManager[Any] = config.patch(activation_memory_budget=float(share))
-    return patched
-
-
 def _timed(step: Callable[[], None], device: str, is_graph: bool) -> Json:
     """Median seconds of ten steps, and the most bytes that PyTorch's allocator held during a step."""
     import torch
 
     if device != "cuda":
         if is_graph:
-            return {"status": "not on this provider", "step_seconds": []}
+            return {"status": "not available"}
         step()
         started = time.perf_counter()
         step()

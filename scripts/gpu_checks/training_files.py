@@ -26,10 +26,8 @@ from scripts.gpu_checks.settings import (
     SMOKE_SEQUENCES,
     TABLE1_NETWORKS,
     CheckError,
-    Json,
     Network,
     Sequences,
-    network_of_json,
 )
 
 BASELINE, PLANNED = "regular", "planned"
@@ -48,12 +46,6 @@ class Recipe:
     forms: str = "cuda"
     budgets: tuple[str, ...] = ()
     compute_type: str = "float32"
-
-    @classmethod
-    def of_json(cls, given: Json) -> Recipe:
-        """The inverse of `dataclasses.asdict`, after JSON."""
-        budgets = tuple(given["budgets"])
-        return cls(network_of_json(given["source"]), given["forms"], budgets, given["compute_type"])
 
     @property
     def name(self) -> str:
