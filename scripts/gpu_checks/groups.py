@@ -25,7 +25,7 @@ from scripts.gpu_checks.worker_process import load_arrays
 MAX_DISTANCE = 1e-3
 """Of gradients of a CUDA graph from those without one, relative by norm."""
 WAYS = ("eager", "channels_last", "channels_last amp", "checkpointed")
-FIRST_WAYS = ("compiled", "cuda_graph", "from_onnx")
+FIRST_WAYS = ("compiled", "compiled cuda_graph", "from_onnx")
 """Of the first network only."""
 MODULE_WAYS = (
     "eager", "checkpointed", "planned=80%", "planned=60%", "planned=40%", "planned=min", "compiled",
@@ -36,7 +36,7 @@ ONNX_WAYS = ("from_onnx", "from_onnx planned=60%")
 _NOT_IN_SMOKE = ("compiled", "80%", "40%", "min")
 
 
-def _single(check: Check, name: str) -> Jobs:
+def _single(name: str, check: Check) -> Jobs:
     return {name: partial(check.worker, name, {})}
 
 
@@ -55,23 +55,14 @@ def _profiled(check: Check, recipe: Recipe, graph: str) -> Json:
     return check.worker("kernels", check.run_request(recipe, graph), f"kernels-{recipe.name}-{graph}")
 
 
-def _fallback(check: Check) -> Jobs:
-    """Operators off the card and copies; a report that never fails."""
-    return {graph: partial(_fallback_row, check, graph) for graph in GRAPHS}
+def _reports(name: str, check: Check) -> Jobs:
+    """A report on each run of the first network; that on fallbacks never fails."""
+    return {graph: partial(_report, name, check, graph) for graph in GRAPHS}
 
 
-def _fallback_row(check: Check, graph: str) -> Json:
-    return check.measured(Recipe(check.options.paper_networks[0]), graph).fallback
-
-
-def _order(check: Check) -> Jobs:
-    """Executed order against the schedule, and the cost of barriers."""
-    return {graph: partial(_order_row, check, graph) for graph in GRAPHS}
-
-
-def _order_row(check: Check, graph: str) -> Json:
-    order = check.measured(Recipe(check.options.paper_networks[0]), graph).order
-    return {**_status(order["equals_schedule"]), **order}
+def _report(name: str, check: Check, graph: str) -> Json:
+    found: Json = getattr(check.measured(Recipe(check.options.paper_networks[0]), graph), name)
+    return {**_status(found.get("equals_schedule", True)), **found}
 
 
 def _peak(check: Check) -> Jobs:
@@ -243,7 +234,7 @@ def _rules(check: Check) -> Jobs:
     }
 
 
-_RUNTIME = Step("runtime", lambda check: _single(check, "load"), 1)
+_RUNTIME = Step("runtime", partial(_single, "load"), 1)
 GROUPS: Mapping[str, tuple[Step, ...]] = {
     "kernels": (
         _RUNTIME,
@@ -254,18 +245,18 @@ GROUPS: Mapping[str, tuple[Step, ...]] = {
     "torch": (_RUNTIME, Step("torch", _torch, 12)),
     "steps": (
         _RUNTIME,
-        Step("fallback", _fallback, 2),
-        Step("order", _order, 1),
+        Step("fallback", partial(_reports, "fallback"), 2),
+        Step("order", partial(_reports, "order"), 1),
         Step("peak", _peak, 5),
         Step("forms", _forms, 5),
         Step("graph", _graph, 3),
-        Step("exchange", lambda check: _single(check, "exchange"), 1),
+        Step("exchange", partial(_single, "exchange"), 1),
         Step("table1", _table1, 8),
     ),
     "transformers": (_RUNTIME, Step("modules", _modules, 8), Step("transformers", _transformers, 8)),
     "training": (
         _RUNTIME,
-        Step("optimizer", lambda check: _single(check, "optimizer"), 2),
+        Step("optimizer", partial(_single, "optimizer"), 2),
         Step("budgets", _budgets, 3),
         Step("half", _half, 3),
         Step("rules", _rules, 5),

@@ -157,8 +157,10 @@ SMOKE_LAYERS = (
 
 def network_named(name: str, smoke: bool) -> Network | Sequences:
     """The network of a name, also of a transformer's."""
-    networks = (*SMOKE_NETWORKS, *SMOKE_SEQUENCES) if smoke else (*TABLE1_NETWORKS, *SEQUENCES)
-    return next(network for network in networks if network.name == name)
+    known: dict[str, Network | Sequences] = {one.name: one for one in (*TABLE1_NETWORKS, *SEQUENCES)}
+    if smoke:
+        known = {one.name: one for one in (*SMOKE_NETWORKS, *SMOKE_SEQUENCES)}
+    return known[name]
 
 
 def device_of(provider: str) -> str:

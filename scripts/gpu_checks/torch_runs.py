@@ -74,7 +74,7 @@ def work_torch(request: Json, folder: Path) -> Json:
         loss.backward()
 
     with config.patch(activation_memory_budget=float(way.get(_OWN_BUDGET, 1.0))):
-        measured = _timed(step, device, "cuda_graph" in way)
+        measured = _timed(step, device)
     return {"torch": torch.__version__, "source": source, **measured, "kept_bytes": kept, **plan}
 
 
@@ -144,49 +144,31 @@ def _in_way(module: nn.Module, inputs: tuple[Tensor, ...], way: Mapping[str, str
             "simulated_regular_peak_bytes": made.regular_peak_bytes,
             "extra_time_ratio": made.extra_time_ratio,
         }
-    return torch.compile(module) if "compiled" in way else module, plan
+    if "compiled" not in way:
+        return module, plan
+    return torch.compile(module, mode="reduce-overhead" if "cuda_graph" in way else None), plan
 
 
-def _timed(step: Callable[[], None], device: str, is_graph: bool) -> Json:
+def _timed(step: Callable[[], None], device: str) -> Json:
     """Median seconds of ten steps, and the most bytes that PyTorch's allocator held during a step."""
     import torch
 
     if device != "cuda":
-        if is_graph:
-            return {"status": "not available"}
         step()
         started = time.perf_counter()
         step()
         seconds = time.perf_counter() - started
         return {"step_seconds": [seconds], "median_seconds": seconds}
-    run = _graph_of(step) if is_graph else step
     for _ in range(WARM_UP_RUNS):
-        run()
+        step()
     torch.cuda.synchronize()
-    if not is_graph:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(TIMED_RUNS):
         started = time.perf_counter()
-        run()
+        step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     peak = torch.cuda.max_memory_allocated()
     return {"step_seconds": times, "median_seconds": median(times), "allocated_peak_bytes": peak}
-
-
-def _graph_of(step: Callable[[], None]) -> Callable[[], None]:
-    import torch
-
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP_RUNS):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    replay: Callable[[], None] = graph.replay
-    return replay
