@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +32,13 @@ from tests.test_layers import PACKAGE
 SCRIPT = PACKAGE.parent / "scripts" / "gpu_check.py"
 
 
-def run_script(
-    out: Path, *arguments: str, python_path: Path | None = None
-) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def run_script(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """The finished script and its record."""
     out.mkdir(exist_ok=True)
     result = subprocess.run(
         [sys.executable, str(SCRIPT), "--out", str(out), *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | ({"PYTHONPATH": str(python_path)} if python_path else {}),
         cwd=out,
     )
     (record,) = out.glob("*.json")
@@ -135,23 +130,12 @@ def test_the_runtime_fails_without_a_card(tmp_path: Path) -> None:
     assert "instead of CUDAExecutionProvider" in str(record["groups"]["torch"])
 
 
-def test_a_shadowed_build_of_onnxruntime_is_no_conflict(tmp_path: Path) -> None:
-    """Metadata of another onnxruntime comes first on the path."""
-    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
-    if installed != ["onnxruntime-gpu"]:
-        pytest.skip("needs the build with CUDA")
-    other = tmp_path / "site" / "onnxruntime-1.0.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime\nVersion: 1.0\n")
+def test_steps_of_a_smoke_run(tmp_path: Path) -> None:
     arguments = ("--smoke", "--group", "kernels", "--only", "runtime", "reductions")
-    result, record = run_script(tmp_path / "out", *arguments, python_path=tmp_path / "site")
+    result, record = run_script(tmp_path, *arguments)
     assert result.returncode == 0, result.stdout
+    assert (record["smoke"], record["provider"], record["card"]) == (True, CPU, None)
     assert statuses(record, "kernels") == {"runtime": "held", "reductions": "held"}
-    assert record["groups"]["kernels"]["versions"]["onnxruntime"] == "1.0"
-
-
-def _is_installed(name: str) -> bool:
-    return any(metadata.distributions(name=name))
 
 
 # -- smoke runs --------------------------------------------------------------------------------------
@@ -175,7 +159,6 @@ def test_smoke_run_with_prepared_files(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "not prepared by this version" not in result.stdout
     assert statuses(record, "steps") == {step.name: "held" for step in GROUPS["steps"]}
-    assert (record["smoke"], record["provider"], record["card"]) == (True, CPU, None)
     rows = {name: entry["rows"] for name, entry in record["groups"]["steps"]["steps"].items()}
     assert {row["status"] for row in rows["graph"].values()} == {"not available"}
     for graph in GRAPHS:
@@ -267,7 +250,6 @@ def test_forms_of_a_weight_gradient_are_right(layer: int) -> None:
 def test_a_wrong_form_fails_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     right = races.work_reductions({**REQUEST, "shape": (64, 8)}, Path())
     assert right["status"] == "held"
-    assert list(right["forms"]) == ["cpu", "cuda", "middle axis first", "leading axis first"]
     mixed = races._chain((64, 8), ("Reshape", 8, 64), ("ReduceSum", 1))
     monkeypatch.setattr(races, "reduction_forms", lambda shape: [("wrong", mixed)])
     found = races.work_reductions({**REQUEST, "shape": (64, 8)}, Path())

@@ -20,9 +20,9 @@ def measured_networks(record: Record) -> dict[str, Any]:
 
 
 def networks_in_forms(record: Record, provider: str) -> dict[str, Any]:
-    """Figures of networks in the forms of a provider."""
+    """Figures of networks in the forms of a provider; the first records have those for CPUs only."""
     steps = [_rows(record, step) for step in ("peak", "forms")]
-    return {name: row for rows in steps for name, row in rows.items() if _forms(row) == provider}
+    return {name: row for rows in steps for name, row in rows.items() if row.get("forms", "cpu") == provider}
 
 
 def step_seconds(figures: Mapping[str, Any]) -> float:
@@ -36,11 +36,6 @@ def _rows(record: Record, step: str) -> dict[str, Any]:
     steps = record["groups"].get("steps", {}).get("steps", {})
     networks: Mapping[str, Any] = steps.get(step, {}).get("rows", {})
     return {name: row for name, row in networks.items() if "regular" in row}
-
-
-def _forms(row: Mapping[str, Any]) -> str:
-    """Of a row; records of the first schema have the forms for CPUs only."""
-    return str(row.get("forms", "cpu"))
 
 
 def results_section(record: Record) -> str:

@@ -60,7 +60,7 @@ class Check:
     """
 
     def __init__(self, options: Options, group: str, folder: Path) -> None:
-        self.options, self.folder = options, folder
+        self.options, self._group, self.folder = options, group, folder
         self._started = time.perf_counter()
         self._step_end = self._started + options.limit_seconds
         self._files: dict[str, TrainingFiles | CheckError] = {}
@@ -182,7 +182,7 @@ class Check:
         folder = self.options.prepared
         if folder is None or not recipe.is_prepared(folder):
             folder = self.folder / "files"
-            request = {"name": recipe.name, "folder": str(folder)}
+            request = {"group": self._group, "name": recipe.name, "folder": str(folder)}
             self.worker("prepare", request, f"prepare-{recipe.name}")
         return TrainingFiles.load(folder, recipe.name)
 
@@ -212,20 +212,11 @@ class Check:
 
 def row_line(row: Json) -> str:
     """All single figures of a row."""
-    return ", ".join(filter(None, (_figure(name, value) for name, value in row.items())))
-
-
-def _figure(name: str, value: object) -> str:
-    if isinstance(value, dict):
-        return f"{name} ({row_line(value)})"
-    if isinstance(value, float):
-        kind = name.removesuffix("seconds").rstrip("_")
-        return f"{kind} {1e3 * value:.4g} ms".lstrip() if "seconds" in name else f"{name} {value:.3g}"
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return f"{name.removesuffix('_bytes')} {value / 1e6:.1f} MB"
-    if isinstance(value, list) or value is None:
-        return ""
-    return f"{value}" if name in ("status", "error") else f"{name} {value}"
+    return ", ".join(
+        f"{name} ({row_line(value)})" if isinstance(value, dict) else f"{name} {value}"
+        for name, value in rounded(row).items()
+        if not isinstance(value, list)
+    )
 
 
 def _or_raise(found: Found | CheckError) -> Found:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.gpu_checks.check import Check
 from scripts.gpu_checks.groups import GROUPS
 from scripts.gpu_checks.settings import CheckError, Options
-from scripts.gpu_checks.training_files import all_recipes, package_version
+from scripts.gpu_checks.training_files import package_version, recipes
 from scripts.gpu_checks.worker_process import answer_of_worker
 
 _MAX_PREPARE_SECONDS = 1800.0
@@ -34,24 +33,20 @@ def main(arguments: Sequence[str], description: str | None = None) -> int:
 
 def prepare(folder: Path, groups: Sequence[str], smoke: bool) -> int:
     """Makes the training files of groups that this version of the package has not made yet."""
-    failed = []
-    wanted = all_recipes(smoke, groups)
+    passed = True
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
-        for recipe in wanted:
-            started = time.perf_counter()
+        for group, recipe in [(name, one) for name in groups for one in recipes(name, smoke)]:
+            request = {"group": group, "name": recipe.name, "folder": str(folder), "smoke": smoke}
             try:
                 if not recipe.is_prepared(folder):
-                    request = {"name": recipe.name, "folder": str(folder), "smoke": smoke}
                     answer_of_worker("prepare", request, Path(scratch), _MAX_PREPARE_SECONDS)
-                line = f"[{time.perf_counter() - started:.1f} s]"
+                print(recipe.name, flush=True)
             except CheckError as error:
-                failed.append(recipe.name)
-                line = f"failed: {error}"
-            print(f"{recipe.name} {line}", flush=True)
+                passed = False
+                print(f"{recipe.name} failed: {error}", flush=True)
     size = sum(path.stat().st_size for path in folder.glob("*.xz"))
-    made = len(wanted) - len(failed)
-    print(f"{made} of {len(wanted)} networks, version {package_version()}, {size:,} bytes")
-    return 1 if failed else 0
+    print(f"version {package_version()}, {size:,} bytes")
+    return 0 if passed else 1
 
 
 def _run(options: Options, group: str) -> bool:
@@ -60,7 +55,7 @@ def _run(options: Options, group: str) -> bool:
         card = check.record["card"] or "no card found"
         print(f"{group}: {'smoke run on the CPU, no CUDA result' if options.smoke else card}", flush=True)
         if options.prepared is not None:
-            wanted = all_recipes(options.smoke, [group])
+            wanted = recipes(group, options.smoke)
             others = [recipe.name for recipe in wanted if not recipe.is_prepared(options.prepared)]
             if others:
                 print(f"not prepared by this version, so planned now: {', '.join(others)}", flush=True)

@@ -22,9 +22,9 @@ from scripts.gpu_checks.training_files import (
     BASELINE,
     PLANNED,
     Recipe,
-    all_recipes,
     archive_of,
     package_version,
+    recipes,
 )
 
 SEARCH_SECONDS, SMOKE_SEARCH_SECONDS = 20.0, 2.0
@@ -59,9 +59,9 @@ def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -
 
 def work_prepare(request: Json, folder: Path) -> Json:
     """Makes the files of one recipe."""
-    known = {recipe.name: recipe for recipe in all_recipes(request["smoke"])}
+    (recipe,) = (one for one in recipes(request["group"], request["smoke"]) if one.name == request["name"])
     seconds = SMOKE_SEARCH_SECONDS if request["smoke"] else SEARCH_SECONDS
-    make(known[request["name"]], Path(request["folder"]), seconds)
+    make(recipe, Path(request["folder"]), seconds)
     return {}
 
 

@@ -157,10 +157,9 @@ SMOKE_LAYERS = (
 
 def network_named(name: str, smoke: bool) -> Network | Sequences:
     """The network of a name, also of a transformer's."""
-    known: dict[str, Network | Sequences] = {one.name: one for one in (*TABLE1_NETWORKS, *SEQUENCES)}
-    if smoke:
-        known = {one.name: one for one in (*SMOKE_NETWORKS, *SMOKE_SEQUENCES)}
-    return known[name]
+    networks, sequences = (SMOKE_NETWORKS, SMOKE_SEQUENCES) if smoke else (TABLE1_NETWORKS, SEQUENCES)
+    named: dict[str, Network | Sequences] = {one.name: one for one in networks}
+    return (named | {one.name: one for one in sequences})[name]
 
 
 def device_of(provider: str) -> str:

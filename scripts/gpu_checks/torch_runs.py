@@ -75,7 +75,7 @@ def work_torch(request: Json, folder: Path) -> Json:
 
     with config.patch(activation_memory_budget=float(way.get(_OWN_BUDGET, 1.0))):
         measured = _timed(step, device)
-    return {"torch": torch.__version__, "source": source, **measured, "kept_bytes": kept, **plan}
+    return {"source": source, **measured, "kept_bytes": kept, **plan}
 
 
 def torch_model(name: str) -> TorchModel:

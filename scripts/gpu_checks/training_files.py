@@ -10,7 +10,7 @@ import hashlib
 import json
 import lzma
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,7 @@ from scripts.gpu_checks.settings import (
 
 BASELINE, PLANNED = "regular", "planned"
 GRAPHS = (BASELINE, PLANNED)
-RECIPE_GROUPS = ("kernels", "steps", "transformers", "training")
 BUDGETS = ("80%", "60%", "min")
-_SEARCH_SECONDS = 20.0
-_DURATIONS_OF = "h200"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +67,15 @@ def recipes(group: str, smoke: bool) -> tuple[Recipe, ...]:
     """The training files of a group."""
     table1 = SMOKE_NETWORKS if smoke else TABLE1_NETWORKS
     networks, sequences = table1[: 1 if smoke else 5], SMOKE_SEQUENCES if smoke else SEQUENCES
-    if group == "kernels":
-        return (*map(Recipe, networks), Recipe(networks[0], "cpu"))
-    if group == "steps":
-        return (*map(Recipe, table1), *(Recipe(network, "cpu") for network in networks))
-    if group == "transformers":
-        return tuple(map(Recipe, sequences))
-    if group == "training":
-        budgets = BUDGETS[1:2] if smoke else BUDGETS
-        half = (Recipe(networks[0], compute_type="float16"), Recipe(sequences[0], compute_type="bfloat16"))
-        return (*(Recipe(network, budgets=budgets) for network in networks[:2]), *half)
-    return ()
-
-
-def all_recipes(smoke: bool, groups: Sequence[str] = RECIPE_GROUPS) -> tuple[Recipe, ...]:
-    """The recipes of groups, each once."""
-    return tuple(dict.fromkeys(recipe for group in groups for recipe in recipes(group, smoke)))
+    budgets = tuple(Recipe(one, budgets=BUDGETS[1:2] if smoke else BUDGETS) for one in networks[:2])
+    half = Recipe(networks[0], compute_type="float16"), Recipe(sequences[0], compute_type="bfloat16")
+    found: dict[str, tuple[Recipe, ...]] = {
+        "kernels": (*map(Recipe, networks), Recipe(networks[0], "cpu")),
+        "steps": (*map(Recipe, table1), *(Recipe(network, "cpu") for network in networks)),
+        "transformers": tuple(map(Recipe, sequences)),
+        "training": (*budgets, *half),
+    }
+    return found.get(group, ())
 
 
 @dataclass(frozen=True, slots=True)
