@@ -20,15 +20,10 @@ from scripts.benchmarking.command_options import add_only
 from scripts.benchmarking.cuda_results import networks_in_forms, step_seconds
 from scripts.benchmarking.records import MODELS, Progress, Record, read_records, write_record
 from scripts.benchmarking.tables import markdown_table, megabytes, print_table
+from scripts.gpu_checks.settings import TABLE1_NETWORKS
 
 DEVICE = "h200"
-NETWORKS = {
-    "resnet50": (64, 3, 224, 224),
-    "densenet121": (32, 3, 224, 224),
-    "resnet152": (16, 3, 224, 224),
-    "inception_v3": (32, 3, 300, 300),
-    "vgg16": (64, 3, 224, 224),
-}
+NETWORKS = {network.name: network.shape for network in TABLE1_NETWORKS[:5]}
 EXPORTS = ("vit_b_16", "bert", "gpt2")
 PLANS = {"baseline": "store-all", "planned": "peak"}
 PROVIDERS = ("cpu", "cuda")

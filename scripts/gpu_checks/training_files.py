@@ -130,9 +130,10 @@ def archive_of(folder: Path, name: str) -> Path:
 def package_version() -> str:
     """A digest of all sources that decide the content of training files."""
     digest = hashlib.sha256()
-    names = ("half_precision", "preparation", "training_files")
+    names = ("half_precision", "preparation", "settings", "training_files")
     own = [Path(__file__).with_name(f"{name}.py") for name in names]
-    for path in (*sorted((ROOT / "onnxgc").rglob("*.py")), *own):
+    package = (path for folder in ("onnxgc", "scripts/networks") for path in (ROOT / folder).rglob("*.py"))
+    for path in (*sorted(package), *own):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
