@@ -13,9 +13,9 @@ Each group first checks that the CUDA build of ONNX Runtime loads and runs.
     python scripts/gpu_check.py --out FOLDER --smoke      tiny networks on the CPU provider, no CUDA claim
 
 Needs numpy, onnx, torch, onnxruntime-gpu and this repository with its `models/` (scripts/build_models.py);
-uses torchvision and transformers where installed. The record of a card keeps the results of other groups. It is written after each figure, so that an
-interrupted run leaves its results. Work on the card runs in separate processes: a crash or hang costs one
-figure, and no two figures share an arena. Exit code 1: a step failed.
+uses torchvision and transformers where installed. The record of a card keeps the results of other groups. It
+is written after each row, so that an interrupted run leaves its results. Each row has its own process: a
+crash or hang costs one, and no two share an arena. Exit code 1: a step failed.
 """
 
 from __future__ import annotations

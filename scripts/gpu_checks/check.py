@@ -36,6 +36,8 @@ _DISTRIBUTIONS = (
 )  # fmt: skip
 _GOOD = ("held", "not available")
 _MAX_LINE_CHARACTERS = 500
+START_SECONDS = 20.0
+"""For the start of a process that measures until a given time."""
 Found = TypeVar("Found", TrainingFiles, Measured)
 Jobs = Mapping[str, Callable[[], Json]]
 """Functions that measure the rows of a step. `status` of a row is `held` if it is not in the row."""
@@ -153,12 +155,12 @@ class Check:
         Raises:
             CheckError: the process failed or took too long.
         """
-        limit = min(MAX_ROW_SECONDS, self._seconds_left()) * share
+        limit = min(MAX_ROW_SECONDS, self._seconds_left() * share)
         common: Json = {
             "provider": self.options.provider,
             "threads": self.options.threads,
             "smoke": self.options.smoke,
-            "seconds": limit - MIN_ROW_SECONDS,
+            "seconds": limit - START_SECONDS,
         }
         return answer_of_worker(name, common | request, self.worker_folder(folder or name), limit)
 

@@ -13,8 +13,6 @@ from scripts.gpu_checks.settings import CheckError, Options
 from scripts.gpu_checks.training_files import package_version, recipes
 from scripts.gpu_checks.worker_process import answer_of_worker
 
-_MAX_PREPARE_SECONDS = 1800.0
-
 
 def main(arguments: Sequence[str], description: str | None = None) -> int:
     """Exit code 1: a step failed, or files could not be made."""
@@ -39,7 +37,7 @@ def prepare(folder: Path, groups: Sequence[str], smoke: bool) -> int:
             request = {"group": group, "name": recipe.name, "folder": str(folder), "smoke": smoke}
             try:
                 if not recipe.is_prepared(folder):
-                    answer_of_worker("prepare", request, Path(scratch), _MAX_PREPARE_SECONDS)
+                    answer_of_worker("prepare", request, Path(scratch), 1800.0)
                 print(recipe.name, flush=True)
             except CheckError as error:
                 passed = False

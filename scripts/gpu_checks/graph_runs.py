@@ -33,7 +33,6 @@ from scripts.gpu_checks.training_files import TrainingFiles
 from scripts.gpu_checks.worker_process import load_arrays, save_arrays
 
 TOP_KERNELS = 25
-_MAX_NAME_CHARACTERS = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def work_kernels(request: Json, folder: Path) -> Json:
         step()
     seconds = [step() for _ in range(TIMED_RUNS)]
     if request["provider"] == CUDA:
-        found = {"measured_by": "torch.profiler", **kernel_report(*profiled_by_torch(step))}
+        found = kernel_report(*profiled_by_torch(step))
     else:
         session = session_on(model, request, folder / "profile")
         wall = bound_step(session, feeds, settings_of(request))[0]()
@@ -123,7 +122,7 @@ def work_kernels(request: Json, folder: Path) -> Json:
         for event in node_events(Path(session.end_profiling()))[-1]:
             calls, total = kernels.get(event.operator, (0, 0.0))
             kernels[event.operator] = calls + 1, total + event.seconds
-        found = {"measured_by": "ONNX Runtime, by operator", **kernel_report(kernels, wall)}
+        found = kernel_report(kernels, wall)
     return {"step_seconds": seconds, "median_seconds": median(seconds), **found}
 
 
@@ -135,7 +134,7 @@ def kernel_report(kernels: Mapping[str, tuple[int, float]], wall_seconds: float)
         "busy_seconds": sum(seconds for _, seconds in kernels.values()),
         "kernels": sum(calls for calls, _ in kernels.values()),
         "top": [
-            {"name": name[:_MAX_NAME_CHARACTERS], "calls": calls, "seconds": seconds}
+            {"name": name[:110], "calls": calls, "seconds": seconds}
             for name, (calls, seconds) in ranked[:TOP_KERNELS]
         ],
     }

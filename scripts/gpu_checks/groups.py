@@ -31,7 +31,6 @@ MODULE_WAYS = (
     "eager", "checkpointed", "planned=80%", "planned=60%", "planned=40%", "planned=min", "compiled",
     "compiled activation_memory_budget=0.5", "compiled planned=60%",
 )  # fmt: skip
-ONNX_WAYS = ("from_onnx", "from_onnx planned=60%")
 # Compilation needs a compiler and minutes on a CPU.
 _NOT_IN_SMOKE = ("compiled", "80%", "40%", "min")
 
@@ -201,7 +200,7 @@ def _modules(check: Check) -> Jobs:
     pairs: list[tuple[Network | Sequences, str]] = []
     for way in MODULE_WAYS:
         pairs += [(network, way), (sequences, way)]
-    return _in_ways(check, [*pairs, *((network, way) for way in ONNX_WAYS)])
+    return _in_ways(check, [*pairs, *((network, way) for way in ("from_onnx", "from_onnx planned=60%"))])
 
 
 def _in_ways(check: Check, pairs: Iterable[tuple[Network | Sequences, str]]) -> Jobs:
