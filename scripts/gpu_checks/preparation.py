@@ -53,7 +53,7 @@ def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -
         "simulated": {graph: _simulated_peak(emitted[graph]) for graph in recipe.graphs},
         "sizes": {graph: len(content) for graph, content in contents.items()},
     }
-    with lzma.open(archive_of(folder, recipe.name), "wb") as archive:
+    with lzma.open(archive_of(folder, recipe.name), "wb", preset=9) as archive:
         archive.write(b"".join([json.dumps(described).encode(), b"\n", *contents.values()]))
 
 
