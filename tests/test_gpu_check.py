@@ -49,9 +49,6 @@ def statuses(record: Mapping[str, Any], group: str) -> dict[str, str]:
     return {name: step["status"] for name, step in record["groups"][group]["steps"].items()}
 
 
-# -- groups and records ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def smoke(tmp_path: Path) -> Callable[..., Check]:
     """Creates the check of a group that writes to a common folder."""
@@ -138,9 +135,6 @@ def test_steps_of_a_smoke_run(tmp_path: Path) -> None:
     assert statuses(record, "kernels") == {"runtime": "held", "reductions": "held"}
 
 
-# -- smoke runs --------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [group for group in GROUPS if group != "steps"])
 def test_smoke_run_of_a_group_passes(tmp_path: Path, group: str) -> None:
@@ -187,9 +181,6 @@ def assert_peaks_are_the_simulated_ones(row: dict[str, Any]) -> None:
         assert min(figures["step_seconds"]) <= figures["median_seconds"] <= max(figures["step_seconds"])
 
 
-# -- training files ----------------------------------------------------------------------------------
-
-
 def test_prepared_files_run_and_belong_to_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(Network("resnet18", (2, 3, 32, 32)), "cpu")
     assert not recipe.is_prepared(tmp_path)
@@ -228,9 +219,6 @@ def test_half_precision_keeps_weights_and_outputs_in_float32() -> None:
     assert 0 < np.abs(one - other).max() < 1e-2
     casts = {node.input[0]: node.attribute[0].i for node in changed.graph.node if node.op_type == "Cast"}
     assert casts == dict.fromkeys(["x", "w", "b", "p"], 10) | {"y__float16": 1}
-
-
-# -- races and profiles ------------------------------------------------------------------------------
 
 
 REQUEST = {"provider": CPU, "threads": 1, "smoke": True}
