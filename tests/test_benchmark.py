@@ -31,13 +31,13 @@ from scripts.benchmarking import (
     table1,
 )
 from scripts.benchmarking.layered import layered_graph
-from scripts.benchmarking.records import MODELS, Progress
+from scripts.benchmarking.records import MODELS, Progress, packed, read_records, unpacked
 from tests.graph.random_graphs import chain
 from tests.matching.networks import Network, renamed
 
 
 def figures(folder: Path, name: str) -> Any:
-    record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    (record,) = read_records(name, folder)
     assert record["environment"]["versions"]["onnx"] == onnx.__version__
     return record["figures"]
 
@@ -124,13 +124,13 @@ def live_bytes(steps: list[Allocations]) -> Iterator[int]:
 def test_exit_code_reports_differences_beyond_the_tolerances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worst = {"node": "n", "operator": "Conv", "tensor": "t", "what": "workspace", "bytes": -12}
+    worst = {"node": "n", "what": "workspace", "bytes": -12}
     row = {"network": "net", "input": [1], "plan": "regular", "worst": worst, "requested_bytes": 1000}
     for simulated, arena, expected in ((1009, 1029, 0), (1011, 1000, 1), (1000, 1031, 1)):
         sizes = {"simulated_bytes": simulated, "arena_bytes": arena, "in_use_bytes": 1000}
         monkeypatch.setattr(peaks, "run_peaks", lambda options, sizes=sizes: {"rows": [{**row, **sizes}]})
         assert benchmark.main(["peaks", "--record", str(tmp_path)]) == expected
-        assert "net, regular: workspace of Conv 'n' ('t'): -12 bytes" in capsys.readouterr().out
+        assert "net, regular: workspace of 'n': -12 bytes" in capsys.readouterr().out
 
 
 def test_exit_code_reports_rejected_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,3 +286,17 @@ def test_twins_match_and_their_plans_are_transferred(tmp_path: Path) -> None:
     assert [sorted(group["pairs"]) for group in found["plans"]] == [[[0, 1], [1, 0]]] * 2
     assert {group["fitted"] for group in found["plans"]} == {1.0}
     assert "| resnet50, 2 | 2 |" in documents.results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        [{"a": 1, "b": {"x": [1]}}, {"a": 2, "b": {"x": []}}, {"a": None, "b": {"x": [2]}}],
+        [{"a": 1}, {"a": 2}, {"b": 3}],
+        {"one": {"a": 1, "b": 2}, "two": {"a": 3, "b": 4}, "three": {"a": 5, "b": 6}},
+        [{}, {}, {}],
+        {"rows": [{"a": [{"b": 1}] * 3}] * 3, "empty": {}, "text": "keys"},
+    ],
+)
+def test_packed_figures_are_unpacked(figures: Any) -> None:
+    assert unpacked(json.loads(json.dumps(packed(figures)))) == figures

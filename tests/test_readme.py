@@ -26,6 +26,7 @@ from onnxgc.runtime import interleaved_timing
 from onnxgc.solvers.registry import SOLVERS
 from scripts import build_models
 from scripts.benchmarking import chain_picture, documents, growth_picture, memory_picture, summary
+from scripts.benchmarking.records import read_records
 from scripts.networks.residual import resnet
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,7 +236,7 @@ def test_pictures_are_up_to_date() -> None:
 def test_changed_records_make_documents_stale(
     name: str, place: tuple[str | int, ...], path: Path, tmp_path: Path
 ) -> None:
-    record = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+    (record,) = read_records(name)
     *inner, last = place
     figures = functools.reduce(lambda found, key: found[key], inner, record["figures"])
     figures[last] = not figures[last] if isinstance(figures[last], bool) else 2 * figures[last]

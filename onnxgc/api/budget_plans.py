@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from onnxgc.api.device_memory import parse_device_memory
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.from_step import StepProblem, problem_of
-from onnxgc.budget.least_peak import least_peak
+from onnxgc.budget.least_peak import least_peak, quick_least_peak
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, BudgetedSequence
 from onnxgc.budget.trade_off import trade_off
@@ -28,20 +29,30 @@ from onnxgc.tracing.durations import durations_ns
 from onnxgc.tracing.step_graph import TrainingStep
 
 DEFAULT_DEVICE = "a100"
-"""Source of durations without a device or a calibration."""
+"""Source of durations on CUDA without a device or a calibration."""
+DEFAULT_EXTRA_TIME = Fraction(1, 5)
+"""Extra time that a plan without options may take, as a share of the baseline's time."""
+DEFAULT_SECONDS = 10.0
+"""Time limit of the search without options."""
 FRONTIER_POINTS = 12
 """Budgets of a trade-off, including the lowest peak found and the baseline's."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRequest:
-    """A user's request for a budget or a trade-off, or neither."""
+    """A user's request for a budget or a trade-off, or neither.
+
+    `is_quick`: the search of `optimize` without options. `device_bytes` is the whole memory of a device, in
+    place of a budget.
+    """
 
     budget: Budget | None = None
     pareto: bool = False
     order: Order = Order.FREE
     device: Device | None = None
     calibrate: str | None = None
+    is_quick: bool = False
+    device_bytes: int | None = None
 
     @classmethod
     def from_options(
@@ -53,6 +64,7 @@ class BudgetRequest:
         order: str,
         device: str | None,
         calibrate: str | os.PathLike[str] | None = None,
+        device_memory: str | float | None = None,
     ) -> BudgetRequest:
         """The request of options as `onnxgc.optimize` takes them.
 
@@ -63,24 +75,33 @@ class BudgetRequest:
         """
         if device is not None and calibrate is not None:
             raise PlanError("--device and --calibrate are both sources of durations; give one of them")
+        if device_memory is not None and (budget is not None or extra_time is not None):
+            raise PlanError(
+                "--device-memory is a budget for the whole device; leave out --budget and --extra-time"
+            )
         return cls(
             parse_budget_options(budget, extra_time),
             pareto,
             Order.named(order),
             None if device is None else find_device(device),
             None if calibrate is None else os.fspath(calibrate),
+            device_bytes=None if device_memory is None else parse_device_memory(device_memory),
         )
+
+    def as_default(self) -> BudgetRequest:
+        """The request of `optimize` without options: the least peak within a moderate extra time."""
+        return replace(self, budget=Budget(max_extra=DEFAULT_EXTRA_TIME), is_quick=True)
 
     @property
     def is_requested(self) -> bool:
-        return self.budget is not None or self.pareto
+        return self.budget is not None or self.pareto or self.device_bytes is not None
 
     def durations(self, step: TrainingStep) -> tuple[dict[str, int], str, str]:
         """Durations of all operators in nanoseconds, their source, and a note on it or ""."""
         if self.calibrate is not None:
             timing, note = calibration_in(self.calibrate, step)
             return durations_ns(step, timing), f"measured, kept in '{self.calibrate}'", note
-        chosen = self.device or find_device(DEFAULT_DEVICE)
+        chosen = self.device or find_device("cpu" if step.model.provider == "cpu" else DEFAULT_DEVICE)
         return durations_ns(step, chosen), f"data sheet of {chosen.name}", ""
 
 
@@ -117,6 +138,8 @@ def plan_for_request(
     Raises:
         BudgetError: no plan fits.
     """
+    if request.is_quick:
+        return BudgetSolution(quick_solution(request, problem, durations, options), (), None)
     options = with_default_limit(options)
     if request.order is Order.FREE:
         # Imported here, since it imports the compiler; the time limit excludes compilation.
@@ -142,6 +165,17 @@ def plan_for_request(
         solution = solution_within(problem, budget, durations, options, frontier)
     solution = replace(solution, seconds=deadline.elapsed(), interrupted=interrupted or solution.interrupted)
     return BudgetSolution(solution, frontier, order_alone)
+
+
+def quick_solution(
+    request: BudgetRequest, problem: CheckpointProblem, durations: Mapping[str, int], options: SolverOptions
+) -> Solution:
+    """The plan of the least peak found within the extra time, by a search from `options.sequences`."""
+    step_problem = problem_of(problem.joint().step, durations)
+    options = replace(options, order=request.order)
+    return _least_peak_solution(
+        problem, step_problem, options, request.budget.max_extra if request.budget else None, is_quick=True
+    )
 
 
 def _reordering_only(
@@ -216,15 +250,25 @@ def _least_peak_solution(
     step_problem: StepProblem,
     options: SolverOptions,
     max_extra: Fraction | None = None,
+    *,
+    is_quick: bool = False,
 ) -> Solution:
-    """The plan of the lowest peak found; `max_extra` limits the extra time, as a share of the baseline's."""
+    """The plan of the lowest peak found; `max_extra` limits the extra time, as a share of the baseline's.
+
+    A quick search starts with `options.sequences` alone.
+    """
     deadline = Deadline(options.time_limit_seconds)
     floor = floor_of_problem(step_problem.problem)
-    options.progress("planning: a first plan")
-    known = plans_of_least_peak(problem, step_problem, options)
-    options = replace(options, time_limit_seconds=deadline.left())
     most = None if max_extra is None else int(max_extra * step_problem.problem.duration)
-    least = least_peak(step_problem.problem, floor.size, search_options(options), known, most)
+    if is_quick:
+        number = {name: index for index, name in enumerate(step_problem.names)}
+        known = [[number[name] for name in names] for names in options.sequences]
+        least = quick_least_peak(step_problem.problem, floor.size, search_options(options), known, most)
+    else:
+        options.progress("planning: a first plan")
+        known = plans_of_least_peak(problem, step_problem, options)
+        options = replace(options, time_limit_seconds=deadline.left())
+        least = least_peak(step_problem.problem, floor.size, search_options(options), known, most)
     sequence = least.best
     solution = Solution(
         CheckpointPlan(()),

@@ -6,22 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import onnx
+
 from onnxgc.api.budget_plans import DEFAULT_DEVICE
 from onnxgc.api.card import step_costs
 from onnxgc.api.step_planning import plan_step
+from onnxgc.api.training_inspection import TrainingFileContents
 from onnxgc.errors import ModelFileError, OnnxgcError
 from onnxgc.gradients.registry import RULES, STOPS
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.model.operators.registry import node_flops
-from onnxgc.model.read import explain_weights, read_model
+from onnxgc.model.read import explain_weights, is_written_by_optimize, read_model
 from onnxgc.model.weight_roles.roles import ParameterDecision
 from onnxgc.report.data.inspect_report import InspectReport
 from onnxgc.runtime.cuda_kernels import left_to_the_cpu
 from onnxgc.runtime.known_faults import FoundFault, faults_in
 from onnxgc.runtime.ort import provider_of_forms
 from onnxgc.tracing.card_costs import OperatorCost
+from onnxgc.tracing.devices import Device
 from onnxgc.tracing.devices import device as named_device
 
 
@@ -134,14 +138,23 @@ def inspect(
     """Weights with roles, operators with gradient support, peaks, and obstacles to training.
 
     Arguments are those of `optimize`. With the provider `cuda`, `card` has the expected costs of a step
-    on `device` (default: a100) by operator.
+    on `device` (default: a100) by operator. Of a training file, the result has the nodes, weights and peak
+    of the file itself.
 
     Raises:
-        ModelFileError: the file is not an ONNX model. Other errors are returned as `obstacles`.
+        ModelFileError: the file is not an ONNX model, or a training file is given with options of reading.
+            Other errors are returned as `obstacles`.
     """
     chosen = "cpu" if provider is None else provider_of_forms(provider)
     card = named_device(device or DEFAULT_DEVICE) if chosen == "cuda" else None
     source = source_of(source)
+    proto, folder = load_proto(source)
+    if is_written_by_optimize(proto):
+        if input_shapes or trainable or freeze or freeze_bn or untie or loss != "auto":
+            raise ModelFileError(
+                "a training file is inspected as it is; leave out the options for reading a forward model"
+            )
+        return _of_training_file(proto, card)
     weights = explain_weights(source, trainable=trainable, freeze=freeze)
     try:
         model = read_model(
@@ -165,7 +178,7 @@ def inspect(
         _operator_uses(model),
         model.loss_kind,
         inputs={name: model.types[name].shape for name in (*model.inputs, *model.targets)},
-        runtime_faults=faults_in(draft_of(*load_proto(source)).with_changes(types=model.types)),
+        runtime_faults=faults_in(draft_of(proto, folder).with_changes(types=model.types)),
     )
     try:
         planned = plan_step(model, "acg")
@@ -178,6 +191,21 @@ def inspect(
         opset=model.opset,
         left_to_the_cpu=left_to_the_cpu(planned.step.nodes.values(), planned.step.types, model.opset),
         card=() if card is None else step_costs(planned.step, planned.schedule, card),
+    )
+
+
+def _of_training_file(proto: onnx.ModelProto, card: Device | None) -> Inspection:
+    contents = TrainingFileContents(proto)
+    return Inspection(
+        contents.weights,
+        (),
+        (contents.note,),
+        loss=contents.loss,
+        planned_peak_bytes=contents.peak_bytes,
+        opset=contents.opset,
+        left_to_the_cpu=left_to_the_cpu(contents.nodes, contents.types, contents.opset),
+        inputs=contents.inputs,
+        card=() if card is None else contents.card_costs(card),
     )
 
 

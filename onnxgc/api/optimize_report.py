@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import onnx
 
+from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep
 from onnxgc.model.core.ir import TrainableModel, dtype_name
 from onnxgc.planning.plan import Objective, TimeCost
 from onnxgc.report.data.optimize_report import (
     BoundFigures,
     BudgetPart,
+    DeviceFigures,
     OptimizeReport,
     OptimizerPart,
     TimeFigures,
@@ -52,6 +54,7 @@ def optimize_report(
             "peak_step": planned.profile.peak_operator,
             "extra_flops_ratio": planned.extra_flops_ratio,
         },
+        "device_memory": _device_memory(planned),
         **_optimizer_figures(planned),
         **_time_figures(planned),
         **_bound_figures(planned),
@@ -70,6 +73,20 @@ def _bound_figures(planned: PlannedStep) -> BoundFigures:
         peak = solution.objective_bytes + planned.state_bytes
         gap = max(0, peak - bound) / peak
     return {"lower_bound_bytes": bound, "bound_operator": solution.bound_operator, "gap": gap}
+
+
+def _device_memory(planned: PlannedStep) -> DeviceFigures:
+    memory = DeviceMemory.of_step(planned.step)
+    baseline, peak = planned.regular_profile.peak_bytes, planned.profile.peak_bytes
+    return {
+        "device_bytes": planned.request.device_bytes,
+        "weight_bytes": memory.weights,
+        "optimizer_state_bytes": memory.optimizer_state,
+        "input_bytes": memory.inputs,
+        "runtime_bytes": memory.runtime,
+        "regular": {"margin_bytes": memory.margin_of(baseline), "total_bytes": memory.total(baseline)},
+        "planned": {"margin_bytes": memory.margin_of(peak), "total_bytes": memory.total(peak)},
+    }
 
 
 def _optimizer_figures(planned: PlannedStep) -> OptimizerPart:

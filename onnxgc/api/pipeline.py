@@ -18,7 +18,7 @@ from onnxgc.api.optimize_report import optimize_report
 from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
 from onnxgc.api.read_options import ReadOptions, name_of, read_with_options
-from onnxgc.api.step_planning import plan_step, plan_within, step_with_plan
+from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_with_plan
 from onnxgc.api.trial_run import trial_run, type_text
 from onnxgc.budget.search import ignore_progress
 from onnxgc.emission.atomic_files import check_model_writable, data_file, write_model
@@ -76,6 +76,7 @@ def optimize(
     optimizer: Optimizer | str | None = None,
     budget: str | float | None = None,
     extra_time: str | float | None = None,
+    device_memory: str | float | None = None,
     pareto: bool = False,
     order: str = Order.FREE.value,
     device: str | None = None,
@@ -111,9 +112,11 @@ def optimize(
         budget: bytes, a share of the baseline's peak, or text such as 8GiB, 60% or min. The plan has the
             least extra time found within the budget.
         extra_time: a share of the baseline's time. The plan has the lowest peak found within it.
+        device_memory: all memory of a device, such as 8GiB, or its name; the plan has the least extra time
+            for which weights, states, inputs, the step and the runtime fit.
         pareto: add the trade-off between extra time and peak to the report.
         order: `free` or `fixed`, the order of operators with a budget.
-        device: name of a device whose data sheet gives durations.
+        device: name of a device whose data sheet gives durations; by default cpu, or a100 on CUDA.
         calibrate: file of durations measured on this machine; it is written if it does not exist.
         external_data: write weights to a file next to the training file.
         dry_run: do not write the training file.
@@ -132,7 +135,13 @@ def optimize(
     """
     notify = progress or ignore_progress
     request = BudgetRequest.from_options(
-        budget, extra_time, pareto=pareto, order=order, device=device, calibrate=calibrate
+        budget,
+        extra_time,
+        pareto=pareto,
+        order=order,
+        device=device,
+        calibrate=calibrate,
+        device_memory=device_memory,
     )
     how = PlanOptions.from_options(
         plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify
@@ -226,6 +235,8 @@ def _plan(model: TrainableModel, read: ReadOptions, how: PlanOptions) -> Planned
     outputs, optimizer = read.keep_outputs, read.optimizer
     if how.given is not None:
         return step_with_plan(model, how.given, keep_outputs=outputs, optimizer=optimizer)
+    if how.request.is_quick:
+        return plan_quickly(model, trace_problem(model, outputs, optimizer), how.request, how.search)
     if how.request.is_requested:
         return plan_within(model, trace_problem(model, outputs, optimizer), how.request, how.search)
     return plan_step(model, how.solver, how.search, keep_outputs=outputs, optimizer=optimizer)

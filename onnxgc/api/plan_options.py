@@ -61,6 +61,8 @@ class PlanOptions:
         )
         if given is not None:
             _check_without_search(chosen, request, options)
+        elif not request.is_requested and chosen is None and options.objective is None:
+            request = request.as_default()
         _check_budget(chosen, request, options)
         return cls(given, model_of(plan), request, chosen, options)
 

@@ -17,6 +17,7 @@ from onnxgc.planning.column_memory import free_bytes
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import Solution
 from onnxgc.planning.schedule import Schedule, build_schedule, copy_namer, with_late_replacements
+from onnxgc.planning.sequence_transfer import transferred_sequence
 from onnxgc.planning.simulate import MemoryProfile, simulate
 from onnxgc.tracing.checkpoint_problem import TracedProblem, checkpoint_problem
 from onnxgc.tracing.optimizers import Optimizer
@@ -93,7 +94,7 @@ def schedule_solution(
     """
     planned = _scheduled(model, traced, solution, like)
     has_columns = any(node.op in ("Conv", "ConvTranspose") for node in model.nodes)
-    if model.provider == "cpu" or solution.plan.sequence or not has_columns:
+    if model.provider == "cpu" or not has_columns:
         return planned
     return _with_free_memory_used(planned)
 
@@ -111,9 +112,15 @@ def _with_free_memory_used(planned: PlannedStep) -> PlannedStep:
         limits = {name: int(share * min(free[name], free_in_baseline.get(name, 0))) for name in free}
         changed = replace(model, column_bytes=limits)
         optimizer = None if step.updates is None else step.updates.optimizer
-        candidate = _scheduled(
-            changed, trace_problem(changed, step.keeps_outputs, optimizer), planned.solution, None
-        )
+        wider = trace_problem(changed, step.keeps_outputs, optimizer)
+        solution = planned.solution
+        if solution.plan.sequence:
+            sequence = transferred_sequence(solution.plan.sequence, wider.step.graph)
+            if sequence is None:
+                continue
+            solution = replace(solution, plan=replace(solution.plan, sequence=sequence))
+        # The plan stays that of the few columns, from which this step follows again.
+        candidate = replace(_scheduled(changed, wider, solution, None), solution=planned.solution)
         if (
             candidate.profile.peak_bytes <= planned.profile.peak_bytes
             and candidate.regular_profile.peak_bytes <= planned.regular_profile.peak_bytes

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 
-from onnxgc.api.budget_plans import BudgetRequest, BudgetSolution, FrontierPoint, plan_for_request
+from onnxgc.api.budget_plans import (
+    DEFAULT_SECONDS,
+    BudgetRequest,
+    BudgetSolution,
+    FrontierPoint,
+    plan_for_request,
+)
+from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep, schedule_solution, trace_problem
 from onnxgc.budget.from_step import problem_of
+from onnxgc.budget.operator_problem import simulate_sequence
+from onnxgc.budget.search import compile_repairs
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.model.core.ir import TrainableModel
+from onnxgc.planning.deadline import FIRST_PLAN_SHARE, Deadline
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import Schedule
+from onnxgc.planning.schedule_from_sequence import StepOperators
+from onnxgc.planning.sequence_transfer import transferred_sequence
 from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.budget_solver import sequence_of_plan
 from onnxgc.solvers.registry import solver_for
 from onnxgc.tracing.checkpoint_problem import TracedProblem
 from onnxgc.tracing.optimizers import Optimizer
@@ -72,7 +87,11 @@ def plan_within(
     """
     durations, timing, note = request.durations(traced.step)
     updates = traced.step.updates
-    if updates is not None and request.budget is not None:
+    if request.device_bytes is not None:
+        request = replace(
+            request, budget=DeviceMemory.of_step(traced.step).budget_within(request.device_bytes)
+        )
+    elif updates is not None and request.budget is not None:
         request = replace(request, budget=replace(request.budget, reserved_bytes=updates.state_bytes))
     budgeted = plan_for_request(request, traced.problem, durations, options)
     if updates is not None:
@@ -103,6 +122,47 @@ def plan_within(
     )
 
 
+def plan_quickly(
+    model: TrainableModel, traced: TracedProblem, request: BudgetRequest, options: SolverOptions
+) -> PlannedStep:
+    """Plan a traced model without a budget: the least peak found within a moderate extra time, in seconds.
+
+    The search starts with the plan of the solver `peak`, whose extra time is allowed in any case: that of
+    recomputing once what is not a checkpoint.
+    """
+    options = replace(options, time_limit_seconds=options.time_limit_seconds or DEFAULT_SECONDS)
+    deadline, problem = Deadline(options.time_limit_seconds), traced.problem
+    durations = request.durations(traced.step)[0]
+    step_problem = problem_of(problem.joint().step, durations)
+    with ThreadPoolExecutor(1) as threads:
+        compiling = threads.submit(compile_repairs, options.progress)
+        first = solver_for(None).solve(
+            problem, SolverOptions(time_limit_seconds=deadline.share(FIRST_PLAN_SHARE))
+        )
+        compiling.result()
+    sequence = sequence_of_plan(problem, step_problem, first.plan)
+    if sequence is not None and request.budget is not None:
+        duration = step_problem.problem.duration
+        extra = simulate_sequence(step_problem.problem, sequence).duration - duration
+        most = max(request.budget.max_extra or 0, Fraction(extra, max(duration, 1)))
+        request = replace(request, budget=replace(request.budget, max_extra=Fraction(most)))
+        options = replace(options, sequences=(step_problem.names_of(sequence),))
+    left = replace(options, time_limit_seconds=deadline.left())
+    planned = plan_within(model, traced, request, left)
+    planned = replace(planned, solution=replace(planned.solution, seconds=deadline.elapsed()))
+    if sequence is None:
+        other = schedule_solution(model, traced, first, planned)
+        if _dominates(other, planned, durations):
+            return other
+    return planned
+
+
+def _dominates(one: PlannedStep, other: PlannedStep, durations: Mapping[str, int]) -> bool:
+    """Whether a plan has a lower peak in no more time."""
+    is_lower = one.profile.peak_bytes < other.profile.peak_bytes
+    return is_lower and one.extra_time_ratio(durations) <= other.extra_time_ratio(durations)
+
+
 def step_with_plan(
     model: TrainableModel,
     plan: CheckpointPlan,
@@ -131,9 +191,18 @@ def traced_step_with_plan(
 ) -> PlannedStep:
     """As `step_with_plan`, for a traced model; `like` as in `schedule_solution`."""
     graph = traced.problem.graph
+    notes: tuple[str, ...] = ()
     try:
         if plan.sequence:
-            kept = graph.in_order(plan.checkpoints)
+            kept = graph.in_order(set(plan.checkpoints).intersection(graph.vertices))
+            step_graph = traced.step.graph
+            if set(plan.sequence) != set(StepOperators.from_step(step_graph).operators):
+                sequence = transferred_sequence(plan.sequence, step_graph)
+                if sequence is not None:
+                    plan = replace(plan, sequence=sequence)
+                    notes = (
+                        "the plan was made for other shapes or another provider, and is applied to these",
+                    )
         else:
             kept = CheckpointPlan.for_graph(graph, plan.checkpoints).checkpoints
         if plan.order and set(plan.order) != set(graph.vertices):
@@ -150,7 +219,7 @@ def traced_step_with_plan(
         ) from error
     # The solver reads the checkpoints only.
     evaluated = replace(planned.solution, solver="plan", objective_bytes=planned.profile.peak_bytes)
-    return replace(planned, solution=evaluated)
+    return replace(planned, solution=evaluated, notes=(*planned.notes, *notes))
 
 
 def with_runtime_peaks(

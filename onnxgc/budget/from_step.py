@@ -97,7 +97,8 @@ class _Builder:
         )
 
     def problem(self) -> StepProblem:
-        problem = OperatorProblem(tuple(self._operators), tuple(self._sizes), frozenset(self._kept))
+        marks = frozenset(mark for marks in self._marks.values() for mark in marks)
+        problem = OperatorProblem(tuple(self._operators), tuple(self._sizes), frozenset(self._kept), marks)
         return StepProblem(problem, tuple(operator.name for operator in self._operators))
 
     def _reads(self, operator: Operator) -> tuple[int, ...]:

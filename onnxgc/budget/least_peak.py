@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgc.budget.bounds.covering import fixed_order_bound, free_order_bound
-from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
+from onnxgc.budget.improve.removable_runs import without_needless_repeats
+from onnxgc.budget.operator_problem import OperatorProblem, settled, simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
-from onnxgc.planning.deadline import DESCENT_END, REFINEMENT_END, Deadline
+from onnxgc.planning.deadline import DESCENT_END, QUICK_DESCENT_END, REFINEMENT_END, Deadline
 from onnxgc.planning.order_choice import Order
 
 _PRECISION = 200
@@ -19,6 +20,10 @@ _ROUNDS_PER_BUDGET = 40
 _ANY_TIME = 1 << 62
 _MAX_BOUNDS = 8
 _SECONDS_PER_BOUND = 2.0
+_MAX_ROUNDS, _PATIENCE = 80, 16
+"""Rounds of moves after each quick descent, and those in a row that may find nothing."""
+_EVALUATIONS_PER_OPERATOR = 10
+"""Effort of such a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,9 @@ def least_peak(
     compile_loops(options.progress)
     deadline = Deadline(options.time_limit_seconds)
     allowed = _ANY_TIME if max_extra is None else max_extra
-
-    def is_allowed(sequence: Sequence[int]) -> bool:
-        extra = simulate_sequence(problem, sequence).duration - problem.duration
-        return extra <= allowed and options.order.allows(sequence)
-
-    known = [tuple(range(len(problem))), *(tuple(start) for start in starts if is_allowed(start))]
+    known = _allowed_starts(problem, options.order, starts, allowed)
     descent = _Descent(problem, options, deadline, known, allowed, floor)
+    descent.run_quickly()
     descent.run()
     left = deadline.left(REFINEMENT_END)
     last = within_budget(
@@ -71,12 +72,73 @@ def least_peak(
     return LeastPeak(last, min(floor, last.peak))
 
 
+def quick_least_peak(
+    problem: OperatorProblem,
+    floor: int,
+    options: SearchOptions,
+    starts: Iterable[Sequence[int]] = (),
+    max_extra: int | None = None,
+) -> LeastPeak:
+    """As `least_peak`, by repairs and few rounds of moves: within the time limit, and mostly far below it.
+
+    Before the limit is reached the result depends on the seed alone.
+    """
+    deadline = Deadline(options.time_limit_seconds)
+    allowed = _ANY_TIME if max_extra is None else max_extra
+    known = _allowed_starts(problem, options.order, starts, allowed)
+    descent = _Descent(problem, options, deadline, known, allowed, floor)
+    peak = -1
+    while descent.peak != peak and not descent.interrupted:
+        peak = descent.peak
+        descent.run_quickly()
+        descent.refine(_MAX_ROUNDS if options.max_rounds is None else options.max_rounds)
+    extra = descent.extra
+    bound = 0 if descent.interrupted else _bound_on_extra(problem, descent.peak, options.order, deadline)
+    best = BudgetedSequence(
+        descent.best,
+        descent.peak,
+        problem.duration + extra,
+        extra,
+        min(bound, extra),
+        deadline.elapsed(),
+        descent.interrupted,
+    )
+    return LeastPeak(best, min(descent.floor, descent.peak))
+
+
+def _bound_on_extra(problem: OperatorProblem, peak: int, order: Order, deadline: Deadline) -> int:
+    """The least extra time of any sequence of this peak, as far as one bound shows."""
+    left = deadline.left()
+    seconds = _SECONDS_PER_BOUND if left is None else min(_SECONDS_PER_BOUND, left)
+    if seconds <= 0:
+        return 0
+    bound = fixed_order_bound if order is Order.FIXED else free_order_bound
+    try:
+        return bound(problem, peak, seconds).extra
+    except KeyboardInterrupt:
+        return 0
+
+
+def _allowed_starts(
+    problem: OperatorProblem, order: Order, starts: Iterable[Sequence[int]], allowed: int
+) -> list[tuple[int, ...]]:
+    """The problem's own order, and those starts that are within the allowed time and order."""
+
+    def is_allowed(sequence: Sequence[int]) -> bool:
+        return simulate_sequence(problem, sequence).duration - problem.duration <= allowed
+
+    own = tuple(range(len(problem)))
+    others = (tuple(settled(problem, start)) for start in starts if order.allows(start))
+    return [own, *filter(is_allowed, others)]
+
+
 class _Descent:
     """Bisection of budgets.
 
     Attributes:
         known: sequences to start from; it receives those that are found.
-        peak: the lowest peak found.
+        best: the one of the lowest peak.
+        peak: its peak.
         floor: a lower bound on the peak.
         interrupted: whether a user ended it (Ctrl-C).
     """
@@ -93,10 +155,73 @@ class _Descent:
         self._problem, self._options, self._deadline = problem, options, deadline
         self._allowed = allowed
         self.known = known
-        self._best = min(known, key=lambda start: simulate_sequence(problem, start).peak)
-        self.peak = simulate_sequence(problem, self._best).peak
+        self.best = min(known, key=lambda start: simulate_sequence(problem, start).peak)
+        self.peak = simulate_sequence(problem, self.best).peak
         self.floor = floor
         self.interrupted = False
+
+    def run_quickly(self) -> None:
+        """Bisects with repairs alone, which take a small part of a search's time. Proves no bound."""
+        # Imported here, since it imports the compiler.
+        from onnxgc.budget.improve.local_moves import LocalMoves
+
+        free_order, seed = self._options.order is Order.FREE, self._options.seed
+        low = self.floor - 1
+        try:
+            while self.peak - low > self.peak // _PRECISION and self._deadline.left(QUICK_DESCENT_END) != 0.0:
+                budget = (low + self.peak) // 2
+                moves = LocalMoves(self._problem, budget, free_order=free_order, seed=seed)
+                starts = [range(len(self._problem)), self.best]
+                if not any(self._take(sequence) for sequence in moves.quick_sequences(starts)):
+                    low = budget
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    @property
+    def extra(self) -> int:
+        """Extra time of the best sequence."""
+        return simulate_sequence(self._problem, self.best).duration - self._problem.duration
+
+    def refine(self, rounds: int) -> None:
+        """Reduces the best sequence's time at its peak, until `_PATIENCE` rounds have found nothing."""
+        from onnxgc.budget.improve.local_moves import LocalMoves
+
+        problem, least, idle = self._problem, self.extra, 0
+        moves = LocalMoves(
+            problem,
+            self.peak,
+            free_order=self._options.order is Order.FREE,
+            seed=self._options.seed,
+            effort=_EVALUATIONS_PER_OPERATOR * len(problem),
+        )
+        try:
+            self._keep_faster(without_needless_repeats(problem, self.best, self.peak))
+            for _ in range(rounds):
+                if idle == _PATIENCE or least == 0 or self._deadline.left(REFINEMENT_END) == 0.0:
+                    break
+                self._keep_faster(moves.improve(self.best))
+                least, idle = min(least, self.extra), 0 if self.extra < least else idle + 1
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def _keep_faster(self, sequence: Sequence[int] | None) -> None:
+        if sequence is None:
+            return
+        sequence = settled(self._problem, sequence)
+        found = simulate_sequence(self._problem, sequence)
+        if found.peak <= self.peak and found.duration - self._problem.duration < self.extra:
+            self.best, self.peak = tuple(sequence), found.peak
+            self.known.append(self.best)
+
+    def _take(self, sequence: Sequence[int]) -> bool:
+        """Whether a sequence has a lower peak within the allowed time; it is then the best."""
+        sequence = settled(self._problem, sequence)
+        found = simulate_sequence(self._problem, sequence)
+        if found.peak >= self.peak or found.duration - self._problem.duration > self._allowed:
+            return False
+        self.best, self.peak = tuple(sequence), found.peak
+        self.known.append(self.best)
+        return True
 
     def run(self) -> None:
         low = self.floor - 1
@@ -121,13 +246,13 @@ class _Descent:
             time_limit_seconds=None if left is None else left / 3,
             max_rounds=_ROUNDS_PER_BUDGET if options.max_rounds is None else options.max_rounds,
         )
-        best = within_budget(self._problem, budget, tried, [self._best])
+        best = within_budget(self._problem, budget, tried, [self.best])
         if isinstance(best, NoSequence):
             is_too_low = best.impossible
         else:
             self.interrupted = best.interrupted
             if best.extra <= allowed:
-                self._best, self.peak = best.sequence, best.peak
+                self.best, self.peak = best.sequence, best.peak
                 self.known.append(best.sequence)
                 return True
             is_too_low = best.lower_bound > allowed

@@ -38,7 +38,8 @@ class ProblemOperator:
 class OperatorProblem:
     """Operators in a topological order, and the sizes of the storages that they write.
 
-    `kept` are storages whose latest copy is live to the end.
+    `kept` are storages whose latest copy is live to the end. `marks` are storages without memory: their
+    readers replace a value that their producers read, and so run after the last run of those (`settled`).
 
     Attributes:
         producer: for each storage the operator that writes it.
@@ -59,6 +60,7 @@ class OperatorProblem:
     operators: tuple[ProblemOperator, ...]
     sizes: tuple[int, ...]
     kept: frozenset[int] = frozenset()
+    marks: frozenset[int] = frozenset()
     producer: tuple[int, ...] = field(init=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False)
 
@@ -124,6 +126,27 @@ class SequenceProfile:
     duration: int
     peak: int
     timeline: tuple[int, ...]
+
+
+def settled(problem: OperatorProblem, sequence: Sequence[int]) -> Sequence[int]:
+    """The sequence with each reader of marks after the last run of their producers, and its own readers."""
+    if not problem.marks:
+        return sequence
+    last = {index: place for place, index in enumerate(sequence)}
+    moved_to: dict[int, int] = {}
+    late: dict[int, list[int]] = {}
+    rest: list[tuple[int, int]] = []
+    for place, index in enumerate(sequence):
+        end = place
+        for storage in problem.operators[index].reads:
+            producer = problem.producer[storage]
+            end = max(end, last[producer] if storage in problem.marks else moved_to.get(producer, place))
+        if end > place:
+            moved_to[index] = end
+            late.setdefault(end, []).append(index)
+        else:
+            rest.append((place, index))
+    return [moved for place, index in rest for moved in (index, *late.get(place, ()))]
 
 
 def simulate_sequence(problem: OperatorProblem, sequence: Sequence[int]) -> SequenceProfile:

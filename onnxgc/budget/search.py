@@ -27,7 +27,7 @@ from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.bounds.residency import MAX_OPERATORS, residency_bound
 from onnxgc.budget.improve.lns_milp import PartSearch
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
-from onnxgc.budget.operator_problem import OperatorProblem, simulate_sequence
+from onnxgc.budget.operator_problem import OperatorProblem, settled, simulate_sequence
 from onnxgc.planning.deadline import BOUND_SHARE, Deadline
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Status, TimeCost
@@ -48,6 +48,7 @@ _MAX_REPEATS = 4
 
 
 COMPILING = "compiling the search (first run on this machine only, up to a minute)"
+COMPILING_REPAIRS = "compiling the search (first run on this machine only, about ten seconds)"
 
 
 def ignore_progress(stage: str) -> None:
@@ -124,6 +125,15 @@ def compile_loops(progress: Callable[[str], None] = ignore_progress) -> float:
     started = time.perf_counter()
     local_moves.run_all_loops()
     return time.perf_counter() - started
+
+
+def compile_repairs(progress: Callable[[str], None] = ignore_progress) -> None:
+    """The same for the loops that the search of `optimize` without options needs."""
+    from onnxgc.budget.improve import local_moves
+
+    if not local_moves.run_repairs.cache_info().currsize:
+        progress(COMPILING_REPAIRS)
+    local_moves.run_repairs()
 
 
 def within_budget(
@@ -214,6 +224,7 @@ class _Search:
         """Take a sequence as the best so far if it is; return whether it is within the budget."""
         if sequence is None:
             return False
+        sequence = settled(self._problem, sequence)
         profile = simulate_sequence(self._problem, sequence)
         if profile.peak > self._budget:
             return False

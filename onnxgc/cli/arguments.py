@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from onnxgc.api.budget_plans import DEFAULT_DEVICE
+from onnxgc.api.budget_plans import DEFAULT_DEVICE, DEFAULT_SECONDS
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.emission.atomic_files import check_writable, write_text
 from onnxgc.errors import OutputFileError, PlanError, ShapeError
@@ -140,10 +140,10 @@ ORDER = Option(
 DEVICE = Option(
     None,
     rich_help_panel=DURATIONS,
-    help=f"Durations from a data sheet: {', '.join(DEVICES)} [default: {DEFAULT_DEVICE}].",
+    help=f"Durations from a data sheet: {', '.join(DEVICES)} [default: cpu, or on cuda {DEFAULT_DEVICE}].",
 )
 TIME_LIMIT_WITH_BUDGET = time_limit_option(
-    f"{DEFAULT_TIME_LIMIT_SECONDS:.0f} with a budget and no --step-limit"
+    f"{DEFAULT_SECONDS:.0f}, or {DEFAULT_TIME_LIMIT_SECONDS:.0f} with a budget and no --step-limit"
 )
 STEP_LIMIT = Option(
     None,

@@ -47,7 +47,7 @@ class _Report(Options, panel=REPORT):
 
 @with_flat_options
 def inspect_command(model: Model, reading: Reading, shown: _Report) -> None:
-    """Show weights, operators, peaks and obstacles to training."""
+    """Show weights, operators, peaks and obstacles to training; of a training file, its nodes and peak."""
     check_verbosity(shown.quiet, shown.verbose)
     read = reading.arguments()
     check_json_target(shown.json_target, *model_files(model))
@@ -82,6 +82,8 @@ def _print(report: InspectReport, console: Console, *, verbose: bool) -> None:
     baseline, planned = (report[step]["simulated_peak_bytes"] for step in ("regular", "planned"))
     if baseline is not None and planned is not None:
         console.print(f"simulated peak: baseline {megabytes(baseline)}, planned {megabytes(planned)} or less")
+    elif planned is not None:
+        console.print(f"simulated peak: {megabytes(planned)}")
     if report["left_to_the_cpu"]:
         listed = ", ".join(f"{name} ({count})" for name, count in report["left_to_the_cpu"].items())
         console.print(f"without a CUDA kernel at opset {report['opset']}: {listed}", markup=False)

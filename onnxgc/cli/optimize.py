@@ -91,6 +91,10 @@ class _Planning(Options, panel=PLAN):
     extra_time: str | None = Option(
         None, help="Minimise the peak within this extra time, such as 10%; in place of --budget."
     )
+    device_memory: str | None = Option(
+        None,
+        help="All memory of a device, such as 8GiB, or its name, such as a100; in place of --budget.",
+    )
     pareto: bool = Option(
         False, help="Show the trade-off of extra time and peak, down to the lowest peak found."
     )
@@ -98,11 +102,12 @@ class _Planning(Options, panel=PLAN):
     objective: ObjectiveName | None = Option(
         None,
         help="Without a budget, minimise the simulated peak (peak), the same without parameter gradients "
-        "(activations), or the sum of checkpoints and heaviest segment (paper) [default: peak, or the "
+        "(activations), or the sum of checkpoints and heaviest segment (paper) [default: the "
         "solver's own].",
     )
     solver: str | None = Option(
-        None, help=f"One of {', '.join(SOLVERS)} [default: peak; for the paper's objective acg]."
+        None,
+        help=f"One of {', '.join(SOLVERS)} [default: budget, within 20% extra time].",
     )
     checkpoints: str | None = Option(None, help="Tensors to keep, as a,b,c; selects the solver manual.")
     plan: str | None = PLAN_FILE
@@ -124,7 +129,9 @@ class _Planning(Options, panel=PLAN):
             raise PlanError(
                 f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them"
             )
-        has_budget = self.budget is not None or self.extra_time is not None or self.pareto
+        is_searched = (self.solver, self.objective, self.checkpoints, self.plan) == (None,) * 4
+        limits = (self.budget, self.extra_time, self.device_memory)
+        has_budget = is_searched or self.pareto or any(limit is not None for limit in limits)
         for_budgets = {
             "--order": self.order,
             "--device": self.device,
@@ -200,7 +207,7 @@ def optimize_command(
     """Write a training file that needs less memory than the baseline.
 
     The file is one ONNX graph: forward, recomputation, backward. Without a budget the plan has the lowest
-    peak that the solver finds; with one it has the least extra time within the budget.
+    peak that a search of seconds finds within 20% extra time; with one it has the least extra time within it.
 
     Example: onnxgc optimize model.onnx training.onnx --budget 60% --verify 1
     """
@@ -219,6 +226,7 @@ def optimize_command(
             checkpoints=names_in(planning.checkpoints or ""),
             budget=planning.budget,
             extra_time=planning.extra_time,
+            device_memory=planning.device_memory,
             pareto=planning.pareto,
             order=(planning.order or Order.FREE).value,
             plan=planning.plan,

@@ -125,6 +125,7 @@ class _Runs(Options, panel=RUN):
     accumulate: int = Option(1, min=1, help="Steps whose mean gradient makes one update.")
     provider: ProviderName | None = Option(None, help="Execution provider [default: cuda where available].")
     threads: int | None = THREADS
+    cuda_graph: bool = Option(False, help="On cuda, replay the kernels of the first step.")
     seed: int = Option(0, min=0, help="Random seed of data order and drawn weights.")
 
 
@@ -244,6 +245,7 @@ def train_command(
             workers=workers,
             provider=runs.provider,
             threads=runs.threads,
+            cuda_graph=runs.cuda_graph,
             seed=runs.seed if "--seed" in given else None,
             progress=notify,
             **options,

@@ -166,13 +166,18 @@ def _trainable_model(
     )
 
 
+def is_written_by_optimize(proto: onnx.ModelProto) -> bool:
+    """Whether a model is a training file."""
+    return any(entry.key == "onnxgc.schema" for entry in proto.metadata_props)
+
+
 def check_is_forward(proto: onnx.ModelProto) -> None:
     """Refuses training files.
 
     Raises:
         ModelFileError: `proto` is a training file.
     """
-    if any(entry.key == "onnxgc.schema" for entry in proto.metadata_props):
+    if is_written_by_optimize(proto):
         raise ModelFileError(
             f"the model '{proto.graph.name}' is already a training file; give the forward model from which "
             "it was made"

@@ -16,6 +16,8 @@ LEAST_PEAK_SHARE = 0.4
 """The least peak as the lower end of a trade-off."""
 TRADE_OFF_END = 0.7
 """The trade-off, if a search under a budget follows."""
+QUICK_DESCENT_END = 0.4
+"""In a search for the least peak: a descent of budgets by repairs alone."""
 DESCENT_END = 0.6
 """In a search for the least peak: the descent of budgets."""
 REFINEMENT_END = 0.8

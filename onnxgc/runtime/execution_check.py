@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -11,6 +12,9 @@ from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings
 from onnxgc.runtime.profile import RunProfile
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,39 @@ def run_and_check(
     """Loads a training file, runs it once in this process and checks the executed nodes."""
     profile = executed_order(model, feeds, settings or SessionSettings())
     return check_execution(model, profile.order), profile
+
+
+def keeps_file_order(session: onnxruntime.InferenceSession, model: onnx.ModelProto) -> bool:
+    """Whether a session of `make_session` runs a model's nodes in their order, whatever their dependencies.
+
+    The runtime adds nodes after those of the file: the definition of a function without a kernel, copies
+    between devices, and casts around kernels for half precision that the CPU lacks. Their readers run late.
+    """
+    provider = session.get_providers()[0]
+    assigned = {
+        node.name
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == provider
+        for node in part.get_nodes()
+    }
+    if provider == "CPUExecutionProvider" and _has_half_precision(model):
+        return False
+    # The runtime turns Constant nodes into initializers.
+    return assigned == {node.name for node in model.graph.node if node.op_type != "Constant"}
+
+
+def _has_half_precision(model: onnx.ModelProto) -> bool:
+    half = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    graph = model.graph
+    return (
+        any(tensor.data_type in half for tensor in graph.initializer)
+        or any(value.type.tensor_type.elem_type in half for value in (*graph.input, *graph.value_info))
+        or any(
+            (attribute.i in half and attribute.name in ("to", "dtype")) or attribute.t.data_type in half
+            for node in graph.node
+            for attribute in node.attribute
+        )
+    )
 
 
 def _skipped_casts(model: onnx.ModelProto, ran: Set[str]) -> set[str]:

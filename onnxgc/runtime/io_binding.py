@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxgc.errors import RuntimeFailedError
+from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
 from onnxgc.model.core.ir import Array, TensorType
+from onnxgc.runtime.execution_check import keeps_file_order
 from onnxgc.runtime.ort import load_onnxruntime, make_session
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class BoundSession:
     """A session that reads and writes arrays of a device in place.
 
     Inputs in `held` are bound once. `replaced` maps outputs to the held input whose memory they overwrite.
-    Outputs in `fetched` have separate memory, which every run overwrites.
+    Outputs in `fetched` have separate memory, which every run overwrites. With `cuda_graph`, runs after the
+    first replay its kernels.
     """
 
     def __init__(
@@ -75,9 +77,18 @@ class BoundSession:
         fetched: Mapping[str, TensorType],
         providers: Sequence[str],
         threads: int | None,
+        cuda_graph: bool = False,
     ) -> None:
         self._arrays = arrays
-        self._session = make_session(graph, providers=providers, threads=threads, is_silent=True)
+        self._session = make_session(
+            graph, providers=providers, threads=threads, cuda_graph=cuda_graph, is_silent=True
+        )
+        self.keeps_order = keeps_file_order(self._session, graph)
+        """Whether the session runs the nodes in the order of the graph."""
+        if cuda_graph:
+            self._check_inputs()
+        self._overwritten = tuple(dict.fromkeys(replaced.values()))
+        self._is_captured = not cuda_graph
         self._binding = self._session.io_binding()
         self._fetched = DeviceArrays(arrays.device)
         self._fed = DeviceArrays(arrays.device)
@@ -107,10 +118,28 @@ class BoundSession:
                 if not known:
                     self._binding.bind_ortvalue_input(name, self._fed.value(name))
         try:
+            if not self._is_captured:
+                self._capture()
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise RuntimeFailedError(f"the training step does not run on ONNX Runtime: {reason}") from error
+
+    def _check_inputs(self) -> None:
+        """Checks that kernels read all inputs on the card: a replay does not read those on the CPU again."""
+        places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
+        if host := [value.name for value, memory in places if memory.name == "Cpu"]:
+            raise RuntimeUnavailableError(
+                f"the model cannot run as a CUDA graph: its input '{host[0]}' is read on the CPU"
+            )
+
+    def _capture(self) -> None:
+        """Captures the CUDA graph; the runs that ONNX Runtime needs for it leave the arrays unchanged."""
+        before = {name: np.array(self._arrays.array(name)) for name in self._overwritten}
+        self._session.run_with_iobinding(self._binding)
+        for name, array in before.items():
+            self._arrays.put(name, array)
+        self._is_captured = True
 
     def result(self, name: str) -> Array:
         """A copy of a fetched output of the last run."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxgc.errors import RuntimeUnavailableError
+from onnxgc.runtime.graph_capture import check_capturable
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -38,12 +39,14 @@ class SessionSettings:
     """Settings of a session.
 
     `file_order` sets all options under which a training file runs in the order of its nodes and each tensor
-    is released after its last use; without it a session has ONNX Runtime's default options.
+    is released after its last use; without it a session has ONNX Runtime's default options. With
+    `cuda_graph`, the first run with an IO binding captures its kernels, and later ones replay them.
     """
 
     file_order: bool = True
     threads: int | None = None
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    cuda_graph: bool = False
 
 
 def load_onnxruntime() -> ModuleType:
@@ -129,6 +132,7 @@ def make_session(
     *,
     providers: Sequence[str] | None = None,
     threads: int | None = None,
+    cuda_graph: bool = False,
     profile_prefix: str | None = None,
     settings: SessionSettings | None = None,
     is_silent: bool = False,
@@ -137,19 +141,28 @@ def make_session(
 
     Graph optimisations are off: common-subexpression elimination would merge recomputed nodes with their
     originals, and priority order equals file order only while no node is replaced. Memory patterns and
-    buffer reuse are off, since they keep dead buffers. `settings` replaces `providers` and `threads` and may
-    choose default behaviour for comparison. A silent session reports errors by exceptions only.
+    buffer reuse are off, since they keep dead buffers. `settings` replaces `providers`, `threads` and
+    `cuda_graph`, and may choose default behaviour for comparison. A silent session reports errors by
+    exceptions only.
+
+    With `cuda_graph`, the first run captures the kernels as a CUDA graph, which later runs replay: use one IO
+    binding, whose inputs and outputs keep their addresses. The first run executes the step more than once,
+    so that values which it replaces in place must be restored after it.
 
     Raises:
-        RuntimeUnavailableError: see `load_onnxruntime`.
-        ValueError: `settings` is combined with `providers` or `threads`.
+        RuntimeUnavailableError: see `load_onnxruntime`; or the model cannot run as a CUDA graph.
+        ValueError: `settings` is combined with `providers`, `threads` or `cuda_graph`.
     """
-    if settings is not None and (providers is not None or threads is not None):
-        raise ValueError("settings already hold providers and threads; give one or the other")
+    if settings is not None and (providers is not None or threads is not None or cuda_graph):
+        raise ValueError("settings already hold providers, threads and cuda_graph; give one or the other")
     ort = load_onnxruntime()
     chosen = settings or SessionSettings(
-        threads=threads, providers=tuple(providers) if providers else default_providers()
+        threads=threads,
+        providers=tuple(providers) if providers else default_providers(),
+        cuda_graph=cuda_graph,
     )
+    if chosen.cuda_graph:
+        check_capturable(model, chosen.providers)
     if "CUDAExecutionProvider" in chosen.providers:
         _load_cuda_libraries(ort)
     options = ort.SessionOptions()
@@ -166,6 +179,8 @@ def make_session(
         options.enable_mem_reuse = False
         _register_tight_arena(ort)
         options.add_session_config_entry("session.use_env_allocators", "1")
+        # For `keeps_file_order`.
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -200,6 +215,7 @@ _CUDA_OPTIONS = {
 
 
 def _with_options(provider: str, settings: SessionSettings) -> str | tuple[str, dict[str, str]]:
-    if provider == "CUDAExecutionProvider" and settings.file_order:
-        return provider, dict(_CUDA_OPTIONS)
-    return provider
+    if provider != "CUDAExecutionProvider":
+        return provider
+    capture = {"enable_cuda_graph": "1"} if settings.cuda_graph else {}
+    return provider, {**(_CUDA_OPTIONS if settings.file_order else {}), **capture}

@@ -81,18 +81,25 @@ def plans_of_least_peak(
 
     The solver gets a share of the time limit, and at least `min_seconds`.
     """
-    joint = problem.joint()
     share = Deadline(options.time_limit_seconds).share(FIRST_PLAN_SHARE)
     seconds = PEAK_SECONDS if share is None else min(PEAK_SECONDS, max(min_seconds, share))
     plan = PEAK.solve(problem, SolverOptions(time_limit_seconds=seconds)).plan
-    _, schedule = joint.scheduled(plan)
+    sequence = sequence_of_plan(problem, step_problem, plan)
+    return [] if sequence is None else [sequence]
+
+
+def sequence_of_plan(
+    problem: CheckpointProblem, step_problem: StepProblem, plan: CheckpointPlan
+) -> list[int] | None:
+    """A plan of checkpoints as a sequence; None if its step has other operators than the problem's."""
+    _, schedule = problem.joint().scheduled(plan)
     sequence = step_problem.sequence_of(schedule)
     try:
         simulate_sequence(step_problem.problem, sequence)
     except ValueError:
         # In another order of forward, other operators accumulate the gradients.
-        return []
-    return [sequence]
+        return None
+    return sequence
 
 
 def step_flops(step: StepGraph) -> dict[str, int]:

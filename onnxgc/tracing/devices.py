@@ -25,7 +25,8 @@ class Device:
     """A roofline model: an operator's duration is its computing time or its transfer time, if longer.
 
     `flops_per_second` are the peak rates of dense matrix products by numpy name of the element type; types
-    without an entry have float32's. `launch_seconds` are added for each operator.
+    without an entry have float32's. `launch_seconds` are added for each operator. `memory_bytes` is 0 if the
+    device stands for several.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Device:
     launch_seconds: float
     source: str
     slow_reduction_share: float = 1.0
+    memory_bytes: int = 0
 
     def duration_ns(self, work: Work) -> int:
         """Nanoseconds of one run of an operator."""
@@ -70,9 +72,16 @@ def _plain(name: str) -> str:
 
 
 def _cuda(
-    name: str, float32: float, half: float, float64: float, gigabytes: float, source: str, **other: float
+    name: str,
+    float32: float,
+    half: float,
+    float64: float,
+    gigabytes: float,
+    source: str,
+    memory: int,
+    **other: float,
 ) -> Device:
-    """A GPU by its figures in TFLOPS and GB/s.
+    """A GPU by its figures in TFLOPS and GB/s, and its memory in GB.
 
     float32 is the rate of TF32 if the GPU has it, since ONNX Runtime uses TF32 by default. `other` gives
     bfloat16 if its rate differs from float16's.
@@ -85,19 +94,38 @@ def _cuda(
         _CUDA_LAUNCH_SECONDS,
         source,
         _SLOW_REDUCTION_SHARE,
+        memory * 10**9,
     )
 
 
 # Rates with sparsity are halved to dense ones. float64 rates are without tensor cores.
 DEVICES: Mapping[str, Device] = {
     "h200": _cuda(
-        "NVIDIA H200 SXM", 494.5, 989.5, 34, 4800, "NVIDIA H200 Tensor Core GPU data sheet, dense rates"
+        "NVIDIA H200 SXM",
+        494.5,
+        989.5,
+        34,
+        4800,
+        "NVIDIA H200 Tensor Core GPU data sheet, dense rates",
+        141,
     ),
     "h100": _cuda(
-        "NVIDIA H100 SXM", 494.5, 989.5, 34, 3350, "NVIDIA H100 Tensor Core GPU data sheet, dense rates"
+        "NVIDIA H100 SXM",
+        494.5,
+        989.5,
+        34,
+        3350,
+        "NVIDIA H100 Tensor Core GPU data sheet, dense rates",
+        80,
     ),
     "a100": _cuda(
-        "NVIDIA A100 SXM 80GB", 156, 312, 9.7, 2039, "NVIDIA A100 Tensor Core GPU data sheet, dense rates"
+        "NVIDIA A100 SXM 80GB",
+        156,
+        312,
+        9.7,
+        2039,
+        "NVIDIA A100 Tensor Core GPU data sheet, dense rates",
+        80,
     ),
     "l4": _cuda(
         "NVIDIA L4",
@@ -107,6 +135,7 @@ DEVICES: Mapping[str, Device] = {
         300,
         "NVIDIA L4 Tensor Core GPU data sheet, dense rates; float64 a 64th of float32 (NVIDIA Ada white "
         "paper)",
+        24,
     ),
     "a10": _cuda(
         "NVIDIA A10",
@@ -116,6 +145,7 @@ DEVICES: Mapping[str, Device] = {
         600,
         "NVIDIA A10 Tensor Core GPU data sheet, dense rates; float64 a 64th of float32 (NVIDIA GA102 white "
         "paper)",
+        24,
     ),
     "v100": _cuda(
         "NVIDIA V100 SXM2",
@@ -124,6 +154,7 @@ DEVICES: Mapping[str, Device] = {
         7.8,
         900,
         "NVIDIA V100 Tensor Core GPU data sheet; no TF32 and no bfloat16",
+        32,
         bfloat16=15.7,
     ),
     "t4": _cuda(
@@ -134,6 +165,7 @@ DEVICES: Mapping[str, Device] = {
         320,
         "NVIDIA T4 Tensor Core GPU data sheet; no TF32 and no bfloat16; float64 a 32nd of float32 (NVIDIA "
         "Turing white paper); 256 bits of memory at 10 Gbit/s",
+        16,
         bfloat16=8.1,
     ),
     "rtx4090": _cuda(
@@ -143,6 +175,7 @@ DEVICES: Mapping[str, Device] = {
         82.6 / 64,
         1008,
         "NVIDIA Ada GPU architecture white paper, dense rates that sum in float32",
+        24,
     ),
     "rtx3090": _cuda(
         "NVIDIA GeForce RTX 3090",
@@ -151,6 +184,7 @@ DEVICES: Mapping[str, Device] = {
         35.6 / 64,
         936,
         "NVIDIA Ampere GA102 GPU architecture white paper, dense rates that sum in float32",
+        24,
     ),
     "cpu": Device(
         "one core of a CPU",

@@ -130,9 +130,9 @@ class Source:
         )
         drawn = draw_weights(result.planned.model, seed, only_constant_filled=True)
         drawn = {**drawn, **result.values}
-        graph = replace(result, values=drawn).training_graph.model
+        file = _without_barriers(replace(result, values=drawn))
         options_read = replace(result.options, optimizer=None)
-        return cls(TrainingFile.read(graph), model, optimizer, options_read, drawn, result.report)
+        return cls(file, model, optimizer, options_read, drawn, result.report)
 
     def shapes_of(self, samples: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the model's inputs for another number of samples."""
@@ -171,7 +171,7 @@ class Source:
             result = planned()
         if result.planned.profile.peak_bytes > self.file.simulated_peak_bytes:
             result = planned(budget=str(self.file.simulated_peak_bytes + result.planned.state_bytes))
-        return TrainingFile.read(result.training_graph.model, with_values=False)
+        return _without_barriers(result, with_values=False)
 
     def deployed(self, trained: Mapping[str, Array]) -> onnx.ModelProto:
         """The model's file with these weights; names, opset and metadata are unchanged.
@@ -227,6 +227,19 @@ class Source:
             return False
         stored = load_proto(self.model)[0].graph.initializer
         return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in stored)
+
+
+def _without_barriers(result: OptimizeResult, *, with_values: bool = True) -> TrainingFile:
+    """The training file for sessions of `make_session`, most of which keep the order without barriers."""
+    bare = replace(result, options=replace(result.options, has_barriers=False))
+    file = TrainingFile.read(bare.training_graph.model, with_values=with_values)
+    if not result.options.has_barriers:
+        return file
+
+    def with_barriers() -> TrainingFile:
+        return TrainingFile.read(result.training_graph.model, with_values=False)
+
+    return replace(file, with_barriers=with_barriers)
 
 
 def batch_of(

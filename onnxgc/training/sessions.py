@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import onnx
@@ -14,7 +14,7 @@ from onnxgc.errors import TrainingError
 from onnxgc.model.core.ir import Array, TensorType
 from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
 from onnxgc.runtime.ort import PROVIDERS, default_providers
-from onnxgc.tracing.optimizers import Accumulation
+from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW
 from onnxgc.training.evaluation import Evaluation, evaluation_graph, evaluation_model
 from onnxgc.training.run_source import Source
 from onnxgc.training.training_file import TrainingFile
@@ -30,11 +30,19 @@ class Engine:
     If the training file accumulates gradients, a separate graph updates the parameters by the sums.
     """
 
-    def __init__(self, source: Source, *, providers: Sequence[str], device: str, threads: int | None) -> None:
-        self.source = source
+    def __init__(
+        self,
+        source: Source,
+        *,
+        providers: Sequence[str],
+        device: str,
+        threads: int | None,
+        cuda_graph: bool = False,
+    ) -> None:
         self.arrays = DeviceArrays(device)
         self._providers = tuple(providers)
         self._threads = threads
+        self._cuda_graph = cuda_graph
         file = source.file
         for name in tuple(file.initial):
             # The only copy from here on.
@@ -50,8 +58,10 @@ class Engine:
         self._update_scalars: dict[str, str] = {}
         if isinstance(file.optimizer, Accumulation):
             self.sums, self.states = self.states, ()
-            self._update = self._updating(file)
-        self._steps = {file.batch: self._step_of(file)}
+            self._update = self._updating(file, source.optimizer)
+        first = self._step_of(file)
+        self._steps = {file.batch: first}
+        self.source = replace(source, file=first.file)
         self._evaluations: dict[int, Evaluation] = {}
 
     @property
@@ -119,7 +129,16 @@ class Engine:
         }
         fetched = (file.loss, *filter(None, [file.norm]), *copied.values())
         outputs = {name: file.types[name] for name in fetched}
-        return _Step(file, self._session(file.graph, file.held, replaced, outputs), copied)
+        session = self._session(file.graph, file.held, replaced, outputs, cuda_graph=self._cuda_graph)
+        if file.has_barriers or session.keeps_order:
+            return _Step(replace(file, with_barriers=None), session, copied)
+        del session
+        if file.with_barriers is not None and not self._cuda_graph:
+            return self._step_of(file.with_barriers())
+        raise TrainingError(
+            "ONNX Runtime lacks kernels for this step and would not run it in order; create the training "
+            "file with --barriers auto, and leave --cuda-graph out"
+        )
 
     def _evaluation_of(self, samples: int) -> Evaluation:
         assert self.source.model is not None, "checked earlier"
@@ -136,6 +155,8 @@ class Engine:
         held: Sequence[str],
         replaced: Mapping[str, str],
         fetched: Mapping[str, TensorType],
+        *,
+        cuda_graph: bool = False,
     ) -> BoundSession:
         return BoundSession(
             proto,
@@ -145,12 +166,13 @@ class Engine:
             fetched=fetched,
             providers=self._providers,
             threads=self._threads,
+            cuda_graph=cuda_graph,
         )
 
-    def _updating(self, file: TrainingFile) -> BoundSession:
+    def _updating(self, file: TrainingFile, optimizer: SGD | AdamW) -> BoundSession:
         types = {name: file.types[name] for name in self.parameters}
         sums = {name: states[0] for name, states in file.states_of.items()}
-        proto, updates = update_model(self.source.optimizer, types, sums, file.types)
+        proto, updates = update_model(optimizer, types, sums, file.types)
         for name in updates.state_names:
             self.arrays.put_zeros(name, updates.types[name])
         self.states = updates.state_names

@@ -37,6 +37,7 @@ class Stepper:
         workers: Workers | None = None,
         provider: str | None = None,
         threads: int | None = None,
+        cuda_graph: bool = False,
         seed: int | None = None,
         progress: Callable[[str], None] | None = None,
         **options: Any,
@@ -55,7 +56,7 @@ class Stepper:
             "accumulate": accumulate if accumulate > 1 else None,
             "workers": workers,
         }
-        self._source = Source.choose(
+        source = Source.choose(
             source_of(source),
             None if model is None else source_of(model),
             {**options, **{name: value for name, value in planning.items() if value is not None}},
@@ -64,8 +65,11 @@ class Stepper:
             progress=progress or (lambda stage: None),
         )
         self._order: Mapping[str, Any] = {}
+        self._engine = Engine(
+            source, providers=self._providers, device=device, threads=threads, cuda_graph=cuda_graph
+        )
+        self._source = self._engine.source
         self._file = self._source.file
-        self._engine = Engine(self._source, providers=self._providers, device=device, threads=threads)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Rejects attributes whose assignment would have no effect."""

@@ -71,6 +71,7 @@ class Trainer(Stepper):
         workers: processes that train together, such as `onnxgc.torch.torch_workers.TorchWorkers`.
         provider: cpu or cuda; by default cuda where the machine has it.
         threads: threads of ONNX Runtime; by default its own choice.
+        cuda_graph: on cuda, whether steps replay the kernels of the first one.
         seed: seed of weights that the file does not store, of draws and of shuffling; 0 by default.
         progress: called with the name of each stage of planning.
         options: options of `optimize` for a forward model, such as `budget`, `loss` or `freeze`.

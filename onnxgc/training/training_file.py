@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class TrainingFile:
         held: names of the inputs of a step other than the batch and scalars.
         classes: number of classes of the target along `class_axis` of the scores, or None.
         labels: inputs that contain classes: the target, or inputs of the model.
+        with_barriers: makes the same file with barriers, for runtimes that would not keep the order.
     """
 
     graph: onnx.ModelProto
@@ -68,6 +69,11 @@ class TrainingFile:
     classes: int | None = None
     class_axis: int = 1
     labels: Mapping[str, Labels] = field(default_factory=dict)
+    with_barriers: Callable[[], TrainingFile] | None = None
+
+    @property
+    def has_barriers(self) -> bool:
+        return bool(json.loads(self.options).get("has_barriers", True))
 
     @property
     def sample_input(self) -> str:

@@ -19,6 +19,7 @@ from onnxgc.tracing.devices import device
 from scripts.benchmarking.command_options import add_only
 from scripts.benchmarking.cuda_results import networks_in_forms, step_seconds
 from scripts.benchmarking.records import MODELS, Progress, Record, read_records, write_record
+from scripts.benchmarking.table1 import paper_rows
 from scripts.benchmarking.tables import markdown_table, megabytes, print_table
 from scripts.gpu_checks.settings import TABLE1_NETWORKS
 
@@ -48,7 +49,12 @@ def run_command(arguments: argparse.Namespace) -> int:
                 networks[name] = _rows(*_source(name, Path(folder)))
             except ImportError as error:
                 progress(f"{name}: not measured, {error}")
-    figures = {"device": DEVICE, "networks": networks, "deviations": _deviations(networks)}
+    figures = {
+        "device": DEVICE,
+        "networks": networks,
+        "deviations": _deviations(networks),
+        "table1_peaks": {} if arguments.only else _table1_peaks(progress),
+    }
     write_record("card", figures, folder=arguments.record)
     print_table("one step on a card, expected", _HEADINGS[1:], [list(row) for row in _table(figures)])
     return 0
@@ -78,6 +84,20 @@ def _rows(path: Path, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str,
             rows[plan][provider] = {name: getattr(total, name) for name in _FIGURES}
             rows[plan][provider]["peak_bytes"] = planned.profile.peak_bytes
     return rows
+
+
+def _table1_peaks(progress: Progress) -> dict[str, dict[str, dict[str, int]]]:
+    """Simulated peaks of the networks of the paper's Table 1, by plan and provider."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for name, row in paper_rows().items():
+        progress(f"{name}, peaks")
+        shape = (int(row["batch"]), *map(int, row["input"].split("x")))
+        found[name] = {plan: {} for plan in PLANS}
+        for provider in PROVIDERS:
+            model = read_model(MODELS / f"{name}.onnx", input_shapes={"x": shape}, provider=provider)
+            for plan, solver in PLANS.items():
+                found[name][plan][provider] = plan_step(model, solver).profile.peak_bytes
+    return found
 
 
 def _deviations(networks: Mapping[str, Any]) -> dict[str, float]:
@@ -114,5 +134,15 @@ def results_section(record: Record) -> str:
         "**Forms for CUDA, expected.** No card was used: nodes, kernels and bytes are counted, and times are "
         f"those of a cost model of the {device(figures['device']).name} with two fitted parameters. It is "
         f"within {largest:.0%} of the {len(figures['deviations'])} steps recorded above, which have the "
-        f"forms for CPUs. Files without barriers:\n\n{table}"
+        f"forms for CPUs. {_peaks_line(figures['table1_peaks'])}Files without barriers:\n\n{table}"
+    )
+
+
+def _peaks_line(peaks: Mapping[str, Any]) -> str:
+    ratios = [row[plan]["cuda"] / row[plan]["cpu"] for row in peaks.values() for plan in PLANS]
+    if not ratios:
+        return ""
+    return (
+        f"On the {len(peaks)} networks of the paper's Table 1, simulated peaks of baselines and plans are "
+        f"{min(ratios):.2f} to {max(ratios):.3f} times those of the forms for CPUs. "
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,8 @@ def largest_residuals(rows: Sequence[Mapping[str, Any]], count: int) -> list[str
     """One line for each of the largest residuals."""
     ordered = sorted(rows, key=lambda row: -abs(row["worst"]["bytes"]))
     return [
-        f"{row['network']}, {row['plan']}: {row['worst']['what']} of {row['worst']['operator']} "
-        f"'{row['worst']['node']}' ('{row['worst']['tensor']}'): {row['worst']['bytes']:+,} bytes"
+        f"{row['network']}, {row['plan']}: {row['worst']['what']} of '{row['worst']['node']}': "
+        f"{row['worst']['bytes']:+,} bytes"
         for row in ordered[:count]
     ]
 
@@ -186,6 +186,7 @@ def _row(path: Path, plan: str, options: Options) -> dict[str, Any]:
     (name,) = planned.model.inputs
     measured = _measured(result, options)
     arena = simulate_arena(planned.schedule, planned.step.graph, ARENA, steps=_STEPS)
+    worst = max(residuals(result, measured.runs[0]), key=lambda residual: abs(residual.bytes))
     return {
         "network": path.stem,
         "input": list(planned.model.types[name].shape),
@@ -194,7 +195,7 @@ def _row(path: Path, plan: str, options: Options) -> dict[str, Any]:
         "requested_bytes": measured.requested_peak_bytes,
         "arena_bytes": arena.peak_bytes,
         "in_use_bytes": measured.in_use_peak_bytes,
-        "worst": asdict(max(residuals(result, measured.runs[0]), key=lambda residual: abs(residual.bytes))),
+        "worst": {"node": worst.node, "what": worst.what, "bytes": worst.bytes},
     }
 
 

@@ -41,7 +41,7 @@ def write_record(name: str, figures: Any, *, folder: Path, threads: int | None =
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    path.write_text(json.dumps(rounded(record), separators=(",", ":")) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(packed(rounded(record)), separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"recorded {path.parent.name}/{path.name}", file=sys.stderr)
 
 
@@ -57,7 +57,49 @@ def rounded(value: Any) -> Any:
 def read_records(name: str, folder: Path = BENCHMARKS) -> list[Record]:
     """The record of a benchmark, or all records of the folder `name`; none if it has not run yet."""
     paths = [folder / f"{name}.json", *sorted((folder / name).glob("*.json"))]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return [unpacked(json.loads(path.read_text(encoding="utf-8"))) for path in paths if path.exists()]
+
+
+def packed(value: Any) -> Any:
+    """The value with the keys of equal dictionaries stated once: `{"keys": [...], "rows": [[...], ...]}`.
+
+    Those of a list are rows, those of a dictionary have their own key before their values.
+
+    >>> packed([{"a": 1, "b": 2}, {"a": 3, "b": 4}, {"a": 5, "b": 6}])
+    {'keys': ['a', 'b'], 'rows': [[1, 2], [3, 4], [5, 6]]}
+    """
+    if isinstance(value, dict):
+        entries = {key: packed(entry) for key, entry in value.items()}
+        if keys := _shared_keys(value.values()):
+            rows = [[name, *map(packed, entry.values())] for name, entry in value.items()]
+            return {"keys": [None, *keys], "rows": rows}
+        return entries
+    if isinstance(value, list):
+        if keys := _shared_keys(value):
+            return {"keys": keys, "rows": [list(map(packed, entry.values())) for entry in value]}
+        return list(map(packed, value))
+    return value
+
+
+def _shared_keys(entries: Iterable[Any]) -> list[str]:
+    """The keys of at least three dictionaries, or an empty list if they are not the same."""
+    rows = list(entries)
+    is_table = len(rows) > 2 and all(isinstance(row, dict) and list(row) == list(rows[0]) for row in rows)
+    return list(rows[0]) if is_table else []
+
+
+def unpacked(value: Any) -> Any:
+    """The value that `packed` was given."""
+    if isinstance(value, list):
+        return list(map(unpacked, value))
+    if not isinstance(value, dict):
+        return value
+    if list(value) != ["keys", "rows"]:
+        return {key: unpacked(entry) for key, entry in value.items()}
+    keys, rows = value["keys"], [list(map(unpacked, row)) for row in value["rows"]]
+    if keys[0] is None:
+        return {row[0]: dict(zip(keys[1:], row[1:], strict=True)) for row in rows}
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 def environment(threads: int | None = None) -> dict[str, Any]:

@@ -182,11 +182,11 @@ def _sums(problem: CheckpointProblem, time_limit: float | None) -> dict[str, tup
 
 
 def _solution_figures(solution: Solution) -> dict[str, Any]:
+    where = {"bound_operator": solution.bound_operator} if solution.bound_operator else {}
     return {
-        "objective": solution.objective.value,
         "objective_bytes": solution.objective_bytes,
         "lower_bound_bytes": solution.lower_bound_bytes,
-        "bound_operator": solution.bound_operator,
+        **where,
         "status": solution.status.value,
         "seconds": solution.seconds,
     }
@@ -267,7 +267,7 @@ def _peak_cells(row: Mapping[str, Any]) -> list[str]:
         *(f"{plans[_PEAK][key]:.0%}" for key in ("extra_of_step", "extra_of_forward")),
         f"{paper['overhead_pct']}%" if paper else "",
         megabytes(solution["lower_bound_bytes"]),
-        solution["bound_operator"][-24:],
+        solution.get("bound_operator", "")[-24:],
         f"{solution['seconds']:.1f}",
         f"{row['total_seconds']:.1f}",
         megabytes(row["regular"]["peak_bytes"]),

@@ -105,12 +105,12 @@ def _both_graphs(check: Check, recipe: Recipe) -> Json:
 
 
 def _graph(check: Check) -> Jobs:
-    """The first network as a CUDA graph, beside the same session without one."""
+    """The first network as a CUDA graph, beside the same session without one; graphs allow no barriers."""
     return {graph: partial(_as_graph, check, graph) for graph in GRAPHS}
 
 
 def _as_graph(check: Check, graph: str) -> Json:
-    recipe = Recipe(check.options.paper_networks[0])
+    recipe = Recipe(check.options.paper_networks[0], has_barriers=False)
     request, runs = check.run_request(recipe, graph), dict[str, Json]()
     for name in ("bound", "cuda_graph"):
         if name == "cuda_graph" and check.options.provider == CPU:

@@ -14,6 +14,7 @@ import onnx
 
 from onnxgc.api import PlannedStep, emit, optimize, store_all_schedule
 from onnxgc.api.feeds import feeds_of
+from onnxgc.api.read_options import ReadOptions
 from onnxgc.model.core.ir import Array
 from onnxgc.model.draw_weights import draw_weights
 from scripts.gpu_checks.half_precision import computed_in
@@ -43,8 +44,9 @@ def make(recipe: Recipe, folder: Path, search_seconds: float = SEARCH_SECONDS) -
         first = next(iter(plans.values()))
         drawn = draw_weights(first.model, SEED)
         feeds = {**feeds_of(first, SEED), **batch, **drawn}
-        emitted = {graph: emit(planned).model for graph, planned in plans.items()}
-        emitted[BASELINE] = emit(first, schedule=store_all_schedule(first)).model
+        read = ReadOptions(provider=recipe.forms, has_barriers=recipe.has_barriers)
+        emitted = {graph: emit(planned, options=read).model for graph, planned in plans.items()}
+        emitted[BASELINE] = emit(first, schedule=store_all_schedule(first), options=read).model
     contents = {graph: _without(emitted[graph], set(drawn)).SerializeToString() for graph in recipe.graphs}
     described = {
         "version": package_version(),
@@ -83,7 +85,7 @@ def _forward_model(source: Network | Sequences, scratch: Path) -> tuple[Any, dic
 
 def _planned(source: Any, graph: str, options: Json, seconds: float) -> PlannedStep:
     if graph == PLANNED:
-        return optimize(source, **options).planned
+        return optimize(source, solver="peak", **options).planned
     limit: Json = {"budget": graph, "device": _DURATIONS_OF, "time_limit": seconds}
     return optimize(source, **limit, **options).planned
 

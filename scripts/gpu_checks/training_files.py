@@ -43,11 +43,13 @@ class Recipe:
     forms: str = "cuda"
     budgets: tuple[str, ...] = ()
     compute_type: str = "float32"
+    has_barriers: bool = True
 
     @property
     def name(self) -> str:
         kinds = [self.forms, *(["budgets"] if self.budgets else [])]
         kinds += [self.compute_type] if self.compute_type != "float32" else []
+        kinds += [] if self.has_barriers else ["no-barriers"]
         return "-".join([self.source.name, *kinds])
 
     def is_prepared(self, folder: Path) -> bool:
@@ -71,7 +73,11 @@ def recipes(group: str, smoke: bool) -> tuple[Recipe, ...]:
     half = Recipe(networks[0], compute_type="float16"), Recipe(sequences[0], compute_type="bfloat16")
     found: dict[str, tuple[Recipe, ...]] = {
         "kernels": (*map(Recipe, networks), Recipe(networks[0], "cpu")),
-        "steps": (*map(Recipe, table1), *(Recipe(network, "cpu") for network in networks)),
+        "steps": (
+            *map(Recipe, table1),
+            *(Recipe(network, "cpu") for network in networks),
+            Recipe(networks[0], has_barriers=False),
+        ),
         "transformers": tuple(map(Recipe, sequences)),
         "training": (*budgets, *half),
     }

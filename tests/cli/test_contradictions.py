@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ((*DRY, "--save-external-data"), "--save-external-data needs the file that --dry-run does not write"),
         ((*DRY, "--verify", "1"), "--verify needs the file that --dry-run does not write"),
         ((*DRY, "--quiet", "--verbose"), "drop one of them"),
-        ((*DRY, "--device", "a100"), "--device applies to a budget only"),
+        ((*DRY, "--solver", "peak", "--device", "a100"), "--device applies to a budget only"),
         (("inspect", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
         (("inspect", "model.onnx", "--device", "h200"), "give --provider cuda with it"),
         (("inspect", "model.onnx", "--provider", "cuda", "--device", "h2"), "unknown device 'h2'"),

@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxgc.api.pipeline import OptimizeResult, optimize
+from onnxgc.errors import TrainingError
 from onnxgc.runtime.ort import make_session
 from onnxgc.tracing.optimizers import AdamW
 from onnxgc.training import Trainer, run_source, sessions
@@ -97,3 +98,39 @@ def test_a_smaller_batch_stays_within_the_peak(monkeypatch: pytest.MonkeyPatch) 
     most = source.file_of(63).simulated_peak_bytes * 83 // 100
     limited = replace(source, file=replace(source.file, simulated_peak_bytes=most))
     assert limited.file_of(63).simulated_peak_bytes <= most
+
+
+def function_without_kernel() -> onnx.ModelProto:
+    """ONNX Runtime runs HardSigmoid in float64 by its definition, whose nodes come after all others."""
+    model = parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (double[8, 16] x) => (double[8, 4] y) {
+            a = MatMul (x, w)
+            h = HardSigmoid (a)
+            y = MatMul (h, v)
+        }""")
+    draw = np.random.default_rng(3)
+    for name, shape in {"w": (16, 16), "v": (16, 4)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(draw.standard_normal(shape), name))
+    return model
+
+
+def test_steps_have_barriers_only_where_the_runtime_would_change_the_order() -> None:
+    """Trained weights are the same, since a file with barriers keeps the order in any session."""
+    for model, has_barriers in ((chain(2, batch=8), False), (function_without_kernel(), True)):
+        trainer = make_trainer(model, optimizer="sgd")
+        assert trainer._file.has_barriers is has_barriers
+        assert trainer._file.with_barriers is None
+        batch = {name: array[:8] for name, array in samples(0).items()}
+        if has_barriers:
+            batch["x"] = batch["x"].astype(np.float64)
+        written = optimize(model, optimizer="sgd", check=False).training_graph.model
+        other = Trainer(written, threads=1)
+        assert other._file.has_barriers is True
+        assert [trainer.step(batch) for _ in range(3)] == [other.step(batch) for _ in range(3)]
+
+
+def test_a_file_without_barriers_must_keep_its_order() -> None:
+    written = optimize(function_without_kernel(), optimizer="sgd", barriers="none", check=False)
+    with pytest.raises(TrainingError, match="would not run it in order"):
+        Trainer(written.training_graph.model, threads=1)

@@ -50,13 +50,23 @@ _REORDER_HOT, _REORDER_COLD = 0.5, 0.002
 @functools.cache
 def run_all_loops() -> None:
     """Run each inner loop on a small problem: numba compiles it, or reads it from disk."""
+    run_repairs()
+    search = _small_search()
+    for _ in range(_CYCLE + 2):
+        search.improve([0, 1, 0, 2])
+
+
+@functools.cache
+def run_repairs() -> None:
+    """The same for the loops of `quick_sequences`, about half of all."""
+    list(_small_search().quick_sequences([[0, 1, 2]]))
+
+
+def _small_search() -> LocalMoves:
     operators = [ProblemOperator("0", (), (0,), 1), ProblemOperator("1", (0,), (1,), 1)]
     operators.append(ProblemOperator("2", (0, 1), (2,), 1))
     problem = OperatorProblem(tuple(operators), (1, 1, 1), frozenset((2,)))
-    search = LocalMoves(problem, 3, free_order=True, seed=0)
-    for _ in range(_CYCLE + 2):
-        search.improve([0, 1, 0, 2])
-    search._run_on_demand([0, 1, 2], 1.0, 1.0)
+    return LocalMoves(problem, 3, free_order=True, seed=0)
 
 
 def order_of_least_peak(
@@ -78,7 +88,8 @@ def order_of_least_peak(
 class LocalMoves:
     """Sequences within a budget, each found from others.
 
-    The same seed and the same calls give the same sequences. Once `is_over`, long loops end early.
+    The same seed and the same calls give the same sequences. Once `is_over`, long loops end early. A round
+    takes at most `effort` evaluations.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class LocalMoves:
         free_order: bool,
         seed: int,
         is_over: Callable[[], bool] = lambda: False,
+        effort: int = _MAX_EFFORT,
     ) -> None:
         self._tables = compiled_loops.tables_of(problem)
         self._count = len(problem)
@@ -100,7 +112,7 @@ class LocalMoves:
         self._free_order = free_order
         self._seed = seed
         self._is_over = is_over
-        self._effort = max(200, min(_MAX_EFFORT, _WORK_PER_ROUND // self._count))
+        self._effort = max(200, min(effort, _WORK_PER_ROUND // self._count))
         self._cycle = self._phase = 0
         self._current: list[int] | None = None
 
@@ -115,6 +127,12 @@ class LocalMoves:
         """
         attempts = self._first_attempts(starts, is_enough)
         return ((how, sequence) for how, sequence in attempts if sequence is not None)
+
+    def quick_sequences(self, starts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Sequences within the budget by repairs of the starts, and of the first one run on demand."""
+        repaired = (self._repair(start) for start in starts)
+        on_demand = (self._run_on_demand(starts[0], *weights) for weights in _EVICTIONS)
+        return (found for found in itertools.chain(repaired, on_demand) if found is not None)
 
     def _first_attempts(
         self, starts: Sequence[Sequence[int]], is_enough: Callable[[], bool]

@@ -70,6 +70,25 @@ class FrontierFigures(TimeFigures):
     status: str
 
 
+class DeviceTotal(TypedDict):
+    """The margin for a step's peak, and all memory of a device with it."""
+
+    margin_bytes: int
+    total_bytes: int
+
+
+class DeviceFigures(TypedDict):
+    """All memory that a step needs on a device beside its peak, and the device's memory if it was given."""
+
+    device_bytes: int | None
+    weight_bytes: int
+    optimizer_state_bytes: int
+    input_bytes: int
+    runtime_bytes: int
+    regular: DeviceTotal
+    planned: DeviceTotal
+
+
 class OptimizerPart(TypedDict, total=False):
     """Figures of a step with an optimizer."""
 
@@ -105,6 +124,7 @@ class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
     parameters: TensorSum
     regular: RegularFigures
     planned: PlannedFigures
+    device_memory: DeviceFigures
     checkpoints: list[str]
     notes: list[str]
     seconds: dict[str, float]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from rich.table import Table
 
 from onnxgc.report.data.optimize_report import FrontierFigures, OptimizeReport
-from onnxgc.report.terminal.command_tables import figure_columns, step_table, titled_table
+from onnxgc.report.terminal.command_tables import (
+    add_device_memory,
+    figure_columns,
+    step_table,
+    titled_table,
+)
 from onnxgc.report.terminal.plots import CHOSEN, POINT, scatter_plot
 from onnxgc.report.text.trade_off import FRONTIER_HEADINGS, OPTIMAL, chosen_point, frontier_cells
 from onnxgc.report.text.units import duration, megabytes, percent
@@ -29,6 +34,8 @@ def plan_within_budget(report: OptimizeReport) -> Table:
     peak_row("  reordering only", budget["order_alone_peak_bytes"])
     if budget["bytes"] is None:
         peak_row("  lower bound", report["lower_bound_bytes"])
+    table.add_section()
+    add_device_memory(table, report)
     table.add_section()
     if budget["most_extra_time_ratio"] is not None:
         table.add_row("extra time allowed", "", percent(budget["most_extra_time_ratio"]), "")

@@ -46,11 +46,35 @@ def before_and_after(report: OptimizeReport) -> Table:
     before, after = (side["simulated_activation_peak_bytes"] for side in (regular, planned))
     peak_row("  without parameter gradients", before, after)
     table.add_section()
+    add_device_memory(table, report)
+    table.add_section()
     table.add_row("activations (all tensors)", megabytes(regular["activation_bytes"]), "", "")
     table.add_row("checkpoints", "", megabytes(planned["checkpoint_bytes"]), f"{len(report['checkpoints'])}")
     table.add_row("heaviest segment", "", megabytes(planned["heaviest_segment_bytes"]), "")
     table.add_row("recomputed", "", f"{planned['extra_flops_ratio']:.1%}", "of the step's flops")
     return table
+
+
+def add_device_memory(table: Table, report: OptimizeReport) -> None:
+    """Rows for all memory on a device: in total, and what is there beside the step."""
+    memory = report["device_memory"]
+    before, after = memory["regular"], memory["planned"]
+    share = after["total_bytes"] / before["total_bytes"] if before["total_bytes"] else 0
+    if memory["device_bytes"] is not None:
+        table.add_row("memory of the device", "", megabytes(memory["device_bytes"]), "")
+    table.add_row(
+        "all memory", megabytes(before["total_bytes"]), megabytes(after["total_bytes"]), f"{share:.0%}"
+    )
+    for label, size_bytes in (
+        ("weights", memory["weight_bytes"]),
+        ("optimizer state", memory["optimizer_state_bytes"]),
+        ("inputs", memory["input_bytes"]),
+        ("runtime", memory["runtime_bytes"]),
+    ):
+        if size_bytes:
+            table.add_row(f"  {label}", megabytes(size_bytes), megabytes(size_bytes), "")
+    margins = (megabytes(side["margin_bytes"]) for side in (before, after))
+    table.add_row("  margin for the allocator", *margins, "")
 
 
 def verdict(report: OptimizeReport) -> str:
