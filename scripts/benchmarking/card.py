@@ -17,19 +17,14 @@ from onnxgc.api.card import step_costs
 from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import device
 from scripts.benchmarking.command_options import add_only
-from scripts.benchmarking.cuda_results import measured_networks
+from scripts.benchmarking.cuda_results import networks_in_forms, step_seconds
 from scripts.benchmarking.records import MODELS, Progress, Record, read_records, write_record
 from scripts.benchmarking.table1 import paper_rows
 from scripts.benchmarking.tables import markdown_table, megabytes, print_table
+from scripts.gpu_checks.settings import TABLE1_NETWORKS
 
 DEVICE = "h200"
-NETWORKS = {
-    "resnet50": (64, 3, 224, 224),
-    "densenet121": (32, 3, 224, 224),
-    "resnet152": (16, 3, 224, 224),
-    "inception_v3": (32, 3, 300, 300),
-    "vgg16": (64, 3, 224, 224),
-}
+NETWORKS = {network.name: network.shape for network in TABLE1_NETWORKS[:5]}
 EXPORTS = ("vit_b_16", "bert", "gpt2")
 PLANS = {"baseline": "store-all", "planned": "peak"}
 PROVIDERS = ("cpu", "cuda")
@@ -110,10 +105,10 @@ def _deviations(networks: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for record in read_records("gpu"):
         if "H200" in str(record["card"]):
-            for name, row in measured_networks(record).items():
+            for name, row in networks_in_forms(record, "cpu").items():
                 for plan, graph in (("baseline", "regular"), ("planned", "planned")):
                     if name in networks:
-                        measured = min(row[graph]["step_seconds"])
+                        measured = step_seconds(row[graph])
                         expected = networks[name][plan]["cpu"]["seconds"]
                         found[f"{name}, {plan}"] = expected / measured - 1
     return found

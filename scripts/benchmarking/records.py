@@ -41,16 +41,16 @@ def write_record(name: str, figures: Any, *, folder: Path, threads: int | None =
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    path.write_text(json.dumps(packed(_rounded(record)), separators=(",", ":")) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(packed(rounded(record)), separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"recorded {path.parent.name}/{path.name}", file=sys.stderr)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """The value with six significant digits in every float: a record holds no noise."""
     if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
+        return {key: rounded(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return list(map(_rounded, value))
+        return list(map(rounded, value))
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

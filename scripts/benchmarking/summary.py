@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarking import peaks
-from scripts.benchmarking.cuda_results import measured_networks
+from scripts.benchmarking.cuda_results import measured_networks, step_seconds
 from scripts.benchmarking.records import Record, read_records
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 
@@ -54,7 +54,7 @@ def _card(record: Record) -> str:
     if row is None:
         return ""
     regular, planned = row["regular"], row["planned"]
-    ratio = min(planned["step_seconds"]) / min(regular["step_seconds"])
+    ratio = step_seconds(planned) / step_seconds(regular)
     return (
         f"- {CARD_NETWORK} at batch {row['shape'][0]} on one {record['card']}: "
         f"{megabytes(regular['measured_peak_bytes'])} to {megabytes(planned['measured_peak_bytes'])} MB, in "

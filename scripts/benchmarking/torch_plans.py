@@ -122,7 +122,7 @@ def compare(name: str, options: Options) -> dict[str, Any]:
     inputs = tuple(batch.values())
     with torch.no_grad():
         target = model.target(copy.deepcopy(module)(*inputs))
-    plain = _with_loss(module, model.loss_of, target)
+    plain = with_loss(module, model.loss_of, target)
     own = PartitionerBudget(OWN_SHARE)
     contenders: dict[str, nn.Module] = {
         EAGER: plain,
@@ -203,7 +203,7 @@ def _planned(plain: Any, inputs: Any, budget_bytes: int, time_limit: float) -> t
     }
 
 
-def _with_loss(module: Any, loss: Callable[[Any, Any], Any], target: Any) -> Any:
+def with_loss(module: Any, loss: Callable[[Any, Any], Any], target: Any) -> Any:
     """A module that returns the loss of `module`."""
     from torch import nn
 

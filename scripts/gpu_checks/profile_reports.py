@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ _NAMES_SHOWN = 4
 class NodeEvent:
     """One executed node. `seconds` is host time: on CUDA, mostly the time of the launch.
 
-    `outputs` has element type and shape of each output, `memory` the figures of its provider's arena at the
-    node's end.
+    `outputs` has element type and shape of each output.
     """
 
     name: str
@@ -35,7 +34,6 @@ class NodeEvent:
     provider: str
     seconds: float
     outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_copy(self) -> bool:
@@ -69,41 +67,13 @@ def _node_event(event: Mapping[str, Any]) -> NodeEvent:
         for described in arguments.get("output_type_shape", ())
         for kind, shape in described.items()
     )
-    memory = {key: int(value) for key, value in arguments.items() if key.startswith("mem_")}
     return NodeEvent(
         event["name"].removesuffix(_KERNEL),
         arguments.get("op_name", ""),
         arguments.get("provider", ""),
         float(event["dur"]) / 1e6,
         outputs,
-        memory,
     )
-
-
-def arena_report(events: Sequence[NodeEvent]) -> Json:
-    """Peaks of one run by provider, without bytes allocated before the run.
-
-    Figures are taken at the end of each node, so that workspaces are only in `high_water_bytes`, the highest
-    use since the start of the process. Providers without figures, or with zeros only, are omitted.
-    """
-    report: Json = {}
-    for provider in sorted({event.provider for event in events}):
-        own = [event for event in events if event.provider == provider and any(event.memory.values())]
-        if not own:
-            continue
-        first = own[0].memory
-        figures: Json = {}
-        for name, key, delta in (
-            ("requested", "mem_bytes_requested_in_use", "mem_requested_in_use_delta"),
-            ("in_use", "mem_bytes_in_use", "mem_in_use_delta"),
-        ):
-            before = first.get(key, 0) - first.get(delta, 0)
-            figures[f"{name}_before_bytes"] = before
-            figures[f"{name}_peak_bytes"] = max(event.memory.get(key, 0) for event in own) - before
-        figures["high_water_bytes"] = max(event.memory.get("mem_in_use_peak", 0) for event in own)
-        figures["held_bytes"] = max(event.memory.get("mem_arena_held", 0) for event in own)
-        report[provider] = figures
-    return report
 
 
 def fallback_report(events: Sequence[NodeEvent], provider: str) -> Json:
@@ -120,11 +90,6 @@ def fallback_report(events: Sequence[NodeEvent], provider: str) -> Json:
         "copies": _by_operator(copies),
         "copies_of_data": _by_operator([event for event in copies if not event.is_shape_arithmetic]),
     }
-
-
-def counts_line(groups: Mapping[str, Json]) -> str:
-    """Operators of a fallback report, with their numbers."""
-    return ", ".join(f"{operator} {group['count']}" for operator, group in groups.items()) or "none"
 
 
 def _by_operator(events: Iterable[NodeEvent]) -> Json:
@@ -189,29 +154,11 @@ def order_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
 
 
 def barrier_report(model: onnx.ModelProto, events: Sequence[NodeEvent]) -> Json:
-    """Cost of barriers: their share of host time, and adjacent copies."""
+    """Cost of barriers: their share of host time."""
     barriers = barrier_nodes(model)
-    own = [event for event in events if event.name in barriers]
+    own = [event.seconds for event in events if event.name in barriers]
     total = sum(event.seconds for event in events)
-    is_barrier = [False, *(event.name in barriers for event in events), False]
-    adjacent = [
-        event
-        for index, event in enumerate(events)
-        if event.is_copy and (is_barrier[index] or is_barrier[index + 2])
-    ]
-    seconds = sum(event.seconds for event in own)
-    copies = Counter(event.operator for event in adjacent)
-    return {
-        "in_file": len(barriers),
-        "executed": len(own),
-        "by_provider": dict(sorted(Counter(event.provider for event in own).items())),
-        "host_seconds": seconds,
-        "host_time_share": seconds / total if total else 0.0,
-        "slowest_host_seconds": max((event.seconds for event in own), default=0.0),
-        # A copy to the host waits for the card.
-        "copies_beside": dict(sorted(copies.items())),
-        "copies_beside_host_seconds": sum(event.seconds for event in adjacent),
-    }
+    return {"executed": len(own), "host_time_share": sum(own) / total if total else 0.0}
 
 
 def _role(node: onnx.NodeProto) -> str:

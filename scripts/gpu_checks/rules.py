@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from onnxgc.gradients.registry import RULES
-from onnxgc.runtime.ort import make_session
-from scripts.gpu_checks.profile_reports import node_events
 from scripts.gpu_checks.settings import CPU, Json
-from tests.gradients.gradient_case import Case, emitted, errors, feeds_of
+from tests.gradients.gradient_case import Case, errors
 from tests.gradients.gradient_cases import CASES, cases_of
 from tests.gradients.half_precision import computed_in_bfloat16, computed_in_float16, is_in_one_type
 
 # Kernels of a card add in another order than the CPU's, and some approximate.
-FLOAT32_TOLERANCE = 1e-4
+FLOAT32_TOLERANCE, TF32_TOLERANCE = 1e-4, 2e-2
+SMOKE_SECONDS = 4.0
 _HALF_CASES_OF_A_RULE = 2
 _FAILURES_SHOWN = 40
-_RULES_SHOWN = 5
 
 
-def check_rules(providers: Sequence[str], seconds: float) -> Json:
+def work_rules(request: Json, folder: Path) -> Json:
+    """All cases in the forms for CUDA, for the requested time."""
+    if not request["tf32"]:
+        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+    provider, seconds = request["provider"], request["seconds"]
+    providers = [provider] if provider == CPU else [provider, CPU]
+    tolerance = TF32_TOLERANCE if request["tf32"] else FLOAT32_TOLERANCE
+    found = check_rules(providers, min(seconds, SMOKE_SECONDS) if request["smoke"] else seconds, tolerance)
+    return {"status": "not held" if found["float32"]["failed"] else "held", **found}
+
+
+def check_rules(providers: Sequence[str], seconds: float, tolerance: float) -> Json:
     """Numbers of cases and failures by type, for cases reached within `seconds`."""
     end = time.perf_counter() + seconds
     kinds: dict[str, list[tuple[Case, float]]] = {
-        "float32": [(case, max(case.tolerance, FLOAT32_TOLERANCE)) for case in CASES],
+        "float32": [(case, max(case.tolerance, tolerance)) for case in CASES],
         "float16": [(case, case.tolerance) for case in _half_cases(computed_in_float16)],
         "bfloat16": [(case, case.tolerance) for case in _half_cases(computed_in_bfloat16)],
     }
     return {kind: _checked(cases, providers, end) for kind, cases in kinds.items()}
-
-
-def check_placement(provider: str, folder: Path, seconds: float) -> Json:
-    """Operators that run elsewhere than on `provider` in the first case of each rule."""
-    end = time.perf_counter() + seconds
-    elsewhere: dict[str, list[str]] = {}
-    for rule in RULES:
-        if time.perf_counter() > end:
-            break
-        try:
-            names = _operators_elsewhere(cases_of(rule)[0], provider, folder)
-        except Exception:
-            # `check_rules` reports the failure.
-            continue
-        for name in names:
-            elsewhere.setdefault(name, []).append(rule)
-    return {"elsewhere": {name: rules[:_RULES_SHOWN] for name, rules in sorted(elsewhere.items())}}
 
 
 def _half_cases(change: Callable[[Case], Case]) -> Iterator[Case]:
@@ -76,16 +69,3 @@ def _checked(cases: Sequence[tuple[Case, float]], providers: Sequence[str], end:
         "failed": len(failed),
         "failures": dict(list(failed.items())[:_FAILURES_SHOWN]),
     }
-
-
-def _operators_elsewhere(case: Case, provider: str, folder: Path) -> set[str]:
-    step, graph = emitted(case, "cuda")
-    session = make_session(
-        graph.model,
-        providers=list(dict.fromkeys([provider, CPU])),
-        profile_prefix=str(folder / "placement"),
-    )
-    feeds, _ = feeds_of(case, step)
-    session.run(None, feeds)
-    (events,) = node_events(Path(session.end_profiling()))
-    return {event.operator for event in events if event.provider != provider and not event.is_copy}

@@ -209,6 +209,10 @@ def test_two_builds_of_onnxruntime_are_reported_in_one_line(monkeypatch: pytest.
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
     with pytest.raises(RuntimeUnavailableError, match="both installed"):
         load_onnxruntime()
+    # One of them, in another folder, comes first on the path.
+    folders = iter(["first", "second"])
+    monkeypatch.setattr(Installed, "locate_file", lambda self, path: Path(next(folders)))
+    assert load_onnxruntime().__name__ == "onnxruntime"
 
 
 def test_make_session_accepts_every_form_of_a_model(tmp_path: Path) -> None:
