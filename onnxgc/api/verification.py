@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxgc.api.device_memory import DeviceMemory, parse_device_memory
 from onnxgc.api.feeds import feeds_of, feeds_of_updates
 from onnxgc.api.pipeline import optimize
 from onnxgc.api.planned_step import PlannedStep, emit, store_all_schedule
@@ -22,6 +23,7 @@ from onnxgc.api.verification_checks import (
     ParameterShift,
     TrainingMetadata,
     default_check,
+    device_check,
     gradient_check,
     loss_check,
     order_check,
@@ -88,19 +90,22 @@ def verify(
     runs: int = 1,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     loss: str = "auto",
+    device_memory: str | float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Verification:
     """Run a training file and the baseline on ONNX Runtime's CPU provider, and compare them.
 
     Both have the same weights (the file's; drawn by `seed` where the file stores one repeated value), the
     same seeded inputs and the same session settings. If `training` is a plan file, the training file that
-    `optimize` writes from it with these `input_shapes` and this `loss` is verified.
+    `optimize` writes from it with these `input_shapes` and this `loss` is verified. With `device_memory`, as
+    in `optimize`, all memory of the step must fit, by the arena's own figures.
 
     Raises:
         ModelFileError: `training` was not written by onnxgc, or does not belong to `model`.
         OnnxgcError: `model` cannot be read.
     """
     notify = progress or ignore_progress
+    device_bytes = None if device_memory is None else parse_device_memory(device_memory)
     source = source_of(model)
     with tempfile.TemporaryDirectory() as folder:
         file = training
@@ -117,7 +122,8 @@ def verify(
             )
         elif input_shapes or loss != "auto":
             raise PlanError("shapes and loss are those of the training file; give them with a plan file only")
-        return _verify(source, file, seed, SessionSettings(threads=threads), runs, Path(folder), notify)
+        settings = SessionSettings(threads=threads)
+        return _verify(source, file, seed, settings, runs, Path(folder), device_bytes, notify)
 
 
 def _verify(
@@ -127,6 +133,7 @@ def _verify(
     settings: SessionSettings,
     runs: int,
     folder: Path,
+    device_bytes: int | None,
     progress: Callable[[str], None],
 ) -> Verification:
     progress("reading")
@@ -144,15 +151,19 @@ def _verify(
     default = runner.run_by_default(training)
     shift = runner.shift_parameters(training, gradients, seed)
     expected, actual = baseline.outputs, measured.outputs
-    checks = (
+    checks = [
         loss_check(metadata.loss, expected, actual),
         gradient_check(planned, expected, actual),
         size_check(plain, gradients, shift),
         order_check(metadata, measured),
         peak_check(metadata, planned, measured),
         default_check(metadata, expected, default),
+    ]
+    if device_bytes is not None:
+        checks.append(device_check(DeviceMemory.of_step(planned.step), device_bytes, measured))
+    return Verification(
+        tuple(checks), baseline, measured, default if isinstance(default, Measurement) else None
     )
-    return Verification(checks, baseline, measured, default if isinstance(default, Measurement) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep
 from onnxgc.api.read_options import ReadOptions
 from onnxgc.emission.plan_files import METADATA_KEY, plan_from_json
@@ -171,6 +172,13 @@ def size_check(planned: PlannedStep, expected: Mapping[str, Array], shift: Param
         effect = f"vanishing, yet moving it changes the loss by {shift.loss_change:.1e}"
     more = f" and {len(shift.parameters) - 1} more" if len(shift.parameters) > 1 else ""
     return Check("gradient sizes", holds, f"{detail}; '{shift.parameters[0]}'{more} {effect}")
+
+
+def device_check(memory: DeviceMemory, device_bytes: int, measured: Measurement) -> Check:
+    """All memory of the step, with the arena's bytes in use, fits a device."""
+    needed = memory.fixed_bytes + measured.in_use_peak_bytes
+    detail = f"{needed / 1e6:.1f} MB with weights, inputs and runtime, device {device_bytes / 1e6:.1f} MB"
+    return Check("device memory", needed <= device_bytes, detail)
 
 
 def default_check(

@@ -271,7 +271,14 @@ def optimize_command(
             notify("writing the page")
             write_text(page_of(result, given_options(context, *_NO_SETTINGS)), files.page_target)
         if files.verify_runs:
-            verification = verify(model, target, seed=planning.seed, runs=files.verify_runs, progress=notify)
+            verification = verify(
+                model,
+                target,
+                seed=planning.seed,
+                runs=files.verify_runs,
+                device_memory=planning.device_memory,
+                progress=notify,
+            )
     _finish(result, verification, sizes, target, files)
 
 

@@ -41,6 +41,9 @@ class _Runs(Options, panel=RUN):
         help="With a plan file, the shape of an input, such as x:64,3,224,224. Repeatable.",
     )
     loss: str = Option("auto", rich_help_panel=MODEL, help="With a plan file, the loss, as in optimize.")
+    device_memory: str | None = Option(
+        None, rich_help_panel=MODEL, help="All memory of a device that the step must fit, such as 8GiB."
+    )
     json_target: str | None = JSON
     quiet: bool = QUIET
 
@@ -71,6 +74,7 @@ def verify_command(
             runs=how.runs,
             input_shapes=shapes,
             loss=how.loss,
+            device_memory=how.device_memory,
             progress=notify,
         )
     result = checked.as_json()
