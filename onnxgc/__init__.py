@@ -3,6 +3,16 @@
 __version__ = "0.1.0"
 
 from onnxgc.api import bench, compare, inspect, optimize, verify
+from onnxgc.api.largest_size import largest_size
 from onnxgc.errors import OnnxgcError
 
-__all__ = ["OnnxgcError", "__version__", "bench", "compare", "inspect", "optimize", "verify"]
+__all__ = [
+    "OnnxgcError",
+    "__version__",
+    "bench",
+    "compare",
+    "inspect",
+    "largest_size",
+    "optimize",
+    "verify",
+]

@@ -169,17 +169,20 @@ def step_with_plan(
     *,
     keep_outputs: bool = False,
     optimizer: Optimizer | None = None,
+    is_transferable: bool = True,
 ) -> PlannedStep:
-    """Trace a model and apply a plan to its training step.
+    """Trace a model and apply a plan to its training step; `is_transferable` as in `traced_step_with_plan`.
 
     Raises:
-        PlanError: the plan contains a name that is not a tensor of the model.
+        PlanError: the plan contains a name that is not a tensor of the model, or it was made with an
+            optimizer, and there is none.
     """
+    if optimizer is None and any("/update/" in name for name in plan.sequence):
+        raise PlanError("the plan was made with an optimizer; give the same one (--optimizer)")
+    traced = trace_problem(model, keep_outputs, optimizer)
     try:
-        return traced_step_with_plan(model, trace_problem(model, keep_outputs, optimizer), plan)
+        return traced_step_with_plan(model, traced, plan, is_transferable=is_transferable)
     except PlanError as error:
-        if optimizer is None and any("/update/" in name for name in plan.sequence):
-            raise PlanError("the plan was made with an optimizer; give the same one (--optimizer)") from error
         raise PlanError(
             f"{error}; `onnxgc compare` transfers it to another file of the same network "
             "(--plan, --carry-over)"
@@ -187,16 +190,25 @@ def step_with_plan(
 
 
 def traced_step_with_plan(
-    model: TrainableModel, traced: TracedProblem, plan: CheckpointPlan, like: PlannedStep | None = None
+    model: TrainableModel,
+    traced: TracedProblem,
+    plan: CheckpointPlan,
+    like: PlannedStep | None = None,
+    *,
+    is_transferable: bool = True,
 ) -> PlannedStep:
-    """As `step_with_plan`, for a traced model; `like` as in `schedule_solution`."""
+    """As `step_with_plan`, for a traced model; `like` as in `schedule_solution`.
+
+    A transferable sequence is applied to a step with other operators of backward as well.
+    """
     graph = traced.problem.graph
     notes: tuple[str, ...] = ()
     try:
         if plan.sequence:
             kept = graph.in_order(set(plan.checkpoints).intersection(graph.vertices))
             step_graph = traced.step.graph
-            if set(plan.sequence) != set(StepOperators.from_step(step_graph).operators):
+            is_other = set(plan.sequence) != set(StepOperators.from_step(step_graph).operators)
+            if is_transferable and is_other:
                 sequence = transferred_sequence(plan.sequence, step_graph)
                 if sequence is not None:
                     plan = replace(plan, sequence=sequence)

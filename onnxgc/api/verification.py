@@ -276,6 +276,7 @@ def _planned_like(model: str | os.PathLike[str] | onnx.ModelProto, metadata: Tra
         metadata.plan,
         keep_outputs=metadata.options.keep_outputs,
         optimizer=metadata.options.optimizer,
+        is_transferable=False,
     )
     outputs = [value.name for value in metadata.proto.graph.output]
     different = set(planned.step.graph.outputs) ^ set(outputs)

@@ -47,7 +47,10 @@ class _Report(Options, panel=REPORT):
 
 @with_flat_options
 def inspect_command(model: Model, reading: Reading, shown: _Report) -> None:
-    """Show weights, operators, peaks and obstacles to training; of a training file, its nodes and peak."""
+    """Show weights, operators, peaks and obstacles to training.
+
+    Of a training file, show its nodes, weights and peak.
+    """
     check_verbosity(shown.quiet, shown.verbose)
     read = reading.arguments()
     check_json_target(shown.json_target, *model_files(model))

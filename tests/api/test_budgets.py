@@ -174,9 +174,9 @@ def test_the_outputs_of_the_step_must_fit() -> None:
 
 def test_durations_are_those_of_the_device(tmp_path: Path) -> None:
     default, a100, cpu = (planned("60%", device=name).report["budget"] for name in (None, "A100", "cpu"))
-    assert default["timing"] == a100["timing"] == "data sheet of NVIDIA A100 SXM 80GB"
-    assert cpu["timing"] == "data sheet of one core of a CPU"
-    assert cpu["regular_seconds"] > a100["regular_seconds"] == default["regular_seconds"]
+    assert a100["timing"] == "data sheet of NVIDIA A100 SXM 80GB"
+    assert default["timing"] == cpu["timing"] == "data sheet of one core of a CPU"
+    assert default["regular_seconds"] == cpu["regular_seconds"] > a100["regular_seconds"]
 
 
 def test_durations_are_measured_once_and_saved(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +35,7 @@ FAST = ("light_shufflenet", "light_squeezenet")
 def test_light_models_are_optimized_and_verified(path: Path, tmp_path: Path) -> None:
     training = tmp_path / "training.onnx"
     result = optimize(path, training)
-    assert result.report["objective"] == "peak"
+    assert result.report["objective"] == "time"
     assert result.report["lower_bound_bytes"] <= result.report["planned"]["simulated_peak_bytes"]
     onnx.checker.check_model(str(training), full_check=True)
     verification = verify(path, training, threads=1)
@@ -129,8 +130,9 @@ def test_planning_reads_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "external.onnx"
     onnx.save(source, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
     (tmp_path / "weights.bin").unlink()
-    report = optimize(path, input_shapes={"x": (2, 3, 64, 64)}, dry_run=True).report
-    light = optimize(MODELS / "resnet18.onnx", input_shapes={"x": (2, 3, 64, 64)}, dry_run=True).report
+    how: dict[str, Any] = {"input_shapes": {"x": (2, 3, 64, 64)}, "dry_run": True, "solver": "peak"}
+    report = optimize(path, **how).report
+    light = optimize(MODELS / "resnet18.onnx", **how).report
     assert report["planned"] == light["planned"]
     with pytest.raises(ModelFileError, match="cannot be read"):
         optimize(path, tmp_path / "out.onnx", input_shapes={"x": (2, 3, 64, 64)})

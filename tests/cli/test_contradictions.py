@@ -105,11 +105,14 @@ def test_no_option_is_ignored(
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda model: onnxgc.optimize(model, order="fixed"), "order applies to a budget"),
-        (lambda model: onnxgc.optimize(model, device="a100"), "device applies to a budget"),
-        (lambda model: onnxgc.optimize(model, calibrate="times.json"), "calibrate applies to a budget"),
-        (lambda model: onnxgc.optimize(model, step_limit=3), "step_limit applies to a budget"),
-        (lambda model: bench(model, step_limit=3), "step_limit applies to a budget"),
+        (lambda model: onnxgc.optimize(model, solver="peak", order="fixed"), "order applies to a budget"),
+        (lambda model: onnxgc.optimize(model, solver="peak", device="a100"), "device applies to a budget"),
+        (
+            lambda model: onnxgc.optimize(model, solver="peak", calibrate="t.json"),
+            "calibrate applies to a budget",
+        ),
+        (lambda model: onnxgc.optimize(model, solver="peak", step_limit=3), "step_limit applies to a budget"),
+        (lambda model: bench(model, solver="peak", step_limit=3), "step_limit applies to a budget"),
         (lambda model: bench(model, device="a100", calibrate="times.json"), "both sources of durations"),
         (lambda model: bench(model, device="abacus"), "unknown device 'abacus'"),
         (lambda model: compare(model, model, device="a100"), "--device does not apply"),

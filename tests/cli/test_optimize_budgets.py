@@ -30,7 +30,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_memory_and_time_are_shown_with_lower_bounds(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed") == 0
+    assert (
+        run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed", "--device", "a100") == 0
+    )
     shown = capsys.readouterr()
     assert not shown.err
     lines = shown.out.splitlines()
@@ -118,10 +120,10 @@ def test_the_lowest_peak_within_an_extra_time(model: str, capsys: pytest.Capture
         (("--budget", "60%", "--extra-time", "10%"), "give one"),
         (("--extra-time", "often"), "'often' is not a valid share"),
         (("--solver", "budget"), "needs --budget"),
-        (("--order", "fixed"), "--order applies to a budget only"),
-        (("--device", "a100"), "--device applies to a budget only"),
-        (("--calibrate", "t.json"), "--calibrate applies to a budget only"),
-        (("--step-limit", "3"), "--step-limit applies to a budget only"),
+        (("--solver", "peak", "--order", "fixed"), "--order applies to a budget only"),
+        (("--solver", "peak", "--device", "a100"), "--device applies to a budget only"),
+        (("--solver", "peak", "--calibrate", "t.json"), "--calibrate applies to a budget only"),
+        (("--solver", "peak", "--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(

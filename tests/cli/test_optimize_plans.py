@@ -71,7 +71,7 @@ def test_verbose_and_quiet(model: str, capsys: pytest.CaptureFixture[str]) -> No
     assert max(map(len, usual.splitlines())) <= 80
     assert run(model, "--dry-run", "-v") == 0
     more = capsys.readouterr().out
-    assert "checkpoints: h" in more
+    assert "checkpoints: x" in more
     assert "solve 0." in more
     assert run(model, "--dry-run", "-q", "--json", "-") == 0
     shown = capsys.readouterr()

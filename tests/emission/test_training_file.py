@@ -33,7 +33,7 @@ def normal(*shape: int) -> Array:
 
 @pytest.fixture(scope="module")
 def resnet() -> OptimizeResult:
-    return optimize(MODELS / "resnet18.onnx", input_shapes={"x": (2, 3, 64, 64)})
+    return optimize(MODELS / "resnet18.onnx", input_shapes={"x": (2, 3, 64, 64)}, solver="peak")
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
