@@ -17,7 +17,7 @@ from onnxgc.planning.plan import CheckpointPlan
 
 PLAN_SCHEMA = 1
 METADATA_KEY = "onnxgc.plan"
-# Earlier names of updates: `w/update/w/update/Mul`, `w/update/w_new`.
+# Earlier names: `w/update/w/update/Mul`, `w/update/w_new`.
 _EARLIER_UPDATE = re.compile(r"^(.+)/update/\1(/update/|_)(.+)$")
 _HEAD_BYTES = 64
 _REMEDY = "write a new one with `onnxgc optimize`"

@@ -71,7 +71,7 @@ def test_inputs_and_outputs(resnet: OptimizeResult) -> None:
             assert shapes[f"{tensor.name}_grad"] == list(tensor.dims)
 
 
-def test_inputs_and_outputs_have_short_descriptions(resnet: OptimizeResult) -> None:
+def test_inputs_and_outputs_are_described(resnet: OptimizeResult) -> None:
     source = build("g (float[8, 4] x) => (float[8, 4] y) { y = MatMul (x, w) }", w=normal(4, 4))
     updating = optimize(source, loss="mse", optimizer=AdamW(clip_norm=1.0), check=False)
     found: dict[str, str] = {}
