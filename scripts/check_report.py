@@ -211,8 +211,9 @@ def shown(page: Page) -> tuple[int, int, list[tuple[str, int]]]:
     step, total, rows = page.value("""(() => {
       const table = document.getElementById("alive");
       const bytes = (row) => Number(row.querySelector("[data-value]").dataset.value);
+      const name = (cell) => (cell.querySelector(".name") ?? cell).textContent;
       return [Number(table.dataset.step), bytes(table.querySelector("tfoot tr")),
-        [...table.querySelectorAll("tbody tr")].map((row) => [row.cells[0].textContent, bytes(row)])];
+        [...table.querySelectorAll("tbody tr")].map((row) => [name(row.cells[0]), bytes(row)])];
     })()""")
     return step, total, [(name, size) for name, size in rows]
 

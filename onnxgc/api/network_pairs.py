@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxgc.api.plan_table import MAX_LISTED
+from onnxgc.api.optimize_report import MAX_LISTED
 from onnxgc.api.plan_transfer import Network, transfer_between
 from onnxgc.api.step_planning import traced_step_with_plan
 from onnxgc.matching.match import Matching, Reason, Unmatched, match
@@ -19,8 +19,8 @@ from onnxgc.report.data.compare_report import (
     NetworksReport,
     PairReport,
     PeakFigures,
-    TensorFigures,
 )
+from onnxgc.report.data.optimize_report import TensorFigures
 
 
 def compare_networks(networks: Sequence[Network]) -> tuple[NetworksReport, dict[str, CheckpointPlan]]:
@@ -41,20 +41,24 @@ def compare_networks(networks: Sequence[Network]) -> tuple[NetworksReport, dict[
 
 def _file_figures(network: Network) -> FileReport:
     planned, model = network.planned, network.model
+    regular = _peak(planned.regular_schedule, planned.traced.step.graph, planned.regular_profile)
+    own = _peak(planned.schedule, planned.step.graph, planned.profile)
     read = _read_by_backward(network)
+    live = (item["tensor"] for side in (regular, own) for item in side["largest_at_peak"])
     return {
         "model": network.name,
         "inputs": {name: list(model.types[name].shape) for name in model.inputs},
         "vertices": len(planned.traced.problem.graph.vertices),
         "operators": len({node.origin for node in model.nodes}),
         "read_by_backward": {"count": len(read), "bytes": sum(read.values())},
-        "regular": _peak(planned.regular_schedule, planned.traced.step.graph, planned.regular_profile),
+        "regular": regular,
         "planned": {
             "solver": planned.solution.solver,
-            **_peak(planned.schedule, planned.step.graph, planned.profile),
+            **own,
             "checkpoints": len(planned.solution.plan.checkpoints),
             "checkpoint_bytes": planned.objective.checkpoint_bytes,
         },
+        "modules": planned.modules_of([*read, regular["peak_step"], *live]),
         "is_rebatched": bool(network.note),
         "notes": [*filter(None, [network.note]), *model.notes],
     }

@@ -10,6 +10,7 @@ from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep
 from onnxgc.model.core.ir import TrainableModel, dtype_name
 from onnxgc.planning.plan import Objective, TimeCost
+from onnxgc.planning.simulate import live_at_peak
 from onnxgc.report.data.optimize_report import (
     BoundFigures,
     BudgetPart,
@@ -19,6 +20,9 @@ from onnxgc.report.data.optimize_report import (
     TimeFigures,
 )
 
+MAX_LISTED = 10
+"""Largest tensors at a peak to list."""
+
 
 def optimize_report(
     planned: PlannedStep, name: str, output: str | None, seconds: Mapping[str, float]
@@ -27,6 +31,7 @@ def optimize_report(
     state = planned.state_bytes
     problem, solution, objective = planned.traced.problem, planned.solution, planned.objective
     types, model = planned.step.types, planned.model
+    live = live_at_peak(planned.schedule, planned.step.graph, planned.profile)[:MAX_LISTED]
     return {
         "model": name,
         "output": output,
@@ -52,6 +57,7 @@ def optimize_report(
             "simulated_peak_bytes": planned.profile.peak_bytes + state,
             "simulated_activation_peak_bytes": planned.profile.activation_peak_bytes,
             "peak_step": planned.profile.peak_operator,
+            "largest_at_peak": [{"tensor": tensor, "bytes": size} for tensor, size in live],
             "extra_flops_ratio": planned.extra_flops_ratio,
         },
         "device_memory": _device_memory(planned),
@@ -59,6 +65,7 @@ def optimize_report(
         **_time_figures(planned),
         **_bound_figures(planned),
         "checkpoints": list(map(str, solution.plan.checkpoints)),
+        "modules": planned.modules_of([solution.bound_operator, *dict(live)]),
         "notes": [*model.notes, *_notes_on_types(model), *planned.notes, *_notes_on_peak(planned)],
         "seconds": dict(seconds),
     }

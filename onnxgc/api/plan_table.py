@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from onnxgc.api.budget_plans import BudgetRequest
+from onnxgc.api.optimize_report import MAX_LISTED
 from onnxgc.api.plan_candidates import CompareOptions, OmittedCandidate, PlanCandidate, plan_candidates
 from onnxgc.api.plan_options import Progress
 from onnxgc.api.planned_step import PlannedStep, trace_problem
@@ -27,9 +28,6 @@ from onnxgc.report.data.compare_report import (
 )
 from onnxgc.solvers.budget_solver import floor_operator
 from onnxgc.tracing.checkpoint_problem import TracedProblem
-
-MAX_LISTED = 10
-"""Largest tensors at a peak to list."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,9 @@ def compare_plans(source: Any, options: CompareOptions, progress: Progress) -> C
         },
         "lower_bound_bytes": bound,
         "bound_operator": bound_operator,
+        "modules": {
+            name: module for row in rows for name, module in row.planned.modules_of([bound_operator]).items()
+        },
         "rows": [_row_figures(row, bound, extra_ratio(row), is_best=row is rows[0]) for row in rows],
         "budget_bytes": _budget_bytes(options.request, first),
         "left_out": [{"name": item.name, "reason": item.reason} for item in omitted],
@@ -183,8 +184,11 @@ def compare_two_plans(one: tuple[str, PlannedStep], other: tuple[str, PlannedSte
     ones = [(name, sizes[name], *pair) for name, pair in pairs.items()]
     others = [(name, size, there, here) for name, size, here, there in ones]
     first, second = (planned.profile.peak_bytes for _, planned in (one, other))
+    sides = [_side(*one, ones), _side(*other, others)]
+    named = [*tensors, *(item["tensor"] for side in sides for item in side["largest_at_peak"])]
     return {
-        "plans": [_side(*one, ones), _side(*other, others)],
+        "modules": one[1].modules_of(named) | other[1].modules_of(named),
+        "plans": sides,
         "tensors": [
             {"tensor": name, "bytes": sizes[name], "fates": [fate.value for fate in pair]}
             for name, pair in pairs.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -11,7 +11,7 @@ from onnxgc.api.budget_plans import BudgetRequest, FrontierPoint
 from onnxgc.api.read_options import ReadOptions
 from onnxgc.emission.plan_files import METADATA_KEY, plan_as_json
 from onnxgc.emission.training_graph import TrainingGraph, emit_training_graph
-from onnxgc.gradients.differentiate import fresh_name
+from onnxgc.model.core.draft import fresh_name
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.planning.column_memory import free_bytes
 from onnxgc.planning.objective import PaperObjective, paper_objective
@@ -69,6 +69,18 @@ class PlannedStep:
         graph = self.step.graph
         baseline = sum(operator.flops for operator in chain(graph.forward, *graph.chunks))
         return self.schedule.extra_flops / baseline if baseline else 0.0
+
+    def modules_of(self, names: Iterable[str]) -> dict[str, str]:
+        """The modules of these names, the checkpoints and the peak's operator; none for a name in two."""
+        paths: dict[str, str] = {}
+        for step, schedule in ((self.traced.step, self.regular_schedule), (self.step, self.schedule)):
+            for run in schedule.runs:
+                module = step.nodes[getattr(run, "source", run.operator.name)].module
+                for name in (run.operator.name, *run.operator.outputs):
+                    if paths.setdefault(name, module) != module:
+                        paths[name] = ""
+        wanted = (*names, self.profile.peak_operator, *map(str, self.solution.plan.checkpoints))
+        return {name: paths[name] for name in wanted if paths.get(name)}
 
     def extra_time_ratio(self, durations: Mapping[str, int]) -> float:
         """The time of recomputed operators, as a share of the baseline's, by durations of operators."""

@@ -14,8 +14,9 @@ import onnx
 from onnx import helper
 
 from onnxgc.errors import ModelFileError, RuntimeUnavailableError, ShapeError
-from onnxgc.model.core.ir import Array, TensorType, TrainableModel, dtype_name
+from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel, dtype_name
 from onnxgc.model.files.load import is_text, load_proto, model_files
+from onnxgc.model.files.module_paths import module_of
 from onnxgc.model.operators.registry import node_flops
 from onnxgc.runtime.isolated_run import STOCK, IsolatedRun, run_isolated
 from onnxgc.runtime.measure import random_feeds
@@ -184,11 +185,11 @@ def _check_types(
             wanted = model.types.get(name)
             if wanted is None or found is None or _agree(wanted, found):
                 continue
-            where = f"{node.op_type} '{node.name or name}'"
+            where = Node(node.op_type, (), (), name=node.name or name, module=module_of(node)).location
             raise ShapeError(
-                f"{where} gives '{name}' as {type_text(found)} on ONNX Runtime, but as {type_text(wanted)} "
-                "by its specification; write the operator so that both agree (for example, explicit pads in "
-                "place of auto_pad), or pass --no-check"
+                f"{where} gives '{name}' as {type_text(found)} on ONNX Runtime, but as "
+                f"{type_text(wanted)} by its specification; write the operator so that both agree (for "
+                "example, explicit pads in place of auto_pad), or pass --no-check"
             )
 
 

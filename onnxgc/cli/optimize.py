@@ -62,6 +62,7 @@ from onnxgc.report.terminal.budget_tables import (
 )
 from onnxgc.report.terminal.command_tables import (
     before_and_after,
+    peak_lines,
     stages_line,
     verdict,
 )
@@ -200,7 +201,7 @@ class _Files(Options, panel=FILES):
         "--verbose",
         "-v",
         rich_help_panel=REPORT,
-        help="Also print the checkpoints and the seconds of each stage.",
+        help="Also print the largest tensors at the peak, checkpoints and seconds of each stage.",
     )
 
     def emission(self) -> dict[str, Any]:
@@ -330,4 +331,5 @@ def _print_plan(result: OptimizeResult, console: Console, *, verbose: bool) -> N
     console.print(memory_plot(baseline, chosen, megabytes, is_plain=is_plain), markup=False)
     if verbose:
         console.print(stages_line(report), markup=False)
-        console.print(f"checkpoints: {', '.join(report['checkpoints'])}", markup=False)
+        for line in peak_lines(report):
+            console.print(line, markup=False)

@@ -21,6 +21,8 @@ class AnnotatedNode:
         """The node with its annotations as metadata; docs/training-file.md lists the keys."""
         proto = self.node.to_proto()
         entries = {"onnxgc.role": self.role, "onnxgc.node": self.node.origin or self.node.name}
+        if self.node.module:
+            entries["onnxgc.module"] = self.node.module
         if self.segment is not None:
             entries["onnxgc.segment"] = str(self.segment)
         for key, value in entries.items():

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 import onnx
 
-from onnxgc.gradients.differentiate import ConstantPool, fresh_name
+from onnxgc.gradients.differentiate import ConstantPool
+from onnxgc.model.core.draft import fresh_name
 from onnxgc.model.core.ir import TensorType
 from onnxgc.tracing.gradient_types import type_of_array
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from onnxgc.planning.plan import CheckpointPlan
 
 PLAN_SCHEMA = 1
 METADATA_KEY = "onnxgc.plan"
+# Earlier names: `w/update/w/update/Mul`, `w/update/w_new`.
+_EARLIER_UPDATE = re.compile(r"^(.+)/update/\1(/update/|_)(.+)$")
 _HEAD_BYTES = 64
 _REMEDY = "write a new one with `onnxgc optimize`"
 
@@ -53,7 +56,8 @@ def plan_from_json(found: Any, where: str) -> CheckpointPlan:
         if schema != PLAN_SCHEMA:
             raise PlanError(f"{where} has schema {schema}, but this onnxgc reads {PLAN_SCHEMA}; {_REMEDY}")
         names = [_names(found.get(key, [])) for key in ("checkpoints", "order", "sequence")]
-        return CheckpointPlan(names[0], names[1], bool(found["keeps_last_segment"]), names[2])
+        sequence = tuple(_EARLIER_UPDATE.sub(r"\1/update/\3", name) for name in names[2])
+        return CheckpointPlan(names[0], names[1], bool(found["keeps_last_segment"]), sequence)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PlanError(f"{where} is not a valid plan: missing or invalid {error}; {_REMEDY}") from error
 

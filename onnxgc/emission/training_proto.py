@@ -45,12 +45,12 @@ class TrainingModel:
         running = [statistic.name for statistic in model.statistics if statistic.name in used]
         fed_weights = [*trained, *running]
         frozen = [name for name in model.weights if name in used and name not in set(fed_weights)]
-        outputs = self.step.graph.outputs
+        outputs, described = self.step.graph.outputs, self._descriptions()
         graph = helper.make_graph(
             [annotated.to_proto() for annotated in self.nodes],
             model.name or "training",
             self._inputs(fed_weights),
-            [_value_info(name, self.step.types[name]) for name in outputs],
+            [_value_info(name, self.step.types[name], described[name]) for name in outputs],
             self._initializers(used),
             value_info=self._inner_tensors(set(outputs)),
         )
@@ -88,19 +88,36 @@ class TrainingModel:
 
     def _inputs(self, fed_weights: Sequence[str]) -> list[onnx.ValueInfoProto]:
         model, updates = self.step.model, self.step.updates
-        fed = [*model.inputs, *model.targets, *fed_weights]
-        if updates is not None:
-            fed += updates.scalars.values()
-        if model.draw:
-            fed.append(model.draw)
-        if updates is not None:
-            fed += updates.state_names
-        zero = self.tensors.zero
-        return [
-            *(_value_info(name, self.step.types[name]) for name in fed),
-            _value_info(self.step.differentiated.seed, self._loss_scale),
-            _value_info(zero, self.tensors.type_of(zero)),
-        ]
+        scalars, states = (updates.scalars.values(), updates.state_names) if updates else ((), ())
+        fed = [*model.inputs, *model.targets, *fed_weights, *scalars, *filter(None, [model.draw]), *states]
+        zero, seed = self.tensors.zero, self.step.differentiated.seed
+        types = {**self.step.types, seed: self._loss_scale, zero: self.tensors.type_of(zero)}
+        described = self._descriptions()
+        return [_value_info(name, types[name], described[name]) for name in (*fed, seed, zero)]
+
+    def _descriptions(self) -> dict[str, str]:
+        """A line on each input and output."""
+        step, model = self.step, self.step.model
+        replaced = {statistic.updated: statistic.name for statistic in model.statistics}
+        texts = {
+            **dict.fromkeys(model.inputs, "input of the model"),
+            **dict.fromkeys(model.outputs, "output of the model"),
+            **dict.fromkeys(model.targets, "labels or desired output"),
+            **dict.fromkeys(model.parameters, "parameter of the model"),
+            **dict.fromkeys(replaced.values(), "running statistic"),
+            **{gradient: f"gradient of {name}" for name, gradient in step.parameter_gradients.items()},
+            model.draw: "number of the run",
+            model.loss: "loss",
+            step.differentiated.seed: "factor of all gradients",
+            self.tensors.zero: "always 0",
+        }
+        if (updates := step.updates) is not None:
+            replaced |= updates.replaced
+            texts[updates.norm] = "norm of all gradients"
+            texts |= {name: f"{key.replace('_', ' ')} of the update" for key, name in updates.scalars.items()}
+            for name, states in updates.states.items():
+                texts |= dict.fromkeys(states, f"state of {updates.optimizer.name} for {name}")
+        return texts | {new: f"new value of {old}" for new, old in replaced.items()}
 
     def _initializers(self, used: set[str]) -> list[onnx.TensorProto]:
         """Defaults of the loss scale and the barriers' zero, and the constants that nodes read."""
@@ -167,5 +184,5 @@ class TrainingModel:
         }
 
 
-def _value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind.dtype, kind.shape)
+def _value_info(name: str, kind: TensorType, description: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind.dtype, kind.shape, description)

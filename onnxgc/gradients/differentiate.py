@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.active_tensors import active_tensors
+from onnxgc.model.core.draft import fresh_name
 from onnxgc.model.core.ir import Array, Node, TensorType, TrainableModel
 
 # Without a limit of its own, a convolution's columns may take this part of the largest activation.
@@ -83,15 +84,6 @@ class ConstantPool:
             self._name_of[digest] = name
             self.values[name] = value
         return self._name_of[digest]
-
-
-def fresh_name(wanted: str, taken: set[str]) -> str:
-    """`wanted`, with the first free number appended if it is taken; adds the result to `taken`."""
-    name, suffix = wanted, 2
-    while name in taken:
-        name, suffix = f"{wanted}_{suffix}", suffix + 1
-    taken.add(name)
-    return name
 
 
 @dataclass(slots=True)
@@ -195,9 +187,8 @@ class GradientContext:
         base = f"{self.node.outputs[0]}_grad/{op}"
         outputs = tuple(fresh_name(base, self.taken) for _ in range(count))
         name = f"{self.node.name}/grad/{outputs[0].rsplit('/', 1)[1]}"
-        self._pending.append(
-            Node(op, tuple(inputs), outputs, attributes, name, self.node.name, domain=domain)
-        )
+        made = Node(op, tuple(inputs), outputs, attributes, name, self.node.name, domain=domain)
+        self._pending.append(made.with_changes(module=self.node.module))
         return outputs
 
     def ints(self, *values: int) -> str:
@@ -336,9 +327,10 @@ class _Backward:
                 total = fresh_name(f"{target}_grad/sum", context.taken)
                 # The target is part of the name: one forward node may add to gradients of several tensors.
                 name = f"{node.name}/grad/{total}"
+                parts = (self.gradient_of[target], gradient)
                 nodes = [
                     *nodes,
-                    Node("Add", (self.gradient_of[target], gradient), (total,), {}, name, node.name),
+                    Node("Add", parts, (total,), {}, name, node.name, module=node.module),
                 ]
                 gradient = total
             self.gradient_of[target] = gradient

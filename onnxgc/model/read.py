@@ -14,6 +14,7 @@ from onnxgc.model.core.draft import Draft, reads_of, without_dead_nodes
 from onnxgc.model.core.identity_removal import without_identities
 from onnxgc.model.core.ir import Statistic, TensorType, TrainableModel
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.module_paths import with_modules_of
 from onnxgc.model.files.proto_to_draft import draft_of
 from onnxgc.model.opset.convert_opset import at_target_opset, check_supported
 from onnxgc.model.opset.recurrent import with_unrolled_recurrence
@@ -101,8 +102,8 @@ def read_model(
     """
     proto, folder = load_proto(source)
     check_is_forward(proto)
-    draft, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
-    draft = draft.with_notes(*duplicate_notes(draft, decisions))
+    given, decisions = draft_with_roles(proto, folder, trainable=trainable, freeze=freeze, untie=untie)
+    draft = given.with_notes(*duplicate_notes(given, decisions))
     draft, file = with_input_shapes(draft, input_shapes)
     draft, choice = _with_chosen_loss(in_current_form(infer_shapes(draft, file)), loss, decisions)
     draft = apply_passes(draft, _STANDARD_OPERATORS)
@@ -112,6 +113,7 @@ def read_model(
     draft, roles = with_loss(draft, choice)
     draft = apply_passes(draft, _RUNTIME_FORMS)
     require_static_shapes(draft)
+    draft = with_modules_of(draft, given)
     return replace(
         _trainable_model(draft, decisions, roles, statistics, choice.kind, draw), provider=provider
     )

@@ -55,7 +55,7 @@ def infer_types(
     for node in nodes:
         for name in node.outputs:
             if name and name not in types:
-                raise ShapeError(f"no shape for tensor '{name}' of backward node '{node.name}' ({node.op})")
+                raise ShapeError(f"no shape for tensor '{name}' of {node.location} in backward")
     return types
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 
 from onnxgc.errors import OptimizerError
-from onnxgc.gradients.differentiate import ConstantPool, fresh_name
+from onnxgc.gradients.differentiate import ConstantPool
+from onnxgc.model.core.draft import fresh_name
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.core.name_globs import matches
 from onnxgc.tracing.optimizers import (
@@ -101,8 +102,10 @@ class UpdateWriter:
         constants: ConstantPool,
         taken: set[str],
         *,
+        node_names: Iterable[str] = (),
         has_float_gradients: bool = False,
     ) -> None:
+        self._node_names = set(node_names)
         self._has_float_gradients = has_float_gradients
         self._optimizer = optimizer
         self._types = types
@@ -168,8 +171,11 @@ class UpdateWriter:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _emit(self, op: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
-        name = fresh_name(out or f"{self._scope}/update/{op}", self._taken)
-        node = Node(op, inputs, (name,), attributes, f"{self._scope}/update/{name}", f"{self._scope}/update")
+        origin = f"{self._scope}/update"
+        name = fresh_name(out or f"{origin}/{op}", self._taken)
+        # `w/update/exp_avg_new` outputs `w_exp_avg_new`.
+        wanted = f"{origin}/{name.removeprefix(self._scope).lstrip('_')}" if out else name
+        node = Node(op, inputs, (name,), attributes, fresh_name(wanted, self._node_names), origin)
         self._nodes.append(node)
         self._written.add(node.name)
         return name

@@ -28,16 +28,22 @@ def with_updates(
         for name in model.parameters
         if name in differentiated.gradient_of
     }
+    nodes = (*differentiated.forward, *differentiated.backward)
     taken = {
         *model.types,
         *model.weights,
         *differentiated.constants,
         differentiated.seed,
-        *(name for node in (*differentiated.forward, *differentiated.backward) for name in node.outputs),
+        *(name for node in nodes for name in node.outputs),
     }
     constants = ConstantPool(taken)
     writer = UpdateWriter(
-        optimizer, {name: model.weights[name].type for name in gradients}, gradients, constants, taken
+        optimizer,
+        {name: model.weights[name].type for name in gradients},
+        gradients,
+        constants,
+        taken,
+        node_names=(node.name for node in nodes),
     )
     ready = _last_readers(differentiated, gradients)
     max_norm = None if isinstance(optimizer, Accumulation) else optimizer.clip_norm
@@ -51,8 +57,8 @@ def with_updates(
     for index, chunk in enumerate(differentiated.chunks):
         chunks.append(chunk)
         if index in after:
-            nodes = tuple(after[index])
-            chunks.append(BackwardChunk(chunk.source, nodes, tuple(node.outputs[0] for node in nodes[-1:])))
+            added = tuple(after[index])
+            chunks.append(BackwardChunk(chunk.source, added, tuple(node.outputs[0] for node in added[-1:])))
     updated = replace(
         differentiated,
         chunks=tuple(chunks),

@@ -85,3 +85,8 @@ def test_unreadable_and_unwritable_files_raise(tmp_path: Path) -> None:
         write_plan(PLANS[0], tmp_path / "none" / "plan.json", solver="peak")
     with pytest.raises(PlanError, match="the plan has schema 7"):
         plan_from_json({"schema": 7}, "the plan")
+
+
+def test_earlier_names_of_updates_are_read() -> None:
+    plan = {"schema": 1, "keeps_last_segment": True, "sequence": ["w/update/w/update/Mul", "w/update/w_new"]}
+    assert plan_of(plan).sequence == ("w/update/Mul", "w/update/new")

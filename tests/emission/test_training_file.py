@@ -16,6 +16,7 @@ from onnxgc.model.core.ir import Array
 from onnxgc.model.operators.registry import VIEW_OPERATORS
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
+from onnxgc.tracing.optimizers import AdamW
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
@@ -68,6 +69,19 @@ def test_inputs_and_outputs(resnet: OptimizeResult) -> None:
     for tensor in graph.initializer:
         if tensor.name in model.parameters:
             assert shapes[f"{tensor.name}_grad"] == list(tensor.dims)
+
+
+def test_inputs_and_outputs_are_described(resnet: OptimizeResult) -> None:
+    source = build("g (float[8, 4] x) => (float[8, 4] y) { y = MatMul (x, w) }", w=normal(4, 4))
+    updating = optimize(source, loss="mse", optimizer=AdamW(clip_norm=1.0), check=False)
+    found: dict[str, str] = {}
+    for model in (result.training_graph.model for result in (updating, resnet)):
+        values = (*model.graph.input, *model.graph.output)
+        assert all(value.doc_string for value in values)
+        found |= {value.name: value.doc_string for value in values}
+    assert 50 * sum(len(value.doc_string) + 2 for value in values) < model.ByteSize()
+    assert (found["w_new"], found["w_exp_avg"]) == ("new value of w", "state of adamw for w")
+    assert found["fc.bias_grad"] == "gradient of fc.bias"
 
 
 def test_every_inner_tensor_has_a_type(resnet: OptimizeResult) -> None:

@@ -9,8 +9,6 @@ from onnx import numpy_helper, parser
 
 import onnxgc
 from onnxgc.errors import OnnxgcError
-from onnxgc.model.files.pytorch_metadata import module_of
-from onnxgc.model.read import read_model
 
 SUM = "y = ReduceSum <keepdims = 0> (q)"
 CASES = {
@@ -98,37 +96,3 @@ def test_an_error_has_operator_location_reason_and_remedy(operator: str) -> None
     for wanted in (operator, f"'node_{position}' in module 'blocks.{position}'", *words):
         assert wanted in text, text
     assert "\n" not in text
-
-
-@pytest.mark.parametrize(
-    "scopes, path",
-    [
-        ("['', 'layer1', 'layer1.0', 'layer1.0.conv1', 'conv2d']", "layer1.0.conv1"),
-        ("['', 'add']", ""),
-        ("[]", ""),
-        ("", ""),
-        ("not a list", ""),
-    ],
-)
-def test_module_of_reads_the_innermost_scope(scopes: str, path: str) -> None:
-    node = onnx.NodeProto(op_type="Conv")
-    assert module_of(node) == ""
-    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
-    assert module_of(node) == path
-
-
-def test_converted_nodes_keep_the_module_of_their_source() -> None:
-    model = parser.parse_model(
-        """
-        <ir_version: 9, opset_import: ["" : 11]>
-        g (float[4, 8] x) => (float[4, 8] y) {
-            a = MatMul (x, w)
-            y = Softmax (a)
-        }"""
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
-    for node in model.graph.node:
-        node.name = node.op_type
-        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'head.{node.op_type}', 'op']")
-    found = {node.origin: node.module for node in read_model(model, loss="mse").nodes if node.module}
-    assert found == {"MatMul": "head.MatMul", "Softmax": "head.Softmax"}

@@ -44,7 +44,7 @@ def report(*rows: Any, **more: Any) -> Any:
     return {
         "model": "a.onnx", "inputs": {"x": [64, 3, 224, 224]}, "timing": "data sheet of a card", "notes": [],
         "lower_bound_bytes": 8_000_000_000, "bound_operator": "conv", "left_out": [], "rows": list(rows),
-        "regular": {"simulated_peak_bytes": 40_000_000_000}, "seconds": 3.0, **more,
+        "regular": {"simulated_peak_bytes": 40_000_000_000}, "seconds": 3.0, "modules": {}, **more,
     }  # fmt: skip
 
 
@@ -181,12 +181,13 @@ def test_two_plans_differ_by_tensor() -> None:
             {"tensor": name, "bytes": 1_000_000 * len(name), "fates": fates} for name, *fates in tensors
         ],
         "peak_change_bytes": 5_000_000,
+        "modules": {"uu": "blocks.1", "s": "blocks.2", "vv": "blocks.3"},
     }
     table = difference_table(difference)
     # A tensor that both keep is not a difference, even if it is a checkpoint of one only.
     assert [line[:3] for line in table.rows] == [
         (LONG, "recomputed", "checkpoint"),
-        ("uu", "released", "recomputed"),
+        ("uu in 'blocks.1'", "released", "recomputed"),
         ("t", "kept", "recomputed"),
     ]
     assert table.title == "3 tensors are kept or recomputed by one plan only"
@@ -199,8 +200,8 @@ def test_two_plans_differ_by_tensor() -> None:
     )
     assert same.startswith("kept by both: 1 (3.0 MB) that are checkpoints of one plan only")
     assert lines[0] == (
-        "a: peak 5.0 MB at 's', step 3 of 9; kept only here: 1 (1.0 MB); recomputed only here: 1 "
-        "(68.0 MB); largest tensors at the peak: 'u' 1.0 MB, 'vv' 2.0 MB"
+        "a: peak 5.0 MB at 's' in 'blocks.2', step 3 of 9; kept only here: 1 (1.0 MB); recomputed only "
+        "here: 1 (68.0 MB); largest tensors at the peak: 'u' 1.0 MB, 'vv' in 'blocks.3' 2.0 MB"
     )
     assert lines[-1] == "the peak of bb is 5.0 MB higher than that of a"
     assert (
@@ -233,14 +234,14 @@ PAIR: dict[str, Any] = {
 
 
 def pairs(*pairs: Any) -> Any:
-    return {"pairs": list(pairs)}
+    return {"pairs": list(pairs), "files": [{"modules": {}}] * (len(pairs) + 1)}
 
 
 def test_the_peaks_of_files_are_described() -> None:
     peak = {"peak_step": "s", "largest_at_peak": [{"tensor": "t", "bytes": 1_000_000}]}
-    found: Any = {"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}}]}
+    found: Any = {"files": [{"regular": peak, "planned": {**peak, "peak_step": "p"}, "modules": {"p": "n"}}]}
     assert file_lines(found)[1:] == [
-        "A: the baseline's peak is at 's' with 't' 1.0 MB; the plan's at 'p' with 't' 1.0 MB"
+        "A: the baseline's peak is at 's' with 't' 1.0 MB; the plan's at 'p' in 'n' with 't' 1.0 MB"
     ]
 
 

@@ -274,7 +274,17 @@ def test_a_late_recomputation_that_reads_a_parameter_delays_its_update() -> None
         for number, step in enumerate(replanned.planned.schedule.instructions)
         if isinstance(step, Compute | Recompute)
     }
-    assert place["w0/update/w0_new"] > place[f"{names[0]}__recompute"]
+    assert place["w0/update/new"] > place[f"{names[0]}__recompute"]
+
+
+def test_updates_name_the_parameter_once() -> None:
+    source = chain(2)
+    source.graph.node[0].name = "w1/update/new"
+    result = optimize(source, optimizer="adamw", check=False)
+    names = [node.name for node in result.training_graph.model.graph.node]
+    assert len(set(names)) == len(names)
+    assert {"w0/update/Sqrt", "w0/update/exp_avg_new", "w1/update/new_2"} <= set(names)
+    assert not any(name.count("w0") > 1 for name in names if "/update/" in name)
 
 
 def test_the_file_contains_the_optimizer() -> None:

@@ -19,7 +19,8 @@ from onnxgc.model.core.ir import Node, Weight
 from onnxgc.model.core.stored_weights import constant_value, filled_value, initializers
 from onnxgc.model.files.contrib_domain import in_runtime_domain
 from onnxgc.model.files.lift_body_weights import with_lifted_bodies
-from onnxgc.model.files.pytorch_metadata import folding_notes, module_of, with_exported_roles
+from onnxgc.model.files.module_paths import module_of
+from onnxgc.model.files.pytorch_metadata import folding_notes, with_exported_roles
 
 # Of a model that imports other operator sets only, so that a loss can be appended.
 DEFAULT_OPSET = 18

@@ -1,4 +1,4 @@
-"""Roles of weights and paths of modules, from the metadata that PyTorch's exporters write.
+"""Roles of weights, from the metadata that PyTorch's exporters write.
 
 The newer exporter (torch.export, with onnxscript's optimizer) marks weights in metadata; the older one
 (TorchScript) shows their roles by names and by Constant nodes alone.
@@ -14,6 +14,7 @@ import onnx
 
 from onnxgc.model.core.ir import Weight
 from onnxgc.model.core.stored_weights import ExportedAs, StoredWeight
+from onnxgc.model.files.module_paths import names_in
 
 _PRODUCER = "pytorch"
 # Metadata of an initializer's value_info, written by torch.export and by onnxscript's optimizer.
@@ -21,8 +22,6 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # Metadata of the graph: one line for each parameter and buffer of the module, folded ones included.
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
-# Metadata of a node: its enclosing modules.
-_SCOPES = "pkg.torch.onnx.name_scopes"
 # A weight into which the optimizer folds a normalisation keeps its name and loses its marks; the suffix
 # names its new bias.
 _FUSED_BIAS = "_bias"
@@ -57,20 +56,13 @@ def with_exported_roles(model: onnx.ModelProto, weights: Mapping[str, Weight]) -
     }
 
 
-def module_of(node: onnx.NodeProto) -> str:
-    """The path of a node's module, such as `layer1.0.conv1`; empty if the file does not record it."""
-    # The modules from the outermost, which has no name, to the innermost, then the name of the operation.
-    modules = _names(_metadata(node).get(_SCOPES, ""))[:-1]
-    return modules[-1] if modules else ""
-
-
 def folding_notes(model: onnx.ModelProto) -> tuple[str, ...]:
     """Notes on parameters that the exporter folded into other weights or dropped."""
     folded: dict[str, None] = {}
     stored = {tensor.name for tensor in model.graph.initializer}
     declared = _declared(model.graph)
     for value in model.graph.value_info:
-        sources = _names(_metadata(value).get(_FOLDED_FROM, "")) if value.name in stored else []
+        sources = names_in(_metadata(value).get(_FOLDED_FROM, "")) if value.name in stored else []
         lost = (name for name in sources if name not in stored and _is_parameter(name, declared))
         folded.update(dict.fromkeys(lost))
     marked = {value.name for value in model.graph.value_info if value.metadata_props}
@@ -106,7 +98,7 @@ def _marked_role(
         return ExportedAs.PARAMETER if kind == "PARAMETER" else ExportedAs.BUFFER
     if not mark and declared.get(name.removesuffix(_FUSED_BIAS)) == "PARAMETER":
         return ExportedAs.UNKNOWN
-    sources = _names(mark.get(_FOLDED_FROM, ""))
+    sources = names_in(mark.get(_FOLDED_FROM, ""))
     known = {**{source: marks[source].get(_KIND, "") for source in sources if source in marks}, **declared}
     return ExportedAs.UNKNOWN if any(_is_parameter(s, known) for s in sources) else ExportedAs.CONSTANT
 
@@ -122,12 +114,8 @@ def _is_parameter(name: str, declared: Mapping[str, str]) -> bool:
     return declared[name] == "PARAMETER" if name in declared else "." in name
 
 
-def _metadata(proto: onnx.GraphProto | onnx.NodeProto | onnx.ValueInfoProto) -> dict[str, str]:
+def _metadata(proto: onnx.GraphProto | onnx.ValueInfoProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in proto.metadata_props}
-
-
-def _names(listed: str) -> list[str]:
-    return [name.strip(" '[]") for name in listed.split(",")]
 
 
 def _is_by_older(model: onnx.ModelProto) -> bool:

@@ -16,7 +16,7 @@ from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, attributes_of, fresh_name, operator_name
 from onnxgc.model.core.ir import Array, Node
 from onnxgc.model.files.lift_body_weights import outer_names
-from onnxgc.model.files.pytorch_metadata import module_of
+from onnxgc.model.files.module_paths import module_of
 from onnxgc.model.rebatch.shape_pair import ShapeWalk
 from onnxgc.model.static_shapes.opset_changes import SETTINGS_AS_INPUTS
 from onnxgc.model.static_shapes.type_inference import static_type

@@ -40,7 +40,7 @@ def with_separate_statistics(draft: Draft) -> Draft:
                 inputs[index] = writer.names.fresh(f"{node.name}_{kind}")
                 writer.weights[inputs[index]] = draft.weights[name]
                 writer.notes.append(
-                    f"weight '{name}' is stored once for several uses; the {kind} of '{node.name}' is now "
+                    f"weight '{name}' is stored once for several uses; the {kind} of {node.label} is now "
                     f"'{inputs[index]}'"
                 )
         writer.nodes.append(node.with_changes(inputs=tuple(inputs)))
@@ -75,7 +75,7 @@ def with_batch_statistics(
         if node.attribute(EVALUATED):
             lowering.nodes.append(_without_mark(node))
             lowering.notes.append(
-                f"BatchNormalization '{node.name}' keeps its running statistics: "
+                f"BatchNormalization {node.label} keeps its running statistics: "
                 "the file marks it as in evaluation mode"
             )
         elif node.op == "BatchNormalization" and not node.domain:
@@ -110,7 +110,7 @@ class _BatchStatistics(GraphWriter):
     def lower(self, node: Node) -> None:
         if any(node.outputs[1:]):
             self.notes.append(
-                f"BatchNormalization '{node.name}' is unchanged, because other nodes read its statistics"
+                f"BatchNormalization {node.label} is unchanged, because other nodes read its statistics"
             )
             self.nodes.append(node)
             return
@@ -129,7 +129,7 @@ class _BatchStatistics(GraphWriter):
         count = kind.element_count // kind.shape[1]
         if count == 1:
             self.notes.append(
-                f"BatchNormalization '{node.name}' reads one value per channel, so its variance is 0; "
+                f"BatchNormalization {node.label} reads one value per channel, so its variance is 0; "
                 "use a larger batch"
             )
         unbiased = count / (count - 1) if count > 1 else 1.0
@@ -170,7 +170,7 @@ class _BatchStatistics(GraphWriter):
         current = self.updated.get(running, running)
         if current != running:
             self.notes.append(
-                f"running statistic '{running}' is shared; node '{node.name}' updates it after earlier ones"
+                f"running statistic '{running}' is shared; node {node.label} updates it after earlier ones"
             )
         self._write_update(node, running, current, batch, momentum, share, kind)
 

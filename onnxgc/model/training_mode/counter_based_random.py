@@ -44,7 +44,7 @@ def with_counter_based_random(draft: Draft) -> tuple[Draft, str]:
         if rule is None or not rule(forms, node):
             forms.nodes.append(node)
     forms.notes = [
-        f"{node.op} '{node.name}' uses the runtime's random generator: training that resumes in another "
+        f"{node.op} {node.label} uses the runtime's random generator: training that resumes in another "
         "session draws other numbers"
         for node in forms.nodes
         if _uses_runtime_generator(node, draft)

@@ -91,7 +91,7 @@ def with_dropout_on(draft: Draft) -> Draft:
         ratio = _ratio(node, draft) if is_dropout else None
         if is_dropout and ratio is None:
             writer.notes.append(
-                f"Dropout '{node.name}' is unchanged, because its ratio is computed in the graph"
+                f"Dropout {node.label} is unchanged, because its ratio is computed in the graph"
             )
         elif ratio == 0.0 and not any(node.outputs[1:]):
             node = node.with_changes(

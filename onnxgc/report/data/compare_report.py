@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict, final
 
-from onnxgc.report.data.optimize_report import RegularFigures, TensorSum
-
-
-class TensorFigures(TypedDict):
-    """A tensor and its size; `detail` says why it has no counterpart."""
-
-    tensor: str
-    bytes: int
-    detail: NotRequired[str]
+from onnxgc.report.data.optimize_report import RegularFigures, TensorFigures, TensorSum
 
 
 class PeakPosition(TypedDict):
@@ -82,6 +74,7 @@ class DifferenceReport(TypedDict):
     kept_by_both: int
     computed_again_by_both: int
     peak_change_bytes: int
+    modules: dict[str, str]
 
 
 class BaselineFigures(RegularFigures):
@@ -104,6 +97,7 @@ class PlansReport(TypedDict):
     regular: BaselineFigures
     lower_bound_bytes: int
     bound_operator: str
+    modules: dict[str, str]
     rows: list[PlanRow]
     budget_bytes: int | None
     left_out: list[OmittedRow]
@@ -155,6 +149,7 @@ class FileReport(TypedDict):
     read_by_backward: TensorSum
     regular: PeakFigures
     planned: PlannedFilePeak
+    modules: dict[str, str]
     is_rebatched: bool
     notes: list[str]
 

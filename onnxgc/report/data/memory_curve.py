@@ -54,6 +54,7 @@ class Run:
     kind: str
     phase: Phase
     source: str = ""
+    module: str = ""
 
 
 def step_number(run: int) -> int:
@@ -72,6 +73,7 @@ class Lifetime:
     size_bytes: int
     role: MemoryRole
     form: str
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class ForwardOperator:
     segment: int | None
     is_checkpoint: bool
     reads: tuple[int, ...]
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +157,12 @@ def memory_curve(label: str, step: TrainingStep, schedule: Schedule) -> MemoryCu
 
 def _run(step: TrainingStep, run: Compute | Recompute) -> Run:
     name = run.operator.name
+    node = step.nodes[run.source if isinstance(run, Recompute) else name]
     if isinstance(run, Recompute):
-        return Run(name, operator_name(step.nodes[run.source]), Phase.RECOMPUTATION, run.source)
-    kind = operator_name(step.nodes[name])
+        return Run(name, operator_name(node), Phase.RECOMPUTATION, run.source, node.module)
     if run.chunk is None:
-        return Run(name, kind, Phase.FORWARD)
-    return Run(name, kind, Phase.BACKWARD, step.graph.sources[run.chunk])
+        return Run(name, operator_name(node), Phase.FORWARD, module=node.module)
+    return Run(name, operator_name(node), Phase.BACKWARD, step.graph.sources[run.chunk], node.module)
 
 
 def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> list[Lifetime]:
@@ -190,14 +193,17 @@ def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> l
         name, size, first = storage.tensor, storage.size_bytes, begun.pop(storage)
         original = schedule.original_of.get(name, name)
         role = role_of(storage, first, last)
-        lifetimes.append(Lifetime(name, original, first, last, size, role, form_of(step, original)))
+        form = form_of(step, original)
+        lifetimes.append(Lifetime(name, original, first, last, size, role, form, runs[first].module))
 
     for index, allocation in enumerate(allocations(schedule, graph)):
         begun.update((storage, index) for storage in allocation.made)
         operator = allocation.operator
         if operator.workspace_bytes:
             name, size = operator.name, operator.workspace_bytes
-            lifetimes.append(Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, ""))
+            lifetimes.append(
+                Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, "", runs[index].module)
+            )
         for storage in allocation.freed:
             end(storage, index)
     for storage in tuple(begun):
@@ -243,6 +249,7 @@ def forward_operators(
                 segments.get(name) if run.segment is None else run.segment,
                 not kept.isdisjoint(made),
                 tuple(reads),
+                step.nodes[name].module,
             )
         )
     return tuple(operators)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class TensorSum(TypedDict):
@@ -10,6 +10,14 @@ class TensorSum(TypedDict):
 
     count: int
     bytes: int
+
+
+class TensorFigures(TypedDict):
+    """A tensor and its size; `detail` says why it has no counterpart."""
+
+    tensor: str
+    bytes: int
+    detail: NotRequired[str]
 
 
 class RegularFigures(TypedDict):
@@ -29,6 +37,7 @@ class PlannedFigures(TypedDict):
     simulated_peak_bytes: int
     simulated_activation_peak_bytes: int
     peak_step: str
+    largest_at_peak: list[TensorFigures]
     extra_flops_ratio: float
 
 
@@ -111,7 +120,7 @@ class BoundFigures(TypedDict):
 
 
 class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
-    """The figures of `optimize --json`."""
+    """The figures of `optimize --json`; `modules` are those of tensors and operators."""
 
     model: str
     output: str | None
@@ -126,6 +135,7 @@ class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
     planned: PlannedFigures
     device_memory: DeviceFigures
     checkpoints: list[str]
+    modules: dict[str, str]
     notes: list[str]
     seconds: dict[str, float]
 

@@ -22,8 +22,8 @@ from onnxgc.report.html.svg import (
     ticks,
 )
 from onnxgc.report.html.tables import Column, key, line_swatch, size, swatch, table
-from onnxgc.report.html.tags import Html, joined, name_tag, tag
-from onnxgc.report.text.units import megabytes
+from onnxgc.report.html.tags import Html, joined, name_in_module, tag
+from onnxgc.report.text.units import in_module, megabytes
 
 HEIGHT = 300
 _HEADROOM = 1.04
@@ -231,7 +231,7 @@ def _run_text(run: Run) -> str:
         Phase.RECOMPUTATION: f"which recomputes '{run.source}'",
         Phase.BACKWARD: f"in the backward of '{run.source}'",
     }[run.phase]
-    return f"{run.kind} '{run.name}' {reason}"
+    return f"{run.kind} '{run.name}'{in_module(run.name, {run.name: run.module})} {reason}"
 
 
 def roles_table(curves: Sequence[MemoryCurve]) -> Html:
@@ -271,7 +271,7 @@ def alive_table(curve: MemoryCurve) -> Html:
 def _alive_row(life: Lifetime) -> list[str | int]:
     role = joined(swatch(f"role-{list(MemoryRole).index(life.role)}"), life.role.value)
     return [
-        name_tag(life.tensor),
+        name_in_module(life.tensor, life.module),
         life.form,
         role,
         life.size_bytes,

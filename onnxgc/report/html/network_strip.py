@@ -17,7 +17,7 @@ from onnxgc.report.html.svg import (
     stretched,
 )
 from onnxgc.report.html.tables import Column, count, key, size, swatch, table
-from onnxgc.report.html.tags import Html, name_tag, tag
+from onnxgc.report.html.tags import Html, name_in_module, name_tag, tag
 from onnxgc.report.text.units import megabytes
 
 ARCS, MARKS, BARS, SEGMENTS = 80, 18, 90, 18
@@ -150,7 +150,7 @@ def checkpoints_table(network: Sequence[ForwardOperator]) -> Html:
     """The checkpoints in forward order."""
     rows: list[list[str | int]] = [
         [
-            name_tag(operator.tensor),
+            name_in_module(operator.tensor, operator.module),
             operator.form,
             operator.kind,
             name_tag(operator.name),

@@ -199,7 +199,10 @@ def _facts(shown: PageData) -> list[tuple[str, str]]:
 
 def _bound(report: OptimizeReport) -> list[tuple[str, str]]:
     budget = report.get("budget")
-    on_peak = ("lower bound on the peak", bound_text(report["lower_bound_bytes"], report["bound_operator"]))
+    on_peak = (
+        "lower bound on the peak",
+        bound_text(report["lower_bound_bytes"], report["bound_operator"], report["modules"]),
+    )
     if budget is None:
         return [
             on_peak,

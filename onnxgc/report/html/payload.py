@@ -50,6 +50,8 @@ def _curve(curve: MemoryCurve, numbers: _Numbers) -> dict[str, Any]:
         "last": [life.last for life in curve.lifetimes],
         "bytes": [life.size_bytes for life in curve.lifetimes],
         "role": [roles.index(life.role) for life in curve.lifetimes],
+        "module": numbers(life.module for life in curve.lifetimes),
+        "module of run": numbers(run.module for run in curve.runs),
     }
 
 
@@ -66,4 +68,5 @@ def _network(network: Sequence[ForwardOperator], numbers: _Numbers) -> dict[str,
         "segment": [-1 if operator.segment is None else operator.segment for operator in network],
         "checkpoint": [int(operator.is_checkpoint) for operator in network],
         "reads": [list(operator.reads) for operator in network],
+        "module": numbers(operator.module for operator in network),
     }

@@ -43,6 +43,8 @@
   }
 
   const named = (text) => make("span", { class: "name" }, text);
+  // The parts of a cell: a name, and the module below it.
+  const inModule = (text, module) => module ? [named(text), "\n", make("span", { class: "name module" }, module)] : [named(text)];
   const swatch = (kind) => make("svg", { class: "swatch", width: 14, height: 14, "aria-hidden": "true" },
     make("rect", { width: 14, height: 14, class: `area ${kind}` }));
 
@@ -311,7 +313,8 @@
       const phase = data.phases[course.phase[run]];
       const reason = phase === "forward" ? "in forward"
         : phase === "backward" ? `in the backward of '${source}'` : `which recomputes '${source}'`;
-      return `${data.texts[course.kind[run]]} '${data.texts[course.name[run]]}' ${reason}`;
+      const module = data.texts[course["module of run"][run]];
+      return `${data.texts[course.kind[run]]} '${data.texts[course.name[run]]}'${module && ` in '${module}'`} ${reason}`;
     }
 
     text(run) {
@@ -340,7 +343,7 @@
       const { data, course } = this;
       const alive = this.alive(run);
       const row = (life) => make("tr", {},
-        make("th", { scope: "row" }, named(data.texts[course.tensor[life]])),
+        make("th", { scope: "row" }, ...inModule(data.texts[course.tensor[life]], data.texts[course.module[life]])),
         make("td", {}, data.texts[course.form[life]]),
         make("td", {}, swatch(`role-${course.role[life]}`), `\n${data.roles[course.role[life]]}`),
         make("td", { class: "number", "data-value": course.bytes[life] }, megabytes(course.bytes[life])),
@@ -428,10 +431,11 @@
 
     described(index) {
       const { network, data } = this;
+      const module = data.texts[network.module[index]];
       const again = network.again[index] > 1 ? `, ${network.again[index]} times` : "";
       const parts = [
         `Operator ${numbered(index)} of ${count(this.size)}: ${data.texts[network.kind[index]]} `,
-        named(data.texts[network.name[index]]), " outputs ", named(data.texts[network.tensor[index]]),
+        named(data.texts[network.name[index]]), module && ` in '${module}'`, " outputs ", named(data.texts[network.tensor[index]]),
         ` (${data.texts[network.form[index]]}, ${megabytes(network.bytes[index])}), ${data.fates[network.fate[index]]}${again}`,
       ];
       if (network.segment[index] >= 0) parts.push(`, in segment ${network.segment[index]}`);

@@ -14,7 +14,7 @@ from onnxgc.report.data.memory_curve import (
     Phase,
     TensorFate,
 )
-from onnxgc.report.html.tags import Html, joined, name_tag, tag
+from onnxgc.report.html.tags import Html, joined, name_in_module, name_tag, tag
 from onnxgc.report.text.units import duration, megabytes
 
 MAX_TENSORS = 50
@@ -167,7 +167,7 @@ def tensors_table(curve: MemoryCurve, network: Sequence[ForwardOperator]) -> Htm
         if again > 1:
             fate += f" {again} times"
         producer = joined(run.kind, " ", name_tag(run.name))
-        rows.append([name_tag(life.tensor), life.form, life.size_bytes, fate, producer])
+        rows.append([name_in_module(life.tensor, life.module), life.form, life.size_bytes, fate, producer])
     caption = f"The largest tensors ({len(rows):,} of {len(firsts):,}; {curve.label})"
     headings = [Column("tensor"), Column("type"), Column("size", size), Column("fate")]
     return table(caption, [*headings, Column("produced by")], rows, sortable=True)

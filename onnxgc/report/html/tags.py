@@ -40,6 +40,11 @@ def name_tag(name: str, class_: str = "name") -> Html:
     return tag("span", name, class_=class_)
 
 
+def name_in_module(name: str, module: str) -> Html:
+    """A name with the path of its module below it, if it has one."""
+    return joined(name_tag(name), tag("span", module, class_="name module")) if module else name_tag(name)
+
+
 def bullets(lines: Iterable[str], class_: str | None = None) -> Html:
     return tag("ul", *(tag("li", line) for line in lines), class_=class_)
 

@@ -10,7 +10,8 @@ from rich.table import Column, Table
 from onnxgc.report.data.inspect_report import CardFigures, OperatorFigures, WeightFigures
 from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.report.data.verify_report import CheckFigures, VerifyReport
-from onnxgc.report.text.units import bound_text, megabytes, shape_text
+from onnxgc.report.text.plan_difference_lines import tensor_list
+from onnxgc.report.text.units import bound_text, in_module, megabytes, shape_text
 
 
 def titled_table(title: str, *columns: Column) -> Table:
@@ -82,12 +83,23 @@ def verdict(report: OptimizeReport) -> str:
     if report["status"] == "optimal":
         quality = "optimal"
     else:
-        bound = bound_text(report["lower_bound_bytes"], report["bound_operator"])
+        bound = bound_text(report["lower_bound_bytes"], report["bound_operator"], report["modules"])
         quality = f"feasible; lower bound {bound}"
     return (
         f"{report['solver']}: {quality} for the objective '{report['objective']}' "
         f"({report['vertices']} tensors, {report['operators']} operators); {report['seconds']['total']:.1f} s"
     )
+
+
+def peak_lines(report: OptimizeReport) -> list[str]:
+    """The peak and the checkpoints."""
+    planned, modules = report["planned"], report["modules"]
+    names = (name + in_module(name, modules) for name in report["checkpoints"])
+    return [
+        f"peak at '{planned['peak_step']}'{in_module(planned['peak_step'], modules)}; largest live tensors: "
+        + tensor_list(planned["largest_at_peak"], modules),
+        f"checkpoints: {', '.join(names)}",
+    ]
 
 
 def stages_line(report: OptimizeReport) -> str:

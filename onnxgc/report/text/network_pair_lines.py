@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from onnxgc.report.data.compare_report import NetworksReport, PairReport, TransferredPlan
+from onnxgc.report.data.compare_report import (
+    FileReport,
+    NetworksReport,
+    PairReport,
+    PeakFigures,
+    TransferredPlan,
+)
 from onnxgc.report.text.plan_difference_lines import tensor_list, tensor_sum
 from onnxgc.report.text.text_table import Cells
-from onnxgc.report.text.units import figure, megabytes
+from onnxgc.report.text.units import figure, in_module, megabytes
 
 _MAX_DIVERGENCES = 3
 
@@ -56,13 +62,16 @@ def file_lines(report: NetworksReport) -> list[str]:
         "read: tensors that backward reads; base and plan: simulated peaks of the baseline and of the plan; "
         "kept: checkpoints",
         *(
-            f"{file_label(place)}: the baseline's peak is at '{file['regular']['peak_step']}' with "
-            f"{tensor_list(file['regular']['largest_at_peak'][:3])}; "
-            f"the plan's at '{file['planned']['peak_step']}' with "
-            f"{tensor_list(file['planned']['largest_at_peak'][:3])}"
+            f"{file_label(place)}: the baseline's peak is at {_peak(file, file['regular'])}; "
+            f"the plan's at {_peak(file, file['planned'])}"
             for place, file in enumerate(report["files"])
         ),
     ]
+
+
+def _peak(file: FileReport, side: PeakFigures) -> str:
+    step, modules = side["peak_step"], file["modules"]
+    return f"'{step}'{in_module(step, modules)} with {tensor_list(side['largest_at_peak'][:3], modules)}"
 
 
 def checkpoints_table(report: NetworksReport, number: int) -> Cells:
@@ -104,10 +113,10 @@ def pair_lines(report: NetworksReport, number: int) -> list[str]:
         f"{extra['count_b']} ({megabytes(extra['bytes_b'])}) in {b}"
         for extra in pair["extras"]
     ]
-    for side, name in (("a", a), ("b", b)):
+    for side, name, file in (("a", a, report["files"][0]), ("b", b, report["files"][number + 1])):
         here_only = pair["read_by_backward_here_only"][side]
         if here_only:
-            examples = tensor_list(here_only[:3])
+            examples = tensor_list(here_only[:3], file["modules"])
             lines.append(f"backward reads in {name} only: {tensor_sum(here_only)}, such as {examples}")
     return lines
 

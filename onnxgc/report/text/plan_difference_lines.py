@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from onnxgc.report.data.compare_report import DifferenceReport, TensorFates, TensorFigures
+from onnxgc.report.data.compare_report import DifferenceReport, TensorFates
+from onnxgc.report.data.optimize_report import TensorFigures
 from onnxgc.report.text.text_table import Cells
-from onnxgc.report.text.units import figure, megabytes
+from onnxgc.report.text.units import figure, in_module, megabytes
 
 MAX_TENSORS = 10
 """Tensors in a table, unless all are requested."""
@@ -20,9 +21,14 @@ _MEANINGS = {
 
 def difference_table(difference: DifferenceReport, *, most: int | None = MAX_TENSORS) -> Cells:
     """Tensors that only one of two plans keeps or recomputes, the largest first, with both fates."""
+    modules = difference["modules"]
     differing = [item for item in difference["tensors"] if not _is_kept_by_both(item)]
     rows = [
-        (item["tensor"], *(_NAMES[fate] for fate in item["fates"]), figure(item["bytes"]))
+        (
+            item["tensor"] + in_module(item["tensor"], modules),
+            *(_NAMES[fate] for fate in item["fates"]),
+            figure(item["bytes"]),
+        )
         for item in differing[:most]
     ]
     title = f"{len(differing)} tensors are kept or recomputed by one plan only"
@@ -39,12 +45,14 @@ def _is_kept_by_both(item: TensorFates) -> bool:
 
 def difference_lines(difference: DifferenceReport) -> list[str]:
     """The table's terms, both peaks, and the change."""
+    modules = difference["modules"]
     lines = [
-        f"{side['name']}: peak {megabytes(side['simulated_peak_bytes'])} at '{side['peak_step']}', "
+        f"{side['name']}: peak {megabytes(side['simulated_peak_bytes'])} at "
+        f"'{side['peak_step']}'{in_module(side['peak_step'], modules)}, "
         f"step {side['peak_step_number']:,} of {side['steps']:,}; "
         f"kept only here: {tensor_sum(side['kept_here_only'])}; "
         f"recomputed only here: {tensor_sum(side['computed_again_here_only'])}; "
-        f"largest tensors at the peak: {tensor_list(side['largest_at_peak'][:3])}"
+        f"largest tensors at the peak: {tensor_list(side['largest_at_peak'][:3], modules)}"
         for side in difference["plans"]
     ]
     one, other = (side["name"] for side in difference["plans"])
@@ -76,10 +84,12 @@ def tensor_sum(items: Sequence[TensorFigures] | Sequence[TensorFates]) -> str:
     return f"{len(items)} ({megabytes(sum(item['bytes'] for item in items))})" if items else "none"
 
 
-def tensor_list(items: Sequence[TensorFigures]) -> str:
-    """Tensors with sizes and details."""
+def tensor_list(items: Sequence[TensorFigures], modules: Mapping[str, str]) -> str:
+    """Tensors with modules, sizes and details."""
     named = []
     for item in items:
         detail = f" ({item['detail']})" if "detail" in item else ""
-        named.append(f"'{item['tensor']}' {megabytes(item['bytes'])}{detail}")
+        named.append(
+            f"'{item['tensor']}'{in_module(item['tensor'], modules)} {megabytes(item['bytes'])}{detail}"
+        )
     return ", ".join(named)

@@ -79,7 +79,7 @@ def plans_table(report: PlansReport) -> Cells:
 def plans_lines(report: PlansReport) -> list[str]:
     """The meaning of the table's figures."""
     best = report["rows"][0]
-    bound = bound_text(report["lower_bound_bytes"], report["bound_operator"])
+    bound = bound_text(report["lower_bound_bytes"], report["bound_operator"], report["modules"])
     objectives: defaultdict[str, list[str]] = defaultdict(list)
     for row in report["rows"]:
         objectives[row["objective"]].append(row["name"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 MEGABYTE = 10**6
 
@@ -45,9 +45,15 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def bound_text(bound_bytes: int, operator: str) -> str:
+def in_module(name: str, modules: Mapping[str, str]) -> str:
+    """The module after a name, as ` in 'blocks.11.mlp.act'`, or nothing."""
+    return f" in '{modules[name]}'" if modules.get(name) else ""
+
+
+def bound_text(bound_bytes: int, operator: str, modules: Mapping[str, str]) -> str:
     """A lower bound, with the operator whose working set it is, if any."""
-    return megabytes(bound_bytes) + (f" (the working set of '{operator}')" if operator else "")
+    at = f" (the working set of '{operator}'{in_module(operator, modules)})" if operator else ""
+    return megabytes(bound_bytes) + at
 
 
 def shape_text(shape: Sequence[int]) -> str:
