@@ -2,8 +2,7 @@
 
 __version__ = "0.1.0"
 
-from onnxgc.api import bench, compare, inspect, optimize, verify
-from onnxgc.api.largest_size import largest_size
+from onnxgc.api import bench, compare, inspect, largest_size, optimize, verify
 from onnxgc.errors import OnnxgcError
 
 __all__ = [

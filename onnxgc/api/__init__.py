@@ -4,6 +4,7 @@ from onnxgc.api.bare_graphs import solve_graph
 from onnxgc.api.benchmarking import Benchmark, bench
 from onnxgc.api.comparison import compare
 from onnxgc.api.inspection import Inspection, inspect
+from onnxgc.api.largest_size import LargestSize, largest_size
 from onnxgc.api.pipeline import OptimizeResult, optimize
 from onnxgc.api.plan_table import Comparison
 from onnxgc.api.planned_step import PlannedStep, emit, store_all_schedule
@@ -16,6 +17,7 @@ __all__ = [
     "Check",
     "Comparison",
     "Inspection",
+    "LargestSize",
     "OptimizeResult",
     "PlannedStep",
     "Verification",
@@ -23,6 +25,7 @@ __all__ = [
     "compare",
     "emit",
     "inspect",
+    "largest_size",
     "optimize",
     "plan_step",
     "solve_graph",

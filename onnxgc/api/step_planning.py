@@ -13,6 +13,7 @@ from onnxgc.api.budget_plans import (
     BudgetSolution,
     FrontierPoint,
     plan_for_request,
+    regular_peak_bytes,
 )
 from onnxgc.api.device_memory import DeviceMemory
 from onnxgc.api.planned_step import PlannedStep, schedule_solution, trace_problem
@@ -103,8 +104,10 @@ def plan_within(
         budgeted = with_runtime_peaks(budgeted, request, traced.problem, durations, options, run)
     solution = budgeted.solution
     planned = schedule_solution(model, traced, solution)
-    budget, regular = request.budget, planned.regular_profile.peak_bytes
-    limit = None if budget is None or budget.is_least else budget.bytes_of(regular)
+    budget = request.budget
+    # The baseline of the plan has other columns on CUDA than that of the search.
+    is_limited = budget is not None and not budget.is_least
+    limit = budget.bytes_of(regular_peak_bytes(traced.problem)) if budget and is_limited else None
     if limit is not None and planned.profile.peak_bytes > limit:
         assert updates is not None, "without updates the schedule has the peak of the plan"
         raise BudgetError(

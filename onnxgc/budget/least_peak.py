@@ -168,7 +168,10 @@ class _Descent:
         free_order, seed = self._options.order is Order.FREE, self._options.seed
         low = self.floor - 1
         try:
-            while self.peak - low > self.peak // _PRECISION and self._deadline.left(QUICK_DESCENT_END) != 0.0:
+            while (
+                self.peak - low > max(1, self.peak // _PRECISION)
+                and self._deadline.left(QUICK_DESCENT_END) != 0.0
+            ):
                 budget = (low + self.peak) // 2
                 moves = LocalMoves(self._problem, budget, free_order=free_order, seed=seed)
                 starts = [range(len(self._problem)), self.best]

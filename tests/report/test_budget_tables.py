@@ -13,6 +13,8 @@ from onnxgc.report.terminal.budget_tables import (
     frontier_plot,
     frontier_table,
     plan_within_budget,
+    sizes_plot,
+    sizes_table,
     verdict_on_time,
 )
 from onnxgc.report.terminal.plots import HEIGHT, WIDTH, scatter_plot
@@ -25,6 +27,13 @@ FOUND = {
 }  # fmt: skip
 
 
+DEVICE = {
+    "device_bytes": None, "weight_bytes": 7_000_000, "optimizer_state_bytes": 0, "input_bytes": 2_000_000,
+    "runtime_bytes": 0, "regular": {"margin_bytes": 10_000_000, "total_bytes": 119_000_000},
+    "planned": {"margin_bytes": 5_800_000, "total_bytes": 72_800_000},
+}  # fmt: skip
+
+
 def report(status: str = "feasible", frontier: list[dict[str, Any]] | None = None, **found: Any) -> Any:
     return {
         "model": "m.onnx",
@@ -34,6 +43,7 @@ def report(status: str = "feasible", frontier: list[dict[str, Any]] | None = Non
         "regular": {"simulated_peak_bytes": 100_000_000},
         "planned": {"simulated_peak_bytes": 58_000_000},
         "lower_bound_bytes": 40_000_000,
+        "device_memory": DEVICE,
         "budget": {**FOUND, **found},
         "frontier": frontier or [],
         "seconds": {"total": 1.5},
@@ -52,6 +62,10 @@ def test_memory_time_bound_and_gap_have_a_row_each() -> None:
     assert rows(plan_within_budget(report())) == [
         ["memory budget", "", "60.0 MB", "60%"],
         ["simulated peak", "100 MB", "58.0 MB", "58%"],
+        ["all memory", "119 MB", "72.8 MB", "61%"],
+        ["weights", "7.0 MB", "7.0 MB", ""],
+        ["inputs", "2.0 MB", "2.0 MB", ""],
+        ["margin for the allocator", "10.0 MB", "5.8 MB", ""],
         ["time", "250 ms", "260 ms", ""],
         ["extra time", "", "4.00%", ""],
         ["lower bound on extra time", "", "3.00%", ""],
@@ -68,11 +82,32 @@ def test_the_peak_of_reordering_only_is_shown_if_known() -> None:
 
 def test_without_a_memory_budget_the_lower_bound_is_on_memory() -> None:
     shown = rows(plan_within_budget(report(bytes=None, most_extra_time_ratio=0.1)))
-    assert shown[:3] == [
+    assert shown[:2] == [
         ["simulated peak", "100 MB", "58.0 MB", "58%"],
         ["lower bound", "", "40.0 MB", "40%"],
-        ["extra time allowed", "", "10.0%", ""],
     ]
+    assert ["extra time allowed", "", "10.0%", ""] in shown
+
+
+def test_the_memory_of_a_device_and_sizes_that_fit_it_are_shown() -> None:
+    device = {**DEVICE, "device_bytes": 80_000_000, "runtime_bytes": 1_000_000}
+    given: Any = {**report(), "device_memory": device}
+    shown = rows(plan_within_budget(given))
+    assert ["memory of the device", "", "80.0 MB", ""] in shown
+    assert ["runtime", "1.0 MB", "1.0 MB", ""] in shown
+    points = [
+        {
+            "size": size,
+            "total_bytes": 10**8,
+            "extra_time_ratio": 0.1,
+            "seconds": 0.5,
+            "per_second": 2.0 * size,
+        }
+        for size in (8, 1024)
+    ]
+    found: Any = {"dimension": "batch (x)", "device_bytes": 10**8, "size": 1024, "points": points}
+    assert rows(sizes_table(found))[-1] == ["1,024", "100 MB", "10.0%", "500 ms", "2,048.0"]
+    assert sizes_plot(found).splitlines()[-1].split() == ["8", "size", "1,024"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""Sequences of one step on another: the same decisions, for all operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxgc.api import optimize
+from onnxgc.api.planned_step import trace_problem
+from onnxgc.api.step_planning import step_with_plan
+from onnxgc.errors import PlanError
+from onnxgc.model.read import read_model
+from onnxgc.planning.sequence_transfer import transferred_sequence
+from tests.api.chains import chain
+
+MODEL = Path(__file__).parents[2] / "models" / "resnet18.onnx"
+
+
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+def test_a_plan_fits_other_batches(provider: str) -> None:
+    """Gradients of other batches are computed in other parts."""
+    made = optimize(
+        MODEL,
+        input_shapes={"x": (16, 3, 64, 64)},
+        provider=provider,
+        extra_time="20%",
+        step_limit=1,
+        check=False,
+    ).planned
+    repeated = len(made.solution.plan.sequence) - len(set(made.solution.plan.sequence))
+    assert repeated
+    for batch in (7, 24):
+        model = read_model(MODEL, input_shapes={"x": (batch, 3, 64, 64)}, provider=provider)
+        planned = step_with_plan(model, made.solution.plan)
+        assert planned.profile.peak_bytes < 1.02 * planned.regular_profile.peak_bytes
+        assert len(planned.schedule.recomputed) == pytest.approx(repeated, abs=3)
+        with pytest.raises(PlanError):
+            step_with_plan(model, made.solution.plan, is_transferable=False)
+
+
+def test_a_plan_of_another_network_is_rejected() -> None:
+    made = optimize(chain(2), budget="90%", step_limit=1, check=False).planned.solution.plan.sequence
+    step = trace_problem(read_model(chain(3))).step.graph
+    assert transferred_sequence(made, step) is None
+    with pytest.raises(PlanError, match="before its inputs"):
+        optimize(chain(3), plan=optimize(chain(2), budget="90%", step_limit=1, check=False), check=False)
+
+
+def test_the_same_step_keeps_its_sequence() -> None:
+    planned = optimize(chain(4), budget="60%", step_limit=1, check=False).planned
+    names = planned.solution.plan.sequence
+    assert transferred_sequence(names, planned.step.graph) == names
