@@ -24,8 +24,7 @@ def test_a_plan_fits_other_batches(provider: str) -> None:
         MODEL,
         input_shapes={"x": (16, 3, 64, 64)},
         provider=provider,
-        extra_time="20%",
-        step_limit=1,
+        time_limit=2,
         check=False,
     ).planned
     repeated = len(made.solution.plan.sequence) - len(set(made.solution.plan.sequence))
@@ -34,7 +33,7 @@ def test_a_plan_fits_other_batches(provider: str) -> None:
         model = read_model(MODEL, input_shapes={"x": (batch, 3, 64, 64)}, provider=provider)
         planned = step_with_plan(model, made.solution.plan)
         assert planned.profile.peak_bytes < 1.02 * planned.regular_profile.peak_bytes
-        assert len(planned.schedule.recomputed) == pytest.approx(repeated, abs=3)
+        assert len(planned.schedule.recomputed) == pytest.approx(repeated, rel=0.1)
         with pytest.raises(PlanError):
             step_with_plan(model, made.solution.plan, is_transferable=False)
 
