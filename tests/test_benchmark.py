@@ -163,6 +163,29 @@ def test_paper_table_has_its_batch_sizes_and_inputs(tmp_path: Path) -> None:
     assert "for 2 of 2 networks" in documents.results(tmp_path)
 
 
+def test_the_record_of_table_1_grows_by_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(only: object, *_: object) -> Iterator[dict[str, Any]]:
+        yield {"network": "vgg11", "violations": ["first"]}
+        yield {"network": "alexnet", "violations": []}
+        raise KeyboardInterrupt
+
+    def networks() -> list[tuple[str, list[str]]]:
+        return [(row["network"], row["violations"]) for row in figures(tmp_path, "table1")]
+
+    monkeypatch.setattr(table1, "_rows", interrupted)
+    for only in ([], ["vgg11"]):
+        with pytest.raises(KeyboardInterrupt):
+            table1.run_table1(only, None, tmp_path, Progress())
+        assert networks() == [("alexnet", []), ("vgg11", ["first"])]
+    monkeypatch.setattr(table1, "_rows", lambda *_: iter([{"network": "vgg11", "violations": ["second"]}]))
+    table1.run_table1(["vgg11"], None, tmp_path, Progress())
+    assert networks() == [("alexnet", []), ("vgg11", ["second"])]
+    table1.run_table1([], None, tmp_path, Progress())
+    assert networks() == [("vgg11", ["second"])]
+    with pytest.raises(ValueError, match="--only vgg12: not one of alexnet"):
+        table1.run_table1(["vgg12"], None, tmp_path, Progress())
+
+
 def test_exit_code_reports_violated_laws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(paper_graphs.PAPER_GRAPHS["alexnet"], code_mebibytes=1600, cuts_mebibytes=1600)
     monkeypatch.setattr(table1, "PAPER_GRAPHS", {"alexnet": wrong})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgc import __version__
+from onnxgc.emission.atomic_files import write_text
 from onnxgc.runtime.calibrate import device_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,7 +42,8 @@ def write_record(name: str, figures: Any, *, folder: Path, threads: int | None =
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    path.write_text(json.dumps(packed(rounded(record)), separators=(",", ":")) + "\n", encoding="utf-8")
+    # Atomic, since an interruption must not lose the rows of earlier networks.
+    write_text(json.dumps(packed(rounded(record)), separators=(",", ":")) + "\n", path)
     print(f"recorded {path.parent.name}/{path.name}", file=sys.stderr)
 
 

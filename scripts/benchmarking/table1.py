@@ -10,6 +10,7 @@ import csv
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from onnxgc.api import plan_step
@@ -22,7 +23,7 @@ from onnxgc.solvers.base import Solver, SolverOptions
 from onnxgc.solvers.registry import SOLVERS
 from scripts.benchmarking.command_options import add_only, add_time_limit
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
-from scripts.benchmarking.records import BENCHMARKS, MODELS, Progress, Record, write_record
+from scripts.benchmarking.records import BENCHMARKS, MODELS, Progress, Record, read_records, write_record
 from scripts.benchmarking.tables import (
     MEBIBYTE,
     MEGABYTE,
@@ -51,8 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a law is violated."""
-    rows = run_table1(arguments.only, arguments.time_limit, Progress())
-    write_record("table1", rows, folder=arguments.record)
+    rows = run_table1(arguments.only, arguments.time_limit, arguments.record, Progress())
     names = [solver.name for solver in sum_solvers()]
     for graph, found in (("traced", rows), ("paper's", [row["paper_graph"] for row in rows])):
         sums = [
@@ -82,9 +82,28 @@ def sum_solvers() -> list[Solver]:
     ]
 
 
-def run_table1(only: Sequence[str], time_limit: float | None, progress: Progress) -> list[dict[str, Any]]:
-    """One row a network; `violations` has violated laws."""
-    return list(_rows(only, time_limit, progress))
+def run_table1(
+    only: Sequence[str], time_limit: float | None, folder: Path, progress: Progress
+) -> list[dict[str, Any]]:
+    """One row a network; `violations` has violated laws.
+
+    The record is written after each network, so that an interrupted run keeps its rows. With `only`, other
+    rows of an earlier record stay; without it they are dropped, so that all rows are of one run.
+
+    Raises:
+        ValueError: a name of `only` is not a network of the table.
+    """
+    if unknown := set(only) - set(_networks()):
+        raise ValueError(f"--only {min(unknown)}: not one of {', '.join(_networks())}")
+    earlier = [row for record in read_records("table1", folder) for row in record["figures"] if only]
+    recorded = {row["network"]: row for row in earlier}
+    rows = []
+    for row in _rows(only, time_limit, progress):
+        rows.append(row)
+        recorded[row["network"]] = row
+        figures = [recorded[network] for network in _networks() if network in recorded]
+        write_record("table1", figures, folder=folder)
+    return rows
 
 
 def paper_rows() -> dict[str, dict[str, str]]:
@@ -118,10 +137,15 @@ def results_section(record: Record) -> str:
     )
 
 
+def _networks() -> dict[str, tuple[int, str]]:
+    """Batch and input of each network, in the order of the table."""
+    sizes = {network: (int(row["batch"]), row["input"]) for network, row in paper_rows().items()}
+    return sizes | LARGE_NETWORKS
+
+
 def _rows(only: Sequence[str], time_limit: float | None, progress: Progress) -> Iterator[dict[str, Any]]:
     paper = paper_rows()
-    sizes = {network: (int(row["batch"]), row["input"]) for network, row in paper.items()}
-    for network, (batch, pixels) in (sizes | LARGE_NETWORKS).items():
+    for network, (batch, pixels) in _networks().items():
         if only and network not in only:
             continue
         progress(f"{network}, batch {batch}, {pixels}")
