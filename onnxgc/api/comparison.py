@@ -22,6 +22,7 @@ from onnxgc.api.plan_candidates import (
     TORCH_BUDGET,
     CompareOptions,
     PlanCandidate,
+    solver_choices,
 )
 from onnxgc.api.plan_options import Progress
 from onnxgc.api.plan_table import Comparison, compare_plans
@@ -35,6 +36,7 @@ from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.report.data.compare_report import EachReport, FailedReport, PlansReport
 from onnxgc.report.text.network_pair_lines import file_label
+from onnxgc.solvers.base import PlanSearch
 from onnxgc.solvers.registry import SOLVERS
 
 
@@ -42,7 +44,7 @@ def compare(
     source: Any,
     *others: Any,
     each: bool = False,
-    solvers: Sequence[str] | None = None,
+    solvers: Sequence[str | PlanSearch] | None = None,
     plans: Sequence[Any] | Mapping[str, Any] = (),
     budget: str | float | None = None,
     order: str = Order.FREE.value,
@@ -68,7 +70,8 @@ def compare(
     one of `plans`, is transferred to the others. With `each` the files are different networks with separate
     rows.
 
-    `solvers` are names of rows; None for all that apply to the graph (with `each` without `torch-budget`).
+    `solvers` are names of rows, or solver objects (`onnxgc.solvers.base.PlanSearch`), which run in this
+    process; None for all that apply to the graph (with `each` without `torch-budget`).
     `plans` are in any form that `onnxgc.emission.plan_files.plan_of` reads, or such plans by name. A `budget`
     adds the row of the solver `budget`. `time_limit` is in seconds for each solver; with `each`, `workers`
     is the number of processes. Other arguments are those of `optimize`.
@@ -78,19 +81,21 @@ def compare(
     """
     started = time.perf_counter()
     notify = progress or ignore_progress
+    names, objects = solver_choices(solvers)
     options = CompareOptions(
-        _named_solvers(solvers, budget, each),
+        (*_named_solvers(names, budget, each), *objects),
         _named_plans(plans),
         BudgetRequest.from_options(budget, order=order, device=device),
         time_limit,
         seed,
         ReadOptions(loss, tuple(trainable), tuple(freeze), False, freeze_bn, untie),
         dict(input_shapes or {}),
+        objects,
     )
     if others:
         _check_several(each, len(plans), has_rows=solvers is not None or budget is not None, device=device)
     if each:
-        comparison = _compare_each([source, *others], options, workers, notify)
+        comparison = _compare_each([source, *others], options, 1 if objects else workers, notify)
     elif others:
         comparison = _compare_networks([source, *others], options, notify)
     else:

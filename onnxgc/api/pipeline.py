@@ -30,6 +30,7 @@ from onnxgc.model.files.load import source_of
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.report.data.optimize_report import OptimizeReport
+from onnxgc.solvers.base import PlanSearch
 from onnxgc.tracing.gradient_types import type_of_array
 from onnxgc.tracing.optimizers import Optimizer
 
@@ -63,7 +64,7 @@ def optimize(
     source: Any,
     output: str | os.PathLike[str] | None = None,
     *,
-    solver: str | None = None,
+    solver: str | PlanSearch | None = None,
     objective: str | None = None,
     checkpoints: Sequence[str] = (),
     loss: str = "auto",
@@ -98,7 +99,8 @@ def optimize(
     Args:
         source: a path, an `onnx.ModelProto`, an `onnx_ir.Model` or a `torch.onnx.ONNXProgram`.
         output: path of the training file; None writes no file.
-        solver: name of a solver; None for the default of the objective.
+        solver: name of a solver, or an object as `onnxgc.solvers.base.PlanSearch` describes it; None for the
+            default of the objective.
         objective: `peak`, `activations` (the peak without parameter gradients) or `paper`.
         checkpoints: tensors to keep, which selects the solver `manual`.
         loss: `auto`, `cross-entropy`, `mse`, `bce`, `l1`, or the name of a scalar output.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from onnxgc.api.budget_plans import BudgetRequest
@@ -13,9 +13,10 @@ from onnxgc.api.read_options import ReadOptions
 from onnxgc.api.step_planning import plan_within, traced_step_with_plan
 from onnxgc.errors import BudgetError, OnnxgcError, PlanError
 from onnxgc.model.core.ir import TrainableModel
-from onnxgc.planning.plan import CheckpointPlan, Objective
-from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.registry import SOLVERS
+from onnxgc.planning.plan import CheckpointPlan, Objective, Solution
+from onnxgc.planning.problem import CheckpointProblem
+from onnxgc.solvers.base import PlanSearch, Solver, SolverOptions, WrongFindingError
+from onnxgc.solvers.registry import SOLVERS, solver_for
 from onnxgc.tracing.checkpoint_problem import TracedProblem
 from onnxgc.tracing.ort_layerwise import layerwise_checkpoints
 from onnxgc.tracing.repeated_blocks import Blocks, repeated_blocks
@@ -50,7 +51,10 @@ class OmittedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """Checked options of `compare`; worker processes receive them."""
+    """Checked options of `compare`; worker processes receive them.
+
+    `solvers` are names of rows; `objects` has those that users gave as objects.
+    """
 
     solvers: tuple[str, ...]
     plans: Mapping[str, CheckpointPlan]
@@ -59,12 +63,38 @@ class CompareOptions:
     seed: int
     read: ReadOptions
     input_shapes: Mapping[str, tuple[int, ...]]
+    objects: Mapping[str, Solver] = field(default_factory=dict)
 
     def search_options(self, solver: str, progress: Progress) -> SolverOptions:
         limit = DEFAULT_LIMITS_SECONDS.get(solver) if self.time_limit is None else self.time_limit
         return SolverOptions(
             time_limit_seconds=limit, seed=self.seed, order=self.request.order, progress=progress
         )
+
+
+def solver_choices(
+    given: Sequence[str | PlanSearch] | None,
+) -> tuple[list[str] | None, dict[str, Solver]]:
+    """Names of rows (None for all), and a user's solver objects by name.
+
+    Raises:
+        PlanError: an object is not a solver, or its name is taken.
+    """
+    if given is None:
+        return None, {}
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise PlanError(f"solvers is {given!r:.60}; give a list of names or solver objects")
+    names: list[str] = []
+    objects: dict[str, Solver] = {}
+    for solver in given:
+        found = solver if isinstance(solver, str) else solver_for(solver)
+        if isinstance(found, str) or found.name in SOLVERS:
+            names.append(found if isinstance(found, str) else found.name)
+        elif found.name in RULES or found.name in objects:
+            raise PlanError(f"two rows have the name '{found.name}'; give the solver object another name")
+        else:
+            objects[found.name] = found
+    return names, objects
 
 
 def plan_candidates(
@@ -86,7 +116,8 @@ def plan_candidates(
         elif name == TORCH_BUDGET:
             yield _by_torch_budget(source, model, traced, options.read, stored)
         elif name != STORE_ALL:
-            yield _by_solver(name, model, traced, options.search_options(name, notify), stored)
+            solver = options.objects.get(name) or SOLVERS[name]
+            yield _by_solver(solver, model, traced, options.search_options(name, notify), stored)
     for name, plan in options.plans.items():
         notify(f"simulating: {name}")
         try:
@@ -96,17 +127,27 @@ def plan_candidates(
 
 
 def _by_solver(
-    name: str, model: TrainableModel, traced: TracedProblem, options: SolverOptions, stored: PlannedStep
+    solver: Solver, model: TrainableModel, traced: TracedProblem, options: SolverOptions, stored: PlannedStep
 ) -> PlanCandidate | OmittedCandidate:
-    solver = SOLVERS[name]
-    refusal = solver.refusal(traced.problem)
-    if refusal is not None:
-        return OmittedCandidate(name, refusal)
+    solution = solution_or_reason(solver, traced.problem, options)
+    if isinstance(solution, str):
+        return OmittedCandidate(solver.name, solution)
+    planned = schedule_solution(model, traced, solution, stored)
+    return PlanCandidate(solver.name, "solver", planned, solver.summary)
+
+
+def solution_or_reason(solver: Solver, problem: CheckpointProblem, options: SolverOptions) -> Solution | str:
+    """A solver's solution, or why it rejects the problem.
+
+    Raises:
+        WrongFindingError: the solver's plan or bound is wrong.
+    """
     try:
-        solution = solver.solve(traced.problem, options)
+        return solver.solve(problem, options)
+    except WrongFindingError:
+        raise
     except PlanError as error:
-        return OmittedCandidate(name, str(error))
-    return PlanCandidate(name, "solver", schedule_solution(model, traced, solution, stored), solver.summary)
+        return str(error)
 
 
 def _by_budget(

@@ -11,8 +11,9 @@ from onnxgc.emission.plan_files import model_of, plan_of
 from onnxgc.errors import PlanError
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan, parse_objective
-from onnxgc.solvers.base import SolverOptions
+from onnxgc.solvers.base import PlanSearch, SolverOptions
 from onnxgc.solvers.budget_solver import BUDGET
+from onnxgc.solvers.registry import solver_for
 
 Progress = Callable[[str], None]
 
@@ -21,20 +22,21 @@ Progress = Callable[[str], None]
 class PlanOptions:
     """A given plan, or the options of a search: a budget's, else a solver's.
 
-    `made_for` is the model that the given plan was made for, or "" if unknown.
+    `solver` is a name or a solver object. `made_for` is the model that the given plan was made for, or "" if
+    unknown.
     """
 
     given: CheckpointPlan | None
     made_for: str
     request: BudgetRequest
-    solver: str | None
+    solver: Any
     search: SolverOptions
 
     @classmethod
     def from_options(
         cls,
         plan: Any,
-        solver: str | None,
+        solver: str | PlanSearch | None,
         request: BudgetRequest,
         objective: str | None,
         checkpoints: Sequence[str],
@@ -50,6 +52,7 @@ class PlanOptions:
         """
         given = None if plan is None else plan_of(plan)
         chosen = "manual" if checkpoints else solver
+        name = chosen if chosen is None or isinstance(chosen, str) else solver_for(chosen).name
         options = SolverOptions(
             tuple(checkpoints),
             parse_objective(objective),
@@ -60,10 +63,10 @@ class PlanOptions:
             progress=progress,
         )
         if given is not None:
-            _check_without_search(chosen, request, options)
+            _check_without_search(name, request, options)
         elif not request.is_requested and chosen is None and options.objective is None:
             request = request.as_default()
-        _check_budget(chosen, request, options)
+        _check_budget(name, request, options)
         return cls(given, model_of(plan), request, chosen, options)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from onnxgc.errors import PlanError
 from onnxgc.graph.computation_graph import Vertex
@@ -72,6 +72,30 @@ class Finding:
 Search: TypeAlias = Callable[[CheckpointProblem, SolverOptions], Finding]
 
 
+class WrongFindingError(PlanError):
+    """A search returned no `Finding`, an invalid plan, or a false bound."""
+
+
+@runtime_checkable
+class PlanSearch(Protocol):
+    """A solver of a user: the least that `optimize`, `compare` and `solve` accept as a solver object.
+
+    `Solver` has these attributes too. An object may also have its other fields, such as `objectives` (by
+    default `PEAK` and `ACTIVATIONS`) and `summary`; they have the same meaning.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in tables and reports."""
+
+    def search(self, problem: CheckpointProblem, options: SolverOptions, /) -> Finding:
+        """A plan for the problem.
+
+        Raises:
+            PlanError: the solver refuses the problem, for a reason of one line.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Solver:
     """A search algorithm with its guarantees.
@@ -119,6 +143,7 @@ class Solver:
 
         Raises:
             PlanError: the solver rejects the graph or an option.
+            WrongFindingError: the plan names an unknown tensor or operator, or is below its lower bound.
             BudgetError: no plan fits the budget.
         """
         options = options or SolverOptions()
@@ -134,18 +159,55 @@ class Solver:
         start = time.perf_counter()
         finding = self.search(problem, replace(options, objective=objective))
         seconds = time.perf_counter() - start
+        value = _evaluated(self.name, problem, finding, objective)
         return Solution(
             plan=finding.plan,
             solver=self.name,
             status=finding.status,
             objective=objective,
-            objective_bytes=objective_bytes(problem, finding.plan, objective),
+            objective_bytes=value,
             lower_bound_bytes=finding.lower_bound_bytes,
             seconds=seconds,
             bound_operator=finding.bound_operator,
             time=finding.time,
             interrupted=finding.interrupted,
         )
+
+
+def _evaluated(name: str, problem: CheckpointProblem, finding: Any, objective: Objective) -> int:
+    """The value of a finding's plan.
+
+    Raises:
+        WrongFindingError: it is no finding, the plan is not valid, or its value is below the lower bound.
+    """
+
+    def wrong(reason: str) -> WrongFindingError:
+        return WrongFindingError(f"solver {name!r} returned {reason}")
+
+    if not isinstance(finding, Finding):
+        raise wrong(f"a {type(finding).__name__}; return an onnxgc.solvers.base.Finding")
+    plan: Any = finding.plan
+    bound: Any = finding.lower_bound_bytes
+    status: Any = finding.status
+    if not isinstance(plan, CheckpointPlan) or not isinstance(status, Status):
+        raise wrong("a Finding without a CheckpointPlan or a Status; give both")
+    if not all(isinstance(part, tuple) for part in (plan.checkpoints, plan.order, plan.sequence)):
+        raise wrong("a plan whose parts are not tuples")
+    if isinstance(bound, bool) or not hasattr(bound, "__index__"):
+        raise wrong(f"the lower bound {bound!r}; give a whole number")
+    vertices: tuple[Any, ...] = (*plan.checkpoints, *plan.order)
+    for vertex in vertices:
+        if not isinstance(vertex, Hashable) or vertex not in problem.graph:
+            raise wrong(f"a plan with {vertex!r}, which is not a tensor of the graph")
+    if plan.order and len(set(plan.order)) < len(problem.graph):
+        raise wrong("an order without all tensors of the graph")
+    try:
+        value = objective_bytes(problem, plan, objective)
+    except (PlanError, ValueError) as error:
+        raise wrong(f"an invalid plan: {error}") from error
+    if value < bound:
+        raise wrong(f"the lower bound {bound:,}, but its plan has the value {value:,}; the bound is false")
+    return value
 
 
 def deadline_of(options: SolverOptions) -> float:

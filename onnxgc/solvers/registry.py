@@ -6,11 +6,13 @@ The capabilities of a solver (graphs, objectives, guarantees) are the fields of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
+from typing import Any
 
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Objective
-from onnxgc.solvers.base import Solver
+from onnxgc.solvers.base import PlanSearch, Solver
 from onnxgc.solvers.baselines.bptt import BPTT
 from onnxgc.solvers.baselines.chen import CHEN_GREEDY, CHEN_SQRT
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
@@ -55,14 +57,52 @@ DEFAULTS: Mapping[Objective, Solver] = MappingProxyType(
 )
 
 
-def solver_for(name: str | None, objective: Objective | None = None) -> Solver:
-    """The solver of a name; without a name, the default solver for an objective.
+def solver_for(given: str | PlanSearch | None, objective: Objective | None = None) -> Solver:
+    """The solver of a name, or a user's object; for None, the default solver for an objective.
 
     Raises:
-        PlanError: there is no solver of that name.
+        PlanError: there is no solver of that name, or the object is not a solver.
     """
-    if name is None:
+    if given is None:
         return DEFAULTS[objective or Objective.PEAK]
-    if name not in SOLVERS:
-        raise PlanError(f"solver '{name}' is not one of {', '.join(SOLVERS)}; pass one of them to --solver")
-    return SOLVERS[name]
+    if not isinstance(given, str):
+        return _solver_of(given)
+    if given not in SOLVERS:
+        raise PlanError(f"solver '{given}' is not one of {', '.join(SOLVERS)}; pass one of them to --solver")
+    return SOLVERS[given]
+
+
+def _solver_of(given: Any) -> Solver:
+    """A user's object as a solver."""
+    if isinstance(given, type) or not isinstance(given, PlanSearch) or not callable(given.search):
+        is_class = isinstance(given, type)
+        shown = f"the class {given.__name__}, not an object of it" if is_class else f"{given!r:.60}"
+        raise PlanError(
+            f"a solver is a name, or an object with a name and a method search(problem, options), not {shown}"
+        )
+    name: Any = given.name
+    if not isinstance(name, str) or not name.strip():
+        raise PlanError(f"the name of a solver is {name!r:.60}; give it a text")
+    if name in SOLVERS and given is not SOLVERS[name]:
+        raise PlanError(f"the name '{name}' of a solver is that of a solver of onnxgc; give it another name")
+    if isinstance(given, Solver):
+        return given
+    known = {field.name for field in fields(Solver)} - {"name", "search", "summary", "objectives"}
+    return Solver(
+        name,
+        str(getattr(given, "summary", "")),
+        given.search,
+        _objectives_of(given),
+        **{field: getattr(given, field) for field in sorted(known) if hasattr(given, field)},
+    )
+
+
+def _objectives_of(given: Any) -> tuple[Objective, ...]:
+    objectives = getattr(given, "objectives", (Objective.PEAK, Objective.ACTIVATIONS))
+    is_sequence = isinstance(objectives, tuple | list) and bool(objectives)
+    if not is_sequence or not all(isinstance(objective, Objective) for objective in objectives):
+        raise PlanError(
+            f"the objectives of solver '{given.name}' are {objectives!r:.60}; give a tuple of members of "
+            "onnxgc.planning.plan.Objective"
+        )
+    return tuple(objectives)
