@@ -142,9 +142,7 @@ def test_exit_code_reports_rejected_networks(tmp_path: Path, monkeypatch: pytest
 
 
 def test_paper_table_has_its_batch_sizes_and_inputs(tmp_path: Path) -> None:
-    only = ["--only", "alexnet", "--only", "resnet18"]
-    assert benchmark.main(["table1", *only, "--record", str(tmp_path)]) == 0
-    alexnet, resnet18 = figures(tmp_path, "table1")
+    alexnet, resnet18 = table1.run_table1(["alexnet", "resnet18"], None, tmp_path, Progress())
     assert (alexnet["batch"], alexnet["input"]) == (1024, "3x224x224")
     assert alexnet["paper"] == {
         "regular_mb": 4955, "random_mb": 4408, "chen_mb": 4408, "optimal_mb": 3287, "overhead_pct": 34,
@@ -164,36 +162,39 @@ def test_paper_table_has_its_batch_sizes_and_inputs(tmp_path: Path) -> None:
 
 
 def test_the_record_of_table_1_grows_by_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(only: object, *_: object) -> Iterator[dict[str, Any]]:
-        yield {"network": "vgg11", "violations": ["first"]}
-        yield {"network": "alexnet", "violations": []}
+    def interrupted(*_: object) -> Iterator[dict[str, Any]]:
+        yield {"network": "vgg11", "time": 1}
+        yield {"network": "alexnet", "time": 1}
         raise KeyboardInterrupt
 
-    def networks() -> list[tuple[str, list[str]]]:
-        return [(row["network"], row["violations"]) for row in figures(tmp_path, "table1")]
+    def rows() -> list[dict[str, Any]]:
+        return [dict(row) for row in figures(tmp_path, "table1")]
 
+    first, again = {"network": "alexnet", "time": 1}, {"network": "vgg11", "time": 2}
+    monkeypatch.setattr(table1, "_recorded", dict)
     monkeypatch.setattr(table1, "_rows", interrupted)
-    for only in ([], ["vgg11"]):
-        with pytest.raises(KeyboardInterrupt):
-            table1.run_table1(only, None, tmp_path, Progress())
-        assert networks() == [("alexnet", []), ("vgg11", ["first"])]
-    monkeypatch.setattr(table1, "_rows", lambda *_: iter([{"network": "vgg11", "violations": ["second"]}]))
+    with pytest.raises(KeyboardInterrupt):
+        table1.run_table1([], None, tmp_path, Progress())
+    assert rows() == [first, {"network": "vgg11", "time": 1}]
+    monkeypatch.setattr(table1, "_rows", lambda *_: iter([again]))
     table1.run_table1(["vgg11"], None, tmp_path, Progress())
-    assert networks() == [("alexnet", []), ("vgg11", ["second"])]
+    assert rows() == [first, again]
     table1.run_table1([], None, tmp_path, Progress())
-    assert networks() == [("vgg11", ["second"])]
+    assert rows() == [again]
     with pytest.raises(ValueError, match="--only vgg12: not one of alexnet"):
         table1.run_table1(["vgg12"], None, tmp_path, Progress())
 
 
-def test_exit_code_reports_violated_laws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_reports_violated_laws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = replace(paper_graphs.PAPER_GRAPHS["alexnet"], code_mebibytes=1600, cuts_mebibytes=1600)
     monkeypatch.setattr(table1, "PAPER_GRAPHS", {"alexnet": wrong})
     assert benchmark.main(["table1", "--only", "alexnet", "--record", str(tmp_path)]) == 1
-    (row,) = figures(tmp_path, "table1")
-    assert [violation.partition(": ")[2][:15] for violation in row["violations"]] == [
-        "acg is not at t", "general is abov",
-    ]  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "alexnet, paper's graph: acg is not at the 1600 MiB" in shown
+    assert "alexnet, paper's graph: general is above the known 1600 MiB" in shown
+    assert len(figures(tmp_path, "table1")) == 1
 
 
 @pytest.mark.parametrize("name", paper_graphs.PAPER_GRAPHS)

@@ -100,7 +100,7 @@ def run_table1(
     rows = []
     for row in _rows(only, time_limit, progress):
         rows.append(row)
-        recorded[row["network"]] = row
+        recorded[row["network"]] = _recorded(row)
         figures = [recorded[network] for network in _networks() if network in recorded]
         write_record("table1", figures, folder=folder)
     return rows
@@ -132,9 +132,35 @@ def results_section(record: Record) -> str:
             "recomputation of the plan of `peak`, in floating-point operations relative to one forward "
             "pass; *solve* is the time of its search.",
             markdown_table(headings, list(map(_document_row, rows))),
-            _paper_graphs_sentence([row["paper_graph"] for row in rows if row["paper_graph"]]),
+            _paper_graphs_sentence(
+                {row["network"]: row["paper_graph"] for row in rows if row["paper_graph"]}
+            ),
         ]
     )
+
+
+def _recorded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a row that the documents show."""
+
+    def some(figures: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+        return {key: figures[key] for key in keys if key in figures}
+
+    sums = {
+        name: some(row["sums"][name], "objective_bytes", "lower_bound_bytes", "status")
+        for name in _PLANNED
+        if name in row["sums"]
+    }
+    peak = some(row["plans"][_PEAK], "activation_peak_bytes", "extra_of_forward")
+    graph = row["paper_graph"]
+    return {
+        **some(row, "network", "batch", "vertices", "total_bytes"),
+        "sums": sums,
+        "regular": some(row["regular"], "activation_peak_bytes"),
+        "plans": {"acg": some(row["plans"]["acg"], "activation_peak_bytes"), _PEAK: peak},
+        "peaks": {_PEAK: some(row["peaks"][_PEAK], "lower_bound_bytes", "seconds")},
+        "paper_graph": graph
+        and {name: graph["sums"][name]["objective_bytes"] for name in sums if name in graph["sums"]},
+    }
 
 
 def _networks() -> dict[str, tuple[int, str]]:
@@ -300,7 +326,7 @@ def _peak_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _document_row(row: Mapping[str, Any]) -> list[str]:
-    peak, paper, solution = row["plans"][_PEAK], row["paper"], row["peaks"][_PEAK]
+    peak, solution, paper = row["plans"][_PEAK], row["peaks"][_PEAK], paper_rows().get(row["network"])
     general = row["sums"].get("general")
     columns = [f"{row['network']}, {row['batch']}", f"{row['vertices']:,}"]
     columns += [mebibytes(row["total_bytes"]), mebibytes(row["sums"]["acg"]["objective_bytes"])]
@@ -312,8 +338,9 @@ def _document_row(row: Mapping[str, Any]) -> list[str]:
         megabytes(solution["lower_bound_bytes"]),
     ]
     if paper:
-        ratio = peak["activation_peak_bytes"] / MEGABYTE / paper["optimal_mb"]
-        columns += [f"{paper['regular_mb']:,}", f"{paper['optimal_mb']:,}", f"{ratio:.2f}"]
+        regular, optimal = int(paper["regular_mb"]), int(paper["optimal_mb"])
+        ratio = peak["activation_peak_bytes"] / MEGABYTE / optimal
+        columns += [f"{regular:,}", f"{optimal:,}", f"{ratio:.2f}"]
     else:
         columns += [""] * 3
     return [*columns, f"{peak['extra_of_forward']:.0%}", f"{solution['seconds']:.1f}"]
@@ -324,22 +351,18 @@ def _sum_with_bound(figures: Mapping[str, Any]) -> str:
     return f"{mebibytes(figures['objective_bytes'])}{bound}"
 
 
-def _paper_graphs_sentence(graphs: Sequence[Mapping[str, Any]]) -> str:
-    """Sums on the graphs of the paper's code."""
-    sums = [
-        {name: graph["sums"][name]["objective_bytes"] for name in _PLANNED if name in graph["sums"]}
-        for graph in graphs
-    ]
+def _paper_graphs_sentence(sums: Mapping[str, Mapping[str, int]]) -> str:
+    """Sums on the graphs of the paper's code, by network and solver."""
     same = sum(
-        abs(found["acg"] / MEBIBYTE - graph["code_mebibytes"]) <= _ROUNDING_MEBIBYTES
-        for found, graph in zip(sums, graphs, strict=True)
+        abs(found["acg"] / MEBIBYTE - PAPER_GRAPHS[network].code_mebibytes) <= _ROUNDING_MEBIBYTES
+        for network, found in sums.items()
     )
     text = (
         "The graphs of the paper's code for the same networks end at the logits, and an operator that "
         "overwrites its input shares its vertex. On these graphs `acg` finds the sum of that code for "
-        f"{same} of {len(graphs)} networks, within rounding"
+        f"{same} of {len(sums)} networks, within rounding"
     )
-    ratios = [found["general"] / found["acg"] for found in sums if "general" in found]
+    ratios = [found["general"] / found["acg"] for found in sums.values() if "general" in found]
     if lower := [ratio for ratio in ratios if ratio < 1]:
         text += f"; `general` finds a lower sum for {len(lower)}, down to {min(lower):.2f} of it"
     return f"{text}."
