@@ -5,6 +5,7 @@
     python scripts/benchmark.py peaks       simulated peaks and arenas against ONNX Runtime's allocator
     python scripts/benchmark.py budgets     extra time and lower bounds under budgets, partly measured
     python scripts/benchmark.py table1      sums, simulated peaks and times against the paper's Table 1
+    python scripts/benchmark.py default     plans without options beside those of the solver `peak`
     python scripts/benchmark.py growth      growth of solve times with the graph
     python scripts/benchmark.py step        time of a step of exported models against torch eager
     python scripts/benchmark.py torch       PyTorch modules against manual checkpointing and PyTorch's budget
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.benchmarking import (
     budgets,
     card,
+    default_plans,
     documents,
     exactness,
     gradients,
@@ -65,6 +67,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "peaks": peaks,
     "budgets": budgets,
     "table1": table1,
+    "default": default_plans,
     "growth": growth,
     "step": step,
     "torch": torch_plans,

@@ -10,6 +10,7 @@ from scripts.benchmarking import (
     card,
     chain_picture,
     cuda_results,
+    default_plans,
     exactness,
     gradients,
     growth,
@@ -44,6 +45,7 @@ SECTIONS: Mapping[str, Callable[[Record], str]] = {
     "twins": twins.results_section,
     "light": light_networks.results_section,
     "table1": table1.results_section,
+    "default": default_plans.results_section,
     "growth": growth.results_section,
     "exactness": exactness.results_section,
 }
