@@ -94,6 +94,6 @@ def results_section(record: Record) -> str:
     return (
         "**Plans without options** on the networks of the paper's Table 1, with its batch sizes. `peak` is "
         "the solver's plan by cuts, *default* that of `optimize` without options: the least peak found in ten"
-        " seconds within 20% extra time, or that of `peak`. Peaks are simulated for the CPU, extra time is by "
-        f"the data sheet of a CPU, seconds include reading the model.\n\n{table}"
+        " seconds within 20% extra time, or that of `peak`. Peaks are simulated for the CPU, extra time is "
+        f"by the data sheet of a CPU, seconds include reading the model.\n\n{table}"
     )
