@@ -53,6 +53,7 @@ class BudgetRequest:
     calibrate: str | None = None
     is_quick: bool = False
     device_bytes: int | None = None
+    is_order_given: bool = False
 
     @classmethod
     def from_options(
@@ -61,7 +62,7 @@ class BudgetRequest:
         extra_time: str | float | None = None,
         *,
         pareto: bool = False,
-        order: str,
+        order: str | None,
         device: str | None,
         calibrate: str | os.PathLike[str] | None = None,
         device_memory: str | float | None = None,
@@ -82,15 +83,21 @@ class BudgetRequest:
         return cls(
             parse_budget_options(budget, extra_time),
             pareto,
-            Order.named(order),
+            Order.FREE if order is None else Order.named(order),
             None if device is None else find_device(device),
             None if calibrate is None else os.fspath(calibrate),
+            is_order_given=order is not None,
             device_bytes=None if device_memory is None else parse_device_memory(device_memory),
         )
 
     def as_default(self) -> BudgetRequest:
-        """The request of `optimize` without options: the least peak within a moderate extra time."""
-        return replace(self, budget=Budget(max_extra=DEFAULT_EXTRA_TIME), is_quick=True)
+        """The request of `optimize` without options: the least peak within a moderate extra time.
+
+        The order is the model's unless another is given: sessions with default settings keep more of the
+        saving in it.
+        """
+        order = self.order if self.is_order_given else Order.FIXED
+        return replace(self, budget=Budget(max_extra=DEFAULT_EXTRA_TIME), order=order, is_quick=True)
 
     @property
     def is_requested(self) -> bool:

@@ -27,7 +27,6 @@ from onnxgc.errors import ModelFileError, OutputFileError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
-from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.report.data.optimize_report import OptimizeReport
 from onnxgc.solvers.base import PlanSearch
@@ -79,7 +78,7 @@ def optimize(
     extra_time: str | float | None = None,
     device_memory: str | float | None = None,
     pareto: bool = False,
-    order: str = Order.FREE.value,
+    order: str | None = None,
     device: str | None = None,
     calibrate: str | os.PathLike[str] | None = None,
     external_data: bool = False,
@@ -117,7 +116,7 @@ def optimize(
         device_memory: all memory of a device, such as 8GiB, or its name; the plan has the least extra time
             for which weights, states, inputs, the step and the runtime fit.
         pareto: add the trade-off between extra time and peak to the report.
-        order: `free` or `fixed`, the order of operators with a budget.
+        order: `free` or `fixed`, the order of operators; by default free with a budget, else fixed.
         device: name of a device whose data sheet gives durations; by default cpu, or a100 on CUDA.
         calibrate: file of durations measured on this machine; it is written if it does not exist.
         external_data: write weights to a file next to the training file.

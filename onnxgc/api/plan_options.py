@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxgc.api.budget_plans import BudgetRequest
@@ -66,6 +66,7 @@ class PlanOptions:
             _check_without_search(name, request, options)
         elif not request.is_requested and chosen is None and options.objective is None:
             request = request.as_default()
+            options = replace(options, order=request.order)
         _check_budget(name, request, options)
         return cls(given, model_of(plan), request, chosen, options)
 

@@ -144,7 +144,8 @@ def plan_quickly(
         )
         compiling.result()
     sequence = sequence_of_plan(problem, step_problem, first.plan)
-    if sequence is not None and request.budget is not None:
+    is_start = sequence is not None and request.order.allows(sequence)
+    if sequence is not None and is_start and request.budget is not None:
         duration = step_problem.problem.duration
         extra = simulate_sequence(step_problem.problem, sequence).duration - duration
         most = max(request.budget.max_extra or 0, Fraction(extra, max(duration, 1)))
@@ -153,17 +154,12 @@ def plan_quickly(
     left = replace(options, time_limit_seconds=deadline.left())
     planned = plan_within(model, traced, request, left)
     planned = replace(planned, solution=replace(planned.solution, seconds=deadline.elapsed()))
-    if sequence is None:
+    if not is_start:
+        # In another order than the search's.
         other = schedule_solution(model, traced, first, planned)
-        if _dominates(other, planned, durations):
+        if other.profile.peak_bytes < planned.profile.peak_bytes:
             return other
     return planned
-
-
-def _dominates(one: PlannedStep, other: PlannedStep, durations: Mapping[str, int]) -> bool:
-    """Whether a plan has a lower peak in no more time."""
-    is_lower = one.profile.peak_bytes < other.profile.peak_bytes
-    return is_lower and one.extra_time_ratio(durations) <= other.extra_time_ratio(durations)
 
 
 def step_with_plan(

@@ -134,8 +134,8 @@ PLAN_FILE = Option(
 )
 ORDER = Option(
     None,
-    help="With a budget, the order of operators: free (may differ from the model's) or fixed "
-    "[default: free].",
+    help="The order of operators: free (may differ from the model's) or fixed [default: free with a "
+    "budget, else fixed].",
 )
 DEVICE = Option(
     None,

@@ -165,7 +165,7 @@ class _Planning(Options, panel=PLAN):
             "extra_time": self.extra_time,
             "device_memory": self.device_memory,
             "pareto": self.pareto,
-            "order": (self.order or Order.FREE).value,
+            "order": None if self.order is None else self.order.value,
             "plan": self.plan,
             "device": self.device,
             "calibrate": self.calibrate,

@@ -187,7 +187,7 @@ def test_mod_of_floats_with_fmod_0_raises() -> None:
         node.with_changes(attributes={"fmod": 0}) if node.op == "Mod" else node for node in model.nodes
     )
     changed = type(model)(**{**_fields(model), "nodes": nodes})
-    with pytest.raises(UnsupportedOperatorError, match="Mod 'net/y' has fmod=0"):
+    with pytest.raises(UnsupportedOperatorError, match="Mod 'net/y' in module 'net' has fmod=0"):
         differentiate(changed)
 
 
