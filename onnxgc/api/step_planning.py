@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from onnxgc.api.budget_plans import (
+    DEFAULT_EXTRA_TIME,
     DEFAULT_SECONDS,
     BudgetRequest,
     BudgetSolution,
@@ -23,6 +24,7 @@ from onnxgc.budget.search import compile_repairs
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.planning.deadline import FIRST_PLAN_SHARE, Deadline
+from onnxgc.planning.memory_budget import Budget
 from onnxgc.planning.plan import CheckpointPlan, Objective, Solution, Status, TimeCost
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import Schedule
@@ -158,7 +160,18 @@ def plan_quickly(
         # In another order than the search's.
         other = schedule_solution(model, traced, first, planned)
         if other.profile.peak_bytes < planned.profile.peak_bytes:
-            return other
+            extra = sum(durations[run.source] for run in other.schedule.recomputed)
+            solution = replace(
+                planned.solution,
+                plan=first.plan,
+                solver=first.solver,
+                status=Status.FEASIBLE,
+                objective_bytes=other.profile.peak_bytes,
+                time=TimeCost(step_problem.problem.duration, extra, 0),
+            )
+            most = Fraction(extra, max(step_problem.problem.duration, 1))
+            allowed = replace(planned.request, budget=Budget(max_extra=max(most, DEFAULT_EXTRA_TIME)))
+            return replace(other, solution=solution, request=allowed, timing=planned.timing)
     return planned
 
 
