@@ -88,6 +88,8 @@ def parse_device_memory(given: str | float) -> int:
     Raises:
         BudgetFormError: it is neither.
     """
+    if isinstance(given, float) and given >= 1:
+        given = round(given)
     if isinstance(given, str):
         try:
             memory = find_device(given).memory_bytes

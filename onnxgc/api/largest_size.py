@@ -21,7 +21,7 @@ from onnxgc.budget.from_step import problem_of
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.quick_search import quick_within
 from onnxgc.budget.search import compile_repairs
-from onnxgc.errors import BudgetError, ShapeError
+from onnxgc.errors import BudgetError, ModelFileError, OnnxgcError, PlanError, ShapeError
 from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.planning.memory_budget import parse_extra_time
 from onnxgc.planning.plan import CheckpointPlan
@@ -32,6 +32,10 @@ from onnxgc.solvers.budget_solver import plan_of
 _PRECISION = 100
 """The search ends at an interval of one part in this number."""
 _MAX_SIZE = 1 << 20
+_SECONDS_PER_SIZE = 5.0
+_OTHER_GOALS = ("budget", "pareto", "plan", "solver", "objective", "checkpoints")
+_OF_SEARCHES = (*_OTHER_GOALS, "order", "device", "calibrate", "time_limit", "step_limit", "seed")
+"""Options of `optimize` that do not apply to a given plan."""
 _INTERMEDIATE_POINTS = 3
 """Sizes of the trade-off between the largest without recomputation and the largest."""
 
@@ -119,6 +123,11 @@ def largest_size(
         BudgetError: not even the size 1 fits.
         ShapeError: the dimension is not one of the model.
     """
+    if wrong := [name for name in _OTHER_GOALS if options.get(name)]:
+        raise PlanError(
+            f"{', '.join(wrong)} does not apply to the largest size, whose plan is within the memory of the "
+            "device; leave it out"
+        )
     given, shapes = source_of(source), dict(input_shapes or {})
     scaled = _Dimension.of(given, dimension, shapes)
     allowed = DEFAULT_EXTRA_TIME if extra_time is None else parse_extra_time(extra_time)
@@ -129,7 +138,8 @@ def largest_size(
     points = search.trade_off(size)
     progress(f"planning size {size:,}")
     how = {**options, "input_shapes": scaled.shapes_at(size), "progress": progress}
-    limit = how.pop("time_limit", None) or DEFAULT_SECONDS
+    limit = how.pop("time_limit", None)
+    limit = DEFAULT_SECONDS if limit is None else limit
     try:
         result = optimize(given, output, device_memory=device_bytes, time_limit=limit, **how)
         is_slower = result.report["budget"]["extra_time_ratio"] > points[-1].extra_time_ratio
@@ -137,23 +147,26 @@ def largest_size(
         is_slower = True
     if is_slower:
         # A search for the least extra time may miss the plan by which the size was found.
-        result = optimize(given, output, plan=search.plans[size], **how)
+        kept = {name: value for name, value in how.items() if name not in _OF_SEARCHES}
+        result = optimize(given, output, plan=search.plans[size], **kept)
+        result.report["device_memory"]["device_bytes"] = device_bytes
     return LargestSize(scaled.name, device_bytes, size, points, result)
 
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """Axes of inputs that have one size, and the shapes of all inputs."""
+    """Axes of inputs that have one size, that size, and the shapes of all inputs."""
 
     name: str
     axes: tuple[tuple[str, int], ...]
+    size: int
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(
         cls, source: str | os.PathLike[str] | onnx.ModelProto, text: str | None, given: Mapping[str, Any]
     ) -> _Dimension:
-        """The axes of `text`, or the batch, with all others of the same name or the same first size."""
+        """The axes of `text`, or the batch, with all others of the same name, or as long in the file."""
         graph = load_proto(source)[0].graph
         stored = {tensor.name for tensor in graph.initializer}
         declared = {
@@ -165,6 +178,8 @@ class _Dimension:
             name: tuple(given.get(name) or (size if isinstance(size, int) and size else 1 for size in sizes))
             for name, sizes in declared.items()
         }
+        if not shapes:
+            raise ShapeError("the model has no inputs, so there is no size to change")
         chosen = _axes_of(text, shapes) if text else [(next(iter(shapes)), 0)]
         for name, axis in chosen:
             if axis >= len(shapes[name]):
@@ -174,11 +189,12 @@ class _Dimension:
             symbol = declared[name][axis] if axis < len(declared[name]) else 0
             for other, sizes in declared.items():
                 for place, size in enumerate(sizes):
-                    is_batch = axis == place == 0 and shapes[other][0] == shapes[name][0]
-                    if (isinstance(symbol, str) and size == symbol) or is_batch:
+                    is_batch = axis == place == 0 or isinstance(symbol, str)
+                    if is_batch and symbol and size == symbol:
                         axes[other, place] = None
         label = text or f"batch ({', '.join(dict.fromkeys(name for name, _ in axes))})"
-        return cls(label, tuple(axes), shapes)
+        first, axis = chosen[0]
+        return cls(label, tuple(axes), shapes[first][axis], shapes)
 
     def shapes_at(self, size: int) -> dict[str, tuple[int, ...]]:
         """Shapes of all inputs with this size."""
@@ -190,7 +206,7 @@ class _Dimension:
 
 def _axes_of(text: str, shapes: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
     name, _, axes = text.rpartition(":")
-    if name not in shapes or not all(axis.isdigit() for axis in axes.split(",")):
+    if name not in shapes or not all(axis.isdecimal() and axis.isascii() for axis in axes.split(",")):
         raise ShapeError(
             f"'{text}' is not a dimension; write an input and its axes, such as x:0 or x:2,3 "
             f"(inputs: {', '.join(shapes)})"
@@ -234,6 +250,8 @@ class _Search:
         """The sequence of the last plan that recomputes."""
         self.plans: dict[int, CheckpointPlan] = {}
         """The plans of sizes that fit."""
+        self._error: OnnxgcError | None = None
+        """Why the model cannot be read at the last size that was too small or not possible."""
         self._points: dict[int, SizePoint | None] = {}
         self._needed: dict[int, int] = {}
         """By size: all memory of the baseline."""
@@ -244,25 +262,24 @@ class _Search:
         Raises:
             BudgetError: there is none.
         """
-        low, high, size = 0, _MAX_SIZE, 1
-        while high - low > max(1, low // _PRECISION):
+        low, high = 0, 0
+        size = self._dimension.size
+        while not high or high - low > max(1, low // _PRECISION):
             if self._point(size) is None:
                 high = size
             else:
                 low = size
-            size = self._next(low, high)
+            if not high and size >= _MAX_SIZE:
+                break
+            size = (low + high) // 2 if high else 2 * low
         if low == 0:
+            if self._error is not None:
+                raise self._error
             raise BudgetError(
                 f"no size of {self._dimension.name} fits {self._device_bytes:,} bytes with at most "
                 f"{float(self._allowed):.0%} extra time; give more memory, or more --extra-time"
             )
         return low
-
-    def _next(self, low: int, high: int) -> int:
-        """The size to try: twice the last one, or the middle of the interval."""
-        if high == _MAX_SIZE:
-            return max(1, 2 * low)
-        return (low + high) // 2
 
     def trade_off(self, largest: int) -> tuple[SizePoint, ...]:
         """Points from the largest size without recomputation to the largest."""
@@ -286,7 +303,10 @@ class _Search:
     def _point(self, size: int) -> SizePoint | None:
         if size not in self._points:
             self._progress(f"trying size {size:,}")
-            self._points[size] = self._tried(size)
+            try:
+                self._points[size] = self._tried(size)
+            except (ShapeError, ModelFileError) as error:
+                self._error, self._points[size] = error, None
         return self._points[size]
 
     def _tried(self, size: int) -> SizePoint | None:
@@ -306,7 +326,7 @@ class _Search:
         if (names := transferred_sequence(self._names, step)) is not None:
             number = {name: index for index, name in enumerate(step_problem.names)}
             starts.append([number[name] for name in names])
-        best = quick_within(problem, budget, starts)
+        best = quick_within(problem, budget, starts, seconds=_SECONDS_PER_SIZE)
         if best is None:
             return None
         found = simulate_sequence(problem, best)

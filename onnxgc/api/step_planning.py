@@ -135,14 +135,14 @@ def plan_quickly(
     The search starts with the plan of the solver `peak`, whose extra time is allowed in any case: that of
     recomputing once what is not a checkpoint.
     """
-    options = replace(options, time_limit_seconds=options.time_limit_seconds or DEFAULT_SECONDS)
-    deadline, problem = Deadline(options.time_limit_seconds), traced.problem
+    # Without a limit, the solver `peak` takes as long as it needs.
+    given, problem = Deadline(options.time_limit_seconds), traced.problem
     durations = request.durations(traced.step)[0]
     step_problem = problem_of(problem.joint().step, durations)
     with ThreadPoolExecutor(1) as threads:
         compiling = threads.submit(compile_repairs, options.progress)
         first = solver_for(None).solve(
-            problem, SolverOptions(time_limit_seconds=deadline.share(FIRST_PLAN_SHARE))
+            problem, SolverOptions(time_limit_seconds=given.share(FIRST_PLAN_SHARE))
         )
         compiling.result()
     sequence = sequence_of_plan(problem, step_problem, first.plan)
@@ -153,9 +153,9 @@ def plan_quickly(
         most = max(request.budget.max_extra or 0, Fraction(extra, max(duration, 1)))
         request = replace(request, budget=replace(request.budget, max_extra=Fraction(most)))
         options = replace(options, sequences=(step_problem.names_of(sequence),))
-    left = replace(options, time_limit_seconds=deadline.left())
-    planned = plan_within(model, traced, request, left)
-    planned = replace(planned, solution=replace(planned.solution, seconds=deadline.elapsed()))
+    left = DEFAULT_SECONDS if given.limit is None else given.left()
+    planned = plan_within(model, traced, request, replace(options, time_limit_seconds=left))
+    planned = replace(planned, solution=replace(planned.solution, seconds=given.elapsed()))
     if not is_start:
         # In another order than the search's.
         other = schedule_solution(model, traced, first, planned)
@@ -223,7 +223,7 @@ def traced_step_with_plan(
             if is_transferable and is_other:
                 sequence = transferred_sequence(plan.sequence, step_graph)
                 if sequence is not None:
-                    plan = replace(plan, sequence=sequence)
+                    plan = replace(plan, sequence=sequence, checkpoints=kept)
                     notes = (
                         "the plan was made for other shapes or another provider, and is applied to these",
                     )

@@ -35,7 +35,7 @@ class TrainingFileContents:
             self.peak_bytes = int(properties["onnxgc.simulated_peak_bytes"])
             self.loss = properties["onnxgc.loss"]
             options = ReadOptions.from_json(properties["onnxgc.options"])
-        except (AttributeError, KeyError, ValueError, TypeError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ModelFileError(
                 f"the metadata of the training file '{model.graph.name}' are incomplete or wrong ({error}); "
                 "write it again with `onnxgc optimize`"

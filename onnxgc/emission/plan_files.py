@@ -58,7 +58,7 @@ def plan_from_json(found: Any, where: str) -> CheckpointPlan:
         names = [_names(found.get(key, [])) for key in ("checkpoints", "order", "sequence")]
         sequence = tuple(_EARLIER_UPDATE.sub(r"\1/update/\3", name) for name in names[2])
         return CheckpointPlan(names[0], names[1], bool(found["keeps_last_segment"]), sequence)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise PlanError(f"{where} is not a valid plan: missing or invalid {error}; {_REMEDY}") from error
 
 

@@ -108,6 +108,36 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
     assert found.size >= 0.95 * most
 
 
+def test_inputs_of_another_size_keep_it() -> None:
+    """Only axes of one name, or as long in the file, are the batch."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[N,8] x, float[1,8] p) => (float[N,8] y) '
+        "{ a = Add(x, p)  y = MatMul(a, w) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+    how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
+    found = largest_size(model, 20_000, time_limit=0.1, **how)
+    assert found.dimension == "batch (x)"
+    assert found.result.report["device_memory"]["device_bytes"] == 20_000
+    with pytest.raises(PlanError, match="solver does not apply"):
+        largest_size(model, 20_000, solver="peak", **how)
+
+
+def test_a_resolution_begins_at_that_of_the_file() -> None:
+    """A network may have no output for an image of one pixel."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[2,3,H,W] x) => (float[2,4,1,1] y) '
+        "{ a = Conv(x, w)  b = Relu(a)  y = GlobalAveragePool(b) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3, 7, 7), np.float32), "w"))
+    how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
+    shapes = {"x": (2, 3, 12, 12)}
+    found = largest_size(model, "1MB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **how)
+    assert found.size > 24
+    with pytest.raises(ShapeError, match="too small for its kernel"):
+        largest_size(model, "1kB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **how)
+
+
 def test_dimensions_are_checked() -> None:
     cases = {"y:0": "is not a dimension", "x:first": "is not a dimension", "x:3": "no axis 3"}
     for wrong, words in cases.items():
