@@ -69,7 +69,6 @@ def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
         vertices = len(problem.graph)
         progress(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
         seconds: dict[str, float | None] = {}
-        figures: dict[str, Any] = {}
         for name in TIMED:
             if name not in SOLVERS:
                 continue
@@ -78,7 +77,7 @@ def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
                 seconds[name] = None
                 progress(f"  {name} skipped")
                 continue
-            seconds[name], figures[name] = _timed(name, problem)
+            seconds[name] = _timed(name, problem)
             before[case.family, name] = vertices, seconds[name] or 0.0
         rows.append(
             {
@@ -87,7 +86,6 @@ def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
                 "vertices": vertices,
                 "edges": len(problem.graph.edges),
                 "seconds": seconds,
-                "solutions": figures,
                 "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
             }
         )
@@ -205,17 +203,12 @@ def _with_sizes(sizes: Sequence[int], edges: Sequence[tuple[int, int]]) -> Check
     return CheckpointProblem(ComputationGraph.from_unsorted(range(len(sizes)), edges), costs)
 
 
-def _timed(name: str, problem: CheckpointProblem) -> tuple[float, dict[str, Any]]:
+def _timed(name: str, problem: CheckpointProblem) -> float:
     solver = SOLVERS[name]
-    solution = solver.solve(problem)
-    seconds = [solution.seconds]
+    seconds = [solver.solve(problem).seconds]
     while len(seconds) < _REPEATS and seconds[0] < _REPEATED_BELOW_SECONDS:
         seconds.append(solver.solve(problem).seconds)
-    return min(seconds), {
-        "objective_bytes": solution.objective_bytes,
-        "lower_bound_bytes": solution.lower_bound_bytes,
-        "status": solution.status.value,
-    }
+    return min(seconds)
 
 
 def _terminal_row(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:

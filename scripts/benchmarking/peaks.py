@@ -6,6 +6,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ HEADINGS = (
     "network, input", "baseline: simulated", "requested", "planned: simulated", "requested",
     f"within {BUDGET}: simulated", "requested", "difference: simulated", "in use",
 )  # fmt: skip
+_MIN_RESIDUAL = 256
 _STEPS = 2
 _RESIDUALS_SHOWN = 5
 
@@ -141,8 +143,8 @@ def residuals(result: OptimizeResult, run: RunProfile) -> Iterator[Residual]:
 
 
 def largest_residuals(rows: Sequence[Mapping[str, Any]], count: int) -> list[str]:
-    """One line for each of the largest residuals."""
-    ordered = sorted(rows, key=lambda row: -abs(row["worst"]["bytes"]))
+    """One line for each of the largest residuals of at least 256 bytes."""
+    ordered = sorted(filter(itemgetter("worst"), rows), key=lambda row: -abs(row["worst"]["bytes"]))
     return [
         f"{row['network']}, {row['plan']}: {row['worst']['what']} of '{row['worst']['node']}': "
         f"{row['worst']['bytes']:+,} bytes"
@@ -195,7 +197,9 @@ def _row(path: Path, plan: str, options: Options) -> dict[str, Any]:
         "requested_bytes": measured.requested_peak_bytes,
         "arena_bytes": arena.peak_bytes,
         "in_use_bytes": measured.in_use_peak_bytes,
-        "worst": {"node": worst.node, "what": worst.what, "bytes": worst.bytes},
+        "worst": {"node": worst.node, "what": worst.what, "bytes": worst.bytes}
+        if abs(worst.bytes) >= _MIN_RESIDUAL
+        else None,
     }
 
 

@@ -134,7 +134,7 @@ def test_a_resolution_begins_at_that_of_the_file() -> None:
     shapes = {"x": (2, 3, 12, 12)}
     found = largest_size(model, "1MB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **how)
     assert found.size > 24
-    with pytest.raises(ShapeError, match="too small for its kernel"):
+    with pytest.raises(ShapeError, match="static shape"):
         largest_size(model, "1kB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **how)
 
 
