@@ -75,7 +75,7 @@ def symbolic() -> object:
 @pytest.mark.parametrize("dimension", [None, "x:1"])
 def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | None) -> None:
     how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse"}
-    limit = 20_000
+    limit = 10_000
     found = largest_size(
         symbolic(),
         limit,
@@ -96,7 +96,7 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
         planned = optimize(
             symbolic(),
             extra_time="25%",
-            step_limit=4,
+            step_limit=2,
             dry_run=True,
             input_shapes={"x": shape},
             **how,
