@@ -27,6 +27,7 @@ class _Transfer:
         self._operators = StepOperators.from_step(step).operators
         self._added: dict[int, list[str]] = {}
         """By place: operators that run right after it."""
+        self._unknown = [name for name in names if name not in self._operators and "/update/" not in name]
         self._known = [name for name in names if name in self._operators]
         self._place: dict[str, int] = {}
         """By operator: the number of the run in `_known` after which it has run."""
@@ -35,6 +36,9 @@ class _Transfer:
 
     def sequence(self) -> tuple[str, ...] | None:
         if any(self._is_missing(name) for name, entry in self._operators.items() if entry.chunk is None):
+            return None
+        if any("grad" not in name and "loss" not in name for name in self._unknown):
+            # Operators of forward are left out of the loss only, where a mean of one sample is none.
             return None
         producers = self._producers()
         self._forget_changed(producers)

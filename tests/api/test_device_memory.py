@@ -72,7 +72,7 @@ def symbolic() -> object:
     return model
 
 
-@pytest.mark.parametrize("dimension", [None, "x:1"])
+@pytest.mark.parametrize("dimension", [None, pytest.param("x:1", marks=pytest.mark.slow)])
 def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | None) -> None:
     how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse"}
     limit = 10_000
