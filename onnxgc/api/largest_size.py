@@ -232,7 +232,7 @@ class _Search:
     ) -> None:
         self._source, self._dimension = source, dimension
         self._device_bytes, self._allowed = device_bytes, allowed
-        self._progress, self._optimizer = progress, options.get("optimizer")
+        self._progress = progress
         self._read = ReadOptions.from_options(
             options.get("loss", "auto"),
             options.get("trainable", ()),

@@ -170,7 +170,8 @@ def plan_quickly(
                 time=TimeCost(step_problem.problem.duration, extra, 0),
             )
             most = Fraction(extra, max(step_problem.problem.duration, 1))
-            allowed = replace(planned.request, budget=Budget(max_extra=max(most, DEFAULT_EXTRA_TIME)))
+            budget = Budget(max_extra=max(most, DEFAULT_EXTRA_TIME))
+            allowed = replace(planned.request, budget=budget)
             return replace(other, solution=solution, request=allowed, timing=planned.timing)
     return planned
 

@@ -51,9 +51,7 @@ def least_peak(
     """
     compile_loops(options.progress)
     deadline = Deadline(options.time_limit_seconds)
-    allowed = _ANY_TIME if max_extra is None else max_extra
-    known = _allowed_starts(problem, options.order, starts, allowed)
-    descent = _Descent(problem, options, deadline, known, allowed, floor)
+    descent = _Descent(problem, options, deadline, starts, max_extra, floor)
     descent.run_quickly()
     descent.run()
     left = deadline.left(REFINEMENT_END)
@@ -61,13 +59,13 @@ def least_peak(
         problem,
         descent.peak,
         replace(options, time_limit_seconds=0.0 if descent.interrupted else left),
-        known,
+        descent.known,
     )
     assert not isinstance(last, NoSequence), "the best is within its own peak"
     interrupted = descent.interrupted or last.interrupted
     floor = descent.floor
     if not interrupted:
-        floor = _proved_floor(problem, floor, last.peak, allowed, options.order, deadline.end)
+        floor = _proved_floor(problem, floor, last.peak, descent.allowed, options.order, deadline.end)
     last = replace(last, seconds=deadline.elapsed(), interrupted=interrupted)
     return LeastPeak(last, min(floor, last.peak))
 
@@ -84,9 +82,7 @@ def quick_least_peak(
     Before the limit is reached the result depends on the seed alone.
     """
     deadline = Deadline(options.time_limit_seconds)
-    allowed = _ANY_TIME if max_extra is None else max_extra
-    known = _allowed_starts(problem, options.order, starts, allowed)
-    descent = _Descent(problem, options, deadline, known, allowed, floor)
+    descent = _Descent(problem, options, deadline, starts, max_extra, floor)
     peak = -1
     while descent.peak != peak and not descent.interrupted:
         peak = descent.peak
@@ -137,7 +133,8 @@ class _Descent:
 
     Attributes:
         known: sequences to start from; it receives those that are found.
-        best: the one of the lowest peak.
+        allowed: the most extra time.
+        best: the known sequence of the lowest peak.
         peak: its peak.
         floor: a lower bound on the peak.
         interrupted: whether a user ended it (Ctrl-C).
@@ -148,14 +145,14 @@ class _Descent:
         problem: OperatorProblem,
         options: SearchOptions,
         deadline: Deadline,
-        known: list[tuple[int, ...]],
-        allowed: int,
+        starts: Iterable[Sequence[int]],
+        max_extra: int | None,
         floor: int,
     ) -> None:
         self._problem, self._options, self._deadline = problem, options, deadline
-        self._allowed = allowed
-        self.known = known
-        self.best = min(known, key=lambda start: simulate_sequence(problem, start).peak)
+        self.allowed = _ANY_TIME if max_extra is None else max_extra
+        self.known = _allowed_starts(problem, options.order, starts, self.allowed)
+        self.best = min(self.known, key=lambda start: simulate_sequence(problem, start).peak)
         self.peak = simulate_sequence(problem, self.best).peak
         self.floor = floor
         self.interrupted = False
@@ -220,7 +217,7 @@ class _Descent:
         """Whether a sequence has a lower peak within the allowed time; it is then the best."""
         sequence = settled(self._problem, sequence)
         found = simulate_sequence(self._problem, sequence)
-        if found.peak >= self.peak or found.duration - self._problem.duration > self._allowed:
+        if found.peak >= self.peak or found.duration - self._problem.duration > self.allowed:
             return False
         self.best, self.peak = tuple(sequence), found.peak
         self.known.append(self.best)
@@ -242,7 +239,7 @@ class _Descent:
 
     def _meets(self, budget: int, left: float | None) -> bool:
         """Whether a search finds a sequence within a budget and the allowed time."""
-        options, allowed = self._options, self._allowed
+        options, allowed = self._options, self.allowed
         tried = replace(
             options,
             target_extra=allowed,

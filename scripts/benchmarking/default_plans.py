@@ -15,6 +15,7 @@ from scripts.benchmarking.table1 import paper_rows
 from scripts.benchmarking.tables import markdown_table, megabytes, print_table
 
 PLANS = {"peak": "peak", "default": None}
+_IN_SUMMARY = "resnet50"
 _HEADINGS = (
     "network, batch", "baseline, MB", "`peak`: MB", "extra time", "s", "default: MB", "extra time", "s",
     "of `peak`",
@@ -87,6 +88,17 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
         baseline = megabytes(row["peak"]["regular_bytes"])
         rows.append((f"{name}, {row['batch']}", baseline, *cells, f"{share:.2f}"))
     return rows
+
+
+def summary_line(record: Record) -> str:
+    row = record["figures"].get(_IN_SUMMARY)
+    if row is None:
+        return ""
+    peaks = [megabytes(row[plan]["peak_bytes"]) for plan in PLANS]
+    return (
+        f"- {_IN_SUMMARY} at batch {row['batch']}, simulated: {peaks[0]} MB by `--solver peak`, {peaks[1]} by "
+        f"the search of the first command, at {row['default']['extra_time']:.0%} extra time."
+    )
 
 
 def results_section(record: Record) -> str:

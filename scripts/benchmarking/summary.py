@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarking import peaks
+from scripts.benchmarking import default_plans, peaks
 from scripts.benchmarking.cuda_results import measured_networks, step_seconds
 from scripts.benchmarking.records import Record, read_records
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
@@ -90,6 +90,7 @@ def _time_ratio(row: Mapping[str, Any], contender: str) -> float:
 
 _LINES: Mapping[str, Callable[[Record], str]] = {
     "resnet50": _resnet50,
+    "default": default_plans.summary_line,
     "gpu": _card,
     "gradients": _exports,
     "torch": _torch,

@@ -40,6 +40,7 @@ def test_no_solver_has_a_better_plan(model: str, optimizer: str | None) -> None:
     assert allowed is not None
     assert budget["lower_bound_ratio"] <= extra <= allowed + 1e-9
     assert result.report["lower_bound_bytes"] <= peak + result.planned.state_bytes
+    assert peak <= place(found(model, solver="peak", optimizer=optimizer))[0]
     for solver in ("peak", "acg"):
         other = place(found(model, solver=solver, optimizer=optimizer))
         # Of equal peaks the search may not have found the least time.

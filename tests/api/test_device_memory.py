@@ -30,6 +30,7 @@ def test_the_parts_add_up_and_the_plan_fits(optimizer: str | None, tmp_path: Pat
     step = result.planned.profile.peak_bytes
     fixed = memory["weight_bytes"] + memory["optimizer_state_bytes"] + memory["input_bytes"]
     assert memory["planned"]["total_bytes"] == fixed + step + memory["planned"]["margin_bytes"] <= limit
+    assert memory["planned"]["margin_bytes"] == step // 10
     assert result.planned.schedule.recomputed
     for given, holds in ((limit, True), (fixed + step // 2, False)):
         checks = {check.name: check.holds for check in verify(chain(8), file, device_memory=given).checks}
