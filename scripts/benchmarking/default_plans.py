@@ -96,8 +96,8 @@ def summary_line(record: Record) -> str:
         return ""
     peaks = [megabytes(row[plan]["peak_bytes"]) for plan in PLANS]
     return (
-        f"- {_IN_SUMMARY} at batch {row['batch']}, simulated: {peaks[0]} MB by `--solver peak`, {peaks[1]} by "
-        f"the search of the first command, at {row['default']['extra_time']:.0%} extra time."
+        f"- {_IN_SUMMARY} at batch {row['batch']}, simulated: {peaks[0]} MB by `--solver peak`, {peaks[1]} "
+        f"by the search of the first command, at {row['default']['extra_time']:.0%} extra time."
     )
 
 
