@@ -31,8 +31,12 @@ class TrainingFileContents:
         properties = {entry.key: entry.value for entry in model.metadata_props}
         self.types = static_types(model)
         try:
-            self.weights = tuple(_weights(json.loads(properties["onnxgc.names"]), self.types))
-            self.peak_bytes = int(properties["onnxgc.simulated_peak_bytes"])
+            names = json.loads(properties["onnxgc.names"])
+            self.weights = tuple(_weights(names, self.types))
+            self._states = frozenset(names.get("states", ()))
+            state_bytes = sum(self.types[name].size_bytes for name in self._states)
+            # With the optimizer's state, as in the report of `optimize`.
+            self.peak_bytes = int(properties["onnxgc.simulated_peak_bytes"]) + state_bytes
             self.loss = properties["onnxgc.loss"]
             options = ReadOptions.from_json(properties["onnxgc.options"])
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -66,12 +70,12 @@ class TrainingFileContents:
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the inputs without a value in the file."""
+        """Shapes of the inputs without a value in the file, states of an optimizer left out."""
         stored = {tensor.name for tensor in self._graph.initializer}
         return {
             value.name: self.types[value.name].shape
             for value in self._graph.input
-            if value.name not in stored
+            if value.name not in stored and value.name not in self._states
         }
 
     def card_costs(self, device: Device) -> tuple[OperatorCost, ...]:
