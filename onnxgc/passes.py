@@ -14,9 +14,7 @@ from typing import Any
 from onnxgc.errors import RuntimeUnavailableError
 
 if find_spec("onnx_ir") is None:
-    raise RuntimeUnavailableError(
-        "onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'"
-    )
+    raise RuntimeUnavailableError("onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'")
 
 import onnx_ir as ir
 
@@ -48,9 +46,7 @@ class Checkpointing(ir.passes.FunctionalPass):
         known = inspect.signature(optimize).parameters.keys() - set(_FILE_OPTIONS)
         unknown = [name for name in options if name not in known]
         if unknown:
-            raise TypeError(
-                f"'{unknown[0]}' is not an option of this pass; known: {', '.join(sorted(known))}"
-            )
+            raise TypeError(f"'{unknown[0]}' is not an option of this pass; known: {', '.join(sorted(known))}")
         self.options: Mapping[str, Any] = options
         self.result: OptimizeResult | None = None
 

@@ -105,9 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 def _render(arguments: argparse.Namespace) -> int:
     wanted = {path: documents.render(path, path.read_text(encoding="utf-8")) for path in documents.BLOCKS}
     wanted |= documents.render_pictures()
-    stale = [
-        path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not arguments.check:
             path.write_text(wanted[path], encoding="utf-8")

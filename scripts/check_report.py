@@ -163,13 +163,7 @@ def browser(program: str) -> Iterator[Page]:
     os.close(from_us)
     os.close(from_it)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        options = (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-        )
+        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
         process = subprocess.Popen(
             [
                 *(sys.executable, "-c", CONNECTED, *map(str, theirs)),
@@ -229,9 +223,7 @@ def check_step(page: Page, data: dict[str, Any], course: int) -> int:
         time.sleep(0.05)
         rows = shown(page)[2]
     listed = rows[:MAX_ROWS]
-    assert [size for _, size in listed] == [size for _, size in wanted[:MAX_ROWS]], (
-        f"step {step}: wrong sizes"
-    )
+    assert [size for _, size in listed] == [size for _, size in wanted[:MAX_ROWS]], f"step {step}: wrong sizes"
     if len(wanted) <= MAX_ROWS:
         assert sorted(rows) == sorted(wanted), f"step {step}: wrong tensors"
     return step
@@ -263,9 +255,7 @@ def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
     live = [course_totals(course) for course in data["courses"]]
     for course in range(len(live)):
         page.value(f"document.querySelectorAll('#{name} input')[{course}].click()")
-        assert live[course][check_step(page, data, course)] == max(live[course]), (
-            "the first step is not the peak"
-        )
+        assert live[course][check_step(page, data, course)] == max(live[course]), "the first step is not the peak"
         width = page.width_in_view(f"#{name} svg.plot")
         longest = max(map(len, live))
         for share in (0.0005, 0.13, 0.37, 0.5, 0.71, 0.9, 0.9995):
@@ -273,9 +263,7 @@ def check_curves(page: Page, data: dict[str, Any], name: str) -> None:
             page.frames()
             step = check_step(page, data, course)
             wanted = min(share * longest, len(live[course]) - 1)
-            assert abs(step - wanted) <= 1 + longest / width, (
-                f"the pointer is at {wanted}, the page shows {step}"
-            )
+            assert abs(step - wanted) <= 1 + longest / width, f"the pointer is at {wanted}, the page shows {step}"
     page.value(f"document.querySelectorAll('#{name} input')[0].click()")
     page.value(f"document.querySelector('#{name} .handle').focus()")
     peak = check_step(page, data, 0)
@@ -375,20 +363,16 @@ def complaints(page: Page, path: Path) -> None:
     time.sleep(0.05)
     page.value("0")
     for event in page.events:
-        assert event.get("method") not in (
-            "Runtime.exceptionThrown",
-            "Runtime.consoleAPICalled",
-            "Log.entryAdded",
-        ), event
+        assert event.get("method") not in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"), (
+            event
+        )
         if event.get("method") == "Network.requestWillBeSent":
             url = event["params"]["request"]["url"]
             assert url == path.resolve().as_uri() or url == "data:,", f"a request to {url}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--screenshots", type=Path)
     arguments = parser.parse_args()

@@ -36,10 +36,7 @@ def run_script(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[
     """The finished script and its record."""
     out.mkdir(exist_ok=True)
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--out", str(out), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=out,
+        [sys.executable, str(SCRIPT), "--out", str(out), *arguments], capture_output=True, text=True, cwd=out
     )
     (record,) = out.glob("*.json")
     return result, json.loads(record.read_text())
@@ -85,9 +82,7 @@ def test_groups_are_merged_and_a_rerun_replaces_its_own(smoke: Callable[..., Che
     assert record["groups"]["a"]["versions"]["onnx"] == onnx.__version__
 
 
-def test_a_slow_step_leaves_time_to_later_ones(
-    smoke: Callable[..., Check], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_step_leaves_time_to_later_ones(smoke: Callable[..., Check], monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with 60 of 100 seconds, whose first row takes 59: its second is not reached."""
     check = smoke("one", limit_seconds=100.0)
     now = time.perf_counter()
@@ -110,10 +105,7 @@ def test_each_row_is_recorded_at_once(smoke: Callable[..., Check]) -> None:
         return {"status": "not held"}
 
     assert not check.run((step("step", lambda: {"figure": 0.123456789}, fail, look), step("later", dict)))
-    rows = {
-        "row 0": {"status": "held", "figure": 0.123457},
-        "row 1": {"status": "error", "error": "no kernel"},
-    }
+    rows = {"row 0": {"status": "held", "figure": 0.123457}, "row 1": {"status": "error", "error": "no kernel"}}
     assert seen == [{"status": "unfinished", "rows": rows}]
     assert [entry["status"] for entry in check.steps.values()] == ["not held", "held"]
 
@@ -265,9 +257,7 @@ held (float[4] x, int64[1] barrier_zero) => (float[4] y) <int64[1] shape = {4}, 
 MODEL.graph.node[5].metadata_props.add(key="onnxgc.role", value="recompute")
 
 
-def event(
-    name: str, operator: str = "", provider: str = CUDA, outputs: Any = (("float", (4,)),)
-) -> NodeEvent:
+def event(name: str, operator: str = "", provider: str = CUDA, outputs: Any = (("float", (4,)),)) -> NodeEvent:
     return NodeEvent(name, operator, provider, 1.0, outputs)
 
 

@@ -236,8 +236,7 @@ def test_a_failed_process_keeps_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def _file(folder: Path, *nodes: onnx.NodeProto, inputs: tuple[int | str, ...], weights: Any = ()) -> Path:
     generator = np.random.default_rng(0)
     initializers = [
-        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
-        for name, shape in weights
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name) for name, shape in weights
     ]
     graph = helper.make_graph(
         list(nodes),
@@ -285,9 +284,7 @@ def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
     assert set(row["other_truths"]) == {"torch, source file"}
 
 
-def test_files_without_reference_are_compared_with_differences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_without_reference_are_compared_with_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _file(
         tmp_path,
         helper.make_node("MatMul", ["x", "w"], ["a"]),

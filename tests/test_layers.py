@@ -35,16 +35,7 @@ LAYERS = (
 """From top to bottom. A layer may import itself and those below it."""
 
 FOLDERS = {
-    "model": (
-        "weight_roles",
-        "training_mode",
-        "opset",
-        "static_shapes",
-        "rebatch",
-        "files",
-        "operators",
-        "core",
-    ),
+    "model": ("weight_roles", "training_mode", "opset", "static_shapes", "rebatch", "files", "operators", "core"),
     "solvers": ("baselines", "peak", "paper"),
     "budget": ("improve", "bounds"),
     "matching": ("operators", "probes", "normal_form"),
@@ -61,12 +52,7 @@ FORBIDDEN = {
 }
 """Packages that a layer must not import, in addition to the order."""
 
-HOMES = {
-    "onnxruntime": "runtime",
-    "torch": "torch",
-    "highspy": "budget",
-    "numba": "budget",
-}
+HOMES = {"onnxruntime": "runtime", "torch": "torch", "highspy": "budget", "numba": "budget"}
 """Packages that are optional or heavy, and the one layer that imports each."""
 
 OFFERED = {"runtime/__init__.py": "onnxgc.training.Trainer"}
@@ -87,9 +73,7 @@ def violations(path: Path, package: Path) -> list[str]:
     offered = OFFERED.get(inner.as_posix())
     found = [(line, complaint(layer, module)) for module, line in imported(tree, parent) if module != offered]
     if layer in FOLDERS and len(inner.parts) > 2:
-        found += [
-            (line, inner_complaint(layer, inner.parts[1], module)) for module, line in imported(tree, parent)
-        ]
+        found += [(line, inner_complaint(layer, inner.parts[1], module)) for module, line in imported(tree, parent)]
     if layer != PRINTING_LAYER:
         found += [(line, "only cli prints") for line in prints(tree)]
     return [f"{inner}:{line}: {reason}" for line, reason in sorted(found) if reason]

@@ -38,24 +38,11 @@ GUIDES = (
     README,
     *(
         DOCS / f"{name}.md"
-        for name in (
-            "user-guide",
-            "models",
-            "planning",
-            "comparing",
-            "training",
-            "training-file",
-            "extending",
-        )
+        for name in ("user-guide", "models", "planning", "comparing", "training", "training-file", "extending")
     ),
 )
 SLOW_GUIDES = ("planning", "training")
-DOCUMENTS = (
-    README,
-    ROOT / "CHANGELOG.md",
-    *sorted(DOCS.glob("*.md")),
-    *sorted((DOCS / "decisions").glob("*.md")),
-)
+DOCUMENTS = (README, ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisions").glob("*.md")))
 RECORDS = tuple(sorted((ROOT / "benchmarks").glob("*.*")))
 
 # It would run this test.
@@ -112,8 +99,7 @@ def run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
                     continue
                 assert command == "scripts/run"
                 arguments = [
-                    SHORT_SEARCH if before == "--time-limit" else given
-                    for before, given in pairwise(["", *arguments])
+                    SHORT_SEARCH if before == "--time-limit" else given for before, given in pairwise(["", *arguments])
                 ]
                 monkeypatch.setattr(sys, "argv", ["onnxgc", *arguments])
                 with pytest.raises(SystemExit) as ended:

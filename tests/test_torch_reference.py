@@ -15,12 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.torch_operators import OPERATORS
-from tests.torch_reference import (
-    random_weights,
-    reference_outputs,
-    reference_step,
-    with_fed_weights,
-)
+from tests.torch_reference import random_weights, reference_outputs, reference_step, with_fed_weights
 
 Array = np.ndarray
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -40,9 +35,7 @@ PIXELS = {
 }
 # VGG-11 has the operators of the larger variants.
 LARGE = ("vgg13", "vgg16", "vgg19", "light_vgg19")
-NETWORKS = sorted(
-    path for folder in (LIGHT, OURS) for path in folder.glob("*.onnx") if path.stem not in LARGE
-)
+NETWORKS = sorted(path for folder in (LIGHT, OURS) for path in folder.glob("*.onnx") if path.stem not in LARGE)
 # Without the largest, VGG-19 and ZFNet, whose Reshape equals AlexNet's.
 LITERAL_BATCH = [p for p in sorted(LIGHT.glob("*.onnx")) if p.stem not in ("light_vgg19", "light_zfnet512")]
 
@@ -65,9 +58,7 @@ def draw(shape: tuple[int, ...], seed: int = 3) -> Array:
 def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
@@ -148,13 +139,7 @@ CASES: list[Case] = [
     ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, [X], 19),
     (
         "AveragePool",
-        {
-            "kernel_shape": [3, 2],
-            "strides": [2, 3],
-            "pads": [1, 1, 0, 1],
-            "ceil_mode": 1,
-            "count_include_pad": 1,
-        },
+        {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 1, 0, 1], "ceil_mode": 1, "count_include_pad": 1},
         [X],
         19,
     ),
@@ -248,8 +233,7 @@ def test_operator_equals_onnxruntime(case: Case) -> None:
             feeds[f"in{index}"] = draw(value, index) if isinstance(value, tuple) else np.asarray(value)
     node = helper.make_node(operator, list(feeds), ["out"], **attributes)
     types = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-        for n, v in feeds.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()
     ]
     graph = helper.make_graph([node], "one", types, [onnx.ValueInfoProto(name="out")])
     model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", opset)])
@@ -336,8 +320,7 @@ def test_step_equals_a_torch_module(
     network.load_state_dict({names.get(n, n): torch.from_numpy(v) for n, v in weights.items()}, strict=False)
     expected_target = torch.from_numpy(target)
     expected = torch_loss(
-        network(torch.from_numpy(x).double()),
-        expected_target if loss == "cross-entropy" else expected_target.double(),
+        network(torch.from_numpy(x).double()), expected_target if loss == "cross-entropy" else expected_target.double()
     )
     expected.backward()
 
@@ -415,9 +398,7 @@ def test_gradients_of_networks_equal_differences(name: str) -> None:
     feeds, labels = {image: draw((4, *shape))}, np.array([1, 20, 300, 999])
     step = reference_step(model, weights, feeds, labels)
     assert {n for n in weights if "running_" not in n} <= step.gradients.keys()
-    direction = {
-        n: g / max(float(np.linalg.norm(g)), 1e-30) for n, g in step.gradients.items() if n in weights
-    }
+    direction = {n: g / max(float(np.linalg.norm(g)), 1e-30) for n, g in step.gradients.items() if n in weights}
     slope = sum(float((step.gradients[n] * d).sum()) for n, d in direction.items())
     width = 1e-9
 

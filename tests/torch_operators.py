@@ -385,9 +385,7 @@ OPERATORS: dict[str, Operator] = {
     "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": _global_max_pool,
     "Greater": _binary(torch.gt),
-    "HardSigmoid": lambda inputs, a, opset: torch.clamp(
-        a.get("alpha", 0.2) * inputs[0] + a.get("beta", 0.5), 0, 1
-    ),
+    "HardSigmoid": lambda inputs, a, opset: torch.clamp(a.get("alpha", 0.2) * inputs[0] + a.get("beta", 0.5), 0, 1),
     "HardSwish": _unary(F.hardswish),
     "Identity": _unary(lambda x: x),
     "InstanceNormalization": _instance_normalization,

@@ -70,9 +70,7 @@ def reference_step(
     run.execute()
     value = _loss(run, loss, target)
     differentiable = {name: t for name, t in run.weights.items() if t.requires_grad}
-    gradients: Sequence[Tensor | None] = torch.autograd.grad(
-        value, list(differentiable.values()), allow_unused=True
-    )
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(value, list(differentiable.values()), allow_unused=True)
     return ReferenceStep(
         loss=float(value.detach()),
         gradients={n: g.numpy() for n, g in zip(differentiable, gradients, strict=True) if g is not None},
@@ -200,9 +198,7 @@ class _Interpreter:
         self.opset = next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx"))
         self.output_names = [value.name for value in graph.output]
         self.producers = {name: node for node in graph.node for name in node.output}
-        self.statistics = {
-            name for n in graph.node if n.op_type == "BatchNormalization" for name in n.input[3:5]
-        }
+        self.statistics = {name for n in graph.node if n.op_type == "BatchNormalization" for name in n.input[3:5]}
         self.computed_from_inputs: set[str] = set()
         self.declared_batch, self.batch = self._batch()
 

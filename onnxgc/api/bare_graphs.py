@@ -10,13 +10,7 @@ from onnxgc.budget.bounds.peak_bound import PeakBound, floor_of_problem
 from onnxgc.budget.least_peak import least_peak
 from onnxgc.budget.operator_graph_file import OperatorGraphFile, read_operator_graph
 from onnxgc.budget.operator_problem import simulate_sequence
-from onnxgc.budget.search import (
-    DEFAULT_TIME_LIMIT_SECONDS,
-    NoSequence,
-    SearchOptions,
-    ignore_progress,
-    within_budget,
-)
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, NoSequence, SearchOptions, ignore_progress, within_budget
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.graph.graph_file import read_graph_file
 from onnxgc.planning.memory_budget import Budget, parse_budget_options
@@ -169,10 +163,7 @@ def _search(file: OperatorGraphFile, budget: Budget, options: SearchOptions) -> 
         "gap": time.gap,
         "gap_of_extra": time.gap_of_extra,
         "floor": _in_units(lowest, size),
-        "regular": {
-            "peak": _in_units(baseline.peak, size),
-            "duration": _in_units(problem.duration, duration),
-        },
+        "regular": {"peak": _in_units(baseline.peak, size), "duration": _in_units(problem.duration, duration)},
         "seconds": found.seconds,
     }
 
@@ -187,8 +178,7 @@ def _no_sequence_text(file: OperatorGraphFile, limit: int, floor: PeakBound) -> 
         operation = file.problem.operators[floor.operator]
         touched = sorted((*operation.reads, *operation.writes), key=lambda s: -file.problem.sizes[s])[:4]
         named = ", ".join(
-            f"{file.nodes[storage]!r} {_in_units(file.problem.sizes[storage], file.size_scale)}"
-            for storage in touched
+            f"{file.nodes[storage]!r} {_in_units(file.problem.sizes[storage], file.size_scale)}" for storage in touched
         )
         return f"no sequence fits {given}: node {node!r} alone needs {needed}: {named}; give at least that"
     at = "outputs that are kept" if is_kept else f"node {node!r}"

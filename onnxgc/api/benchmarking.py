@@ -142,9 +142,7 @@ class Benchmark:
             "seed": self.seed,
             "solver": self.solver,
             "status": self.status,
-            "optimizer": {"name": self.optimizer, "state_bytes": self.state_bytes}
-            if self.optimizer
-            else None,
+            "optimizer": {"name": self.optimizer, "state_bytes": self.state_bytes} if self.optimizer else None,
             "budget_bytes": self.budget_bytes,
             "regular": self.regular.as_json(self.batch),
             "planned": self.planned.as_json(self.batch),
@@ -201,9 +199,7 @@ def bench(
     """
     notify = progress or ignore_progress
     if runs < 1 or warm_up < 0:
-        raise RuntimeFailedError(
-            f"{runs} runs after {warm_up} warm-up runs measure nothing; give at least one run"
-        )
+        raise RuntimeFailedError(f"{runs} runs after {warm_up} warm-up runs measure nothing; give at least one run")
     settings = SessionSettings(threads=threads, providers=providers_named(provider))
     if device is None and calibrate is None:
         device = _DEVICES.get(settings.providers[0], DEFAULT_DEVICE)
@@ -236,11 +232,7 @@ def _measured(
         in_place = {} if updates is None else dict(updates.replaced)
         steps = _Steps(feeds, in_place, planned.state_bytes, settings, runs, warm_up)
         baseline, measured, failure_note = _run(files, steps, progress)
-    notes = (
-        *result.report["notes"],
-        *_notes_on_order(planned, baseline),
-        *filter(None, (note, failure_note)),
-    )
+    notes = (*result.report["notes"], *_notes_on_order(planned, baseline), *filter(None, (note, failure_note)))
     return Benchmark(
         model=result.report["model"],
         inputs={name: planned.step.types[name].shape for name in planned.model.inputs},
@@ -325,12 +317,7 @@ class _Steps:
 
     def seconds(self, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
         return seconds_in_turns(
-            paths,
-            self.feeds,
-            settings=self.settings,
-            runs=self.runs,
-            warm_up=self.warm_up,
-            in_place=self.in_place,
+            paths, self.feeds, settings=self.settings, runs=self.runs, warm_up=self.warm_up, in_place=self.in_place
         )
 
 
@@ -354,9 +341,7 @@ def _run(files: Mapping[str, _File], steps: _Steps, progress: Progress) -> tuple
     progress(f"timing {steps.runs} steps of each after {steps.warm_up} to warm up")
     timed = {name: file for name, file in files.items() if not contenders[name].failure}
     seconds, note = _seconds(timed, steps)
-    baseline, planned = (
-        replace(contenders[name], step_seconds=seconds.get(name, ())) for name in (REGULAR, PLANNED)
-    )
+    baseline, planned = (replace(contenders[name], step_seconds=seconds.get(name, ())) for name in (REGULAR, PLANNED))
     return baseline, planned, note
 
 
@@ -392,6 +377,5 @@ def _notes_on_order(planned: PlannedStep, baseline: Contender) -> list[str]:
     if own == baseline.simulated_peak_bytes:
         return []
     return [
-        "both run in the plan's order; in the model's own order the baseline's simulated peak is "
-        f"{own / 1e6:,.1f} MB"
+        f"both run in the plan's order; in the model's own order the baseline's simulated peak is {own / 1e6:,.1f} MB"
     ]

@@ -77,9 +77,7 @@ class BudgetRequest:
         if device is not None and calibrate is not None:
             raise PlanError("--device and --calibrate are both sources of durations; give one of them")
         if device_memory is not None and (budget is not None or extra_time is not None):
-            raise PlanError(
-                "--device-memory is a budget for the whole device; leave out --budget and --extra-time"
-            )
+            raise PlanError("--device-memory is a budget for the whole device; leave out --budget and --extra-time")
         return cls(
             parse_budget_options(budget, extra_time),
             pareto,
@@ -133,10 +131,7 @@ class BudgetSolution:
 
 
 def plan_for_request(
-    request: BudgetRequest,
-    problem: CheckpointProblem,
-    durations: Mapping[str, int],
-    options: SolverOptions,
+    request: BudgetRequest, problem: CheckpointProblem, durations: Mapping[str, int], options: SolverOptions
 ) -> BudgetSolution:
     """The requested plans, within one time limit.
 
@@ -221,9 +216,7 @@ def solution_within(
         BudgetError: no plan fits.
     """
     if budget.is_least:
-        return _least_peak_solution(
-            problem, problem_of(problem.joint().step, durations), options, budget.max_extra
-        )
+        return _least_peak_solution(problem, problem_of(problem.joint().step, durations), options, budget.max_extra)
     known = (*options.sequences, *(point.solution.plan.sequence for point in frontier))
     limit = budget.bytes_of(regular_peak_bytes(problem))
     within = replace(options, budget_bytes=limit, durations=durations, objective=None, sequences=known)
@@ -244,12 +237,8 @@ def frontier_of(
     left = 0.0 if least.interrupted else deadline.left()
     number = {name: index for index, name in enumerate(step_problem.names)}
     known = [[number[name] for name in least.plan.sequence]]
-    points = trade_off(
-        step_problem.problem, budgets, search_options(replace(options, time_limit_seconds=left)), known
-    )
-    return tuple(
-        FrontierPoint(point.budget, _solution(problem, step_problem, point.best, least)) for point in points
-    )
+    points = trade_off(step_problem.problem, budgets, search_options(replace(options, time_limit_seconds=left)), known)
+    return tuple(FrontierPoint(point.budget, _solution(problem, step_problem, point.best, least)) for point in points)
 
 
 def _least_peak_solution(

@@ -16,15 +16,11 @@ def step_costs(
 ) -> tuple[OperatorCost, ...]:
     """Costs of the nodes of a schedule's training file by operator, the slowest first, and their total."""
     nodes, tensors = training_nodes(step, schedule, has_barriers=has_barriers)
-    types = {
-        name: tensors.type_of(name) for node in nodes for name in (*reads_of(node), *node.outputs) if name
-    }
+    types = {name: tensors.type_of(name) for node in nodes for name in (*reads_of(node), *node.outputs) if name}
 
     def constant(name: str) -> Array | None:
         added = tensors.constants.values.get(name)
-        return (
-            step.constants.get(name, added) if name not in step.model.weights else step.model.constant(name)
-        )
+        return step.constants.get(name, added) if name not in step.model.weights else step.model.constant(name)
 
     costs = operator_costs(nodes, types, step.graph.outputs, constant, device)
     return (*costs, total_cost(costs))

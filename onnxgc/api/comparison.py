@@ -16,14 +16,7 @@ import onnx
 
 from onnxgc.api.budget_plans import BudgetRequest
 from onnxgc.api.network_pairs import compare_networks
-from onnxgc.api.plan_candidates import (
-    RULES,
-    STORE_ALL,
-    TORCH_BUDGET,
-    CompareOptions,
-    PlanCandidate,
-    solver_choices,
-)
+from onnxgc.api.plan_candidates import RULES, STORE_ALL, TORCH_BUDGET, CompareOptions, PlanCandidate, solver_choices
 from onnxgc.api.plan_options import Progress
 from onnxgc.api.plan_table import Comparison, compare_plans
 from onnxgc.api.plan_transfer import Network, planned_network, shapes_for
@@ -155,9 +148,7 @@ def _named_plans(plans: Sequence[Any] | Mapping[str, Any]) -> dict[str, Checkpoi
     return named
 
 
-def _compare_each(
-    sources: Sequence[Any], options: CompareOptions, workers: int, notify: Progress
-) -> Comparison:
+def _compare_each(sources: Sequence[Any], options: CompareOptions, workers: int, notify: Progress) -> Comparison:
     """A table for each network; an error replaces the table of a network that cannot be read."""
     reports: dict[int, PlansReport | FailedReport] = {}
 
@@ -191,9 +182,7 @@ def _report_of(source: Any, options: CompareOptions) -> PlansReport | FailedRepo
     try:
         given = source_of(source)
         shapes = shapes_for(given, name_of(given), options.input_shapes)
-        report: PlansReport = compare_plans(
-            given, replace(options, input_shapes=shapes), lambda stage: None
-        ).report
+        report: PlansReport = compare_plans(given, replace(options, input_shapes=shapes), lambda stage: None).report
     except OnnxgcError as error:
         return {"kind": "plans", "model": str(source), "error": str(error)}
     return {**report, "seconds": time.perf_counter() - started}

@@ -9,12 +9,7 @@ from onnxgc.api.plan_candidates import PlanCandidate
 from onnxgc.api.plan_table import Comparison
 from onnxgc.api.planned_step import PlannedStep
 from onnxgc.api.step_planning import traced_step_with_plan
-from onnxgc.report.html.comparison import (
-    ShownPlan,
-    comparison_page,
-    networks_page,
-    overview_page,
-)
+from onnxgc.report.html.comparison import ShownPlan, comparison_page, networks_page, overview_page
 from onnxgc.report.html.page import PageData, page
 from onnxgc.report.text.network_pair_lines import file_label
 

@@ -335,6 +335,4 @@ class _Search:
             return None
         self._names = step_problem.names_of(best)
         self.plans[size] = plan_of(traced.problem, step, step_problem, best)
-        return SizePoint(
-            size, memory.total(found.peak), extra / max(problem.duration, 1), found.duration / 1e9
-        )
+        return SizePoint(size, memory.total(found.peak), extra / max(problem.duration, 1), found.duration / 1e9)

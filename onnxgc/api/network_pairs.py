@@ -13,13 +13,7 @@ from onnxgc.matching.network_view import Pair
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Schedule, StepGraph
 from onnxgc.planning.simulate import MemoryProfile, live_at_peak
-from onnxgc.report.data.compare_report import (
-    CheckpointFates,
-    FileReport,
-    NetworksReport,
-    PairReport,
-    PeakFigures,
-)
+from onnxgc.report.data.compare_report import CheckpointFates, FileReport, NetworksReport, PairReport, PeakFigures
 from onnxgc.report.data.optimize_report import TensorFigures
 
 
@@ -75,8 +69,7 @@ def _peak(schedule: Schedule, graph: StepGraph, profile: MemoryProfile) -> PeakF
 
 def _pair(one: Network, other: Network, matching: Matching) -> tuple[PairReport, CheckpointPlan]:
     unmatched_a, unmatched_b = (
-        {unmatched.tensor: unmatched for unmatched in side}
-        for side in (matching.unmatched_a, matching.unmatched_b)
+        {unmatched.tensor: unmatched for unmatched in side} for side in (matching.unmatched_a, matching.unmatched_b)
     )
     here = _MatchedSide(one, other, counterparts_of(one, other, matching.of_a), unmatched_a)
     there = _MatchedSide(other, one, counterparts_of(other, one, matching.of_b), unmatched_b)
@@ -94,10 +87,7 @@ def _pair(one: Network, other: Network, matching: Matching) -> tuple[PairReport,
         "matched_tensors": len(matching.pairs),
         "rearranged_tensors": sum(pair.is_rearranged for pair in matching.pairs),
         "multiplied_tensors": sum(pair.factor != 1 for pair in matching.pairs),
-        "checkpoints": {
-            "a": here.checkpoint_fates(),
-            "b": there.checkpoint_fates(),
-        },
+        "checkpoints": {"a": here.checkpoint_fates(), "b": there.checkpoint_fates()},
         "extras": [
             {
                 "kind": extra.kind,
@@ -108,10 +98,7 @@ def _pair(one: Network, other: Network, matching: Matching) -> tuple[PairReport,
             }
             for extra in matching.extras
         ],
-        "read_by_backward_here_only": {
-            "a": here.read_here_only(),
-            "b": there.read_here_only(),
-        },
+        "read_by_backward_here_only": {"a": here.read_here_only(), "b": there.read_here_only()},
         "part_behind": [_pair_names(pair) for pair in matching.last_from_inputs],
         "operators_behind": [[list(side) for side in both] for both in matching.operators_behind],
         "meet_again_at": [_pair_names(pair) for pair in matching.last_from_outputs],
@@ -196,9 +183,7 @@ def _read_by_backward(network: Network) -> dict[str, int]:
         if name in traced.vertex_of
     }
     return {
-        str(vertex): traced.problem.size_bytes(vertex)
-        for vertex in traced.problem.graph.vertices
-        if vertex in read
+        str(vertex): traced.problem.size_bytes(vertex) for vertex in traced.problem.graph.vertices if vertex in read
     }
 
 

@@ -136,27 +136,11 @@ def optimize(
     """
     notify = progress or ignore_progress
     request = BudgetRequest.from_options(
-        budget,
-        extra_time,
-        pareto=pareto,
-        order=order,
-        device=device,
-        calibrate=calibrate,
-        device_memory=device_memory,
+        budget, extra_time, pareto=pareto, order=order, device=device, calibrate=calibrate, device_memory=device_memory
     )
-    how = PlanOptions.from_options(
-        plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify
-    )
+    how = PlanOptions.from_options(plan, solver, request, objective, checkpoints, time_limit, step_limit, seed, notify)
     read = ReadOptions.from_options(
-        loss,
-        trainable,
-        freeze,
-        freeze_bn,
-        untie,
-        optimizer,
-        provider,
-        keep_outputs=keep_outputs,
-        barriers=barriers,
+        loss, trainable, freeze, freeze_bn, untie, optimizer, provider, keep_outputs=keep_outputs, barriers=barriers
     )
     target = None if dry_run or output is None else _Target(os.fspath(output), external_data)
     return planned_model(source, input_shapes, read, how, target, values=values or {}, check=check)
@@ -250,9 +234,7 @@ def _with_note(model: TrainableModel, note: str) -> TrainableModel:
 def _check_values(model: TrainableModel, values: Mapping[str, Array]) -> None:
     for name, value in values.items():
         if name not in model.weights:
-            raise ModelFileError(
-                f"a value is given for '{name}', which is not a weight of the model; leave it out"
-            )
+            raise ModelFileError(f"a value is given for '{name}', which is not a weight of the model; leave it out")
         wanted, given = model.weights[name].type, type_of_array(np.asarray(value))
         if wanted != given:
             raise ModelFileError(

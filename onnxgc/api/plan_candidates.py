@@ -67,14 +67,10 @@ class CompareOptions:
 
     def search_options(self, solver: str, progress: Progress) -> SolverOptions:
         limit = DEFAULT_LIMITS_SECONDS.get(solver) if self.time_limit is None else self.time_limit
-        return SolverOptions(
-            time_limit_seconds=limit, seed=self.seed, order=self.request.order, progress=progress
-        )
+        return SolverOptions(time_limit_seconds=limit, seed=self.seed, order=self.request.order, progress=progress)
 
 
-def solver_choices(
-    given: Sequence[str | PlanSearch] | None,
-) -> tuple[list[str] | None, dict[str, Solver]]:
+def solver_choices(given: Sequence[str | PlanSearch] | None) -> tuple[list[str] | None, dict[str, Solver]]:
     """Names of rows (None for all), and a user's solver objects by name.
 
     Raises:
@@ -160,9 +156,7 @@ def _by_budget(
     return PlanCandidate("budget", "solver", planned, SOLVERS["budget"].summary)
 
 
-def _by_blocks(
-    model: TrainableModel, traced: TracedProblem, stored: PlannedStep
-) -> PlanCandidate | OmittedCandidate:
+def _by_blocks(model: TrainableModel, traced: TracedProblem, stored: PlannedStep) -> PlanCandidate | OmittedCandidate:
     """Repeated blocks at the level of nesting with the lowest peak."""
 
     def planned(blocks: Blocks) -> PlannedStep:
@@ -170,30 +164,19 @@ def _by_blocks(
 
     tried = [(blocks, planned(blocks)) for blocks in repeated_blocks(traced)]
     if not tried:
-        return OmittedCandidate(
-            PER_BLOCK, "the names of tensors, nodes and parameters show no repeated blocks"
-        )
+        return OmittedCandidate(PER_BLOCK, "the names of tensors, nodes and parameters show no repeated blocks")
     blocks, best = min(tried, key=lambda one: one[1].profile.peak_bytes)
     return PlanCandidate(
-        PER_BLOCK,
-        "rule",
-        best,
-        f"{blocks.count} blocks like {blocks.pattern} are recomputed, each as a whole",
+        PER_BLOCK, "rule", best, f"{blocks.count} blocks like {blocks.pattern} are recomputed, each as a whole"
     )
 
 
-def _by_layers(
-    model: TrainableModel, traced: TracedProblem, stored: PlannedStep
-) -> PlanCandidate | OmittedCandidate:
+def _by_layers(model: TrainableModel, traced: TracedProblem, stored: PlannedStep) -> PlanCandidate | OmittedCandidate:
     checkpoints = layerwise_checkpoints(traced)
     if checkpoints is None:
-        return OmittedCandidate(
-            LAYER_WISE, "there are no transformer layers with a normalisation before attention"
-        )
+        return OmittedCandidate(LAYER_WISE, "there are no transformer layers with a normalisation before attention")
     planned = traced_step_with_plan(model, traced, CheckpointPlan(checkpoints), stored)
-    return PlanCandidate(
-        LAYER_WISE, "rule", planned, "ONNX Runtime's ORTMODULE_MEMORY_OPT_LEVEL=1, as modelled"
-    )
+    return PlanCandidate(LAYER_WISE, "rule", planned, "ONNX Runtime's ORTMODULE_MEMORY_OPT_LEVEL=1, as modelled")
 
 
 def _by_torch_budget(

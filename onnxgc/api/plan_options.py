@@ -74,8 +74,7 @@ class PlanOptions:
 def _check_without_search(solver: str | None, request: BudgetRequest, options: SolverOptions) -> None:
     if request.is_requested or solver is not None or options.objective is not None:
         raise PlanError(
-            "a plan replaces a search: leave out solver, objective, checkpoints, budget, extra time and "
-            "pareto"
+            "a plan replaces a search: leave out solver, objective, checkpoints, budget, extra time and pareto"
         )
     if options.time_limit_seconds is not None:
         raise PlanError("a plan replaces a search: leave out --time-limit (time_limit)")
@@ -87,13 +86,9 @@ def _check_budget(solver: str | None, request: BudgetRequest, options: SolverOpt
         if solver == "manual":
             raise PlanError("--checkpoints chooses the plan by hand, a budget by a search; drop one of them")
         if options.objective is not None:
-            raise PlanError(
-                f"--objective {options.objective.value} does not apply to a budget; drop one of them"
-            )
+            raise PlanError(f"--objective {options.objective.value} does not apply to a budget; drop one of them")
         if solver not in (None, BUDGET.name):
-            raise PlanError(
-                f"--budget and --pareto use the solver '{BUDGET.name}', not '{solver}'; leave --solver out"
-            )
+            raise PlanError(f"--budget and --pareto use the solver '{BUDGET.name}', not '{solver}'; leave --solver out")
         return
     if solver == BUDGET.name:
         raise PlanError(f"the solver '{BUDGET.name}' needs --budget, such as 8GiB or 60%")
@@ -105,6 +100,4 @@ def _check_budget(solver: str | None, request: BudgetRequest, options: SolverOpt
     }
     for name, is_given in for_budgets.items():
         if is_given:
-            raise PlanError(
-                f"{name} applies to a budget, extra_time or pareto only; give one, or leave it out"
-            )
+            raise PlanError(f"{name} applies to a budget, extra_time or pareto only; give one, or leave it out")

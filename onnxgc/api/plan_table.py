@@ -19,13 +19,7 @@ from onnxgc.model.files.load import source_of
 from onnxgc.planning.plan import CheckpointPlan, Objective
 from onnxgc.planning.schedule import Compute, Release
 from onnxgc.planning.simulate import MemoryProfile, live_at_peak
-from onnxgc.report.data.compare_report import (
-    DifferenceReport,
-    DifferenceSide,
-    PeakPosition,
-    PlanRow,
-    PlansReport,
-)
+from onnxgc.report.data.compare_report import DifferenceReport, DifferenceSide, PeakPosition, PlanRow, PlansReport
 from onnxgc.solvers.budget_solver import floor_operator
 from onnxgc.tracing.checkpoint_problem import TracedProblem
 
@@ -81,15 +75,11 @@ def compare_plans(source: Any, options: CompareOptions, progress: Progress) -> C
         },
         "lower_bound_bytes": bound,
         "bound_operator": bound_operator,
-        "modules": {
-            name: module for row in rows for name, module in row.planned.modules_of([bound_operator]).items()
-        },
+        "modules": {name: module for row in rows for name, module in row.planned.modules_of([bound_operator]).items()},
         "rows": [_row_figures(row, bound, extra_ratio(row), is_best=row is rows[0]) for row in rows],
         "budget_bytes": _budget_bytes(options.request, first),
         "left_out": [{"name": item.name, "reason": item.reason} for item in omitted],
-        "difference": compare_two_plans(*((row.name, row.planned) for row in compared))
-        if len(compared) == 2
-        else None,
+        "difference": compare_two_plans(*((row.name, row.planned) for row in compared)) if len(compared) == 2 else None,
         "notes": [*model.notes, *filter(None, [note]), *_notes_on_rows(rows)],
     }
     return Comparison(report, {row.name: row.planned.solution.plan for row in rows}, tuple(rows))
@@ -150,9 +140,7 @@ def _notes_on_rows(rows: Sequence[PlanCandidate]) -> list[str]:
     if not raising:
         return []
     listed = ", ".join(f"'{name}'" for name in raising)
-    return [
-        f"the plan of {listed} has a higher peak than the baseline; `optimize` would use the baseline instead"
-    ]
+    return [f"the plan of {listed} has a higher peak than the baseline; `optimize` would use the baseline instead"]
 
 
 class PlanFate(StrEnum):
@@ -195,16 +183,12 @@ def compare_two_plans(one: tuple[str, PlannedStep], other: tuple[str, PlannedSte
             if pair[0] is not pair[1]
         ],
         "kept_by_both": sum(all(fate in _KEPT for fate in pair) for pair in pairs.values()),
-        "computed_again_by_both": sum(
-            pair == (PlanFate.RECOMPUTED, PlanFate.RECOMPUTED) for pair in pairs.values()
-        ),
+        "computed_again_by_both": sum(pair == (PlanFate.RECOMPUTED, PlanFate.RECOMPUTED) for pair in pairs.values()),
         "peak_change_bytes": second - first,
     }
 
 
-def _side(
-    name: str, planned: PlannedStep, fates: Sequence[tuple[str, int, PlanFate, PlanFate]]
-) -> DifferenceSide:
+def _side(name: str, planned: PlannedStep, fates: Sequence[tuple[str, int, PlanFate, PlanFate]]) -> DifferenceSide:
     """One plan's figures; `fates` are tensors with sizes, and their fates here and under the other plan."""
     live = live_at_peak(planned.schedule, planned.step.graph, planned.profile)
     return {

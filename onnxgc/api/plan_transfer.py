@@ -82,17 +82,14 @@ def planned_network(
     if first is not None and not own and _differs_in_batch_only(first.model, model):
         batch, here = _batch_size(first.model), _batch_size(model)
         wanted = {
-            key: (batch, *model.types[key].shape[1:])
-            for key in model.inputs
-            if model.types[key].shape[:1] == (here,)
+            key: (batch, *model.types[key].shape[1:]) for key in model.inputs if model.types[key].shape[:1] == (here,)
         }
         note = f"read with batch size {batch}, like '{first.name}', instead of {here}"
         try:
             model = read_with_options(source, read, wanted)
         except ShapeError as error:
             raise ShapeError(
-                f"'{name}' has batch size {here} and cannot be read with {batch}, that of '{first.name}': "
-                f"{error}"
+                f"'{name}' has batch size {here} and cannot be read with {batch}, that of '{first.name}': {error}"
             ) from error
     traced = trace_problem(model)
     if plan is not None:
@@ -151,9 +148,7 @@ def transfer_between(one: Network, other: Network, counterpart: Mapping[str, str
     ]
     decided = set(counterpart.values()).difference(*replacements)
     undecided = [vertex for vertex in graph.vertices if vertex not in decided]
-    starts = [
-        replace(direct, checkpoints=graph.in_order({*direct.checkpoints, *some})) for some in replacements
-    ]
+    starts = [replace(direct, checkpoints=graph.in_order({*direct.checkpoints, *some})) for some in replacements]
     fitted = transfer_plan(problem, list(dict.fromkeys((direct, *starts))), (undecided, graph.vertices))
     joint, own = problem.joint(), replace(other.planned.solution.plan, sequence=())
     limit = int(CLOSE_FACTOR * joint.profile(own).peak_bytes)
@@ -163,9 +158,7 @@ def transfer_between(one: Network, other: Network, counterpart: Mapping[str, str
     return NetworkTransfer(fitted, direct, lost, len(undecided), len(decided), len(changed & decided))
 
 
-def _nearest(
-    lost: str, onward: Callable[[Any], Iterable[Any]], counterpart: Mapping[str, str]
-) -> Iterator[str]:
+def _nearest(lost: str, onward: Callable[[Any], Iterable[Any]], counterpart: Mapping[str, str]) -> Iterator[str]:
     """The nearest tensors with a counterpart, in one direction from a tensor without one."""
     seen, pending = {lost}, [lost]
     while pending:
@@ -191,9 +184,7 @@ def _similar_order(order: Sequence[Any], other: Network, counterpart: Mapping[st
         rank[vertex] = max(rank.get(vertex, before), before)
     missing = {vertex: len(graph.predecessors(vertex)) for vertex in graph.vertices}
     ready = [
-        (rank[vertex], graph.topological_index(vertex), vertex)
-        for vertex in graph.vertices
-        if not missing[vertex]
+        (rank[vertex], graph.topological_index(vertex), vertex) for vertex in graph.vertices if not missing[vertex]
     ]
     heapq.heapify(ready)
     ordered: list[Any] = []

@@ -64,11 +64,7 @@ def plan_step(
     named = tuple(traced.vertex(str(name)) for name in options.checkpoints)
     solution = chosen.solve(traced.problem, replace(options, checkpoints=named))
     planned = schedule_solution(model, traced, solution)
-    if (
-        chosen.name not in _UNCONDITIONAL
-        and Objective.PEAK not in chosen.objectives
-        and planned.raises_the_peak
-    ):
+    if chosen.name not in _UNCONDITIONAL and Objective.PEAK not in chosen.objectives and planned.raises_the_peak:
         # The paper's objective ignores part of the memory that the simulator counts.
         stored = schedule_solution(model, traced, solver_for("store-all").solve(traced.problem, options))
         note = (
@@ -91,9 +87,7 @@ def plan_within(
     durations, timing, note = request.durations(traced.step)
     updates = traced.step.updates
     if request.device_bytes is not None:
-        request = replace(
-            request, budget=DeviceMemory.of_step(traced.step).budget_within(request.device_bytes)
-        )
+        request = replace(request, budget=DeviceMemory.of_step(traced.step).budget_within(request.device_bytes))
     elif updates is not None and request.budget is not None:
         request = replace(request, budget=replace(request.budget, reserved_bytes=updates.state_bytes))
     budgeted = plan_for_request(request, traced.problem, durations, options)
@@ -141,9 +135,7 @@ def plan_quickly(
     step_problem = problem_of(problem.joint().step, durations)
     with ThreadPoolExecutor(1) as threads:
         compiling = threads.submit(compile_repairs, options.progress)
-        first = solver_for(None).solve(
-            problem, SolverOptions(time_limit_seconds=given.share(FIRST_PLAN_SHARE))
-        )
+        first = solver_for(None).solve(problem, SolverOptions(time_limit_seconds=given.share(FIRST_PLAN_SHARE)))
         compiling.result()
     sequence = sequence_of_plan(problem, step_problem, first.plan)
     is_start = sequence is not None and request.order.allows(sequence)
@@ -197,8 +189,7 @@ def step_with_plan(
         return traced_step_with_plan(model, traced, plan, is_transferable=is_transferable)
     except PlanError as error:
         raise PlanError(
-            f"{error}; `onnxgc compare` transfers it to another file of the same network "
-            "(--plan, --carry-over)"
+            f"{error}; `onnxgc compare` transfers it to another file of the same network (--plan, --carry-over)"
         ) from error
 
 
@@ -225,15 +216,11 @@ def traced_step_with_plan(
                 sequence = transferred_sequence(plan.sequence, step_graph)
                 if sequence is not None:
                     plan = replace(plan, sequence=sequence, checkpoints=kept)
-                    notes = (
-                        "the plan was made for other shapes or another provider, and is applied to these",
-                    )
+                    notes = ("the plan was made for other shapes or another provider, and is applied to these",)
         else:
             kept = CheckpointPlan.for_graph(graph, plan.checkpoints).checkpoints
         if plan.order and set(plan.order) != set(graph.vertices):
-            raise PlanError(
-                "the plan's order does not contain the model's tensors; make a plan for this model"
-            )
+            raise PlanError("the plan's order does not contain the model's tensors; make a plan for this model")
         options = SolverOptions(kept, Objective.PEAK)
         solution = solver_for("manual").solve(traced.problem, options)
         planned = schedule_solution(model, traced, replace(solution, plan=plan), like)

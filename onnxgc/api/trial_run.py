@@ -64,10 +64,7 @@ def trial_run(
     note = _why_too_long(model)
     needed, available = _least_bytes(model, proto, is_run=not note), available_bytes()
     if available is not None and needed > available:
-        return (
-            f"{_SKIPPED}: it needs at least {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB of memory "
-            "are free"
-        )
+        return f"{_SKIPPED}: it needs at least {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB of memory are free"
     feeds = None if note else _feeds(proto, model, input_shapes or {})
     try:
         ran = _run(proto, path, feeds)
@@ -129,11 +126,7 @@ def _has_external_data(proto: onnx.ModelProto) -> bool:
 
 
 def _verdict(
-    ran: IsolatedRun,
-    note: str,
-    proto: onnx.ModelProto,
-    model: TrainableModel,
-    feeds: Mapping[str, Array] | None,
+    ran: IsolatedRun, note: str, proto: onnx.ModelProto, model: TrainableModel, feeds: Mapping[str, Array] | None
 ) -> str:
     """The note on a run, or an error."""
     if ran.has_run:
@@ -156,14 +149,10 @@ def _verdict(
     reason = _reason(failure)
     if any(sign in failure for sign in _RUNTIME_LIMITS):
         return f"the trial run on the CPU is not possible: {reason}"
-    raise ModelFileError(
-        f"the model does not run on ONNX Runtime: {reason}; export it again, or pass --no-check"
-    )
+    raise ModelFileError(f"the model does not run on ONNX Runtime: {reason}; export it again, or pass --no-check")
 
 
-def _check_types(
-    ran: IsolatedRun, proto: onnx.ModelProto, model: TrainableModel, feeds: Mapping[str, Array]
-) -> None:
+def _check_types(ran: IsolatedRun, proto: onnx.ModelProto, model: TrainableModel, feeds: Mapping[str, Array]) -> None:
     """Compare types and shapes of the run with the inferred ones, tensor by tensor.
 
     Nodes are identified by their position in the file, operator and name. Nodes that the runtime adds or
@@ -231,8 +220,7 @@ def _least_bytes(model: TrainableModel, proto: onnx.ModelProto, is_run: bool) ->
         )
     weights = sum(weight.type.size_bytes for weight in model.weights.values())
     outputs = (
-        sum(model.types[name].size_bytes for name in node.outputs if name in model.types)
-        for node in model.nodes
+        sum(model.types[name].size_bytes for name in node.outputs if name in model.types) for node in model.nodes
     )
     return weights + max(outputs, default=0)
 

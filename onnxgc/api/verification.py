@@ -111,15 +111,7 @@ def verify(
         file = training
         if is_plan_file(training):
             file = Path(folder) / "training.onnx"
-            optimize(
-                source,
-                file,
-                plan=training,
-                input_shapes=input_shapes,
-                loss=loss,
-                check=False,
-                progress=notify,
-            )
+            optimize(source, file, plan=training, input_shapes=input_shapes, loss=loss, check=False, progress=notify)
         elif input_shapes or loss != "auto":
             raise PlanError("shapes and loss are those of the training file; give them with a plan file only")
         settings = SessionSettings(threads=threads)
@@ -161,9 +153,7 @@ def _verify(
     ]
     if device_bytes is not None:
         checks.append(device_check(DeviceMemory.of_step(planned.step), device_bytes, measured))
-    return Verification(
-        tuple(checks), baseline, measured, default if isinstance(default, Measurement) else None
-    )
+    return Verification(tuple(checks), baseline, measured, default if isinstance(default, Measurement) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +218,7 @@ class _Runs:
             raise RuntimeFailedError(str(error).replace(f"'{file}'", "the baseline")) from error
 
     def _run_plain(
-        self,
-        file: str | os.PathLike[str],
-        feeds: Mapping[str, Array],
-        *,
-        keep_outputs: bool | list[str],
+        self, file: str | os.PathLike[str], feeds: Mapping[str, Array], *, keep_outputs: bool | list[str]
     ) -> Mapping[str, Array]:
         return measure(file, feeds, settings=self.settings, runs=1, keep_outputs=keep_outputs).outputs
 
@@ -268,9 +254,7 @@ def _write_baseline(planned: PlannedStep, metadata: TrainingMetadata, file: Path
 def _planned_like(model: str | os.PathLike[str] | onnx.ModelProto, metadata: TrainingMetadata) -> PlannedStep:
     shapes = {value.name: _shape(value) for value in metadata.proto.graph.input}
     given = draft_of(*load_proto(model)).inputs
-    read = read_with_options(
-        model, metadata.options, {name: shapes[name] for name in given if name in shapes}
-    )
+    read = read_with_options(model, metadata.options, {name: shapes[name] for name in given if name in shapes})
     planned = step_with_plan(
         read,
         metadata.plan,
@@ -300,15 +284,11 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-def _feeds(
-    planned: PlannedStep, metadata: TrainingMetadata, drawn: Mapping[str, Array], seed: int
-) -> dict[str, Array]:
+def _feeds(planned: PlannedStep, metadata: TrainingMetadata, drawn: Mapping[str, Array], seed: int) -> dict[str, Array]:
     """Inputs, labels and targets by seed; drawn weights where the file stores a repeated value."""
     fed = {value.name for value in metadata.proto.graph.input}
     feeds = feeds_of(planned, seed)
-    constant = {
-        name for name, value in metadata.values.items() if value.size > 1 and np.all(value == value.flat[0])
-    }
+    constant = {name for name, value in metadata.values.items() if value.size > 1 and np.all(value == value.flat[0])}
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
     return feeds_of_updates(planned, metadata.values, seed) | feeds
 

@@ -72,9 +72,7 @@ class TrainingMetadata:
             ) from error
         fed = {value.name for value in proto.graph.input}
         values = {
-            tensor.name: StoredWeight(tensor, folder).load()
-            for tensor in proto.graph.initializer
-            if tensor.name in fed
+            tensor.name: StoredWeight(tensor, folder).load() for tensor in proto.graph.initializer if tensor.name in fed
         }
         return cls(proto, decision, options, peak, values)
 

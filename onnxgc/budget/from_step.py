@@ -102,9 +102,7 @@ class _Builder:
         return StepProblem(problem, tuple(operator.name for operator in self._operators))
 
     def _reads(self, operator: Operator) -> tuple[int, ...]:
-        return tuple(
-            dict.fromkeys(storage for name in operator.inputs for storage in self._storages_of.get(name, ()))
-        )
+        return tuple(dict.fromkeys(storage for name in operator.inputs for storage in self._storages_of.get(name, ())))
 
     def _in_place(self, operator: Operator) -> int | None:
         if not operator.in_place or operator.outputs[0] in self._outputs:

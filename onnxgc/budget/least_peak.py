@@ -56,10 +56,7 @@ def least_peak(
     descent.run()
     left = deadline.left(REFINEMENT_END)
     last = within_budget(
-        problem,
-        descent.peak,
-        replace(options, time_limit_seconds=0.0 if descent.interrupted else left),
-        descent.known,
+        problem, descent.peak, replace(options, time_limit_seconds=0.0 if descent.interrupted else left), descent.known
     )
     assert not isinstance(last, NoSequence), "the best is within its own peak"
     interrupted = descent.interrupted or last.interrupted
@@ -165,10 +162,7 @@ class _Descent:
         free_order, seed = self._options.order is Order.FREE, self._options.seed
         low = self.floor - 1
         try:
-            while (
-                self.peak - low > max(1, self.peak // _PRECISION)
-                and self._deadline.left(QUICK_DESCENT_END) != 0.0
-            ):
+            while self.peak - low > max(1, self.peak // _PRECISION) and self._deadline.left(QUICK_DESCENT_END) != 0.0:
                 budget = (low + self.peak) // 2
                 moves = LocalMoves(self._problem, budget, free_order=free_order, seed=seed)
                 starts = [range(len(self._problem)), self.best]
@@ -261,9 +255,7 @@ class _Descent:
         return False
 
 
-def _proved_floor(
-    problem: OperatorProblem, floor: int, peak: int, allowed: int, order: Order, end: float
-) -> int:
+def _proved_floor(problem: OperatorProblem, floor: int, peak: int, allowed: int, order: Order, end: float) -> int:
     """The lowest peak that the bounds leave possible, by bisection until the moment `end`."""
     low, high = floor - 1, peak
     for _ in range(_MAX_BOUNDS):

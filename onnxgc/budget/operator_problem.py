@@ -82,8 +82,7 @@ class OperatorProblem:
             for storage in operator.writes:
                 if producer[storage] >= 0:
                     raise GraphFileError(
-                        f"operator {operator.name!r} writes a storage that another operator writes; "
-                        "give each its own"
+                        f"operator {operator.name!r} writes a storage that another operator writes; give each its own"
                     )
                 producer[storage] = index
             source = operator.in_place

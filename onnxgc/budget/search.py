@@ -17,12 +17,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING
 
-from onnxgc.budget.bounds.covering import (
-    CoveringBound,
-    fixed_order_bound,
-    free_order_bound,
-    sequence_of_gaps,
-)
+from onnxgc.budget.bounds.covering import CoveringBound, fixed_order_bound, free_order_bound, sequence_of_gaps
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
 from onnxgc.budget.bounds.residency import MAX_OPERATORS, residency_bound
 from onnxgc.budget.improve.lns_milp import PartSearch
@@ -137,10 +132,7 @@ def compile_repairs(progress: Callable[[str], None] = ignore_progress) -> None:
 
 
 def within_budget(
-    problem: OperatorProblem,
-    budget: int,
-    options: SearchOptions | None = None,
-    starts: Iterable[Sequence[int]] = (),
+    problem: OperatorProblem, budget: int, options: SearchOptions | None = None, starts: Iterable[Sequence[int]] = ()
 ) -> BudgetedSequence | NoSequence:
     """The sequence of least duration found whose peak is within the budget.
 
@@ -321,9 +313,7 @@ class _Search:
         self._report()
         return seconds
 
-    def _search_neighbourhoods(
-        self, search: LocalMoves, parts: PartSearch, threads: Executor, stop: Event
-    ) -> None:
+    def _search_neighbourhoods(self, search: LocalMoves, parts: PartSearch, threads: Executor, stop: Event) -> None:
         """Run rounds of the search, and solve programs of parts and a stronger bound on other threads."""
         most = self._options.max_rounds
         solving: Future[list[int] | None] | None = None
@@ -335,9 +325,7 @@ class _Search:
                 solving = threads.submit(parts.improve, self._best, limit, stop)
             if proving is None and self._best is not None and self._may_prove():
                 limit = self._deadline.end - time.perf_counter()
-                proving = threads.submit(
-                    residency_bound, self._problem, self._budget, self._best_extra, limit, stop
-                )
+                proving = threads.submit(residency_bound, self._problem, self._budget, self._best_extra, limit, stop)
             self._offer(search.improve(self._best), "neighbourhood")
             rounds += 1
             if proving is not None and proving.done():

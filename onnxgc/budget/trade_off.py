@@ -19,10 +19,7 @@ class Point:
 
 
 def trade_off(
-    problem: OperatorProblem,
-    budgets: Iterable[int],
-    options: SearchOptions,
-    starts: Iterable[Sequence[int]] = (),
+    problem: OperatorProblem, budgets: Iterable[int], options: SearchOptions, starts: Iterable[Sequence[int]] = ()
 ) -> tuple[Point, ...]:
     """A point for each budget for which a sequence was found, from the highest budget down.
 
@@ -60,9 +57,7 @@ def _monotone(points: Sequence[Point]) -> tuple[Point, ...]:
     for point in reversed(bounded):
         best = point.best
         if below is not None and below.extra < best.extra:
-            best = replace(
-                below, lower_bound=best.lower_bound, seconds=best.seconds, interrupted=best.interrupted
-            )
+            best = replace(below, lower_bound=best.lower_bound, seconds=best.seconds, interrupted=best.interrupted)
         below = best
         best_points.append(Point(point.budget, replace(best, lower_bound=min(best.lower_bound, best.extra))))
     return tuple(reversed(best_points))

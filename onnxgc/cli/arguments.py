@@ -120,18 +120,12 @@ BUDGET_HELP = (
 )
 Model = Annotated[str, Argument(help="Forward ONNX model, exported by any framework.")]
 LOSS = Option("auto", help="Loss: auto, cross-entropy, mse, bce, l1, or the name of a scalar output.")
-TRAINABLE = Option(
-    None, help="Train only the weights that match this glob; +GLOB trains them in addition. Repeatable."
-)
+TRAINABLE = Option(None, help="Train only the weights that match this glob; +GLOB trains them in addition. Repeatable.")
 FREEZE = Option(None, help="Do not train weights that match this glob. Repeatable.")
-FREEZE_BN = Option(
-    False, help="Normalise by the file's running statistics and keep them; scale and shift still train."
-)
+FREEZE_BN = Option(False, help="Normalise by the file's running statistics and keep them; scale and shift still train.")
 INPUT_SHAPES = Option(None, help="Shape of an input, such as x:64,3,224,224. Repeatable.")
 BUDGET = Option(None, rich_help_panel=PLAN, help=BUDGET_HELP)
-PLAN_FILE = Option(
-    None, rich_help_panel=PLAN, help="Take the plan of a plan file or training file; no search."
-)
+PLAN_FILE = Option(None, rich_help_panel=PLAN, help="Take the plan of a plan file or training file; no search.")
 ORDER = Option(
     None,
     help="The order of operators: free (may differ from the model's) or fixed [default: free with a "
@@ -161,9 +155,7 @@ UPDATES = Option(
 )
 MARKDOWN = Option(False, rich_help_panel=REPORT, help="Print tables as Markdown.")
 JSON = Option(None, "--json", rich_help_panel=REPORT, help="Write the figures as JSON; - for stdout.")
-QUIET = Option(
-    False, "--quiet", "-q", rich_help_panel=REPORT, help="Print errors only, and JSON where requested."
-)
+QUIET = Option(False, "--quiet", "-q", rich_help_panel=REPORT, help="Print errors only, and JSON where requested.")
 
 
 class ReadArguments(TypedDict):

@@ -70,9 +70,7 @@ class _Runs(Options, panel=RUN):
     """The measured runs, and the report."""
 
     optimizer: OptimizerName = UPDATES
-    provider: str | None = Option(
-        None, help=f"One of {', '.join(PROVIDERS)} [default: cuda where available]."
-    )
+    provider: str | None = Option(None, help=f"One of {', '.join(PROVIDERS)} [default: cuda where available].")
     threads: int | None = THREADS
     runs: int = Option(5, min=1, help="Timed steps of each file.")
     warm_up: int = Option(2, min=0, help="Steps of each file before the timed ones.")

@@ -45,13 +45,7 @@ from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanErro
 from onnxgc.model.files.load import check_model_file, model_files
 from onnxgc.planning.order_choice import Order
 from onnxgc.report.data.compare_report import EachReport, NetworksReport, PlansReport
-from onnxgc.report.text.network_pair_lines import (
-    checkpoints_table,
-    file_label,
-    file_lines,
-    files_table,
-    pair_lines,
-)
+from onnxgc.report.text.network_pair_lines import checkpoints_table, file_label, file_lines, files_table, pair_lines
 from onnxgc.report.text.networks_overview import overview_lines, overview_table
 from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
 from onnxgc.report.text.plan_rows import detail_lines, left_out_lines, plans_lines, plans_table
@@ -67,9 +61,7 @@ class _Rows(Options, panel=PLAN):
 
     each: bool = Option(False, help="Several models are different networks; compare plans of each.")
     solvers: str | None = Option(
-        None,
-        help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all (the default). With several models it implies "
-        "--each.",
+        None, help=f"Rows, as a,b,c: {', '.join(_ROWS)}, or all (the default). With several models it implies --each."
     )
     plans: list[str] | None = Option(
         None,
@@ -106,12 +98,8 @@ class _Output(Options, panel=REPORT):
     )
     markdown: bool = MARKDOWN
     json_target: str | None = JSON
-    page_target: str | None = Option(
-        None, "--report", help="Write an HTML page with tables and memory curves."
-    )
-    verbose: bool = Option(
-        False, "--verbose", "-v", help="Also describe each row, and state why others are missing."
-    )
+    page_target: str | None = Option(None, "--report", help="Write an HTML page with tables and memory curves.")
+    verbose: bool = Option(False, "--verbose", "-v", help="Also describe each row, and state why others are missing.")
     quiet: bool = QUIET
 
     def check(self, models: Sequence[str], plans: Sequence[str]) -> list[str]:
@@ -128,8 +116,7 @@ class _Output(Options, panel=REPORT):
 @with_flat_options
 def compare_command(
     models: Annotated[
-        list[str],
-        Argument(metavar="MODEL...", help="Forward ONNX models; several are files of one network."),
+        list[str], Argument(metavar="MODEL...", help="Forward ONNX models; several are files of one network.")
     ],
     rows: _Rows,
     reading: Reading,
@@ -143,9 +130,7 @@ def compare_command(
         check_model_file(model)
     check_needs_budget(rows.budget is not None, {"--order": rows.order}, "--budget, such as --budget 60%")
     if output.carry_over is not None and (is_each or len(models) == 1):
-        raise PlanError(
-            "--carry-over transfers a plan from one file to others; give several files of one network"
-        )
+        raise PlanError("--carry-over transfers a plan from one file to others; give several files of one network")
     plans = tuple(rows.plans or ())
     targets = output.check(models, plans)
     with progress_line() as notify:
@@ -211,9 +196,7 @@ def _plan_files(folder: str, models: Sequence[str]) -> list[str]:
     """A plan file for each model, in a folder that is created if necessary."""
     names = [f"{Path(model).stem}-plan.json" for model in models]
     if len(set(names)) < len(names):
-        raise PlanError(
-            "--carry-over names plans after their models, and two models have the same name; rename one"
-        )
+        raise PlanError("--carry-over names plans after their models, and two models have the same name; rename one")
     try:
         Path(folder).mkdir(exist_ok=True)
     except OSError as error:

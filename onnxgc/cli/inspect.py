@@ -36,12 +36,9 @@ class _Report(Options, panel=REPORT):
     json_target: str | None = JSON
     quiet: bool = QUIET
     provider: ProviderName = Option(
-        ProviderName.CPU,
-        help="With cuda, also show what a planned step makes a card do, and its expected time.",
+        ProviderName.CPU, help="With cuda, also show what a planned step makes a card do, and its expected time."
     )
-    device: str | None = Option(
-        None, help=f"With cuda, the card by its data sheet [default: {DEFAULT_DEVICE}]."
-    )
+    device: str | None = Option(None, help=f"With cuda, the card by its data sheet [default: {DEFAULT_DEVICE}].")
     verbose: bool = Option(False, "--verbose", "-v", help="List weights of other than floating types too.")
 
 
@@ -79,9 +76,7 @@ def _print(report: InspectReport, console: Console, *, verbose: bool) -> None:
         console.print(f"input {name}: {shape_text(shape)}", markup=False)
     roles = [weight["role"] for weight in shown]
     trained = sum(weight["bytes"] for weight in report["weights"] if weight["role"] == "parameter")
-    console.print(
-        f"parameters: {roles.count('parameter')} of {len(roles)} float weights, {megabytes(trained)}"
-    )
+    console.print(f"parameters: {roles.count('parameter')} of {len(roles)} float weights, {megabytes(trained)}")
     baseline, planned = (report[step]["simulated_peak_bytes"] for step in ("regular", "planned"))
     if baseline is not None and planned is not None:
         console.print(f"simulated peak: baseline {megabytes(baseline)}, planned {megabytes(planned)} or less")

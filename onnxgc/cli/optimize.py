@@ -60,12 +60,7 @@ from onnxgc.report.terminal.budget_tables import (
     sizes_table,
     verdict_on_time,
 )
-from onnxgc.report.terminal.command_tables import (
-    before_and_after,
-    peak_lines,
-    stages_line,
-    verdict,
-)
+from onnxgc.report.terminal.command_tables import before_and_after, peak_lines, stages_line, verdict
 from onnxgc.report.terminal.plots import curve_of, memory_plot
 from onnxgc.report.text.units import megabytes
 from onnxgc.solvers.registry import SOLVERS
@@ -97,18 +92,13 @@ class _Planning(Options, panel=PLAN):
         None, help="Minimise the peak within this extra time, such as 10%; in place of --budget."
     )
     device_memory: str | None = Option(
-        None,
-        help="All memory of a device, such as 8GiB, or its name, such as a100; in place of --budget.",
+        None, help="All memory of a device, such as 8GiB, or its name, such as a100; in place of --budget."
     )
     largest_batch: bool = Option(
         False, help="Find the largest batch for --device-memory, within --extra-time [default: 20%]."
     )
-    largest: str | None = Option(
-        None, help="The same for other axes of an input, such as x:2,3 for a resolution."
-    )
-    pareto: bool = Option(
-        False, help="Show the trade-off of extra time and peak, down to the lowest peak found."
-    )
+    largest: str | None = Option(None, help="The same for other axes of an input, such as x:2,3 for a resolution.")
+    pareto: bool = Option(False, help="Show the trade-off of extra time and peak, down to the lowest peak found.")
     order: Order | None = ORDER
     objective: ObjectiveName | None = Option(
         None,
@@ -116,10 +106,7 @@ class _Planning(Options, panel=PLAN):
         "(activations), or the sum of checkpoints and heaviest segment (paper) [default: the "
         "solver's own].",
     )
-    solver: str | None = Option(
-        None,
-        help=f"One of {', '.join(SOLVERS)} [default: budget, within 20% extra time].",
-    )
+    solver: str | None = Option(None, help=f"One of {', '.join(SOLVERS)} [default: budget, within 20% extra time].")
     checkpoints: str | None = Option(None, help="Tensors to keep, as a,b,c; selects the solver manual.")
     plan: str | None = PLAN_FILE
     device: str | None = DEVICE
@@ -137,9 +124,7 @@ class _Planning(Options, panel=PLAN):
         if self.solver == "manual" and self.checkpoints is None:
             raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
         if self.checkpoints is not None and self.solver not in (None, "manual"):
-            raise PlanError(
-                f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them"
-            )
+            raise PlanError(f"--checkpoints selects the solver 'manual', not '{self.solver}'; drop one of them")
         is_searched = (self.solver, self.objective, self.checkpoints, self.plan) == (None,) * 4
         if (self.largest_batch or self.largest) and self.device_memory is None:
             raise PlanError("--largest-batch and --largest need --device-memory, such as 8GiB")
@@ -151,9 +136,7 @@ class _Planning(Options, panel=PLAN):
             "--calibrate": self.calibrate,
             "--step-limit": self.step_limit,
         }
-        check_needs_budget(
-            has_budget, for_budgets, "--budget, --extra-time or --pareto, such as --budget 60%"
-        )
+        check_needs_budget(has_budget, for_budgets, "--budget, --extra-time or --pareto, such as --budget 60%")
 
     def search(self) -> dict[str, Any]:
         """Arguments of `optimize`."""
@@ -184,8 +167,7 @@ class _Files(Options, panel=FILES):
         None, help="Execution provider whose forms the gradients take [default: cuda where available]."
     )
     barriers: BarrierName = Option(
-        BarrierName.AUTO,
-        help="none leaves out the nodes that keep the order in sessions with default settings.",
+        BarrierName.AUTO, help="none leaves out the nodes that keep the order in sessions with default settings."
     )
     save_external_data: bool = Option(False, help="Write weights to a file next to the training file.")
     save_plan: str | None = Option(None, help="Write the plan to this JSON file as well.")
@@ -217,10 +199,7 @@ class _Files(Options, panel=FILES):
 
     def check(self, model: str, target: str, calibrate: str | None, plan: str | None) -> None:
         """Fail if options contradict each other, or if a file is not writable or is one of the others."""
-        for option, is_given in {
-            "--verify": self.verify_runs,
-            "--save-external-data": self.save_external_data,
-        }.items():
+        for option, is_given in {"--verify": self.verify_runs, "--save-external-data": self.save_external_data}.items():
             if is_given and self.dry_run:
                 raise PlanError(f"{option} needs the file that --dry-run does not write; drop one of them")
         check_verbosity(self.quiet, self.verbose)
@@ -232,9 +211,7 @@ class _Files(Options, panel=FILES):
         check_target("--report", self.page_target, *files, calibrate, self.json_target, plan, self.save_plan)
 
 
-Output = Annotated[
-    str | None, Argument(help="Training file to write [default: MODEL's name + -training.onnx].")
-]
+Output = Annotated[str | None, Argument(help="Training file to write [default: MODEL's name + -training.onnx].")]
 
 
 @with_flat_options
@@ -284,11 +261,7 @@ def optimize_command(
 
 
 def _finish(
-    result: OptimizeResult,
-    verification: Verification | None,
-    sizes: LargestReport | None,
-    target: str,
-    files: _Files,
+    result: OptimizeResult, verification: Verification | None, sizes: LargestReport | None, target: str, files: _Files
 ) -> None:
     """Write the plan, and report on it and on the checks of the file."""
     console = console_for(files.json_target, is_quiet=files.quiet)

@@ -49,23 +49,17 @@ class _Planning(Options, panel=PLAN):
         "(general), or the peak of a backward that releases tensors after their last use (peak) "
         "[default: paper, or the solver's own].",
     )
-    solver: str | None = Option(
-        None, help=f"One of {', '.join(SOLVERS)} [default: acg, or the one for the objective]."
-    )
+    solver: str | None = Option(None, help=f"One of {', '.join(SOLVERS)} [default: acg, or the one for the objective].")
     checkpoints: str | None = Option(None, help="Vertices to keep, as a,b,c; selects the solver manual.")
     interior_only: bool = Option(False, help="Exclude source and target from the result.")
     time_limit: float | None = TIME_LIMIT_WITH_BUDGET
     step_limit: int | None = STEP_LIMIT
     seed: int = SEED
-    slots: int | None = Option(
-        None, min=1, rich_help_panel=SEARCH, help="States that revolve may store at once."
-    )
+    slots: int | None = Option(None, min=1, rich_help_panel=SEARCH, help="States that revolve may store at once.")
     draws: int | None = Option(
         None, min=1, rich_help_panel=SEARCH, help="Valid sets that random compares [default: 10]."
     )
-    json_target: str = Option(
-        "-", "--json", rich_help_panel=REPORT, help="JSON file of the result, or - for stdout."
-    )
+    json_target: str = Option("-", "--json", rich_help_panel=REPORT, help="JSON file of the result, or - for stdout.")
 
     @property
     def has_budget(self) -> bool:

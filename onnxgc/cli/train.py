@@ -86,15 +86,11 @@ class _Data(Options, panel="Data and state"):
         "_test or _validation are for evaluation."
     )
     validation: str | None = Option(None, help="An .npz file to evaluate on after each epoch.")
-    out: str | None = Option(
-        None, help="Write the model with the trained weights to this file, to deploy it."
-    )
+    out: str | None = Option(None, help="Write the model with the trained weights to this file, to deploy it.")
     state: str | None = Option(
         None, help="Save the run to this file [default: OUT's or MODEL's name + .state.safetensors]."
     )
-    save_every: int | None = Option(
-        None, min=1, help="Save after this many updates too, not only after epochs."
-    )
+    save_every: int | None = Option(None, min=1, help="Save after this many updates too, not only after epochs.")
     resume: bool = Option(False, help="Continue from the state if it exists.")
 
     def checked_state(self, model: str, forward: str | None, json_target: str | None) -> str:
@@ -110,8 +106,7 @@ class _Data(Options, panel="Data and state"):
             check_distinct("--out", weights, *read)
         if os.path.exists(state) and not self.resume:
             raise TrainingError(
-                f"the state '{state}' exists already; continue from it with --resume, or give --state "
-                "another name"
+                f"the state '{state}' exists already; continue from it with --resume, or give --state another name"
             )
         check_json_target(json_target, *read, self.out, state)
         return state
@@ -154,9 +149,7 @@ class _Updates(Options, panel="Optimizer"):
         if self.optimizer is OptimizerName.SGD:
             return SGD(self.momentum, self.nesterov, self.weight_decay or 0.0, self.clip_norm)
         if self.momentum or self.nesterov:
-            raise TrainingError(
-                "--momentum and --nesterov apply to sgd only; add --optimizer sgd, or leave them out"
-            )
+            raise TrainingError("--momentum and --nesterov apply to sgd only; add --optimizer sgd, or leave them out")
         if self.weight_decay is None:
             return AdamW(clip_norm=self.clip_norm)
         return AdamW(weight_decay=self.weight_decay, clip_norm=self.clip_norm)
@@ -177,19 +170,14 @@ class _Planning(Options, panel=MODEL):
     budget: str | None = BUDGET
     plan: str | None = PLAN_FILE
     time_limit: float | None = time_limit_option()
-    forward: str | None = Option(
-        None, "--model", help="With a training file, the forward model that it was made from."
-    )
+    forward: str | None = Option(None, "--model", help="With a training file, the forward model that it was made from.")
     loss: str = LOSS
     trainable: list[str] | None = TRAINABLE
     freeze: list[str] | None = FREEZE
     freeze_bn: bool = FREEZE_BN
     input_shapes: list[str] | None = INPUT_SHAPES
     json_target: str | None = Option(
-        None,
-        "--json",
-        rich_help_panel=REPORT,
-        help="Write the figures of each epoch as JSON; - for stdout.",
+        None, "--json", rich_help_panel=REPORT, help="Write the figures of each epoch as JSON; - for stdout."
     )
     quiet: bool = QUIET
 
@@ -253,9 +241,7 @@ def train_command(
     samples, tests = split_arrays(arrays, trainer.inputs)
     _check_tests(tests, data, can_evaluate=not is_planned or planning.forward is not None)
     rate.schedule = updates.rate_over(runs.epochs * (trainer.updates_of(samples) or 1))
-    history = _fit(
-        trainer, samples, tests if evaluated is None else evaluated, runs.epochs, data, state, console
-    )
+    history = _fit(trainer, samples, tests if evaluated is None else evaluated, runs.epochs, data, state, console)
     if workers is not None:
         workers.close()
     if is_first:
@@ -267,13 +253,7 @@ def train_command(
 
 
 def _fit(
-    trainer: Trainer,
-    samples: Any,
-    tests: Mapping[str, Any],
-    epochs: int,
-    data: _Data,
-    state: str,
-    console: Console,
+    trainer: Trainer, samples: Any, tests: Mapping[str, Any], epochs: int, data: _Data, state: str, console: Console
 ) -> list[dict[str, Any]]:
     """Train, and print the figures of all epochs."""
     for note in trainer.report.get("notes", ()):
@@ -314,9 +294,7 @@ def _check_tests(tests: Mapping[str, Any], data: _Data, *, can_evaluate: bool) -
     """Check the arrays for evaluation among the data."""
     listed = ", ".join(map(repr, tests))
     if tests and data.validation is not None:
-        raise TrainingError(
-            f"'{data.data}' contains {listed} for evaluation, as does --validation; drop one of them"
-        )
+        raise TrainingError(f"'{data.data}' contains {listed} for evaluation, as does --validation; drop one of them")
     if tests and not can_evaluate:
         raise TrainingError(f"evaluation on {listed} needs {_FORWARD_MODEL}")
 

@@ -36,9 +36,7 @@ class _Runs(Options, panel=RUN):
     threads: int | None = THREADS
     runs: int = Option(1, min=1, help="Runs of each graph; the last one counts.")
     input_shapes: list[str] | None = Option(
-        None,
-        rich_help_panel=MODEL,
-        help="With a plan file, the shape of an input, such as x:64,3,224,224. Repeatable.",
+        None, rich_help_panel=MODEL, help="With a plan file, the shape of an input, such as x:64,3,224,224. Repeatable."
     )
     loss: str = Option("auto", rich_help_panel=MODEL, help="With a plan file, the loss, as in optimize.")
     device_memory: str | None = Option(

@@ -30,10 +30,7 @@ def update_model(
     nodes, constants, updates = update_nodes(optimizer, parameters, gradients, taken)
     types = {
         **parameters,
-        **{
-            gradients[name]: TensorType(onnx.TensorProto.FLOAT, kind.shape)
-            for name, kind in parameters.items()
-        },
+        **{gradients[name]: TensorType(onnx.TensorProto.FLOAT, kind.shape) for name, kind in parameters.items()},
         **updates.types,
     }
     outputs = {new: types[old] for new, old in updates.replaced.items()}

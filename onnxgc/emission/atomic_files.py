@@ -45,9 +45,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
             raise OutputFileError(f"cannot write '{path}': permission denied; choose another location")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links, before 3.13
-        raise OutputFileError(
-            f"cannot write '{path}': {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise OutputFileError(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}") from error
 
 
 def check_model_writable(path: str | os.PathLike[str]) -> None:

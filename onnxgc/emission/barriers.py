@@ -115,9 +115,7 @@ class BarrierWriter:
         outside = [
             name
             for name in node.inputs
-            if name
-            and name not in group.outputs
-            and (name in group.always_delayed or not self.tensors.is_fixed(name))
+            if name and name not in group.outputs and (name in group.always_delayed or not self.tensors.is_fixed(name))
         ]
         if not outside:
             return node
@@ -134,19 +132,14 @@ class BarrierWriter:
         """Nodes to insert after the token's node, nodes to insert before `node`, and the delayed `node`."""
         self._index += 1
         length, opening = self._empty_length(token)
-        source = max(
-            (name for name in node.inputs if name), key=lambda name: self.tensors.type_of(name).size_bytes
-        )
+        source = max((name for name in node.inputs if name), key=lambda name: self.tensors.type_of(name).size_bytes)
         kind = self.tensors.type_of(source)
         target = self.tensors.fresh_name(f"barrier{self._index}/shape")
         view = self.tensors.fresh_name(f"{source}/held{self._index}")
         shape = self.tensors.integers(kind.shape)
         self.tensors.declare_vector(target, self.tensors.type_of(shape))
         self.tensors.types[view] = kind
-        barrier = [
-            Node("Add", (shape, length), (target,), name=target),
-            self._reshape(source, target, view),
-        ]
+        barrier = [Node("Add", (shape, length), (target,), name=target), self._reshape(source, target, view)]
         delayed = node.with_changes(inputs=tuple(view if name == source else name for name in node.inputs))
         return opening, barrier, delayed
 

@@ -50,9 +50,7 @@ def live_constants(nodes: Iterable[Node], tensors: GraphTensors) -> LiveConstant
     live: dict[str, str] = {}
     for constant in dict.fromkeys(constant_of.values()):
         kind = tensors.type_of(constant)
-        zero, shaped, result = (
-            tensors.fresh_name(f"{constant}/{part}") for part in ("zero", "shaped_zero", "live")
-        )
+        zero, shaped, result = (tensors.fresh_name(f"{constant}/{part}") for part in ("zero", "shaped_zero", "live"))
         added.append(Node("Cast", (tensors.zero,), (zero,), {"to": kind.dtype}, zero))
         tensors.declare_vector(zero, TensorType(kind.dtype, (1,)))
         if not kind.shape:

@@ -23,9 +23,7 @@ class GraphTensors:
     `vectors` the added tensors that are shapes or settings.
     """
 
-    def __init__(
-        self, step_type: Callable[[str], TensorType], *, fixed: Collection[str], taken: Iterable[str]
-    ) -> None:
+    def __init__(self, step_type: Callable[[str], TensorType], *, fixed: Collection[str], taken: Iterable[str]) -> None:
         self._step_type = step_type
         self._fixed = fixed
         self._taken = set(taken)

@@ -24,9 +24,7 @@ def static_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     inferred = shape_inference.infer_shapes(_inferable(model), data_prop=True).graph
     found: dict[str, TensorType] = {}
     for graph in (model.graph, inferred):
-        found |= {
-            tensor.name: TensorType(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer
-        }
+        found |= {tensor.name: TensorType(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
         for value in (*graph.input, *graph.value_info, *graph.output):
             dimensions = value.type.tensor_type.shape.dim
             if all(dim.HasField("dim_value") for dim in dimensions):

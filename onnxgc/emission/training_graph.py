@@ -115,9 +115,7 @@ class _Emitter:
         is_first = True
         for group in self._groups():
             nodes = [
-                live.applied_to(
-                    node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs))
-                )
+                live.applied_to(node.with_changes(inputs=tuple(views.get(name, name) for name in node.inputs)))
                 for node in group.nodes
             ]
             segment_of = dict(zip((node.name for node in nodes), group.segments, strict=True))
@@ -171,9 +169,7 @@ class _Emitter:
         gate = self.tensors.fresh_name(f"{node.outputs[0]}/gate")
         self.tensors.types[gate] = self.tensors.type_of(node.outputs[0])
         slope = {**node.attributes, "alpha": 1 / 6, "beta": 0.5}
-        inner = node.with_changes(
-            op="HardSigmoid", outputs=(gate,), attributes=slope, name=f"{node.name}/gate"
-        )
+        inner = node.with_changes(op="HardSigmoid", outputs=(gate,), attributes=slope, name=f"{node.name}/gate")
         return inner, node.with_changes(op="Mul", inputs=(node.inputs[0], gate), attributes={})
 
     def _reader(self, tensor: str) -> Node:

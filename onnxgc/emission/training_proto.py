@@ -139,11 +139,7 @@ class TrainingModel:
         read = {name for node in nodes for name in reads_of(node)}
         types = {name: self.tensors.type_of(name) for name in read.union(computed)}
         first = dimension_names(
-            nodes,
-            types,
-            outputs=outputs,
-            numbered=self.tensors.vectors,
-            peak_bytes=self.peak_bytes,
+            nodes, types, outputs=outputs, numbered=self.tensors.vectors, peak_bytes=self.peak_bytes
         )
         infos = []
         for name in computed:

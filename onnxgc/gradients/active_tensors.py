@@ -54,9 +54,7 @@ def _missing_rules(nodes: Sequence[Node]) -> str:
     by_rule: dict[str, list[str]] = {}
     for node in nodes:
         by_rule.setdefault(node.rule, []).append(node.label)
-    listed = "; ".join(
-        f"{rule} at {_first(list(dict.fromkeys(names)))}" for rule, names in sorted(by_rule.items())
-    )
+    listed = "; ".join(f"{rule} at {_first(list(dict.fromkeys(names)))}" for rule, names in sorted(by_rule.items()))
     return (
         f"no gradient rule for: {listed}; rewrite these operators as supported ones, "
         "or pass --freeze so that no parameter before them trains"

@@ -15,9 +15,7 @@ def conv(g: GradientContext) -> None:
     """y = x * w + b."""
     shape_w = g.input_shape(1)
     batch, channels_in = g.input_shape(0)[:2]
-    convolution = Convolution(
-        windows_of(g, shape_w[2:]), batch, channels_in, shape_w[0], int(g.attribute("group", 1))
-    )
+    convolution = Convolution(windows_of(g, shape_w[2:]), batch, channels_in, shape_w[0], int(g.attribute("group", 1)))
     if g.wants(2):
         g.give(2, channel_sums(g, g.dy, g.output_shape()))
     # The weight's gradient comes before x's: it is the last reader of x, which can then be released.

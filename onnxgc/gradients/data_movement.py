@@ -85,9 +85,7 @@ def col2im(g: GradientContext) -> None:
 
 def reverse_sequence(g: GradientContext) -> None:
     """y = x with the first elements of each sequence reversed: dx = dy reversed likewise."""
-    axes = {
-        name: g.node.attributes[name] for name in ("batch_axis", "time_axis") if name in g.node.attributes
-    }
+    axes = {name: g.node.attributes[name] for name in ("batch_axis", "time_axis") if name in g.node.attributes}
     g.give(0, g.emit("ReverseSequence", g.dy, g.x(1), **axes))
 
 

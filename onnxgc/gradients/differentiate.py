@@ -63,9 +63,7 @@ class DifferentiatedModel:
         computed = {name for node in self.backward for name in node.outputs}
         inputs = dict.fromkeys(name for node in chunk.nodes for name in node.inputs if name)
         return tuple(
-            name
-            for name in inputs
-            if name not in computed and name not in self.constants and name != self.seed
+            name for name in inputs if name not in computed and name not in self.constants and name != self.seed
         )
 
 
@@ -280,10 +278,7 @@ def _casts_of_bools(nodes: Iterable[Node], types: Mapping[str, TensorType]) -> d
 
 
 def _with_extra_outputs(
-    model: TrainableModel,
-    forward: Sequence[Node],
-    active: frozenset[str],
-    extra_outputs: Mapping[str, ExtraOutputs],
+    model: TrainableModel, forward: Sequence[Node], active: frozenset[str], extra_outputs: Mapping[str, ExtraOutputs]
 ) -> tuple[list[Node], dict[str, TensorType]]:
     """The forward nodes with the outputs that rules read, and the types of the added outputs."""
     nodes: list[Node] = []
@@ -328,10 +323,7 @@ class _Backward:
                 # The target is part of the name: one forward node may add to gradients of several tensors.
                 name = f"{node.name}/grad/{total}"
                 parts = (self.gradient_of[target], gradient)
-                nodes = [
-                    *nodes,
-                    Node("Add", parts, (total,), {}, name, node.name, module=node.module),
-                ]
+                nodes = [*nodes, Node("Add", parts, (total,), {}, name, node.name, module=node.module)]
                 gradient = total
             self.gradient_of[target] = gradient
             self._last_chunk_of[target] = len(self.chunks)

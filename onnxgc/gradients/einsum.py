@@ -95,9 +95,7 @@ def _arranged(g: GradientContext, factor: Factor, labels: Labels) -> str:
     return _transposed(g, factor.tensor, [factor.labels.index(label) for label in labels])
 
 
-def _on_diagonals(
-    g: GradientContext, tensor: str, labels: Labels, wanted: Labels, shape: tuple[int, ...]
-) -> str:
+def _on_diagonals(g: GradientContext, tensor: str, labels: Labels, wanted: Labels, shape: tuple[int, ...]) -> str:
     """A gradient with one axis per label in the layout of an operand: zero off the diagonals."""
     count = Counter(label for label, size in zip(wanted, shape, strict=True) if size != 1)
     sizes = {label: size for label, size in zip(wanted, shape, strict=True) if size != 1}
@@ -120,9 +118,7 @@ def _on_diagonals(
     return tensor if len(order) == len(shape) else reshape(g, tensor, shape)
 
 
-def _contracted(
-    g: GradientContext, factors: Sequence[Factor], target: Labels, sizes: Mapping[str, int]
-) -> str:
+def _contracted(g: GradientContext, factors: Sequence[Factor], target: Labels, sizes: Mapping[str, int]) -> str:
     """The product of all factors, summed over labels not in `target` and repeated over labels they lack."""
     pending = list(factors)
     while len(pending) > 1:

@@ -330,8 +330,7 @@ def mod(g: GradientContext) -> None:
     """
     if not g.attribute("fmod", 0):
         raise UnsupportedOperatorError(
-            f"{g.node.location} has fmod=0, which ONNX defines for integers only; "
-            "export the model with fmod=1"
+            f"{g.node.location} has fmod=0, which ONNX defines for integers only; export the model with fmod=1"
         )
     if g.wants(1):
         quotient = _emit_widened(g, "Round", g.emit("Div", g.emit("Sub", g.x(0), g.y()), g.x(1)))

@@ -19,12 +19,7 @@ from onnxgc.gradients.rule_helpers import is_narrow, reduce_sum, reshape, zeros
 _POLYNOMIALS: Mapping[str, Mapping[int, tuple[float, ...]]] = {
     "nearest": {0: (1,)},
     "linear": {0: (1, -1), 1: (0, 1)},
-    "cubic": {
-        -1: (0, -0.75, 1.5, -0.75),
-        0: (1, 0, -2.25, 1.25),
-        1: (0, 0.75, 1.5, -1.25),
-        2: (0, 0, -0.75, 0.75),
-    },
+    "cubic": {-1: (0, -0.75, 1.5, -0.75), 0: (1, 0, -2.25, 1.25), 1: (0, 0.75, 1.5, -1.25), 2: (0, 0, -0.75, 0.75)},
 }
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -165,9 +160,7 @@ def _product(g: GradientContext, factors: Sequence[str | None]) -> str | None:
 
 
 def _flat_index(g: GradientContext, around: Sequence[_Tap]) -> str:
-    index, *others = [tap.index for tap in around if tap.index is not None] or [
-        g.constants.add(np.zeros(1, np.int32))
-    ]
+    index, *others = [tap.index for tap in around if tap.index is not None] or [g.constants.add(np.zeros(1, np.int32))]
     for other in others:
         index = g.emit("Add", index, other)
     return index

@@ -120,8 +120,7 @@ def statistics_outputs(node: Node, model: TrainableModel) -> tuple[tuple[str, Te
     shape = model.types[node.inputs[0]].shape
     axis = int(node.attribute("axis", -1)) % len(shape)
     kind = TensorType(
-        int(node.attribute("stash_type", onnx.TensorProto.FLOAT)),
-        (*shape[:axis], *(1,) * (len(shape) - axis)),
+        int(node.attribute("stash_type", onnx.TensorProto.FLOAT)), (*shape[:axis], *(1,) * (len(shape) - axis))
     )
     named = dict(enumerate(node.outputs))
     return tuple(
@@ -312,7 +311,5 @@ def _channel_average(
 ) -> str:
     """Sum over a window of channels, divided by the window's size."""
     image = reshape(g, tensor, (shape[0], 1, shape[1], math.prod(shape[2:])))
-    averaged = g.emit(
-        "AveragePool", image, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1
-    )
+    averaged = g.emit("AveragePool", image, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
     return reshape(g, averaged, shape)

@@ -56,13 +56,7 @@ def _spread(g: GradientContext, windows: Windows, tensor: str, weights: Array) -
     if backward_pads is not None:
         # With stride 1, the windows with a given position form a window themselves.
         scaled = _scaled(g, tensor, size * (weights if uniform is None else uniform), uniform is not None)
-        return g.emit(
-            "AveragePool",
-            scaled,
-            kernel_shape=list(windows.kernel),
-            pads=backward_pads,
-            count_include_pad=1,
-        )
+        return g.emit("AveragePool", scaled, kernel_shape=list(windows.kernel), pads=backward_pads, count_include_pad=1)
     channels = g.input_shape(0)[1]
     scaled = tensor if uniform is not None else _scaled(g, tensor, weights, False)
     ones = np.full((channels, 1, *windows.kernel), 1.0 if uniform is None else uniform)

@@ -157,9 +157,7 @@ def _scales(resize: ResizeNode) -> list[np.float32]:
         return [np.float32(count) / np.float32(extent) for count, extent in sizes]
     sizes_given = resize.setting("sizes")
     assert sizes_given is not None, "a Resize has scales or sizes"
-    wanted = [
-        np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, sizes_given, strict=True)
-    ]
+    wanted = [np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, sizes_given, strict=True)]
     for axis in axes:
         scales[axis] = min(wanted) if policy == "not_larger" else max(wanted)
     return scales

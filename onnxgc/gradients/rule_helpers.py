@@ -129,9 +129,7 @@ class Sums:
     def add(self, places: str, values: str) -> None:
         """Adds values of x's type at indices of the same shape."""
         values = _as_float32(self.g, values) if is_narrow(self.g) else values
-        self._total = self.g.emit(
-            "ScatterElements", self._total, places, values, axis=self.axis, reduction="add"
-        )
+        self._total = self.g.emit("ScatterElements", self._total, places, values, axis=self.axis, reduction="add")
 
     def result(self) -> str:
         """The sums in x's type."""

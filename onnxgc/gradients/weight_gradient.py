@@ -151,9 +151,7 @@ def _offsets(windows: Windows) -> Iterator[tuple[int, ...]]:
     yield from itertools.product(*(range(size) for size in windows.kernel))
 
 
-def _strided(
-    g: GradientContext, padded: str, windows: Windows, offset: tuple[int, ...], first_axis: int = 2
-) -> str:
+def _strided(g: GradientContext, padded: str, windows: Windows, offset: tuple[int, ...], first_axis: int = 2) -> str:
     """The elements of the padded input that the kernel element at `offset` reads, per output position."""
     starts = [k * d for k, d in zip(offset, windows.dilations, strict=True)]
     ends = [
@@ -321,9 +319,7 @@ def _by_columns(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
     columns = reshape(g, columns, (c.groups, c.batch * p, kernel * per_in))
     rows = reshape(g, dy, (c.batch, c.groups, per_out, p))
     rows = reshape(g, g.emit("Transpose", rows, perm=[1, 0, 3, 2]), (c.groups, c.batch * p, per_out))
-    gradient = reshape(
-        g, product(g, rows, columns, (3, 3), transpose_left=True), (c.channels_out, kernel, per_in)
-    )
+    gradient = reshape(g, product(g, rows, columns, (3, 3), transpose_left=True), (c.channels_out, kernel, per_in))
     return reshape(g, g.emit("Transpose", gradient, perm=[0, 2, 1]), g.input_shape(1))
 
 

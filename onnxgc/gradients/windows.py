@@ -146,9 +146,7 @@ def transposed_windows_of(g: GradientContext, kernel: tuple[int, ...]) -> Window
     ]
     if auto_pad in ("SAME_UPPER", "SAME_LOWER") or g.attribute("output_shape"):
         added = g.attribute("output_padding") or (0,) * rank
-        totals = [
-            max(full + extra - extent, 0) for full, extra, extent in zip(reach, added, extents, strict=True)
-        ]
+        totals = [max(full + extra - extent, 0) for full, extra, extent in zip(reach, added, extents, strict=True)]
         begin = [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals]
     elif auto_pad == "VALID":
         begin = [0] * rank

@@ -49,9 +49,7 @@ class ComputationGraph:
             raise GraphFileError("the graph has no vertices; give at least one")
         _require_known_ends(self.edges, index)
         if len(set(self.edges)) != len(self.edges):
-            raise GraphFileError(
-                "an edge is given twice; build the graph with from_unsorted to merge repeats"
-            )
+            raise GraphFileError("an edge is given twice; build the graph with from_unsorted to merge repeats")
         for tail, head in self.edges:
             if index[tail] >= index[head]:
                 raise GraphFileError(

@@ -199,8 +199,7 @@ class _Divider:
                 if tail in ends and (tail, head) != (part.source, part.target):
                     inside.setdefault((tail, head), [])
         members = [
-            _Part(tail, head, sorted(inside[tail, head]), self.has_edge(tail, head))
-            for tail, head in sorted(inside)
+            _Part(tail, head, sorted(inside[tail, head]), self.has_edge(tail, head)) for tail, head in sorted(inside)
         ]
         return _Division(DivisionKind.COMPLICATE, connectors, members)
 

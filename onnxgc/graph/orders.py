@@ -16,9 +16,7 @@ Adjacency = Sequence[Sequence[int]]
 """Neighbours by topological index."""
 
 
-def topological_orders(
-    graph: ComputationGraph, size_of: Callable[[Vertex], int]
-) -> tuple[tuple[Vertex, ...], ...]:
+def topological_orders(graph: ComputationGraph, size_of: Callable[[Vertex], int]) -> tuple[tuple[Vertex, ...], ...]:
     """Distinct topological orders of all vertices, the graph's own first.
 
     The others are, in this order: the greedy order of least live bytes from the sources down, the

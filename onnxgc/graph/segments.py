@@ -76,9 +76,7 @@ def is_valid_reading_a(graph: ComputationGraph, checkpoints: Iterable[Vertex]) -
     """
     closed = with_single_terminals(graph)
     kept = {*checkpoints, closed.sources[0], closed.sinks[0]}
-    return all(
-        len(segment.entries) == 1 and len(segment.exits) == 1 for segment in segments_between(closed, kept)
-    )
+    return all(len(segment.entries) == 1 and len(segment.exits) == 1 for segment in segments_between(closed, kept))
 
 
 def _dependency_order(graph: ComputationGraph, owner: dict[Vertex, int], count: int) -> list[int]:

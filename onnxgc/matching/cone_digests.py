@@ -47,13 +47,7 @@ class ConeDigests:
 
     def reversed(self) -> ConeDigests:
         """The digests of the network read from its outputs to its inputs."""
-        return replace(
-            self,
-            forward=self.backward,
-            backward=self.forward,
-            readers=self.operands,
-            operands=self.readers,
-        )
+        return replace(self, forward=self.backward, backward=self.forward, readers=self.operands, operands=self.readers)
 
 
 def digest(*parts: Any) -> str:
@@ -259,9 +253,7 @@ class _Layers:
             # No weight along the same axes follows.
             return None
         else:
-            cover = sorted(
-                rendered((OfAxis(atom.axis), atom.size, atom.stride), known) for atom in entity.cover
-            )
+            cover = sorted(rendered((OfAxis(atom.axis), atom.size, atom.stride), known) for atom in entity.cover)
             before = _LayerPrefix(digest("affine", known[source], cover), is_product=False)
         return replace(before, operators=(*before.operators, entity.op))
 

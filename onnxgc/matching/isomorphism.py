@@ -31,9 +31,7 @@ class Isomorphism:
     classes_b: Mapping[int, Hashable]
 
 
-def find_isomorphism(
-    a: ConeDigests, outputs_a: Sequence[int], b: ConeDigests, outputs_b: Sequence[int]
-) -> Isomorphism:
+def find_isomorphism(a: ConeDigests, outputs_a: Sequence[int], b: ConeDigests, outputs_b: Sequence[int]) -> Isomorphism:
     """Searches for an isomorphism of the cones of `outputs` with equal digests, by colour refinement.
 
     Where networks have different numbers of equal layers, as by shared weights, only inputs are compared.

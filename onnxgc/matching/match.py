@@ -14,13 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from onnxgc.errors import ShapeError
-from onnxgc.matching.divergence import (
-    BATCH_NORMALISATIONS,
-    Difference,
-    differences,
-    frontier,
-    operators_after,
-)
+from onnxgc.matching.divergence import BATCH_NORMALISATIONS, Difference, differences, frontier, operators_after
 from onnxgc.matching.isomorphism import find_isomorphism
 from onnxgc.matching.network_view import NetworkView, Pair, key_ignoring_scale
 from onnxgc.matching.normal_form.builder import IdentifiedFunction
@@ -115,8 +109,7 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
         has_same_biases=views.include_biases and not has_batch_difference,
         last_from_inputs=ends,
         operators_behind=tuple(
-            (operators_after(first, pair.a, values.pairs), operators_after(second, pair.b, partners))
-            for pair in ends
+            (operators_after(first, pair.a, values.pairs), operators_after(second, pair.b, partners)) for pair in ends
         ),
         last_from_outputs=starts,
         extras=_extras(first, second),
@@ -141,10 +134,7 @@ def _frontiers(
 ) -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
     """The last pairs from the inputs, and from the outputs."""
     by_forward, by_backward = values.pairs_of(values.by_forward), values.pairs_of(values.by_backward)
-    return (
-        frontier(a, b, pairs, by_forward, is_forward=True),
-        frontier(a, b, pairs, by_backward, is_forward=False),
-    )
+    return (frontier(a, b, pairs, by_forward, is_forward=True), frontier(a, b, pairs, by_backward, is_forward=False))
 
 
 class _Views(NamedTuple):
@@ -196,9 +186,7 @@ def _are_same(a: NetworkView, b: NetworkView) -> bool:
 
 def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
     shapes = [Counter(tuple(sorted(model.types[name].shape)) for name in model.inputs) for model in (a, b)]
-    samples = [
-        Counter(tuple(sorted(model.types[name].shape[1:])) for name in model.inputs) for model in (a, b)
-    ]
+    samples = [Counter(tuple(sorted(model.types[name].shape[1:])) for name in model.inputs) for model in (a, b)]
     if shapes[0] == shapes[1] or samples[0] != samples[1]:
         return
     firsts = [model.types[model.inputs[0]].shape[:1] for model in (a, b)]
@@ -256,9 +244,7 @@ def _extras(a: NetworkView, b: NetworkView) -> tuple[Extra, ...]:
         Extra(kind, len(here), len(there), sum(here), sum(there))
         for (kind, here), there in zip(sizes_a.items(), sizes_b.values(), strict=True)
     )
-    return tuple(
-        extra for extra in extras if extra.count_a != extra.count_b or extra.bytes_a != extra.bytes_b
-    )
+    return tuple(extra for extra in extras if extra.count_a != extra.count_b or extra.bytes_a != extra.bytes_b)
 
 
 def _sizes_by_kind(side: NetworkView) -> dict[str, list[int]]:
@@ -275,8 +261,4 @@ def _sizes_by_kind(side: NetworkView) -> dict[str, list[int]]:
             in_layers.append(size)
         elif view.value not in side.cones.backward:
             in_composed.append(size)
-    return {
-        "transposed copies": copies,
-        "inside layers": in_layers,
-        "inside composed operators": in_composed,
-    }
+    return {"transposed copies": copies, "inside layers": in_layers, "inside composed operators": in_composed}

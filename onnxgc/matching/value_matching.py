@@ -89,9 +89,7 @@ def _remove_unsupported(pairs: dict[int, int], a: ConeDigests, b: ConeDigests) -
                 del pairs[one]
 
 
-def _add_ties(
-    ambiguous: dict[int, int], side: NetworkView, other: NetworkView, matched: Collection[int]
-) -> None:
+def _add_ties(ambiguous: dict[int, int], side: NetworkView, other: NetworkView, matched: Collection[int]) -> None:
     """Adds unmatched values whose forward digest occurs in the other network."""
     counts = Counter(other.forward().values())
     for value, key in side.forward().items():

@@ -24,9 +24,7 @@ Readers: TypeAlias = Mapping[str, Sequence[tuple[Node, int]]]
 _HALF_WIDTH = 0.1
 """Of the interval of uniform numbers."""
 _EMBEDDING_DEVIATION = 0.02
-_NORMALISATIONS = frozenset(
-    op for op, facts in FACTS.items() if facts.parameters and op.endswith("Normalization")
-)
+_NORMALISATIONS = frozenset(op for op, facts in FACTS.items() if facts.parameters and op.endswith("Normalization"))
 
 
 def draw_weights(model: Model, seed: int, *, only_constant_filled: bool = False) -> dict[str, Array]:

@@ -114,14 +114,10 @@ def read_model(
     draft = apply_passes(draft, _RUNTIME_FORMS)
     require_static_shapes(draft)
     draft = with_modules_of(draft, given)
-    return replace(
-        _trainable_model(draft, decisions, roles, statistics, choice.kind, draw), provider=provider
-    )
+    return replace(_trainable_model(draft, decisions, roles, statistics, choice.kind, draw), provider=provider)
 
 
-def _with_chosen_loss(
-    draft: Draft, loss: str, decisions: Sequence[ParameterDecision]
-) -> tuple[Draft, LossChoice]:
+def _with_chosen_loss(draft: Draft, loss: str, decisions: Sequence[ParameterDecision]) -> tuple[Draft, LossChoice]:
     """The draft up to the tensor on which the loss is computed, static, and the choice of loss."""
     trained = {decision.name for decision in decisions if decision.role is Role.PARAMETER}
     draft, choice = choose_loss(draft, loss, trained)
@@ -158,10 +154,7 @@ def _trainable_model(
         statistics=statistics,
         loss=roles["loss"],
         loss_kind=loss_kind,
-        notes=(
-            *draft.notes,
-            *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT),
-        ),
+        notes=(*draft.notes, *parameter_notes(d for d in decisions if d.name in parameters or d.role is Role.CONSTANT)),
         domains=draft.other_domains,
         metadata={**draft.metadata, "onnxgc.names": json.dumps(named_tensors, sort_keys=True)},
         draw=draw,
@@ -181,8 +174,7 @@ def check_is_forward(proto: onnx.ModelProto) -> None:
     """
     if is_written_by_optimize(proto):
         raise ModelFileError(
-            f"the model '{proto.graph.name}' is already a training file; give the forward model from which "
-            "it was made"
+            f"the model '{proto.graph.name}' is already a training file; give the forward model from which it was made"
         )
 
 
@@ -212,10 +204,7 @@ def draft_with_roles(
 
 
 def explain_weights(
-    source: str | os.PathLike[str] | onnx.ModelProto,
-    *,
-    trainable: Sequence[str] = (),
-    freeze: Sequence[str] = (),
+    source: str | os.PathLike[str] | onnx.ModelProto, *, trainable: Sequence[str] = (), freeze: Sequence[str] = ()
 ) -> tuple[ParameterDecision, ...]:
     """The role of each weight of a model, with the reason; needs no shapes and no loss."""
     draft = draft_of(*load_proto(source))
@@ -229,12 +218,8 @@ def _up_to_loss(draft: Draft, choice: LossChoice) -> Draft:
     kept = without_dead_nodes(draft, [choice.tensor])
     computed = {output for node in kept.nodes for output in node.outputs}
     read = {name for node in kept.nodes for name in reads_of(node)} | {choice.tensor}
-    notes = [
-        f"output '{name}' does not reach the loss and is left out" for name in outputs if name not in computed
-    ]
-    notes += [
-        f"input '{name}' does not reach the loss and is left out" for name in draft.inputs if name not in read
-    ]
+    notes = [f"output '{name}' does not reach the loss and is left out" for name in outputs if name not in computed]
+    notes += [f"input '{name}' does not reach the loss and is left out" for name in draft.inputs if name not in read]
     return kept.with_changes(
         outputs=tuple(name for name in outputs if name in computed),
         inputs=tuple(name for name in draft.inputs if name in read),

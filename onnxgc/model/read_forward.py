@@ -74,9 +74,7 @@ class ForwardModel:
     roles: Mapping[str, Role]
     statistics: tuple[Statistic, ...]
     batched: tuple[str, ...] = ()
-    batch_dependent: Mapping[str, LinearInBatch | PerSampleConstant] = field(
-        default_factory=lambda: EMPTY_ATTRIBUTES
-    )
+    batch_dependent: Mapping[str, LinearInBatch | PerSampleConstant] = field(default_factory=lambda: EMPTY_ATTRIBUTES)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -132,9 +130,7 @@ def read_forward(
     return read(shapes)
 
 
-def _static(
-    draft: Draft, shapes: Mapping[str, tuple[int, ...]], known: Container[str], *, freeze_bn: bool
-) -> Draft:
+def _static(draft: Draft, shapes: Mapping[str, tuple[int, ...]], known: Container[str], *, freeze_bn: bool) -> Draft:
     draft, file = with_input_shapes(draft, shapes)
     draft = in_current_form(infer_shapes(draft, file))
     require_static_shapes(draft)
@@ -226,9 +222,7 @@ def _linear_in_batch(values: Sequence[Array]) -> LinearInBatch | None:
         return None
     steps = (values[1] - values[0]) // (_BATCHES[1] - _BATCHES[0])
     offset = values[0] - steps * _BATCHES[0]
-    is_linear = all(
-        np.array_equal(steps * batch + offset, v) for batch, v in zip(_BATCHES, values, strict=True)
-    )
+    is_linear = all(np.array_equal(steps * batch + offset, v) for batch, v in zip(_BATCHES, values, strict=True))
     return LinearInBatch(steps, offset) if is_linear else None
 
 

@@ -37,9 +37,7 @@ def parse_objective(name: str | None) -> Objective | None:
     """
     known = [objective.value for objective in Objective if objective is not Objective.TIME]
     if name is not None and name not in known:
-        raise PlanError(
-            f"objective '{name}' is not one of {', '.join(known)}; pass one of them to --objective"
-        )
+        raise PlanError(f"objective '{name}' is not one of {', '.join(known)}; pass one of them to --objective")
     return None if name is None else Objective(name)
 
 

@@ -42,9 +42,7 @@ class StepOperators:
     def from_step(cls, step: StepGraph) -> StepOperators:
         outputs = set(step.outputs)
         placed = [PlacedOperator(operator, None) for operator in step.forward]
-        placed += [
-            PlacedOperator(operator, number) for number, chunk in enumerate(step.chunks) for operator in chunk
-        ]
+        placed += [PlacedOperator(operator, number) for number, chunk in enumerate(step.chunks) for operator in chunk]
 
         def is_view(entry: PlacedOperator) -> bool:
             return entry.operator.is_view and entry.operator.outputs[0] not in outputs
@@ -94,9 +92,7 @@ class _Unrolling:
         for name in names:
             entry = self._parts.operators.get(name)
             if entry is None:
-                raise PlanError(
-                    f"the plan runs '{name}', which is not an operator of the step; create the plan again"
-                )
+                raise PlanError(f"the plan runs '{name}', which is not an operator of the step; create the plan again")
             self._prepare(entry.operator)
             is_repeat = self._runs[name] > 0
             if is_repeat and not self._is_recomputing:
@@ -134,9 +130,7 @@ class _Unrolling:
             self._current[name] = name if is_first else self._copy_name(name)
             if not is_first:
                 self._original_of[self._current[name]] = name
-        ran = replace(
-            operator, inputs=inputs, outputs=tuple(self._current[name] for name in operator.outputs)
-        )
+        ran = replace(operator, inputs=inputs, outputs=tuple(self._current[name] for name in operator.outputs))
         if is_first:
             self._ran.append(Compute(ran, entry.chunk))
             return

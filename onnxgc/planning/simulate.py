@@ -47,9 +47,7 @@ def simulate(schedule: Schedule, graph: StepGraph) -> MemoryProfile:
             peak, peak_operator = running, step.operator.name
         activation_peak = max(activation_peak, running - gradients)
         live -= sum(storage.size_bytes for storage in step.freed)
-        gradients -= sum(
-            storage.size_bytes for storage in step.freed if storage.tensor in graph.parameter_gradients
-        )
+        gradients -= sum(storage.size_bytes for storage in step.freed if storage.tensor in graph.parameter_gradients)
     return MemoryProfile(peak, peak_operator, activation_peak, gradients, tuple(timeline), tuple(live_before))
 
 

@@ -59,11 +59,7 @@ def calibration_in(
 
 
 def calibrate(
-    step: TrainingStep,
-    *,
-    providers: Sequence[str] | None = None,
-    threads: int | None = None,
-    runs: int = DEFAULT_RUNS,
+    step: TrainingStep, *, providers: Sequence[str] | None = None, threads: int | None = None, runs: int = DEFAULT_RUNS
 ) -> Calibration:
     """Times each forward operator over `runs` runs, after one warm-up run.
 
@@ -73,9 +69,7 @@ def calibrate(
     Raises:
         RuntimeFailedError, RuntimeUnavailableError: the model cannot be run here.
     """
-    settings = SessionSettings(
-        threads=threads, providers=tuple(providers) if providers else default_providers()
-    )
+    settings = SessionSettings(threads=threads, providers=tuple(providers) if providers else default_providers())
     model = _forward(step)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "forward.onnx"

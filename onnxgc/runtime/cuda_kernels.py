@@ -39,9 +39,7 @@ def left_to_the_cpu(nodes: Iterable[Node], types: Mapping[str, TensorType], opse
         if node.domain or not defs.has(node.op, opset, ""):
             continue
         decisive = next((name for name in (*node.inputs[:1], *node.outputs[:1]) if name in types), None)
-        floating = [
-            name for name in (*node.inputs, *node.outputs) if name in types and types[name].is_floating
-        ]
+        floating = [name for name in (*node.inputs, *node.outputs) if name in types and types[name].is_floating]
         if decisive is None or not floating:
             continue
         version = defs.get_schema(node.op, opset, "").since_version

@@ -21,9 +21,7 @@ _SEEDED = frozenset(
 )  # fmt: skip
 
 
-def check_capturable(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto, providers: Sequence[str]
-) -> None:
+def check_capturable(model: str | os.PathLike[str] | bytes | onnx.ModelProto, providers: Sequence[str]) -> None:
     """Checks what is known before a session exists; ONNX Runtime rejects nodes that need copies itself.
 
     Raises:

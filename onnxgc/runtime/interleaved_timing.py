@@ -49,8 +49,7 @@ def seconds_in_turns(
     seconds: dict[str, list[float]] = {name: [] for name in files}
     with ExitStack() as stack:
         steppers = {
-            name: stack.enter_context(_Stepper(path, feeds, settings, in_place or {}))
-            for name, path in files.items()
+            name: stack.enter_context(_Stepper(path, feeds, settings, in_place or {})) for name, path in files.items()
         }
         for number in range(warm_up + runs):
             for name, stepper in steppers.items():
@@ -91,10 +90,7 @@ class _Stepper:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
 

@@ -80,9 +80,7 @@ class BoundSession:
         cuda_graph: bool = False,
     ) -> None:
         self._arrays = arrays
-        self._session = make_session(
-            graph, providers=providers, threads=threads, cuda_graph=cuda_graph, is_silent=True
-        )
+        self._session = make_session(graph, providers=providers, threads=threads, cuda_graph=cuda_graph, is_silent=True)
         self.keeps_order = keeps_file_order(self._session, graph)
         """Whether the session runs the nodes in the order of the graph."""
         if cuda_graph:

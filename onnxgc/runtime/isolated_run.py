@@ -22,13 +22,7 @@ from onnxgc.model.core.ir import Array, TensorType
 _CHILD = Path(__file__).with_name("isolated_child.py")
 PLAIN, STOCK = "ORT_DISABLE_ALL", "ORT_ENABLE_ALL"
 # Messages of the runtime, the C++ library and Python when memory runs out.
-_OUT_OF_MEMORY = (
-    "bad_alloc",
-    "MemoryError",
-    "Failed to allocate memory",
-    "failed to allocate",
-    "Cannot allocate",
-)
+_OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory", "failed to allocate", "Cannot allocate")
 _MAX_OUTPUT_BYTES = 2000
 _NUMPY_KINDS = "biufcUSO"
 

@@ -39,9 +39,7 @@ class FaultGraph:
     def nodes(self, *operators: str) -> Iterator[Node]:
         return (node for node in self.draft.nodes if node.op in operators and not node.domain)
 
-    def producer_behind(
-        self, node: Node, index: int, past: tuple[str, ...] = ("Cast", "Identity")
-    ) -> Node | None:
+    def producer_behind(self, node: Node, index: int, past: tuple[str, ...] = ("Cast", "Identity")) -> Node | None:
         """The producer of an input, behind operators that the runtime skips."""
         name = node.inputs[index] if len(node.inputs) > index else ""
         found = self.producers.get(name)
@@ -142,11 +140,7 @@ def _emptying_expands(graph: FaultGraph) -> Iterator[Node]:
 def _pools_of_pads(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes(*_POOLS):
         pad = graph.producer_behind(node, 0)
-        if (
-            pad is None
-            or pad.op != "Pad"
-            or pad.attribute("mode", "constant") not in ("constant", b"constant")
-        ):
+        if pad is None or pad.op != "Pad" or pad.attribute("mode", "constant") not in ("constant", b"constant"):
             continue
         pads = list(pad.attribute("pads") or ())
         if len(pad.inputs) > 1 and pad.inputs[1]:
@@ -169,9 +163,7 @@ def _activations_with_attributes(graph: FaultGraph) -> Iterator[Node]:
 def _racing_scatters(graph: FaultGraph) -> Iterator[Node]:
     for node in graph.nodes("ScatterND"):
         reduction = node.attribute("reduction", "none")
-        if reduction in ("add", "mul", b"add", b"mul") and not are_distinct(
-            graph.draft.weights.get(node.inputs[1])
-        ):
+        if reduction in ("add", "mul", b"add", b"mul") and not are_distinct(graph.draft.weights.get(node.inputs[1])):
             yield node
 
 

@@ -61,9 +61,7 @@ class Measurement:
         return max(run.requested_peak_without(kept_bytes) for run in self.runs)
 
 
-def random_feeds(
-    inputs: Mapping[str, tuple[str, Sequence[int]]], seed: int, classes: int | None
-) -> dict[str, Array]:
+def random_feeds(inputs: Mapping[str, tuple[str, Sequence[int]]], seed: int, classes: int | None) -> dict[str, Array]:
     """Seeded values for fed tensors: `inputs` maps a name to numpy dtype and shape."""
     generator = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
@@ -117,9 +115,7 @@ def measure(
 
 def _profile_from(run: Mapping[str, Any]) -> RunProfile:
     """A profile from the process's JSON, with tuples restored."""
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in run.items()
-    }
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in run.items()}
     return RunProfile(**fields)
 
 
@@ -132,9 +128,7 @@ def failure_of(path: str | os.PathLike[str], returncode: int, stderr: str) -> st
     return f"'{os.fspath(path)}' does not run on ONNX Runtime: {reason}"
 
 
-def executed_order(
-    model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings
-) -> RunProfile:
+def executed_order(model: onnx.ModelProto, feeds: Mapping[str, Array], settings: SessionSettings) -> RunProfile:
     """Profile of one run in this process, for small models."""
     with tempfile.TemporaryDirectory() as folder:
         session = make_session(model, settings=settings, profile_prefix=str(Path(folder) / "profile"))
@@ -143,11 +137,7 @@ def executed_order(
 
 
 def write_request(
-    folder: Path,
-    path: str | os.PathLike[str],
-    feeds: Mapping[str, Array],
-    settings: SessionSettings,
-    **more: Any,
+    folder: Path, path: str | os.PathLike[str], feeds: Mapping[str, Array], settings: SessionSettings, **more: Any
 ) -> None:
     """Writes a request for a measuring process, which `read_request` reads, into a folder."""
     np.savez(folder / "feeds.npz", *feeds.values())

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")
-PROVIDERS = {
-    "cpu": ("CPUExecutionProvider",),
-    "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
-}
+PROVIDERS = {"cpu": ("CPUExecutionProvider",), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
 """Execution providers of a session, preferred first."""
 _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
@@ -64,9 +61,7 @@ def load_onnxruntime() -> ModuleType:
     try:
         onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:
-        raise RuntimeUnavailableError(
-            "ONNX Runtime cannot be imported; install onnxgc[cuda] or onnxgc[cpu]"
-        ) from error
+        raise RuntimeUnavailableError("ONNX Runtime cannot be imported; install onnxgc[cuda] or onnxgc[cpu]") from error
     return onnxruntime
 
 
@@ -157,9 +152,7 @@ def make_session(
         raise ValueError("settings already hold providers, threads and cuda_graph; give one or the other")
     ort = load_onnxruntime()
     chosen = settings or SessionSettings(
-        threads=threads,
-        providers=tuple(providers) if providers else default_providers(),
-        cuda_graph=cuda_graph,
+        threads=threads, providers=tuple(providers) if providers else default_providers(), cuda_graph=cuda_graph
     )
     if chosen.cuda_graph:
         check_capturable(model, chosen.providers)

@@ -101,13 +101,7 @@ class _Node:
     def of(cls, event: dict[str, object]) -> _Node:
         arguments = event["args"]
         assert isinstance(arguments, dict)
-        keys = (
-            "bytes_requested_in_use",
-            "requested_in_use_delta",
-            "bytes_in_use",
-            "in_use_delta",
-            "in_use_peak",
-        )
+        keys = ("bytes_requested_in_use", "requested_in_use_delta", "bytes_in_use", "in_use_delta", "in_use_peak")
         figures = [int(arguments.get(f"mem_{key}", 0)) for key in keys]
         name = str(event["name"]).removesuffix(_KERNEL)
         return cls(name, str(arguments.get("provider", "")), float(str(event["dur"])), *figures)

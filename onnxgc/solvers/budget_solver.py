@@ -9,12 +9,7 @@ from dataclasses import replace
 from onnxgc.budget.bounds.peak_bound import PeakBound, floor_of_problem
 from onnxgc.budget.from_step import StepProblem, problem_of
 from onnxgc.budget.operator_problem import simulate_sequence
-from onnxgc.budget.search import (
-    DEFAULT_TIME_LIMIT_SECONDS,
-    NoSequence,
-    SearchOptions,
-    within_budget,
-)
+from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, NoSequence, SearchOptions, within_budget
 from onnxgc.errors import BudgetError, PlanError
 from onnxgc.planning.deadline import FIRST_PLAN_SHARE, Deadline
 from onnxgc.planning.plan import CheckpointPlan, Objective
@@ -88,9 +83,7 @@ def plans_of_least_peak(
     return [] if sequence is None else [sequence]
 
 
-def sequence_of_plan(
-    problem: CheckpointProblem, step_problem: StepProblem, plan: CheckpointPlan
-) -> list[int] | None:
+def sequence_of_plan(problem: CheckpointProblem, step_problem: StepProblem, plan: CheckpointPlan) -> list[int] | None:
     """A plan of checkpoints as a sequence; None if its step has other operators than the problem's."""
     _, schedule = problem.joint().scheduled(plan)
     sequence = step_problem.sequence_of(schedule)
@@ -127,9 +120,7 @@ def plan_of(
     """The plan of a sequence; its checkpoints are the vertices that are never recomputed."""
     names = step_problem.names_of(tuple(sequence))
     repeated = {name for name, count in Counter(names).items() if count > 1}
-    recomputed = {
-        tensor for operator in step.operators if operator.name in repeated for tensor in operator.outputs
-    }
+    recomputed = {tensor for operator in step.operators if operator.name in repeated for tensor in operator.outputs}
     members = problem.joint().members
     kept = (vertex for vertex in problem.graph.vertices if recomputed.isdisjoint(members[vertex]))
     return CheckpointPlan(tuple(kept), keeps_last_segment=False, sequence=names)
@@ -140,9 +131,7 @@ def floor_operator(step_problem: StepProblem, floor: PeakBound) -> str:
     return "" if floor.size <= floor.kept_size else step_problem.names[floor.operator]
 
 
-def infeasibility_message(
-    step_problem: StepProblem, step: StepGraph, budget_bytes: int, floor: PeakBound
-) -> str:
+def infeasibility_message(step_problem: StepProblem, step: StepGraph, budget_bytes: int, floor: PeakBound) -> str:
     """One line: the least budget, the operator that sets it, and remedies."""
     name = floor_operator(step_problem, floor)
     if floor.size <= budget_bytes:

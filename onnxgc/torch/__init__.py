@@ -11,21 +11,11 @@ from importlib.util import find_spec
 from onnxgc.errors import RuntimeUnavailableError
 
 if find_spec("torch") is None:
-    raise RuntimeUnavailableError(
-        "onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'"
-    )
+    raise RuntimeUnavailableError("onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'")
 
 from onnxgc.torch.checkpointing import checkpoint, plans_of
 from onnxgc.torch.exporting import export_training
 from onnxgc.torch.onnx_module import OnnxModule, from_onnx
 from onnxgc.torch.plan_search import SavedTensor, TorchPlan
 
-__all__ = [
-    "OnnxModule",
-    "SavedTensor",
-    "TorchPlan",
-    "checkpoint",
-    "export_training",
-    "from_onnx",
-    "plans_of",
-]
+__all__ = ["OnnxModule", "SavedTensor", "TorchPlan", "checkpoint", "export_training", "from_onnx", "plans_of"]

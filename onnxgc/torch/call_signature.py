@@ -47,9 +47,7 @@ class CallSignature:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def from_call(
-        cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]
-    ) -> CallSignature:
+    def from_call(cls, module: nn.Module, arguments: Sequence[Any], settings: Mapping[str, Any]) -> CallSignature:
         leaves, spec = pytree.tree_flatten((tuple(arguments), dict(settings)))
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
@@ -80,9 +78,7 @@ class CallSignature:
         """
         for name, tensor in zip(self.form.names, self.tensors, strict=False):
             if nn.parameter.is_lazy(tensor):
-                raise PlanError(
-                    f"'{name}' has no shape before a first call; call the module once, then plan it"
-                )
+                raise PlanError(f"'{name}' has no shape before a first call; call the module once, then plan it")
             if hasattr(tensor, "full_tensor"):
                 raise PlanError(
                     f"'{name}' is only a shard when forward begins; plan the modules that are sharded one by "
@@ -95,9 +91,7 @@ class CallSignature:
         parts = tuple(self.module.modules())
         hooks = tuple(tuple(vars(part)[name]) for part in parts[1:] for name in HOOKS if vars(part)[name])
         modes = tuple(part.training for part in parts)
-        others = tuple(
-            comparison_key(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves
-        )
+        others = tuple(comparison_key(leaf) if contents(leaf) is None else type(leaf) for leaf in self.form.leaves)
         repetitions = first_occurrences(self.tensors)
         return (
             *(repr(self.form.spec), self.form.names, others, signatures, repetitions, parts, hooks),

@@ -120,9 +120,7 @@ def backward_with_workspace(arguments: Sequence[Any]) -> tuple[Any, ...]:
 def draw_in_memory_order(graph: fx.Graph) -> None:
     """Draws each mask with its dimensions in memory order, and permutes the result."""
     permute, expand = torch.ops.aten.permute.default, torch.ops.aten.expand.default
-    for node in [
-        each for target in _IN_PLACE for each in graph.find_nodes(op="call_function", target=target)
-    ]:
+    for node in [each for target in _IN_PLACE for each in graph.find_nodes(op="call_function", target=target)]:
         source, probability, *others = node.args
         shape, strides = source.meta["val"].shape, source.meta["val"].stride()
         order = sorted(range(len(shape)), key=lambda axis: -strides[axis])

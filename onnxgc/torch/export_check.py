@@ -272,6 +272,4 @@ def _warn_of_changed_buffers(network: OnnxModule, module: nn.Module, call: Argum
         module(*args, **kwargs)
         for name, buffer in module.named_buffers():
             if name not in updated and not name.endswith(_COUNTER) and not torch.equal(buffer, before[name]):
-                warnings.warn(
-                    f"forward changes the buffer '{name}', which is constant in the file", stacklevel=4
-                )
+                warnings.warn(f"forward changes the buffer '{name}', which is constant in the file", stacklevel=4)

@@ -134,9 +134,7 @@ def _cross_entropy_loss(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     named = ("none", "mean", "sum")[reduction]
-    return _cross_entropy(
-        input, target, weight, None, ignore_index, None, named, label_smoothing=label_smoothing
-    )
+    return _cross_entropy(input, target, weight, None, ignore_index, None, named, label_smoothing=label_smoothing)
 
 
 def _normalised(

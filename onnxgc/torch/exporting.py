@@ -136,8 +136,7 @@ def _check_parts(module: nn.Module) -> None:
             )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.padding_idx is not None:
             warnings.warn(
-                f"row {part.padding_idx} of '{name}', its padding_idx, gets a gradient in the file",
-                stacklevel=3,
+                f"row {part.padding_idx} of '{name}', its padding_idx, gets a gradient in the file", stacklevel=3
             )
 
 
@@ -221,13 +220,9 @@ def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
 def _convert(module: nn.Module, program: ExportedProgram) -> ExportedModel:
     try:
         with _silence_exporter():
-            converted = torch.onnx.export(
-                program, dynamo=True, optimize=False, verbose=False, opset_version=_OPSET
-            )
+            converted = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False, opset_version=_OPSET)
     except Exception as error:
-        raise ExportError(
-            _with_advice(f"the module cannot be converted to ONNX: {_reason(error, program)}")
-        ) from error
+        raise ExportError(_with_advice(f"the module cannot be converted to ONNX: {_reason(error, program)}")) from error
     assert converted is not None, "an export of a captured program returns its result"
     # Its dependencies are optional, like those of PyTorch's exporter.
     from onnxgc.torch.export_fixes import fix_export
@@ -251,8 +246,7 @@ def _check_parameters(proto: onnx.ModelProto, module: nn.Module, program: Export
             logger.info("forward does not read the parameter '%s', which is left out", name)
         elif name not in stored or not _has_value(stored[name], parameter):
             raise ExportError(
-                f"the exporter does not keep the parameter '{name}'; "
-                "forward must use the parameter itself, not a copy"
+                f"the exporter does not keep the parameter '{name}'; forward must use the parameter itself, not a copy"
             )
 
 

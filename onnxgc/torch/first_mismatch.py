@@ -30,9 +30,7 @@ _ADVICE = "write it in other operators, or leave it out of the module"
 def locate(converted: ExportedProgram, pair: ModulePair, discrepancy: Discrepancy) -> str:
     """The first operator with other values or gradients in the file, and a remedy."""
     if not discrepancy.training:
-        return (
-            "forward branches on its mode, which a file cannot express; write it as one graph for both modes"
-        )
+        return "forward branches on its mode, which a file cannot express; write it as one graph for both modes"
     try:
         return (
             _custom_backward(pair, discrepancy)

@@ -66,9 +66,7 @@ class Outcome:
         """
         fixed = (tuple, type, types.FunctionType)
         nodes = {
-            id(one): node
-            for node, one in binding.objects.items()
-            if node.root is None and not isinstance(one, fixed)
+            id(one): node for node, one in binding.objects.items() if node.root is None and not isinstance(one, fixed)
         }
         changes = list(_effects(changed, module, nodes))
         effects, values = [effect for effect, _ in changes], [entries for _, entries in changes]

@@ -81,12 +81,8 @@ def calls_of(model: ForwardModel) -> tuple[TorchCall, ...]:
         if reason:
             refused.setdefault(reason, []).append(node.origin or node.name)
     if refused:
-        operators = "; ".join(
-            f"{reason} ({', '.join(map(repr, names))})" for reason, names in refused.items()
-        )
-        raise UnsupportedOperatorError(
-            f"the model has operators that are not supported in torch: {operators}"
-        )
+        operators = "; ".join(f"{reason} ({', '.join(map(repr, names))})" for reason, names in refused.items())
+        raise UnsupportedOperatorError(f"the model has operators that are not supported in torch: {operators}")
     own = module_dtype(model)
     calls = [_call(node, model, own) for node in model.nodes]
     # An output may be a size only.
@@ -129,9 +125,7 @@ def _parameters(operator: str) -> frozenset[str] | None:
         return frozenset()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
-    return frozenset(
-        name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
-    )
+    return frozenset(name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 def _call(node: Node, model: ForwardModel, own: int) -> TorchCall:

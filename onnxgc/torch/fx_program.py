@@ -71,9 +71,7 @@ def tensor_for_batch(
     return each * x.shape[0] + rest
 
 
-def for_each_sample(
-    first: torch.Tensor, x: torch.Tensor, axis: int, step: torch.Tensor | None = None
-) -> torch.Tensor:
+def for_each_sample(first: torch.Tensor, x: torch.Tensor, axis: int, step: torch.Tensor | None = None) -> torch.Tensor:
     """The part of the first sample, extended along an axis by those of the other samples of x.
 
     `step` is the difference between consecutive samples, if they differ.

@@ -79,9 +79,7 @@ def tensors_of(node: fx.Node) -> Iterator[torch.Tensor]:
 
 
 class _Builder:
-    def __init__(
-        self, graph: fx.Graph, forward: Iterable[Any], backward: Iterable[Any], costs: Costs
-    ) -> None:
+    def __init__(self, graph: fx.Graph, forward: Iterable[Any], backward: Iterable[Any], costs: Costs) -> None:
         self._graph = graph
         self._forward, self._backward = tuple(forward), tuple(backward)
         self._costs = costs
@@ -127,9 +125,7 @@ class _Builder:
     def _add_boundary(self, tangents: Iterable[fx.Node]) -> None:
         reads = self._storages(entry for entry in self._forward if isinstance(entry, fx.Node))
         writes = self._new_storages(tangents)
-        self._operators.append(
-            ProblemOperator("boundary", reads, writes, 0, may_repeat=False, min_writes=len(writes))
-        )
+        self._operators.append(ProblemOperator("boundary", reads, writes, 0, may_repeat=False, min_writes=len(writes)))
         self._nodes.append(None)
 
     def _add(self, node: fx.Node) -> None:

@@ -75,9 +75,7 @@ class SymbolicNumber:
 
     __slots__ = ("_kind", "_known", "_steps", "place")
 
-    def __init__(
-        self, place: Place, kind: type, known: KnownState, *steps: tuple[Any, tuple[Any, ...]]
-    ) -> None:
+    def __init__(self, place: Place, kind: type, known: KnownState, *steps: tuple[Any, tuple[Any, ...]]) -> None:
         self.place = place
         self._kind = kind
         self._known = known
@@ -112,17 +110,11 @@ class SymbolicNumber:
         memo.numbers.append(self)
         return self
 
-    __bool__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = (
-        __ceil__
-    ) = _inspect
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __str__ = __repr__ = __format__ = (
-        _inspect
-    )
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = _inspect
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __str__ = __repr__ = __format__ = _inspect
     __neg__ = __pos__ = __abs__ = __invert__ = __pow__ = __rpow__ = __truediv__ = __rtruediv__ = _inspect
     __floordiv__ = __rfloordiv__ = __rmod__ = __divmod__ = __rdivmod__ = __and__ = __or__ = __xor__ = _inspect
-    __lshift__ = __rshift__ = __len__ = __iter__ = __call__ = __getitem__ = __getattr__ = __reduce_ex__ = (
-        _inspect
-    )
+    __lshift__ = __rshift__ = __len__ = __iter__ = __call__ = __getitem__ = __getattr__ = __reduce_ex__ = _inspect
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -184,9 +176,7 @@ class Snapshot:
 
 
 @contextmanager
-def track_attribute_reads(
-    known: KnownState, snapshot: Snapshot, parts: Iterable[nn.Module]
-) -> Iterator[None]:
+def track_attribute_reads(known: KnownState, snapshot: Snapshot, parts: Iterable[nn.Module]) -> Iterator[None]:
     """Adds to `known` the instance attributes of modules that are read, such as a Dropout's rate, or missed.
 
     Attributes that forward writes before it reads them do not count.
@@ -233,9 +223,7 @@ def _is_registered(attributes: Mapping[str, Any], name: str) -> bool:
 
 def may_read_types(functions: Iterable[Any]) -> bool:
     """Whether a function may call `type` on a number, which reveals a `SymbolicNumber`."""
-    return any(
-        "type" in names_used(each.__code__) for each in functions if isinstance(each, types.FunctionType)
-    )
+    return any("type" in names_used(each.__code__) for each in functions if isinstance(each, types.FunctionType))
 
 
 def functions_of(modules: Iterable[nn.Module], own: Callable[..., Any]) -> list[Any]:

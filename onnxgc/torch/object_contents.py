@@ -37,11 +37,7 @@ _OPAQUE_PACKAGES = frozenset(
 )
 """Packages whose objects are opaque: they contain the state of a whole run."""
 _INSPECTED_STANDARD_MODULES = frozenset({"__main__", "argparse", "collections"})
-LIBRARIES = (
-    sysconfig.get_paths()["stdlib"],
-    f"{os.sep}site-packages{os.sep}",
-    f"{os.sep}dist-packages{os.sep}",
-)
+LIBRARIES = (sysconfig.get_paths()["stdlib"], f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 """The value of a missing entry."""
 

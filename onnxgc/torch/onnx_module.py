@@ -72,9 +72,7 @@ def from_onnx(
     if plan is not None:
         planner = PlanFollower(plan_of(plan))
     elif budget is not None:
-        planner = BudgetPlanner(
-            parse_budget(budget), SearchOptions(time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS)
-        )
+        planner = BudgetPlanner(parse_budget(budget), SearchOptions(time_limit_seconds=DEFAULT_TIME_LIMIT_SECONDS))
     read = read_forward(
         source_of(model),
         known=OPERATORS,
@@ -254,16 +252,10 @@ def state_keys(names: Iterable[str], module: nn.Module) -> dict[str, str]:
 
 
 def _parts(model: ForwardModel) -> dict[str, PerSampleConstant]:
-    return {
-        name: change
-        for name, change in model.batch_dependent.items()
-        if isinstance(change, PerSampleConstant)
-    }
+    return {name: change for name, change in model.batch_dependent.items() if isinstance(change, PerSampleConstant)}
 
 
-def _weights_read(
-    calls: Iterable[TorchCall], model: ForwardModel, weights: Mapping[str, Weight]
-) -> tuple[str, ...]:
+def _weights_read(calls: Iterable[TorchCall], model: ForwardModel, weights: Mapping[str, Weight]) -> tuple[str, ...]:
     """The weights that calls read as tensors or that are outputs, in the order of the file."""
     read = {argument.name for call in calls for argument in call.arguments if isinstance(argument, Value)}
     read.update(model.outputs)

@@ -50,8 +50,7 @@ def _kept(step: JointStep, names: frozenset[str]) -> set[int]:
     known = {name for origin in last for name in origin.outputs}
     if names and not names & known:
         raise PlanError(
-            f"the plan keeps tensors that this model does not have, such as '{min(names)}'; give a plan "
-            "of this model"
+            f"the plan keeps tensors that this model does not have, such as '{min(names)}'; give a plan of this model"
         )
     kept = set(problem.operators[step.boundary].reads)
     for index in range(step.boundary):
@@ -102,9 +101,7 @@ def origin_of(node: fx.Node) -> Any:
 def _first_segment_read(step: JointStep, kept: set[int]) -> set[int]:
     """The storages of the segment that backward reads first: discarding them would not lower the peak."""
     problem = step.problem
-    discarded = {
-        storage for index in range(step.boundary) for storage in problem.operators[index].writes
-    } - kept
+    discarded = {storage for index in range(step.boundary) for storage in problem.operators[index].writes} - kept
     backward = problem.operators[step.boundary + 1 :]
     first = next((storage for each in backward for storage in each.reads if storage in discarded), None)
     if first is None:

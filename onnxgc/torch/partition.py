@@ -20,9 +20,7 @@ _RUNNING_STATISTICS = (3, 4)
 """Indices of a BatchNormalization's outputs that only its first run computes."""
 
 
-def split(
-    joint: fx.GraphModule, step: JointStep, sequence: Sequence[int]
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def split(joint: fx.GraphModule, step: JointStep, sequence: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward, each in the sequence's order, with a node for each recomputation."""
     boundary = sequence.index(step.boundary)
     recomputed = {index for index, runs in Counter(sequence).items() if runs > 1}

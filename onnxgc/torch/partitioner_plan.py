@@ -66,9 +66,7 @@ def tensors_saved(
     Raises:
         OnnxgcError: PyTorch cannot run the model.
     """
-    module = from_onnx(
-        model, trainable=trainable, freeze=freeze, freeze_bn=freeze_bn, input_shapes=input_shapes
-    )
+    module = from_onnx(model, trainable=trainable, freeze=freeze, freeze_bn=freeze_bn, input_shapes=input_shapes)
     names: set[str] = set()
 
     def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:

@@ -75,11 +75,7 @@ class _OwnForward(nn.Module):
         return self.own or types.MethodType(type(self.planned).forward, self.planned)
 
     def forward(
-        self,
-        state: TracedState,
-        tensors: Sequence[torch.Tensor],
-        arguments: Sequence[Any],
-        settings: Mapping[str, Any],
+        self, state: TracedState, tensors: Sequence[torch.Tensor], arguments: Sequence[Any], settings: Mapping[str, Any]
     ) -> tuple[Outcome, tuple[torch.Tensor, ...]]:
         before, structure = pytree.tree_flatten((arguments, settings))
 

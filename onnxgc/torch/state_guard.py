@@ -69,9 +69,7 @@ class Binding:
 class StateGuard:
     """Accepts calls in which the objects that forward reads equal those of the traced call."""
 
-    def __init__(
-        self, known: KnownState, module: nn.Module, functions: Iterable[Any], arguments: list[Any]
-    ) -> None:
+    def __init__(self, known: KnownState, module: nn.Module, functions: Iterable[Any], arguments: list[Any]) -> None:
         """`functions` are those that forward may run, and classes; `arguments` are objects of the call.
 
         Raises:
@@ -135,9 +133,7 @@ class StateGuard:
                 )
             return self._object_node(value, name)
         if hasattr(value, "__next__"):
-            raise PlanError(
-                f"'{name}' is an iterator, which forward reads; keep a list and an index in its place"
-            )
+            raise PlanError(f"'{name}' is an iterator, which forward reads; keep a list and an index in its place")
         return _ConstantSlot(value, comparison_key(value))
 
     def bind(self, arguments: list[Any]) -> Binding | None:
@@ -206,8 +202,7 @@ class StateGuard:
             return SymbolicNumber(child.place, child.kind, self._known)
         if isinstance(child, ObjectNode) and isinstance(value, tuple):
             entries = [
-                self._substitute(one, each, replacements)
-                for one, each in zip(child.children, value, strict=False)
+                self._substitute(one, each, replacements) for one, each in zip(child.children, value, strict=False)
             ]
             if any(one is not other for one, other in zip(entries, value, strict=True)):
                 return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)

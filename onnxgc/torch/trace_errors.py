@@ -21,9 +21,7 @@ _UNSUPPORTED = {
         "lengths of packed sequences are values, which a trace does not have; pass the padded batch and mask "
         "its outputs by the lengths"
     ),
-    r"Cache\b": (
-        "a cache of keys and values is not a tensor; pass use_cache=False (module.config.use_cache = False)"
-    ),
+    r"Cache\b": ("a cache of keys and values is not a tensor; pass use_cache=False (module.config.use_cache = False)"),
     "ctc_loss": (
         "lengths of targets are values, which a trace does not have; return the log probabilities, and "
         "compute the loss outside of the module"
@@ -32,9 +30,7 @@ _UNSUPPORTED = {
     r"|aten\.(_local_scalar_dense|is_nonzero|equal|allclose)": (
         "forward branches on the values of a tensor; use torch.where, or branch outside of the module"
     ),
-    "bincount|histc": (
-        "the length of its result depends on values; sum torch.nn.functional.one_hot(x, classes)"
-    ),
+    "bincount|histc": ("the length of its result depends on values; sum torch.nn.functional.one_hot(x, classes)"),
     "unique": f"the number of distinct values is known at run time only; {_OUTSIDE}",
     "nonzero|masked_select|masked_scatter|argwhere|index.Tensor|NonZero": (
         "the number of selected elements depends on values; weight all elements by a mask, as in "

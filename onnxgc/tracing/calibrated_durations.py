@@ -14,13 +14,7 @@ _MIN_RATED_BYTES = 1 << 16
 # Operators with more operations per byte are compute-bound on most machines.
 _COMPUTE_BOUND_FLOPS_PER_BYTE = 16
 _MATRIX, _CONVOLUTION, _MOVING = "matrix products", "convolutions", "others"
-_CLASS_OF = {
-    "Einsum": _MATRIX,
-    "Gemm": _MATRIX,
-    "MatMul": _MATRIX,
-    "Conv": _CONVOLUTION,
-    "ConvTranspose": _CONVOLUTION,
-}
+_CLASS_OF = {"Einsum": _MATRIX, "Gemm": _MATRIX, "MatMul": _MATRIX, "Conv": _CONVOLUTION, "ConvTranspose": _CONVOLUTION}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,7 @@ class OperatorCost:
 
 
 def operator_costs(
-    nodes: Iterable[Node],
-    types: Mapping[str, TensorType],
-    outputs: Collection[str],
-    constant: ValueOf,
-    device: Device,
+    nodes: Iterable[Node], types: Mapping[str, TensorType], outputs: Collection[str], constant: ValueOf, device: Device
 ) -> tuple[OperatorCost, ...]:
     """Costs by operator, the slowest first. `types` has every tensor, `outputs` are those of the graph."""
     costs: dict[str, OperatorCost] = {}

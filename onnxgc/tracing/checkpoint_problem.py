@@ -103,9 +103,7 @@ class _GraphBuilder:
         self._vertex_of: dict[str, _MergedVertex] = {}
         self._edges: list[tuple[_MergedVertex, _MergedVertex]] = []
         self._readers = Counter(name for operator in graph.forward for name in dict.fromkeys(operator.inputs))
-        self._read_by_backward = {
-            name for chunk in graph.chunks for operator in chunk for name in operator.inputs
-        }
+        self._read_by_backward = {name for chunk in graph.chunks for operator in chunk for name in operator.inputs}
 
     def add_input(self, name: str) -> None:
         self._new_vertex(name, [name], (name,), self._graph.sizes[name], 0)
@@ -153,18 +151,14 @@ class _GraphBuilder:
         self._vertex_of.update(dict.fromkeys(tensors, vertex))
         return vertex
 
-    def problem(
-        self, step: TrainingStep, step_in_order: Callable[[tuple[str, ...]], TrainingStep]
-    ) -> TracedProblem:
+    def problem(self, step: TrainingStep, step_in_order: Callable[[tuple[str, ...]], TrainingStep]) -> TracedProblem:
         loss = step.model.loss
         edges = [(tail.find(), head.find()) for tail, head in self._edges]
         edges = [(tail, head) for tail, head in edges if tail is not head]
         useful = _reaching(edges, self._vertex_of[loss].find()) if loss in self._vertex_of else set()
         if not useful:
             raise PlanError(f"the loss '{loss}' does not depend on any input of the model; check --loss")
-        vertices = [
-            vertex for vertex in self._vertices if vertex.merged_into is None and vertex.label in useful
-        ]
+        vertices = [vertex for vertex in self._vertices if vertex.merged_into is None and vertex.label in useful]
         members: dict[Vertex, tuple[str, ...]] = {vertex.label: tuple(vertex.tensors) for vertex in vertices}
         joint = JointGraph(self._graph, members, lambda names: step_in_order(names).graph)
         return TracedProblem(
@@ -177,11 +171,7 @@ class _GraphBuilder:
                 joint,
             ),
             step,
-            {
-                name: vertex.find().label
-                for name, vertex in self._vertex_of.items()
-                if vertex.find().label in useful
-            },
+            {name: vertex.find().label for name, vertex in self._vertex_of.items() if vertex.find().label in useful},
             step_in_order,
         )
 

@@ -72,14 +72,7 @@ def _plain(name: str) -> str:
 
 
 def _cuda(
-    name: str,
-    float32: float,
-    half: float,
-    float64: float,
-    gigabytes: float,
-    source: str,
-    memory: int,
-    **other: float,
+    name: str, float32: float, half: float, float64: float, gigabytes: float, source: str, memory: int, **other: float
 ) -> Device:
     """A GPU by its figures in TFLOPS and GB/s, and its memory in GB.
 
@@ -101,31 +94,11 @@ def _cuda(
 # Rates with sparsity are halved to dense ones. float64 rates are without tensor cores.
 DEVICES: Mapping[str, Device] = {
     "h200": _cuda(
-        "NVIDIA H200 SXM",
-        494.5,
-        989.5,
-        34,
-        4800,
-        "NVIDIA H200 Tensor Core GPU data sheet, dense rates",
-        141,
+        "NVIDIA H200 SXM", 494.5, 989.5, 34, 4800, "NVIDIA H200 Tensor Core GPU data sheet, dense rates", 141
     ),
-    "h100": _cuda(
-        "NVIDIA H100 SXM",
-        494.5,
-        989.5,
-        34,
-        3350,
-        "NVIDIA H100 Tensor Core GPU data sheet, dense rates",
-        80,
-    ),
+    "h100": _cuda("NVIDIA H100 SXM", 494.5, 989.5, 34, 3350, "NVIDIA H100 Tensor Core GPU data sheet, dense rates", 80),
     "a100": _cuda(
-        "NVIDIA A100 SXM 80GB",
-        156,
-        312,
-        9.7,
-        2039,
-        "NVIDIA A100 Tensor Core GPU data sheet, dense rates",
-        80,
+        "NVIDIA A100 SXM 80GB", 156, 312, 9.7, 2039, "NVIDIA A100 Tensor Core GPU data sheet, dense rates", 80
     ),
     "l4": _cuda(
         "NVIDIA L4",
@@ -133,8 +106,7 @@ DEVICES: Mapping[str, Device] = {
         121,
         30.3 / 64,
         300,
-        "NVIDIA L4 Tensor Core GPU data sheet, dense rates; float64 a 64th of float32 (NVIDIA Ada white "
-        "paper)",
+        "NVIDIA L4 Tensor Core GPU data sheet, dense rates; float64 a 64th of float32 (NVIDIA Ada white paper)",
         24,
     ),
     "a10": _cuda(
@@ -143,8 +115,7 @@ DEVICES: Mapping[str, Device] = {
         125,
         31.2 / 64,
         600,
-        "NVIDIA A10 Tensor Core GPU data sheet, dense rates; float64 a 64th of float32 (NVIDIA GA102 white "
-        "paper)",
+        "NVIDIA A10 Tensor Core GPU data sheet, dense rates; float64 a 64th of float32 (NVIDIA GA102 white paper)",
         24,
     ),
     "v100": _cuda(

@@ -29,10 +29,7 @@ def infer_types(
     """
     computed = {name for node in nodes for name in node.outputs}
     outside = dict.fromkeys(
-        name
-        for node in nodes
-        for name in node.inputs
-        if name and name not in computed and name not in constants
+        name for node in nodes for name in node.inputs if name and name not in computed and name not in constants
     )
     graph = helper.make_graph(
         [_in_standard_form(node).to_proto() for node in nodes],

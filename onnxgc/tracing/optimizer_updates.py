@@ -18,16 +18,7 @@ from onnxgc.gradients.differentiate import ConstantPool
 from onnxgc.model.core.draft import fresh_name
 from onnxgc.model.core.ir import Array, Node, TensorType
 from onnxgc.model.core.name_globs import matches
-from onnxgc.tracing.optimizers import (
-    KEEP,
-    LEARNING_RATE,
-    SGD,
-    STEP,
-    Accumulation,
-    AdamW,
-    Optimizer,
-    ParameterGroup,
-)
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, SGD, STEP, Accumulation, AdamW, Optimizer, ParameterGroup
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 # PyTorch's `clip_grad_norm_` adds this to the norm before dividing by it.
@@ -252,8 +243,7 @@ class UpdateWriter:
                 )
         default = ParameterGroup("*")
         return {
-            name: next((group for group in groups if matches(name, group.pattern)), default)
-            for name in self._types
+            name: next((group for group in groups if matches(name, group.pattern)), default) for name in self._types
         }
 
     # -- optimizers --------------------------------------------------------------------------------
@@ -266,9 +256,7 @@ class UpdateWriter:
         if states:
             buffer = self._replace(states[0], "Add", self._scaled(states[0], optimizer.momentum), gradient)
             gradient = (
-                self._emit("Add", gradient, self._scaled(buffer, optimizer.momentum))
-                if optimizer.nesterov
-                else buffer
+                self._emit("Add", gradient, self._scaled(buffer, optimizer.momentum)) if optimizer.nesterov else buffer
             )
         change = self._emit("Mul", gradient, self._learning_rate(parameter))
         self._replace_parameter(parameter, "Sub", value, change)

@@ -58,22 +58,15 @@ def _blocks_at(level: int, step: TrainingStep, paths: Mapping[str, Path]) -> dic
     origins = {(path, step.nodes[name].origin) for name, path in named.items() if path}
     sizes = Counter(path for path, _ in origins)
     patterns = Counter(_pattern(path) for path, size in sizes.items() if size > 1)
-    block_of = {
-        name: path
-        for name, path in named.items()
-        if path and sizes[path] > 1 and patterns[_pattern(path)] > 1
-    }
+    block_of = {name: path for name, path in named.items() if path and sizes[path] > 1 and patterns[_pattern(path)] > 1}
     return _with_enclosed(step.graph.forward, block_of, set(paths))
 
 
-def _with_enclosed(
-    forward: Sequence[Operator], block_of: Mapping[str, Path], located: set[str]
-) -> dict[str, Path]:
+def _with_enclosed(forward: Sequence[Operator], block_of: Mapping[str, Path], located: set[str]) -> dict[str, Path]:
     """`block_of` with the operators without a location that lie on a path within a single block."""
     before = _reachable_blocks(forward, block_of)
     after = _reachable_blocks(
-        [Operator(operator.name, operator.outputs, operator.inputs) for operator in reversed(forward)],
-        block_of,
+        [Operator(operator.name, operator.outputs, operator.inputs) for operator in reversed(forward)], block_of
     )
     extended = dict(block_of)
     for operator in forward:
@@ -84,16 +77,12 @@ def _with_enclosed(
     return extended
 
 
-def _reachable_blocks(
-    forward: Sequence[Operator], block_of: Mapping[str, Path]
-) -> dict[str, frozenset[Path]]:
+def _reachable_blocks(forward: Sequence[Operator], block_of: Mapping[str, Path]) -> dict[str, frozenset[Path]]:
     """For each operator, the blocks on which it depends through operators outside all blocks."""
     blocks_of_tensor: dict[str, frozenset[Path]] = {}
     found: dict[str, frozenset[Path]] = {}
     for operator in forward:
-        before = frozenset[Path]().union(
-            *(blocks_of_tensor.get(name, frozenset()) for name in operator.inputs)
-        )
+        before = frozenset[Path]().union(*(blocks_of_tensor.get(name, frozenset()) for name in operator.inputs))
         found[operator.name] = before
         block = block_of.get(operator.name)
         for name in operator.outputs:
@@ -160,6 +149,4 @@ def _prefix(path: Path, level: int) -> Path:
 def _pattern(path: Path) -> Path:
     """The path with `#` for its numbers."""
     numbered = [_NUMBERED.fullmatch(part) for part in path]
-    return tuple(
-        part if match is None else f"{match['stem']}#" for part, match in zip(path, numbered, strict=True)
-    )
+    return tuple(part if match is None else f"{match['stem']}#" for part, match in zip(path, numbered, strict=True))

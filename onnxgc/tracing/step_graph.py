@@ -121,21 +121,11 @@ def _training_step(
         {} if updates is None else dict(updates.replaced),
     )
     return TrainingStep(
-        model,
-        differentiated,
-        types,
-        differentiated.constants,
-        graph,
-        nodes,
-        gradients,
-        keep_outputs,
-        updates,
+        model, differentiated, types, differentiated.constants, graph, nodes, gradients, keep_outputs, updates
     )
 
 
-def _resident(
-    model: TrainableModel, differentiated: DifferentiatedModel, updates: Updates | None
-) -> frozenset[str]:
+def _resident(model: TrainableModel, differentiated: DifferentiatedModel, updates: Updates | None) -> frozenset[str]:
     """Tensors that are live during the whole step: inputs, weights, constants, and an optimizer's inputs."""
     resident = {*model.inputs, *model.targets, *model.weights, *differentiated.constants, differentiated.seed}
     if model.draw:

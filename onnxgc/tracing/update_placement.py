@@ -24,9 +24,7 @@ def with_updates(
         OptimizerError: a group matches no parameter.
     """
     gradients = {
-        name: differentiated.gradient_of[name]
-        for name in model.parameters
-        if name in differentiated.gradient_of
+        name: differentiated.gradient_of[name] for name in model.parameters if name in differentiated.gradient_of
     }
     nodes = (*differentiated.forward, *differentiated.backward)
     taken = {
@@ -59,11 +57,7 @@ def with_updates(
         if index in after:
             added = tuple(after[index])
             chunks.append(BackwardChunk(chunk.source, added, tuple(node.outputs[0] for node in added[-1:])))
-    updated = replace(
-        differentiated,
-        chunks=tuple(chunks),
-        constants={**differentiated.constants, **constants.values},
-    )
+    updated = replace(differentiated, chunks=tuple(chunks), constants={**differentiated.constants, **constants.values})
     return updated, writer.updates()
 
 

@@ -114,9 +114,7 @@ def batch_by_input(batch: Any, fed: Sequence[str]) -> Batch:
         return _by_inputs(given, fed, "a batch")
     if isinstance(batch, tuple | list):
         if len(batch) != len(fed):
-            raise TrainingError(
-                f"a batch has {len(batch)} parts, and a step takes {len(fed)}: {', '.join(fed)}"
-            )
+            raise TrainingError(f"a batch has {len(batch)} parts, and a step takes {len(fed)}: {', '.join(fed)}")
         return {name: as_array(name, value) for name, value in zip(fed, batch, strict=True)}
     raise TrainingError(
         f"a batch is a {type(batch).__name__}; give a dictionary by input names, or a tuple in the order "
@@ -142,17 +140,12 @@ def _by_inputs(given: Mapping[str, Array], fed: Sequence[str], what: str) -> Bat
     """The array of each input: by name, or the only target and the only other array."""
     if all(name in given for name in fed):
         return {name: given[name] for name in fed}
-    targets = [
-        name for name in fed if name in ("labels", "target") or name.startswith(("labels_", "target_"))
-    ]
+    targets = [name for name in fed if name in ("labels", "target") or name.startswith(("labels_", "target_"))]
     inputs = [name for name in fed if name not in targets]
     their_targets = [name for name in given if name.lower() in _TARGET_NAMES]
     theirs = [name for name in given if name not in their_targets]
     if len(targets) == len(their_targets) <= 1 and len(inputs) == len(theirs) == 1:
-        return {
-            name: given[other]
-            for name, other in zip((*inputs, *targets), (*theirs, *their_targets), strict=True)
-        }
+        return {name: given[other] for name, other in zip((*inputs, *targets), (*theirs, *their_targets), strict=True)}
     missing = next(name for name in fed if name not in given)
     ending = _ending(missing)
     clash = f"; rename it to '{missing}_train': names with {ending} are for evaluation" if ending else ""
@@ -182,9 +175,7 @@ def read_arrays(source: str | os.PathLike[str]) -> dict[str, Array]:
     except (IsADirectoryError, PermissionError) as error:
         raise TrainingError(f"'{source}' cannot be read: {error.strerror}") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or next(
-            iter(str(error).splitlines()), "the file is truncated"
-        )
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "the file is truncated")
         raise TrainingError(f"'{source}' cannot be read as an .npz file: {reason}") from error
 
 
@@ -266,9 +257,7 @@ def fitting_batch(batch: Batch, file: TrainingFile) -> Batch:
                 raise TrainingError(f"'{name}' has {len(array)} samples, and other inputs have {size}")
             size = len(array)
         elif array.shape != wanted.shape:
-            raise TrainingError(
-                f"'{name}' has the shape {list(array.shape)}, and the model takes {list(wanted.shape)}"
-            )
+            raise TrainingError(f"'{name}' has the shape {list(array.shape)}, and the model takes {list(wanted.shape)}")
         fitting[name] = _converted(name, array, wanted)
     if size == 0:
         raise TrainingError("a batch has no samples")
@@ -315,8 +304,7 @@ def _converted(name: str, array: Array, input_type: TensorType) -> Array:
             raise TrainingError(f"'{name}' has values outside of the range of {wanted.name}")
     elif not (_is_floating(array.dtype) and _is_floating(wanted)):
         raise TrainingError(
-            f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(input_type.dtype)}; convert it "
-            "first"
+            f"'{name}' is {array.dtype.name}, and the model takes {dtype_name(input_type.dtype)}; convert it first"
         )
     with np.errstate(over="ignore"):
         return array.astype(wanted)
@@ -344,6 +332,4 @@ def data_of(given: Any, file: TrainingFile, shuffle: bool, seed: int, worker: in
         return IteratedData(given, file.fed, worker, workers)
     if isinstance(given, Iterable):
         return IteratedData(lambda: given, file.fed, worker, workers)
-    raise TrainingError(
-        f"data are a {type(given).__name__}; give an .npz file, arrays by input names, or batches"
-    )
+    raise TrainingError(f"data are a {type(given).__name__}; give an .npz file, arrays by input names, or batches")

@@ -17,9 +17,7 @@ from onnxgc.training.training_file import TrainingFile
 
 
 def evaluation_model(
-    source: str | os.PathLike[str] | onnx.ModelProto,
-    options: ReadOptions,
-    shapes: Mapping[str, tuple[int, ...]],
+    source: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions, shapes: Mapping[str, tuple[int, ...]]
 ) -> TrainableModel:
     """The model with running statistics and without Dropout, ending in the training loss."""
     read = replace(options, freeze_bn=True, optimizer=None)

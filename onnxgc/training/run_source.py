@@ -138,9 +138,7 @@ class Source:
         """The shapes of the model's inputs for another number of samples."""
         file = self.file
         return {
-            name: (samples, *file.types[name].shape[1:])
-            if file.counts_samples(name)
-            else file.types[name].shape
+            name: (samples, *file.types[name].shape[1:]) if file.counts_samples(name) else file.types[name].shape
             for name in file.fed
             if name != file.target
         }
@@ -184,14 +182,11 @@ class Source:
         if self.options.untie:
             raise TrainingError("untied parameters cannot be exported: the model's file stores them once")
         proto, folder = load_proto(self.model)
-        draft, decisions = draft_with_roles(
-            proto, folder, trainable=self.options.trainable, freeze=self.options.freeze
-        )
+        draft, decisions = draft_with_roles(proto, folder, trainable=self.options.trainable, freeze=self.options.freeze)
         stored = {
             decision.name: draft.weights[decision.name].type.dtype
             for decision in decisions
-            if decision.name in trained
-            or (decision.role is not Role.CONSTANT and decision.name in self.drawn)
+            if decision.name in trained or (decision.role is not Role.CONSTANT and decision.name in self.drawn)
         }
         if lost := [name for name in trained if name not in stored]:
             raise TrainingError(
@@ -216,9 +211,7 @@ class Source:
         read = [file for file in model_files(self.model) if os.path.exists(file)]
         for written in (path, data_file(path)):
             if os.path.exists(written) and any(os.path.samefile(written, file) for file in read):
-                raise OutputFileError(
-                    f"'{written}' belongs to the source model; give the trained model another name"
-                )
+                raise OutputFileError(f"'{written}' belongs to the source model; give the trained model another name")
 
     @property
     def has_external_data(self) -> bool:
@@ -280,17 +273,12 @@ def _first_dimensions(graph: onnx.GraphProto) -> dict[str, int | str]:
             sizes[value.name] = shape[0].dim_value or shape[0].dim_param
     is_named = any(isinstance(size, str) for size in sizes.values())
     first = next(iter(sizes.values()), 0)
-    return {
-        name: size for name, size in sizes.items() if (isinstance(size, str) if is_named else size == first)
-    }
+    return {name: size for name, size in sizes.items() if (isinstance(size, str) if is_named else size == first)}
 
 
 def _shapes_at(source: Model, batch: int) -> dict[str, tuple[int, ...]]:
     """Shapes of inputs for another number of samples, for inputs whose other dimensions are known."""
     graph = load_proto(source)[0].graph
     counted = _first_dimensions(graph)
-    shapes = {
-        value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim)
-        for value in graph.input
-    }
+    shapes = {value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in graph.input}
     return {name: (batch, *shapes[name][1:]) for name in counted if all(shapes[name][1:])}

@@ -31,13 +31,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        source: Source,
-        *,
-        providers: Sequence[str],
-        device: str,
-        threads: int | None,
-        cuda_graph: bool = False,
+        self, source: Source, *, providers: Sequence[str], device: str, threads: int | None, cuda_graph: bool = False
     ) -> None:
         self.arrays = DeviceArrays(device)
         self._providers = tuple(providers)

@@ -45,10 +45,7 @@ class Position:
     def after(self, batches: int, samples: int, loss: float) -> Position:
         """The position after an update."""
         return replace(
-            self,
-            batches=self.batches + batches,
-            samples=self.samples + samples,
-            losses=self.losses + loss * samples,
+            self, batches=self.batches + batches, samples=self.samples + samples, losses=self.losses + loss * samples
         )
 
     def at_epoch(self, epoch: int, history: tuple[Mapping[str, Any], ...]) -> Position:
@@ -102,8 +99,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
             arrays = {_as_named(key): stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
         if about["schema"] != SCHEMA:
             raise TrainingError(
-                f"'{name}' has schema {about['schema']} of a state, and this version reads {SCHEMA}; "
-                "update onnxgc"
+                f"'{name}' has schema {about['schema']} of a state, and this version reads {SCHEMA}; update onnxgc"
             )
         history = tuple(about["history"])
         whole = ("updates", "draws", "epoch", "batches", "samples", "seed", "batch")
@@ -111,9 +107,7 @@ def load_state(path: str | os.PathLike[str]) -> RunState:
         position = Position(**counts, losses=float(about["losses"]), history=history)
         return RunState(position, arrays, about["optimizer"], dict(about.get("settings", {})))
     except FileNotFoundError:
-        raise TrainingError(
-            f"the state file '{name}' does not exist; omit resume to start a new run"
-        ) from None
+        raise TrainingError(f"the state file '{name}' does not exist; omit resume to start a new run") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise TrainingError(
             f"'{name}' is not the state of a run: {' '.join(str(error).split())}; give a saved file"
@@ -129,9 +123,7 @@ def _as_named(key: str) -> str:
     return key[1:] if re.fullmatch("___+metadata__", key) else key
 
 
-def check_resumable(
-    state: RunState, run: RunState, name: str, *, seed: int | None, drawn: Sequence[str]
-) -> None:
+def check_resumable(state: RunState, run: RunState, name: str, *, seed: int | None, drawn: Sequence[str]) -> None:
     """Checks that `run` can resume from `state`, which was read from the file `name`.
 
     `seed` is the seed that the user passed, `drawn` the names of weights drawn from the run's seed.

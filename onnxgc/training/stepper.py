@@ -65,9 +65,7 @@ class Stepper:
             progress=progress or (lambda stage: None),
         )
         self._order: Mapping[str, Any] = {}
-        self._engine = Engine(
-            source, providers=self._providers, device=device, threads=threads, cuda_graph=cuda_graph
-        )
+        self._engine = Engine(source, providers=self._providers, device=device, threads=threads, cuda_graph=cuda_graph)
         self._source = self._engine.source
         self._file = self._source.file
 

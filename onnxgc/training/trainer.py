@@ -124,9 +124,7 @@ class Trainer(Stepper):
         callbacks: Sequence[Callable[[Event], None]],
     ) -> list[dict[str, Any]]:
         batches = self._data(data, shuffle)
-        self._order = (
-            {"samples": batches.samples, "shuffle": shuffle} if isinstance(batches, ArrayData) else {}
-        )
+        self._order = {"samples": batches.samples, "shuffle": shuffle} if isinstance(batches, ArrayData) else {}
         if resume and state is not None and os.path.exists(state):
             self.load(state)
             batches = self._data(data, shuffle)
@@ -188,20 +186,14 @@ class Trainer(Stepper):
         }
         history = (*self._position.history, entry)
         self._position = self._position.at_epoch(epoch + 1, history)
-        event = Event(
-            "epoch", epoch + 1, self._position.updates, of_updates, mean, rate, seconds, samples, metrics
-        )
+        event = Event("epoch", epoch + 1, self._position.updates, of_updates, mean, rate, seconds, samples, metrics)
         self._save_or_notify(state, event, notify)
         notify(event)
 
-    def _event(
-        self, kind: str, loss: float, rate: float, of_updates: int | None, seconds: float = 0.0
-    ) -> Event:
+    def _event(self, kind: str, loss: float, rate: float, of_updates: int | None, seconds: float = 0.0) -> Event:
         """An event within an epoch."""
         position = self._position
-        return Event(
-            kind, position.epoch + 1, position.updates, of_updates, loss, rate, seconds, position.samples
-        )
+        return Event(kind, position.epoch + 1, position.updates, of_updates, loss, rate, seconds, position.samples)
 
     def _save_or_notify(self, state: str | os.PathLike[str] | None, event: Event, notify: Notify) -> None:
         if state is None or not self._saves:

@@ -18,14 +18,7 @@ from onnxgc.model.core.ir import Array, TensorType
 from onnxgc.model.core.stored_weights import StoredWeight
 from onnxgc.model.files.load import load_proto
 from onnxgc.planning.plan import CheckpointPlan
-from onnxgc.tracing.optimizers import (
-    KEEP,
-    LEARNING_RATE,
-    STEP,
-    Accumulation,
-    Optimizer,
-    optimizer_from_json,
-)
+from onnxgc.tracing.optimizers import KEEP, LEARNING_RATE, STEP, Accumulation, Optimizer, optimizer_from_json
 from onnxgc.training.labels import Labels, axis_of, labels_of
 
 DRAW, LOSS_SCALE = "draw", "loss_scale"
@@ -93,9 +86,7 @@ class TrainingFile:
         return self.types[name].shape[:1] == (self.batch,)
 
     @classmethod
-    def read(
-        cls, source: str | os.PathLike[str] | onnx.ModelProto, *, with_values: bool = True
-    ) -> TrainingFile:
+    def read(cls, source: str | os.PathLike[str] | onnx.ModelProto, *, with_values: bool = True) -> TrainingFile:
         """Reads a training file; a model in memory is modified.
 
         Without values `initial` is empty.

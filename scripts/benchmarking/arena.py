@@ -46,9 +46,7 @@ class ArenaProfile:
     held_bytes: int
 
 
-def simulate_arena(
-    schedule: Schedule, graph: StepGraph, settings: ArenaSettings, *, steps: int = 1
-) -> ArenaProfile:
+def simulate_arena(schedule: Schedule, graph: StepGraph, settings: ArenaSettings, *, steps: int = 1) -> ArenaProfile:
     """The arena's bytes while a schedule runs `steps` times.
 
     It serves the requests that the simulator counts, in the same order: neither parameters nor fed tensors.

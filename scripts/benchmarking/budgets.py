@@ -167,9 +167,7 @@ def results_section(record: Record) -> str:
     return text
 
 
-def _graph_rows_of(
-    path: Path, shares: Sequence[float], options: Options, progress: Progress
-) -> list[dict[str, Any]]:
+def _graph_rows_of(path: Path, shares: Sequence[float], options: Options, progress: Progress) -> list[dict[str, Any]]:
     rows = []
     for order in ORDERS:
         for share in shares:
@@ -209,10 +207,7 @@ def _network_rows_of(entry: NetworkBudgets, options: Options, progress: Progress
         row["regular_peak_bytes"] = report["regular"]["simulated_peak_bytes"]
         row["planned_peak_bytes"] = report["planned"]["simulated_peak_bytes"]
         row["budget_bytes"], row["timing"] = report["budget"]["bytes"], report["budget"]["timing"]
-        row |= {
-            key: report["budget"][key]
-            for key in ("extra_time_ratio", "lower_bound_ratio", "gap", "gap_of_extra")
-        }
+        row |= {key: report["budget"][key] for key in ("extra_time_ratio", "lower_bound_ratio", "gap", "gap_of_extra")}
         # Parameters' gradients do not depend on the batch.
         kept = result.planned.profile.parameter_gradient_bytes
         over = (report["budget"]["bytes"] or row["planned_peak_bytes"]) - kept

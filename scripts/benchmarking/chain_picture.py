@@ -47,10 +47,7 @@ class Panel:
 
 def panels() -> tuple[Panel, Panel]:
     """Both schedules of a chain of tensors of one size; the first tensor is the input, the last the loss."""
-    return (
-        _panel("baseline", range(_TENSORS)),
-        _panel("two checkpoints between input and loss", _CHECKPOINTS),
-    )
+    return (_panel("baseline", range(_TENSORS)), _panel("two checkpoints between input and loss", _CHECKPOINTS))
 
 
 def draw() -> str:
@@ -111,8 +108,7 @@ def _drawn(panel: Panel, left: int) -> Iterator[str]:
     yield f'<text x="{boundary - 5}" y="{_TOP - 6}" text-anchor="end">forward</text>'
     yield f'<text x="{boundary + 5}" y="{_TOP - 6}">backward</text>'
     yield (
-        f'<rect x="{left}" y="{_TOP}" width="{right - left}" height="{bottom - _TOP}" fill="none" '
-        f'stroke="{_GRID}"/>'
+        f'<rect x="{left}" y="{_TOP}" width="{right - left}" height="{bottom - _TOP}" fill="none" stroke="{_GRID}"/>'
     )
     side = _CELL - 2
     for colour, is_recomputed in ((_COMPUTED, False), (_RECOMPUTED, True)):
@@ -124,6 +120,5 @@ def _drawn(panel: Panel, left: int) -> Iterator[str]:
         if squares:
             yield f'<path fill="{colour}" d="{squares}"/>'
     yield (
-        f'<line x1="{boundary}" y1="{_TOP - 16}" x2="{boundary}" y2="{bottom}" stroke="{INK}" '
-        'stroke-dasharray="4 4"/>'
+        f'<line x1="{boundary}" y1="{_TOP - 16}" x2="{boundary}" y2="{bottom}" stroke="{INK}" stroke-dasharray="4 4"/>'
     )

@@ -49,9 +49,7 @@ def add_small(parser: argparse.ArgumentParser) -> None:
 
 def add_time_limit(parser: argparse.ArgumentParser, default: float | None) -> None:
     shown = "the solver's own" if default is None else f"{default:g}"
-    parser.add_argument(
-        "--time-limit", type=float, default=default, help=f"seconds of each search (default: {shown})"
-    )
+    parser.add_argument("--time-limit", type=float, default=default, help=f"seconds of each search (default: {shown})")
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:

@@ -55,9 +55,7 @@ def results_section(record: Record) -> str:
 def _document_row(network: str, row: Mapping[str, Any]) -> list[str]:
     graphs = (row["regular"], row["planned"])
     times = [step_seconds(figures) * 1e3 for figures in graphs]
-    peaks = (
-        megabytes(figures[f"{kind}_peak_bytes"]) for figures in graphs for kind in ("simulated", "measured")
-    )
+    peaks = (megabytes(figures[f"{kind}_peak_bytes"]) for figures in graphs for kind in ("simulated", "measured"))
     return [
         f"{network}, {row['shape'][0]}",
         *peaks,

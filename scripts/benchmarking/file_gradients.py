@@ -215,10 +215,7 @@ def _differences(step: _Step) -> dict[str, Any]:
         kind = helper.np_dtype_to_tensor_dtype(weights[name].dtype)
         proto.graph.input.append(helper.make_tensor_value_info(name, kind, weights[name].shape))
     evaluator = ReferenceEvaluator(proto)
-    feeds = {
-        name: value.astype(np.float64) if value.dtype.kind == "f" else value
-        for name, value in step.feeds.items()
-    }
+    feeds = {name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in step.feeds.items()}
 
     def loss(name: str, value: Array) -> float:
         fed = feeds | {other: weights[other] for other in moved} | {name: value}

@@ -86,11 +86,7 @@ def distances(
 def peak_figures(result: OptimizeResult) -> dict[str, Any]:
     """Simulated peaks of a plan and of the baseline."""
     regular, planned = (result.report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned"))
-    return {
-        "regular_peak_bytes": regular,
-        "planned_peak_bytes": planned,
-        "planned_of_regular": planned / regular,
-    }
+    return {"regular_peak_bytes": regular, "planned_peak_bytes": planned, "planned_of_regular": planned / regular}
 
 
 def failed_checks(source: Path, training: Path, threads: int) -> dict[str, str]:

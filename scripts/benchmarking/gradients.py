@@ -61,33 +61,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_only(parser, "a model")
     parser.add_argument("--full", action="store_true", help="models in their published size")
     parser.add_argument("--no-verify", action="store_true", help="omit `onnxgc verify`")
-    parser.add_argument(
-        "--all-exports", action="store_true", help="static and symbolic batch by each exporter"
-    )
+    parser.add_argument("--all-exports", action="store_true", help="static and symbolic batch by each exporter")
     parser.add_argument("--files", type=Path, help="ONNX files below this folder in place of PyTorch models")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a comparison fails."""
     options = Options(
-        tuple(arguments.only),
-        not arguments.full,
-        arguments.threads,
-        not arguments.no_verify,
-        arguments.all_exports,
+        tuple(arguments.only), not arguments.full, arguments.threads, not arguments.no_verify, arguments.all_exports
     )
     if arguments.files:
-        name, figures = (
-            "gradients_of_files",
-            file_gradients.run_files(arguments.files, options, Progress()),
-        )
+        name, figures = ("gradients_of_files", file_gradients.run_files(arguments.files, options, Progress()))
     else:
         name, figures = "gradients", run_gradients(options, Progress())
     write_record(name, figures, threads=options.threads, folder=arguments.record)
     headings = ("parameters", "median", "max", "of", "planned", "fails")
-    rows = [
-        [row.get("file") or f"{row['model']} {row.get('export', '')}", *cells(row)] for row in figures["rows"]
-    ]
+    rows = [[row.get("file") or f"{row['model']} {row.get('export', '')}", *cells(row)] for row in figures["rows"]]
     title = "distance to torch float64, as a multiple of torch float32's"
     print_table(title, headings, rows, width=180)
     return 0 if all(row["holds"] for row in figures["rows"]) else 1
@@ -160,9 +149,7 @@ def _document_row(row: Mapping[str, Any]) -> list[str]:
     return [label, parameters, *ratios, "yes" if row["holds"] else "NO"]
 
 
-def _compared(
-    model: TorchModel, export: Export, truth: Callable[[int], Truth], options: Options
-) -> dict[str, Any]:
+def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], options: Options) -> dict[str, Any]:
     from scripts.exports.torch_export import export_module, match_parameters
 
     module, batch = model.module(options.small), model.batch(options.small)
@@ -206,9 +193,7 @@ def _compared(
 
 
 def _by_parameter(
-    gradients: Mapping[str, Array],
-    matches: Mapping[str, Sequence[tuple[str, bool]]],
-    trained: Container[str],
+    gradients: Mapping[str, Array], matches: Mapping[str, Sequence[tuple[str, bool]]], trained: Container[str]
 ) -> dict[str, Array]:
     """Gradients by the module's names: the sum where a file has several copies of a tied parameter.
 

@@ -22,9 +22,7 @@ _Place = Callable[[float, float], tuple[float, float]]
 def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
     """One line for each solver and family of graphs, one dot for each network."""
     lines = {
-        (solver, family): _points(graphs, solver, family)
-        for solver in _COLOURS
-        for family in (*_DASHES, "network")
+        (solver, family): _points(graphs, solver, family) for solver in _COLOURS for family in (*_DASHES, "network")
     }
     everything = [point for points in lines.values() for point in points]
     left, right = _powers(vertices for vertices, _ in everything)
@@ -33,19 +31,14 @@ def draw(graphs: Sequence[Mapping[str, Any]]) -> str:
     def place(vertices: float, seconds: float) -> tuple[float, float]:
         x = (math.log10(vertices) - left) / (right - left)
         y = (math.log10(seconds) - low) / (high - low)
-        return (
-            _LEFT + x * (_WIDTH - _LEFT - _RIGHT),
-            _HEIGHT - _BOTTOM - y * (_HEIGHT - _TOP - _BOTTOM),
-        )
+        return (_LEFT + x * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - y * (_HEIGHT - _TOP - _BOTTOM))
 
     drawn = [f'<text x="{_LEFT}" y="18" font-size="14">{_TITLE}</text>']
     drawn += _axes(place, range(left, right + 1), range(low, high + 1))
     for (solver, family), points in lines.items():
         places = [place(*point) for point in points]
         if family == "network":
-            drawn += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{_COLOURS[solver]}"/>' for x, y in places
-            ]
+            drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{_COLOURS[solver]}"/>' for x, y in places]
         elif places:
             drawn.append(
                 f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" fill="none" '
@@ -79,9 +72,7 @@ def _axes(place: _Place, vertices: range, seconds: range) -> list[str]:
         )
     for power in vertices:
         x, _ = place(10**power, 10.0 ** seconds[0])
-        drawn.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>'
-        )
+        drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     drawn.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">vertices</text>')
     return drawn
@@ -91,15 +82,13 @@ def _legend() -> list[str]:
     x = _WIDTH - _RIGHT + 16
     entries = [(f'stroke="{colour}" stroke-width="3"', solver) for solver, colour in _COLOURS.items()]
     entries += [
-        (f'stroke="{INK}" stroke-width="1.8" stroke-dasharray="{dashes}"', family)
-        for family, dashes in _DASHES.items()
+        (f'stroke="{INK}" stroke-width="1.8" stroke-dasharray="{dashes}"', family) for family, dashes in _DASHES.items()
     ]
     found = []
     for number, (style, label) in enumerate(entries):
         y = _TOP + 20 * number
         found.append(
-            f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" {style}/>'
-            f'<text x="{x + 34}" y="{y + 4}">{label}</text>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" {style}/><text x="{x + 34}" y="{y + 4}">{label}</text>'
         )
     y = _TOP + 20 * len(entries)
     found.append(f'<circle cx="{x + 13}" cy="{y}" r="2"/><text x="{x + 34}" y="{y + 4}">network</text>')

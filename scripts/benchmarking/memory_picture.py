@@ -71,10 +71,7 @@ def draw(figures: Mapping[str, Any]) -> str:
     def y(size: float) -> float:
         return _HEIGHT - _BOTTOM - size / highest * (_HEIGHT - _TOP - _BOTTOM)
 
-    title = (
-        f"{figures['network']}, batch {figures['batch']}, {figures['input']}: "
-        "simulated memory of one training step"
-    )
+    title = f"{figures['network']}, batch {figures['batch']}, {figures['input']}: simulated memory of one training step"
     lines = [f'<text x="{_LEFT}" y="18" font-size="14">{title}</text>']
     for tick in range(0, highest + 1, step):
         lines.append(
@@ -83,16 +80,13 @@ def draw(figures: Mapping[str, Any]) -> str:
             f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>'
         )
     for tick in range(0, longest + 1, _tick(longest)):
-        lines.append(
-            f'<text x="{x(tick):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick}</text>'
-        )
+        lines.append(f'<text x="{x(tick):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick}</text>')
     lines += _axis_labels(x(figures["forward_operators"]))
     for place, (kind, colour) in enumerate(_COLOURS.items()):
         points = " ".join(f"{x(at):.1f},{y(size / MEGABYTE):.1f}" for at, size in figures["timeline"][kind])
         legend_x, legend_y = _LEFT + place * 260, 36
         lines += [
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8" '
-            'stroke-linejoin="round"/>',
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>',
             f'<line x1="{legend_x}" y1="{legend_y - 4}" x2="{legend_x + 22}" y2="{legend_y - 4}" '
             f'stroke="{colour}" stroke-width="3"/>',
             f'<text x="{legend_x + 28}" y="{legend_y}">{_LABELS[kind]}: peak '
@@ -116,8 +110,7 @@ def _axis_labels(boundary: float) -> list[str]:
     return [
         f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">'
         "operators in execution order</text>",
-        f'<text transform="translate(20 {middle:.1f}) rotate(-90)" text-anchor="middle">'
-        "memory, MB (10^6 bytes)</text>",
+        f'<text transform="translate(20 {middle:.1f}) rotate(-90)" text-anchor="middle">memory, MB (10^6 bytes)</text>',
         f'<line x1="{boundary:.1f}" y1="{_TOP}" x2="{boundary:.1f}" y2="{_HEIGHT - _BOTTOM}" '
         f'stroke="{INK}" stroke-dasharray="4 4"/>',
         f'<text x="{boundary - 6:.1f}" y="{_HEIGHT - _BOTTOM - 6}" text-anchor="end">forward</text>',

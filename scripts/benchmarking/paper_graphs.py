@@ -99,9 +99,7 @@ def paper_problem(name: str) -> CheckpointProblem:
         vertices_of[output] = [output]
         sizes[output] = elements[output]
         edges += [(vertex, output) for vertex in read]
-    costs: dict[Vertex, TensorCost] = {
-        vertex: TensorCost(FLOAT_BYTES * size) for vertex, size in sizes.items()
-    }
+    costs: dict[Vertex, TensorCost] = {vertex: TensorCost(FLOAT_BYTES * size) for vertex, size in sizes.items()}
     return CheckpointProblem(ComputationGraph.from_unsorted(sizes, edges), costs)
 
 

@@ -122,9 +122,7 @@ def residuals(result: OptimizeResult, run: RunProfile) -> Iterator[Residual]:
     planned = result.planned
     steps = planned.schedule.instructions
     source_of = {step.operator.name: step.source for step in steps if isinstance(step, Recompute)}
-    measured = {
-        name: figures for name, *figures in zip(run.order, run.held_bytes, run.workspace_bytes, strict=True)
-    }
+    measured = {name: figures for name, *figures in zip(run.order, run.held_bytes, run.workspace_bytes, strict=True)}
     simulated = difference = 0
     for step in allocations(planned.schedule, planned.step.graph):
         operator = step.operator

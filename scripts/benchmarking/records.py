@@ -112,11 +112,7 @@ def environment(threads: int | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else [],
         "system": platform.system(),
-        "versions": {
-            "python": platform.python_version(),
-            "onnxgc": __version__,
-            **installed_versions(_DISTRIBUTIONS),
-        },
+        "versions": {"python": platform.python_version(), "onnxgc": __version__, **installed_versions(_DISTRIBUTIONS)},
     }
     if threads is not None:
         described["threads"] = threads

@@ -64,16 +64,10 @@ def _command(name: str, command: Any) -> str:
     rows = [[f"`{parameter.name.upper()}`", parameter.help] for parameter in arguments]
     for option in options:
         names = ", ".join(f"`{spelling}`" for spelling in (*option.opts, *option.secondary_opts))
-        default = (
-            f" [default: {getattr(option.default, 'value', option.default)}]"
-            if _shows_default(option)
-            else ""
-        )
+        default = f" [default: {getattr(option.default, 'value', option.default)}]" if _shows_default(option) else ""
         rows.append([names, f"{option.help}{default}"])
     table = markdown_table(
-        ["argument or option", "meaning"],
-        [[first, text.replace("|", "\\|")] for first, text in rows],
-        figures=False,
+        ["argument or option", "meaning"], [[first, text.replace("|", "\\|")] for first, text in rows], figures=False
     )
     return f"### `onnxgc {call}`\n\n{command.help}\n\n{table}"
 

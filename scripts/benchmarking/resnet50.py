@@ -82,9 +82,7 @@ def measure_network(options: Options, progress: Progress) -> dict[str, Any]:
             "default": SessionSettings(file_order=False, threads=options.threads),
         }
         found = {
-            (name, kind): _measured(setup, kind, settings[name], name, progress)
-            for name in settings
-            for kind in KINDS
+            (name, kind): _measured(setup, kind, settings[name], name, progress) for name in settings for kind in KINDS
         }
         regular, planned = (found["make_session", kind].outputs for kind in KINDS)
         torch_step = _torch_step(options, setup)
@@ -153,15 +151,11 @@ def _set_up(options: Options, folder: Path) -> _Setup:
     files = {kind: folder / f"{kind}.onnx" for kind in schedules}
     for kind, schedule in schedules.items():
         write_model(emit(planned, schedule=schedule, values=weights).model, files[kind])
-    simulated = {
-        kind: simulate(schedule, planned.step.graph).peak_bytes for kind, schedule in schedules.items()
-    }
+    simulated = {kind: simulate(schedule, planned.step.graph).peak_bytes for kind, schedule in schedules.items()}
     return _Setup(planned, files, simulated, feeds_of(planned, options.seed), weights)
 
 
-def _measured(
-    setup: _Setup, kind: str, settings: SessionSettings, label: str, progress: Progress
-) -> Measurement:
+def _measured(setup: _Setup, kind: str, settings: SessionSettings, label: str, progress: Progress) -> Measurement:
     progress(f"running {kind} under {label} settings, {_MEMORY_RUNS} steps")
     return measure(
         setup.files[kind], setup.feeds, settings=settings, runs=_MEMORY_RUNS, keep_outputs=settings.file_order
@@ -182,9 +176,7 @@ def _peaks(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def _count_identical(
-    setup: _Setup, regular: Mapping[str, Array], planned: Mapping[str, Array]
-) -> dict[str, Any]:
+def _count_identical(setup: _Setup, regular: Mapping[str, Array], planned: Mapping[str, Array]) -> dict[str, Any]:
     """Numbers of outputs of the planned file that are bit-identical to the baseline's."""
     same = {name for name in regular if np.array_equal(regular[name], planned[name])}
     gradients = list(setup.planned.step.parameter_gradients.values())
@@ -208,23 +200,17 @@ def _torch_step(options: Options, setup: _Setup) -> Callable[[str], Any]:
     model = onnx.load(MODELS / f"{options.network}.onnx")
     inputs = {name: setup.feeds[name] for name in setup.planned.model.inputs}
     (target,) = setup.planned.model.targets
-    return lambda dtype: reference_step(
-        model, setup.weights, inputs, setup.feeds[target], dtype=getattr(torch, dtype)
-    )
+    return lambda dtype: reference_step(model, setup.weights, inputs, setup.feeds[target], dtype=getattr(torch, dtype))
 
 
-def _accuracy(
-    setup: _Setup, outputs: Mapping[str, Array], torch_step: Callable[[str], Any]
-) -> dict[str, Any]:
+def _accuracy(setup: _Setup, outputs: Mapping[str, Array], torch_step: Callable[[str], Any]) -> dict[str, Any]:
     """Distances of gradients to torch float64, as multiples of the distances of torch float32."""
     exact, single = (torch_step(dtype).gradients for dtype in ("float64", "float32"))
     gradients = setup.planned.step.parameter_gradients
     return distances({name: outputs[found] for name, found in gradients.items()}, exact, [single])
 
 
-def _times(
-    options: Options, setup: _Setup, torch_step: Callable[[str], Any], progress: Progress
-) -> dict[str, Any]:
+def _times(options: Options, setup: _Setup, torch_step: Callable[[str], Any], progress: Progress) -> dict[str, Any]:
     """Interleaved times of steps; torch runs the same network eagerly, without recomputation."""
     settings = SessionSettings(threads=options.threads)
     steps: dict[str, Callable[[], object]] = {

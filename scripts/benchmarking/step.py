@@ -25,13 +25,7 @@ from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, p
 from scripts.benchmarking.timing import interleaved_seconds
 
 # Highest aim for the time of a step, as a multiple of torch eager's.
-GOALS = {
-    "resnet50": 1.2,
-    "vit_b_16": 1.2,
-    "bert": 1.3,
-    "gpt2": 1.3,
-    "mobilenet_v3_large": 2.0,
-}
+GOALS = {"resnet50": 1.2, "vit_b_16": 1.2, "bert": 1.3, "gpt2": 1.3, "mobilenet_v3_large": 2.0}
 STORE_ALL, PLANNED, EAGER = "store-all", "planned", "torch eager"
 
 

@@ -24,14 +24,7 @@ from onnxgc.solvers.registry import SOLVERS
 from scripts.benchmarking.command_options import add_only, add_time_limit
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
 from scripts.benchmarking.records import BENCHMARKS, MODELS, Progress, Record, read_records, write_record
-from scripts.benchmarking.tables import (
-    MEBIBYTE,
-    MEGABYTE,
-    markdown_table,
-    mebibytes,
-    megabytes,
-    print_table,
-)
+from scripts.benchmarking.tables import MEBIBYTE, MEGABYTE, markdown_table, mebibytes, megabytes, print_table
 
 SUMS = (Objective.PAPER, Objective.GENERAL)
 # Networks beyond the paper's table: batch and input.
@@ -82,9 +75,7 @@ def sum_solvers() -> list[Solver]:
     ]
 
 
-def run_table1(
-    only: Sequence[str], time_limit: float | None, folder: Path, progress: Progress
-) -> list[dict[str, Any]]:
+def run_table1(only: Sequence[str], time_limit: float | None, folder: Path, progress: Progress) -> list[dict[str, Any]]:
     """One row a network; `violations` has violated laws.
 
     The record is written after each network, so that an interrupted run keeps its rows. With `only`, other
@@ -132,9 +123,7 @@ def results_section(record: Record) -> str:
             "recomputation of the plan of `peak`, in floating-point operations relative to one forward "
             "pass; *solve* is the time of its search.",
             markdown_table(headings, list(map(_document_row, rows))),
-            _paper_graphs_sentence(
-                {row["network"]: row["paper_graph"] for row in rows if row["paper_graph"]}
-            ),
+            _paper_graphs_sentence({row["network"]: row["paper_graph"] for row in rows if row["paper_graph"]}),
         ]
     )
 
@@ -198,9 +187,7 @@ def _traced_figures(network: str, shape: tuple[int, ...], time_limit: float | No
     total_seconds = time.perf_counter() - started
     problem = planned.traced.problem
     solved = _sums(problem, time_limit)
-    peak = SOLVERS["peak"].solve(
-        problem, SolverOptions(objective=Objective.PEAK, time_limit_seconds=time_limit)
-    )
+    peak = SOLVERS["peak"].solve(problem, SolverOptions(objective=Objective.PEAK, time_limit_seconds=time_limit))
     solutions = {_PEAK: planned.solution, "peak": peak}
     plans = {name: solution.plan for name, solution in solutions.items()}
     plans |= {solver: solution.plan for solver, (solution, _) in solved.items() if solver in _PLANNED}
@@ -293,9 +280,7 @@ def _violations(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sum_cells(figures: Mapping[str, Any], solvers: Sequence[str]) -> list[str]:
-    known = (
-        f"{figures['code_mebibytes']:,}/{figures['cuts_mebibytes']:,}" if "code_mebibytes" in figures else ""
-    )
+    known = f"{figures['code_mebibytes']:,}/{figures['cuts_mebibytes']:,}" if "code_mebibytes" in figures else ""
     sums = [_sum_cell(figures["sums"][name]) if name in figures["sums"] else "" for name in solvers]
     return [str(figures["vertices"]), mebibytes(figures["total_bytes"]), known, *sums]
 

@@ -20,9 +20,7 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], figur
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def print_table(
-    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None
-) -> None:
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> None:
     """Prints a table to the terminal; `headings` are those behind the first column."""
     table = titled_table(title, Column(""), *figure_columns(*headings))
     for row in rows:
@@ -45,6 +43,5 @@ def machine_of(record: Record) -> str:
     runtime = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")
     threads = f"{found['threads']} thread{'' if found['threads'] == 1 else 's'}"
     return (
-        f"{found['cpu']}, {threads} of {found['cores']} cores, ONNX Runtime {runtime} "
-        f"(CPU provider), {found['date']}"
+        f"{found['cpu']}, {threads} of {found['cores']} cores, ONNX Runtime {runtime} (CPU provider), {found['date']}"
     )

@@ -168,9 +168,7 @@ def results_section(record: Record) -> str:
         "model, inputs", "eager", "checkpoint of each block", "ours within that peak",
         "activation_memory_budget", "ours within that peak",
     )  # fmt: skip
-    is_equal = all(
-        count == row["parameters"] for row in rows for count in row["bit_equal_gradients"].values()
-    )
+    is_equal = all(count == row["parameters"] for row in rows for count in row["bit_equal_gradients"].values())
     table = markdown_table(headings, [[inputs_label(row), *cells(row)] for row in rows])
     return (
         "**In PyTorch**: whole modules with their loss by `onnxgc.torch.checkpoint` (*ours*), compared with "

@@ -53,10 +53,7 @@ def run_training(options: Options, progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         return {
             "rounds": options.rounds,
-            "times": [
-                _resnet50(options, Path(folder), progress),
-                _transformer(options, Path(folder), progress),
-            ],
+            "times": [_resnet50(options, Path(folder), progress), _transformer(options, Path(folder), progress)],
             "memory": _memory(options, Path(folder), progress),
             "digits": _digits(options, progress),
         }
@@ -128,12 +125,7 @@ def _transformer(options: Options, folder: Path, progress: Progress) -> dict[str
 
 
 def _timed(
-    path: Path,
-    name: str,
-    shapes: Mapping[str, tuple[int, ...]],
-    options: Options,
-    folder: Path,
-    progress: Progress,
+    path: Path, name: str, shapes: Mapping[str, tuple[int, ...]], options: Options, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     progress(f"{name}: times")
     found = bench(

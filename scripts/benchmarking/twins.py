@@ -96,10 +96,7 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
                 str(counts["pairs"]),
                 f"{counts['checkpoints_matched']:,} of {counts['checkpoints']:,}",
                 f"{counts['wrong']} of {counts['matches']:,}",
-                *(
-                    f"{variants[kind]['matched']:,} of {variants[kind]['tensors']:,}"
-                    for kind in ("renamed", "doubled")
-                ),
+                *(f"{variants[kind]['matched']:,} of {variants[kind]['tensors']:,}" for kind in ("renamed", "doubled")),
                 str(variants["renamed"]["wrong"] + variants["doubled"]["wrong"]),
                 str(len(ratios)),
                 str(_count_close(_ratios(found, "as_it_is"))),
@@ -125,10 +122,7 @@ def transfer_summary(figures: Mapping[str, Any]) -> str:
     if not changed:
         return text
     (middle, of_middle), (most, of_most) = changed[len(changed) // 2], changed[-1]
-    return (
-        f"{text}; in the others it overrules {middle} of {of_middle} in the median and at most {most} of "
-        f"{of_most}"
-    )
+    return f"{text}; in the others it overrules {middle} of {of_middle} in the median and at most {most} of {of_most}"
 
 
 def results_section(record: Record) -> str:
@@ -145,8 +139,7 @@ def results_section(record: Record) -> str:
         "plan; *adapted* plans are changed to suit that file."
     )
     summary = (
-        f"{same} of {pairs} pairs are reported as the same network. {transfer_summary(figures)} "
-        f"({machine_of(record)})."
+        f"{same} of {pairs} pairs are reported as the same network. {transfer_summary(figures)} ({machine_of(record)})."
     )
     return "\n\n".join((text, markdown_table(HEADINGS, table_rows(figures)), summary))
 
@@ -244,8 +237,7 @@ def _transferred(one: Network, other: Network) -> dict[str, Any]:
         "as_it_is": round(unadapted.profile.peak_bytes / own, 3),
         "fitted": round(adapted.profile.peak_bytes / own, 3),
         "of_source": round(adapted.profile.peak_bytes / source, 3),
-        "stores_the_same": not (found.lost or found.undecided)
-        and _baseline_bytes(one) == _baseline_bytes(other),
+        "stores_the_same": not (found.lost or found.undecided) and _baseline_bytes(one) == _baseline_bytes(other),
     }
 
 

@@ -36,9 +36,7 @@ ORIGINS: Mapping[str, Origin] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="build_models.py --exports",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="build_models.py --exports", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("origin", choices=["torch", *ORIGINS])
     parser.add_argument("folder", type=Path)
@@ -76,10 +74,7 @@ def _torch(options: argparse.Namespace) -> int:
     from scripts.exports.torch_models import TORCH_MODELS
 
     return export_all(
-        (
-            f"{name} {export.suffix}",
-            partial(write_torch_model, name, model, options.folder, export, not options.full),
-        )
+        (f"{name} {export.suffix}", partial(write_torch_model, name, model, options.folder, export, not options.full))
         for name, model in TORCH_MODELS.items()
         if not options.only or name in options.only
         for export in exports_of(model)

@@ -133,10 +133,7 @@ def compare_pair(paths: tuple[Path, Path], freeze_bn: bool) -> TwinComparison:
             counts[kind] += len(names & with_counterpart)
             counts[f"{kind}, matched"] += len(names & matched.keys())
     return TwinComparison(
-        found,
-        wrong,
-        (counts["kept, matched"], counts["kept"]),
-        (counts["read, matched"], counts["read"]),
+        found, wrong, (counts["kept, matched"], counts["kept"]), (counts["read, matched"], counts["read"])
     )
 
 

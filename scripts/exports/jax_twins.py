@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.twins import (
-    BATCH,
-    BOTTLENECKS,
-    CLASSES,
-    ENCODER,
-    EPSILON,
-    INVERTED,
-    PIXELS,
-    value_of,
-)
+from scripts.exports.twins import BATCH, BOTTLENECKS, CLASSES, ENCODER, EPSILON, INVERTED, PIXELS, value_of
 
 Apply = Callable[[Any], Any]
 

@@ -27,13 +27,7 @@ class _Convolutions:
         self._layers = layers
 
     def __call__(
-        self,
-        x: Any,
-        names: tuple[str, str],
-        channels: int,
-        kernel: int,
-        stride: int = 1,
-        is_depthwise: bool = False,
+        self, x: Any, names: tuple[str, str], channels: int, kernel: int, stride: int = 1, is_depthwise: bool = False
     ) -> Any:
         layers = self._layers
         if kernel > 1:
@@ -105,9 +99,7 @@ def _encoder(keras: Any) -> Any:
     x = layers.LayerNormalization(epsilon=EPSILON, name="norm")(_positions(keras)(name="position")(word))
     for block in range(ENCODER.blocks):
         name = f"block.{block}"
-        attention = layers.MultiHeadAttention(
-            ENCODER.heads, ENCODER.width // ENCODER.heads, name=f"{name}.attention"
-        )
+        attention = layers.MultiHeadAttention(ENCODER.heads, ENCODER.width // ENCODER.heads, name=f"{name}.attention")
         x = layers.LayerNormalization(epsilon=EPSILON, name=f"{name}.first")(x + attention(x, x))
         y = layers.Dense(ENCODER.inner, name=f"{name}.inner")(x)
         # tf2onnx does not support Erfc, which the gelu of Keras uses.

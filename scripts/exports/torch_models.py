@@ -170,9 +170,7 @@ def _images(full: tuple[int, int], small: tuple[int, int]) -> Callable[[bool], d
 def _torchvision(name: str, **options: Any) -> Callable[[bool], nn.Module]:
     def build(small: bool) -> nn.Module:
         models: Any = import_module("torchvision.models")
-        module: nn.Module = models.get_model(
-            name, weights=None, num_classes=_CLASSES if small else 1000, **options
-        )
+        module: nn.Module = models.get_model(name, weights=None, num_classes=_CLASSES if small else 1000, **options)
         return module
 
     return build
@@ -222,9 +220,7 @@ def _bert(small: bool) -> nn.Module:
     size |= {"intermediate_size": 128, "vocab_size": 300, "max_position_embeddings": 64}
     size = {"num_labels": 3, **(size if small else {})}
     config = transformers.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **size)
-    return _Output(
-        transformers.BertForSequenceClassification(config), "logits", ("input_ids", "attention_mask")
-    )
+    return _Output(transformers.BertForSequenceClassification(config), "logits", ("input_ids", "attention_mask"))
 
 
 def _gpt2(small: bool) -> nn.Module:
@@ -259,14 +255,10 @@ def _t5(small: bool) -> nn.Module:
     if small:
         options |= {**size, "vocab_size": 300}
     config = transformers.T5Config(dropout_rate=0.0, **options)
-    return _Output(
-        transformers.T5ForConditionalGeneration(config), "logits", ("input_ids", "decoder_input_ids")
-    )
+    return _Output(transformers.T5ForConditionalGeneration(config), "logits", ("input_ids", "decoder_input_ids"))
 
 
-def _tokens(
-    words: int, small_words: int, *names: str, steps: int = 128
-) -> Callable[[bool], dict[str, Tensor]]:
+def _tokens(words: int, small_words: int, *names: str, steps: int = 128) -> Callable[[bool], dict[str, Tensor]]:
     def draw(small: bool) -> dict[str, Tensor]:
         shape = (2, 12) if small else (8, steps)
         return {name: torch.randint(1, small_words if small else words, shape) for name in names}

@@ -58,9 +58,7 @@ def _block_ends(known: TrainableModel, structure: Structure, model: onnx.ModelPr
     sums = [
         node.outputs[0]
         for node in known.nodes
-        if node.op == "Add"
-        and node.outputs[0] in outputs
-        and all(name in structure.views for name in node.inputs)
+        if node.op == "Add" and node.outputs[0] in outputs and all(name in structure.views for name in node.inputs)
     ]
     shapes = [known.types[name].shape for name in sums]
     blocks = [(sums[i], sums[i + 1]) for i in range(len(sums) - 1) if shapes[i] == shapes[i + 1]]
@@ -80,8 +78,7 @@ def _counted(known: TrainableModel, other: TrainableModel, names: dict[str, str]
     ]
     values = [tensor_values(model) for model in (known, other)] if doubtful else []
     wrong = sum(
-        not pair.is_same_function
-        or not have_equal_elements(values[0][pair.a], values[1][pair.b], pair.factor)
+        not pair.is_same_function or not have_equal_elements(values[0][pair.a], values[1][pair.b], pair.factor)
         for pair in doubtful
     )
     ambiguous = sum(item.reason is Reason.AMBIGUOUS for item in found.unmatched_a)

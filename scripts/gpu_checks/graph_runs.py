@@ -15,20 +15,9 @@ from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import bound_step
 from onnxgc.runtime.ort import load_onnxruntime
 from onnxgc.runtime.profile import read_profile
-from scripts.gpu_checks.device import (
-    free_device_bytes,
-    session_on,
-    settings_of,
-)
+from scripts.gpu_checks.device import free_device_bytes, session_on, settings_of
 from scripts.gpu_checks.profile_reports import barrier_report, fallback_report, node_events, order_report
-from scripts.gpu_checks.settings import (
-    CUDA,
-    PROFILED_RUNS,
-    TIMED_RUNS,
-    Json,
-    device_of,
-    median,
-)
+from scripts.gpu_checks.settings import CUDA, PROFILED_RUNS, TIMED_RUNS, Json, device_of, median
 from scripts.gpu_checks.training_files import TrainingFiles
 from scripts.gpu_checks.worker_process import load_arrays, save_arrays
 
@@ -134,8 +123,7 @@ def kernel_report(kernels: Mapping[str, tuple[int, float]], wall_seconds: float)
         "busy_seconds": sum(seconds for _, seconds in kernels.values()),
         "kernels": sum(calls for calls, _ in kernels.values()),
         "top": [
-            {"name": name[:110], "calls": calls, "seconds": seconds}
-            for name, (calls, seconds) in ranked[:TOP_KERNELS]
+            {"name": name[:110], "calls": calls, "seconds": seconds} for name, (calls, seconds) in ranked[:TOP_KERNELS]
         ],
     }
 
@@ -156,9 +144,7 @@ def profiled_by_torch(step: Callable[[], object]) -> tuple[dict[str, tuple[int, 
     return {event.key: (event.count, event.self_device_time_total / 1e6) for event in events}, wall
 
 
-def _fixed_step(
-    session: Any, feeds: Mapping[str, Array], device: str
-) -> tuple[Callable[[], float], dict[str, Any]]:
+def _fixed_step(session: Any, feeds: Mapping[str, Array], device: str) -> tuple[Callable[[], float], dict[str, Any]]:
     """A function that runs one step and returns its seconds, and the outputs that it overwrites."""
     ort_value, binding = load_onnxruntime().OrtValue, session.io_binding()
     for name, value in feeds.items():

@@ -175,16 +175,12 @@ def _status(holds: bool) -> Json:
 
 def _reductions(check: Check) -> Jobs:
     shapes = SMOKE_REDUCED_SHAPES if check.options.smoke else REDUCED_SHAPES
-    return {
-        "x".join(map(str, shape)): partial(check.worker, "reductions", {"shape": shape}) for shape in shapes
-    }
+    return {"x".join(map(str, shape)): partial(check.worker, "reductions", {"shape": shape}) for shape in shapes}
 
 
 def _weights(check: Check) -> Jobs:
     layers = SMOKE_LAYERS if check.options.smoke else LAYERS
-    return {
-        layer.name: partial(check.worker, "weights", {"layer": index}) for index, layer in enumerate(layers)
-    }
+    return {layer.name: partial(check.worker, "weights", {"layer": index}) for index, layer in enumerate(layers)}
 
 
 def _torch(check: Check) -> Jobs:

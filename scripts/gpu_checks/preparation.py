@@ -19,14 +19,7 @@ from onnxgc.model.core.ir import Array
 from onnxgc.model.draw_weights import draw_weights
 from scripts.gpu_checks.half_precision import computed_in
 from scripts.gpu_checks.settings import SEED, SMOKE_SEQUENCES, Json, Network, Sequences, light_model
-from scripts.gpu_checks.training_files import (
-    BASELINE,
-    PLANNED,
-    Recipe,
-    archive_of,
-    package_version,
-    recipes,
-)
+from scripts.gpu_checks.training_files import BASELINE, PLANNED, Recipe, archive_of, package_version, recipes
 
 SEARCH_SECONDS, SMOKE_SEARCH_SECONDS = 20.0, 2.0
 _DURATIONS_OF = "h200"

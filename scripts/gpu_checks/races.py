@@ -113,10 +113,7 @@ def weight_forms(layer: Layer) -> Iterator[tuple[str, onnx.GraphProto]]:
             if layer.groups > 1 and form.name == "by offset":
                 continue  # It has no groups.
             whole = replace(form, parts=lambda g, c: 1)
-            variants: list[tuple[str, WeightForm, bool | None]] = [
-                ("", form, None),
-                (", one part", whole, None),
-            ]
+            variants: list[tuple[str, WeightForm, bool | None]] = [("", form, None), (", one part", whole, None)]
             if provider == "cuda":
                 variants += [(", by image", whole, True), (", whole batch", whole, False)]
             for suffix, chosen, by_image in variants:
@@ -141,9 +138,7 @@ def _forms_replaced(provider: str, form: WeightForm, by_image: bool | None) -> I
         yield
 
 
-def gradient_graph(
-    node: onnx.NodeProto, x: tuple[int, ...], w: tuple[int, ...], provider: str
-) -> onnx.GraphProto:
+def gradient_graph(node: onnx.NodeProto, x: tuple[int, ...], w: tuple[int, ...], provider: str) -> onnx.GraphProto:
     """The nodes that compute the gradient of w from x and dy, where `node` computes y from x and w."""
     filled = helper.make_node("ConstantOfShape", ["shape"], ["w"])
     graph = helper.make_graph(
@@ -178,10 +173,7 @@ def _chain(shape: tuple[int, ...], *steps: tuple[Any, ...]) -> onnx.GraphProto:
 
 
 def _graph(
-    nodes: Sequence[onnx.NodeProto],
-    x: tuple[int, ...],
-    dy: tuple[int, ...],
-    constants: Iterable[onnx.TensorProto],
+    nodes: Sequence[onnx.NodeProto], x: tuple[int, ...], dy: tuple[int, ...], constants: Iterable[onnx.TensorProto]
 ) -> onnx.GraphProto:
     read = {name for node in nodes for name in node.input}
     inputs = {name: shape for name, shape in (("x", x), ("dy", dy)) if name in read}

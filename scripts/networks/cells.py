@@ -138,8 +138,7 @@ def add_cell(
     states = list(inputs)
     for step, pair in enumerate(cell.steps):
         left, right = (
-            apply(operation, states[state], state, 2 * step + side)
-            for side, (operation, state) in enumerate(pair)
+            apply(operation, states[state], state, 2 * step + side) for side, (operation, state) in enumerate(pair)
         )
         states.append(Features(net.sum(left, right, f"{name}.state{step + 2}"), width))
     outputs = [states[state] for state in cell.outputs]

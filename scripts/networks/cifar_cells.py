@@ -59,10 +59,7 @@ def _halve(net: Builder, x: Features, name: str, width: int) -> Features:
     ]
     shifted = net.add("Slice", [y, *shift], f"{name}.shift")
     shape = (x.channels, width // 2)
-    halves = [
-        net.conv(y, f"{name}.conv_1", shape, stride=2),
-        net.conv(shifted, f"{name}.conv_2", shape, stride=2),
-    ]
+    halves = [net.conv(y, f"{name}.conv_1", shape, stride=2), net.conv(shifted, f"{name}.conv_2", shape, stride=2)]
     y = net.concat(halves, f"{name}.concat")
     return Features(net.batch_norm(y, f"{name}.bn", width), width)
 

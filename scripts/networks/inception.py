@@ -89,14 +89,7 @@ def _mixed_e(net: Builder, x: str, name: str, channels: int) -> str:
 
 
 def _conv(
-    net: Builder,
-    x: str,
-    name: str,
-    shape: Pair,
-    kernel: int | Pair = 1,
-    *,
-    stride: int = 1,
-    padded: bool = True,
+    net: Builder, x: str, name: str, shape: Pair, kernel: int | Pair = 1, *, stride: int = 1, padded: bool = True
 ) -> str:
     height, width = as_pair(kernel)
     padding = (height // 2, width // 2) if padded else 0

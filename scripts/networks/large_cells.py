@@ -28,15 +28,11 @@ def nasnet_a_large(net: Builder, x: str) -> str:
     normal = replace(NASNET_A.normal, outputs=(0, 2, 3, 4, 5, 6))
     reduction = replace(NASNET_A.reduction, outputs=(3, 4, 5, 6))
 
-    def halving_cell(
-        cell: Cell, name: str, before: Features, last: Features, width: int, stride: int
-    ) -> Features:
+    def halving_cell(cell: Cell, name: str, before: Features, last: Features, width: int, stride: int) -> Features:
         state_1 = _project(net, last, f"{name}.conv_1x1", width)
         return _cell(net, cell, name, (_halve(net, before, name, width), state_1), width, stride)
 
-    def plain_cell(
-        cell: Cell, name: str, before: Features, last: Features, width: int, stride: int
-    ) -> Features:
+    def plain_cell(cell: Cell, name: str, before: Features, last: Features, width: int, stride: int) -> Features:
         state_0 = _project(net, before, f"{name}.conv_prev_1x1", width)
         state_1 = _project(net, last, f"{name}.conv_1x1", width)
         return _cell(net, cell, name, (state_0, state_1), width, stride)
@@ -66,9 +62,7 @@ def _head(net: Builder, x: Features) -> str:
     return net.linear(y, "last_linear", (x.channels, CLASSES))
 
 
-def _cell(
-    net: Builder, cell: Cell, name: str, inputs: tuple[Features, Features], width: int, stride: int
-) -> Features:
+def _cell(net: Builder, cell: Cell, name: str, inputs: tuple[Features, Features], width: int, stride: int) -> Features:
     """`stride`: stride of operations on states 0 and 1."""
 
     def apply(operation: Operation, x: Features, state: int, place: int) -> str:

@@ -71,15 +71,7 @@ def mobilenet_v2(net: Builder, x: str) -> str:
 
     x = conv(x, "features.0", (3, 32), 3, stride=2)
     channels, index = 32, 1
-    stages = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     for expansion, width, depth, first_stride in stages:
         for i in range(depth):
             stride = first_stride if i == 0 else 1

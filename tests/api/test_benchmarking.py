@@ -61,9 +61,7 @@ def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
     assert report["versions"].keys() == {"onnxgc", "onnxruntime", "onnx", "python"}
 
 
-def test_peaks_of_a_step_with_an_optimizer_include_its_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     found = bench(MODEL, optimizer="adamw", provider="cpu", threads=1, runs=1, warm_up=0, check=False)
     state_bytes = found.state_bytes

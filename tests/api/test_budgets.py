@@ -206,9 +206,7 @@ def test_durations_are_measured_once_and_saved(tmp_path: Path) -> None:
         ({"budget": None, "solver": "budget"}, PlanError, "needs --budget"),
     ],
 )
-def test_contradicting_options_are_rejected(
-    options: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_contradicting_options_are_rejected(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         planned(**{"budget": "60%", **options})
 
@@ -240,9 +238,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "request_options", [{"budget": "30%"}, {"budget": "min"}, {"budget": "28%", "pareto": True}]
-)
+@pytest.mark.parametrize("request_options", [{"budget": "30%"}, {"budget": "min"}, {"budget": "28%", "pareto": True}])
 def test_an_interruption_returns_the_best_plan_found(request_options: dict[str, Any]) -> None:
     """The search ends at once; without the interruption it would take minutes."""
     press = Interrupting("% extra time")

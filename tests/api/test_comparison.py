@@ -51,9 +51,7 @@ def test_figures_are_those_of_optimize(compared: Any) -> None:
         if name == "budget":
             assert row["extra_time_ratio"] == report["budget"]["extra_time_ratio"]
             assert row["lower_bound_ratio"] == report["budget"]["lower_bound_ratio"]
-        assert report["regular"] == {
-            key: value for key, value in compared["regular"].items() if key != "seconds"
-        }
+        assert report["regular"] == {key: value for key, value in compared["regular"].items() if key != "seconds"}
 
 
 def test_rows_are_sorted_and_no_peak_is_below_the_lower_bound(compared: Any) -> None:
@@ -72,9 +70,7 @@ def test_a_missing_row_has_a_reason(compared: Any) -> None:
     assert set(reasons) == {"revolve", "bptt", "per-block", "layer-wise"}
     assert "chains of equal states only" in reasons["revolve"]
     report = compare(chain(5), solvers=FAST, budget="1KB", time_limit=1.0).report
-    assert (
-        "no plan fits 1,000 bytes" in {item["name"]: item["reason"] for item in report["left_out"]}["budget"]
-    )
+    assert "no plan fits 1,000 bytes" in {item["name"]: item["reason"] for item in report["left_out"]}["budget"]
 
 
 def test_a_model_is_read_and_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +185,7 @@ def test_plans_are_keyed_by_file(tmp_path: Path) -> None:
     plan = done.plans[str(tmp_path / "other.onnx")]
     assert all(str(name).startswith("other_") for name in plan.checkpoints if "loss" not in str(name))
     again = optimize(tmp_path / "other.onnx", plan=plan, check=False).report
-    assert (
-        again["planned"]["simulated_peak_bytes"]
-        == (done.report["pairs"][0]["carried_over"]["simulated_peak_bytes"])
-    )
+    assert again["planned"]["simulated_peak_bytes"] == (done.report["pairs"][0]["carried_over"]["simulated_peak_bytes"])
 
 
 def test_a_file_with_another_batch_size_is_read_with_the_first_ones() -> None:
@@ -205,9 +198,7 @@ def test_a_file_with_another_batch_size_is_read_with_the_first_ones() -> None:
     # Unless its shape is given.
     with pytest.raises(ShapeError, match="batches of 512 and 1024"):
         compare(
-            chain(5, batch=512),
-            renamed(chain(5, batch=2048)),
-            input_shapes={"x": (512, 16), "other_x": (1024, 16)},
+            chain(5, batch=512), renamed(chain(5, batch=2048)), input_shapes={"x": (512, 16), "other_x": (1024, 16)}
         )
 
 
@@ -270,9 +261,7 @@ def test_contradicting_options_are_rejected(others: Any, arguments: Any, words: 
 
 def test_several_networks_have_the_row_of_pytorch_only_if_named() -> None:
     named = compare(chain(2), chain(3), each=True, solvers=["torch-budget"]).report["comparisons"]
-    names_of = [
-        {*(row["name"] for row in one["rows"]), *(item["name"] for item in one["left_out"])} for one in named
-    ]
+    names_of = [{*(row["name"] for row in one["rows"]), *(item["name"] for item in one["left_out"])} for one in named]
     assert all("torch-budget" in names for names in names_of)
     others = compare(chain(2), chain(3), each=True).report["comparisons"]
     assert not any(row["name"] == "torch-budget" for one in others for row in one["rows"])

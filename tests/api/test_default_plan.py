@@ -49,9 +49,7 @@ def test_no_solver_has_a_better_plan(model: str, optimizer: str | None) -> None:
 
 def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more() -> None:
     allowed = found("chain").report["budget"]["most_extra_time_ratio"]
-    assert allowed == pytest.approx(
-        max(float(DEFAULT_EXTRA_TIME), place(found("chain", solver="peak"))[1]), abs=1e-6
-    )
+    assert allowed == pytest.approx(max(float(DEFAULT_EXTRA_TIME), place(found("chain", solver="peak"))[1]), abs=1e-6)
 
 
 def test_the_plan_is_the_same_in_each_run() -> None:

@@ -78,13 +78,7 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
     how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse"}
     limit = 10_000
     found = largest_size(
-        symbolic(),
-        limit,
-        dimension=dimension,
-        extra_time="25%",
-        dry_run=True,
-        input_shapes={"x": (2, 3, 8)},
-        **how,
+        symbolic(), limit, dimension=dimension, extra_time="25%", dry_run=True, input_shapes={"x": (2, 3, 8)}, **how
     )
     assert found.points[-1].size == found.size
     assert [point.size for point in found.points] == sorted({point.size for point in found.points})
@@ -94,14 +88,7 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
 
     def fits(size: int) -> bool:
         shape = (size, fixed, 8) if dimension is None else (fixed, size, 8)
-        planned = optimize(
-            symbolic(),
-            extra_time="25%",
-            step_limit=2,
-            dry_run=True,
-            input_shapes={"x": shape},
-            **how,
-        )
+        planned = optimize(symbolic(), extra_time="25%", step_limit=2, dry_run=True, input_shapes={"x": shape}, **how)
         total: int = planned.report["device_memory"]["planned"]["total_bytes"]
         return total <= limit
 

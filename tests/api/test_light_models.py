@@ -29,8 +29,7 @@ FAST = ("light_shufflenet", "light_squeezenet")
 
 
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=[] if path.stem in FAST else pytest.mark.slow) for path in LIGHT],
+    "path", [pytest.param(path, id=path.stem, marks=[] if path.stem in FAST else pytest.mark.slow) for path in LIGHT]
 )
 def test_light_models_are_optimized_and_verified(path: Path, tmp_path: Path) -> None:
     training = tmp_path / "training.onnx"
@@ -106,9 +105,7 @@ def with_masks(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type == "Dropout":
             if len(node.output) == 1:
                 node.output.append(f"{node.output[0]}/mask")
-            shown.graph.output.append(
-                onnx.helper.make_tensor_value_info(node.output[1], onnx.TensorProto.BOOL, None)
-            )
+            shown.graph.output.append(onnx.helper.make_tensor_value_info(node.output[1], onnx.TensorProto.BOOL, None))
     return shown
 
 

@@ -20,12 +20,7 @@ MODEL = Path(__file__).parents[2] / "models" / "resnet18.onnx"
 @pytest.mark.parametrize("barriers", ["auto", "none"])
 def test_costs_of_a_file_are_those_of_its_step(provider: str, barriers: str) -> None:
     result = optimize(
-        MODEL,
-        input_shapes={"x": (2, 3, 64, 64)},
-        optimizer="adamw",
-        provider=provider,
-        barriers=barriers,
-        check=False,
+        MODEL, input_shapes={"x": (2, 3, 64, 64)}, optimizer="adamw", provider=provider, barriers=barriers, check=False
     )
     planned, model = result.planned, result.training_graph.model
     found = inspect(model, provider="cuda", device="h200")
@@ -35,9 +30,7 @@ def test_costs_of_a_file_are_those_of_its_step(provider: str, barriers: str) -> 
     assert found.card[-1].nodes == len(model.graph.node)
     assert found.planned_peak_bytes == result.report["planned"]["simulated_peak_bytes"]
     assert set(found.inputs) == {"x", "labels", "learning_rate", "step"}
-    assert {weight.name for weight in found.weights if weight.role == "parameter"} == set(
-        planned.model.parameters
-    )
+    assert {weight.name for weight in found.weights if weight.role == "parameter"} == set(planned.model.parameters)
     assert found.inputs["x"] == (2, 3, 64, 64)
     assert found.notes[0].endswith(f"for {provider}, {'with' if has_barriers else 'without'} barriers")
     types = static_types(model)

@@ -52,9 +52,7 @@ def test_a_model_that_does_not_load_is_rejected() -> None:
     )
     source.graph.value_info.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2, 4)))
     with pytest.raises(ModelFileError, match=r"does not run on ONNX Runtime.*acme"):
-        trial_run.trial_run(
-            with_weights(source, w=normal(3, 4)), optimize(model(GOOD), loss="mse").planned.model
-        )
+        trial_run.trial_run(with_weights(source, w=normal(3, 4)), optimize(model(GOOD), loss="mse").planned.model)
 
 
 @pytest.fixture
@@ -97,18 +95,14 @@ def test_a_model_that_needs_more_memory_than_available_is_not_run(monkeypatch: p
     assert any("skipped: it needs at least" in note for note in notes)
 
 
-def test_a_runtime_that_hangs_is_stopped(
-    child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runtime_that_hangs_is_stopped(child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     child("import time; time.sleep(60)")
     monkeypatch.setattr(trial_run, "MAX_SECONDS", 0.2)
     notes = optimize(model(GOOD), loss="mse").report["notes"]
     assert any("still starting on the model after" in note for note in notes)
 
 
-def test_an_interruption_ends_the_process(
-    child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_ends_the_process(child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 
     class Interrupted(subprocess.Popen[bytes]):
@@ -141,9 +135,7 @@ def test_shapes_that_differ_from_inferred_ones_are_rejected() -> None:
     source = model(GOOD)
     read = read_model(source, loss="mse")
     wrong = replace(read, types={**read.types, "y": TensorType(onnx.TensorProto.FLOAT, (2, 5))})
-    with pytest.raises(
-        ShapeError, match=r"MatMul 'y' gives 'y' as float32 \[2, 4\].*float32 \[2, 5\].*--no-check"
-    ):
+    with pytest.raises(ShapeError, match=r"MatMul 'y' gives 'y' as float32 \[2, 4\].*float32 \[2, 5\].*--no-check"):
         trial_run.trial_run(source, wrong)
     other = replace(read, types={**read.types, "y": TensorType(onnx.TensorProto.DOUBLE, (2, 4))})
     with pytest.raises(ShapeError, match="float64"):
@@ -220,9 +212,7 @@ def test_a_type_without_a_kernel_on_the_cpu_gives_a_note() -> None:
 
 def test_an_operator_with_an_unsupported_type_is_not_an_error_of_shapes() -> None:
     source = text_model("(bfloat16[1,3,4] x) => (bfloat16[1,3,4] y) { y = Conv(x, w) }")
-    source.graph.initializer.append(
-        onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, (3, 3, 1), np.ones(9))
-    )
+    source.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, (3, 3, 1), np.ones(9)))
     with pytest.raises(ShapeError, match=r"Conv.*opset 18.*'x' bfloat16.*opset 22") as caught:
         optimize(source, loss="mse")
     assert "check the input shapes" not in str(caught.value)

@@ -97,9 +97,7 @@ def test_a_file_that_a_default_session_rejects_fails_that_check(
 
 def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path) -> None:
     """They fail the check of sizes instead."""
-    text = (
-        "g (float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
-    )
+    text = "g (float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
     path = saved(tmp_path, text, w=draw(3, 3), v=draw(3))
     optimize(path, tmp_path / "training.onnx", loss="mse")
     found = verify(path, tmp_path / "training.onnx")

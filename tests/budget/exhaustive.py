@@ -68,9 +68,7 @@ def _path(came_from: dict[State, tuple[State, int | None]], state: State) -> tup
     return tuple(reversed(backwards))
 
 
-def _steps(
-    problem: OperatorProblem, budget: int, order: Order, state: State
-) -> Iterator[tuple[int | None, State]]:
+def _steps(problem: OperatorProblem, budget: int, order: Order, state: State) -> Iterator[tuple[int | None, State]]:
     """The next steps: an operator that runs, or None for a released storage, and the state after."""
     sizes = problem.sizes
     ran, live = state

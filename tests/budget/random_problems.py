@@ -68,9 +68,7 @@ def random_problem(random: Random, max_operators: int) -> OperatorProblem:
                 random.randint(1, 9) if random.random() < drawn.workspace else 0,
                 in_place,
                 may_repeat=random.random() >= drawn.once,
-                min_writes=random.randint(1, outputs)
-                if random.random() < drawn.optional_outputs
-                else outputs,
+                min_writes=random.randint(1, outputs) if random.random() < drawn.optional_outputs else outputs,
             )
         )
     kept = [s for s in range(len(sizes)) if random.random() < (drawn.kept if s in read else drawn.kept_ends)]

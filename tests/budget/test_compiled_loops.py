@@ -46,9 +46,7 @@ def test_every_sequence_of_the_search_is_valid_and_within_the_budget(
         if free_order:
             starts.append(random_sequence(random, problem, 3 * len(problem)))
         sequences = list(search.first_sequences(starts, lambda: False))
-        best = min(
-            (s for _, s in sequences), key=lambda s: simulate_sequence(problem, s).duration, default=None
-        )
+        best = min((s for _, s in sequences), key=lambda s: simulate_sequence(problem, s).duration, default=None)
         # Past the first cycles, so that each kind of round occurs.
         for _ in range(24):
             improved = search.improve(best)
@@ -59,9 +57,7 @@ def test_every_sequence_of_the_search_is_valid_and_within_the_budget(
             assert simulate_sequence(problem, sequence).peak <= budget
             assert free_order or list(dict.fromkeys(sequence)) == list(range(len(problem)))
             found.append((how, len(sequence)))
-    assert {how for how, _ in found} == {"repair", "on demand", "round"} | (
-        {"order"} if free_order else set()
-    )
+    assert {how for how, _ in found} == {"repair", "on demand", "round"} | ({"order"} if free_order else set())
 
 
 def test_the_estimate_that_rejects_a_removal_is_a_lower_bound() -> None:
@@ -103,10 +99,7 @@ def test_reordering_finds_an_order_of_a_lower_peak_where_there_is_one() -> None:
     for problem, _ in tight_problems(24, 40, 8):
         order = order_of_least_peak(problem, lambda: False)
         assert sorted(order) == list(range(len(problem)))
-        before, after = (
-            simulate_sequence(problem, range(len(problem))).peak,
-            simulate_sequence(problem, order).peak,
-        )
+        before, after = (simulate_sequence(problem, range(len(problem))).peak, simulate_sequence(problem, order).peak)
         best = next(peak for peak in range(after + 1) if _fits_once(problem, peak))
         assert best <= after <= before
         lower += after < before

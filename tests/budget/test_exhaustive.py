@@ -65,13 +65,7 @@ def test_time_never_rises_with_the_budget() -> None:
 
 @pytest.mark.parametrize(
     "budget, order, extra",
-    [
-        (8, Order.FREE, None),
-        (9, Order.FREE, 0),
-        (9, Order.FIXED, 3),
-        (13, Order.FIXED, 3),
-        (14, Order.FIXED, 0),
-    ],
+    [(8, Order.FREE, None), (9, Order.FREE, 0), (9, Order.FIXED, 3), (13, Order.FIXED, 3), (14, Order.FIXED, 0)],
 )
 def test_optima_found_by_hand(budget: int, order: Order, extra: int | None) -> None:
     """A heavy operator that is independent of a large storage; in the given order it runs after it."""

@@ -68,10 +68,4 @@ def test_without_time_a_sequence_of_a_low_peak_gives_one_for_each_budget() -> No
     )
     start = (0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6)
     points = trade_off(problem, range(6, 11), SearchOptions(time_limit_seconds=0.0), [start])
-    assert [(point.budget, point.best.extra) for point in points] == [
-        (10, 0),
-        (9, 1),
-        (8, 2),
-        (7, 3),
-        (6, 4),
-    ]
+    assert [(point.budget, point.best.extra) for point in points] == [(10, 0), (9, 1), (8, 2), (7, 3), (6, 4)]

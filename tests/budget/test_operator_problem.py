@@ -22,11 +22,7 @@ def test_a_copy_is_live_from_its_run_to_its_last_reader() -> None:
 
 def test_an_operator_in_place_reuses_memory_where_the_inputs_lifetime_ends() -> None:
     problem = OperatorProblem(
-        (
-            MAKE,
-            ProblemOperator("over", (0,), (1,), 1, in_place=0),
-            ProblemOperator("again", (0,), (2,), 1, in_place=0),
-        ),
+        (MAKE, ProblemOperator("over", (0,), (1,), 1, in_place=0), ProblemOperator("again", (0,), (2,), 1, in_place=0)),
         (10, 10, 10),
     )
     assert simulate_sequence(problem, [0, 1, 2]).timeline == (10, 20, 10)
@@ -52,16 +48,8 @@ def test_the_latest_copy_of_a_kept_storage_is_live_to_the_end() -> None:
 @pytest.mark.parametrize(
     "operators, sizes, message",
     [
-        (
-            (ProblemOperator("a", (0,), (1,), 1),),
-            (1, 1),
-            "'a' reads a storage that no earlier operator writes",
-        ),
-        (
-            (MAKE, ProblemOperator("a", (), (0,), 1)),
-            (1,),
-            "'a' writes a storage that another operator writes",
-        ),
+        ((ProblemOperator("a", (0,), (1,), 1),), (1, 1), "'a' reads a storage that no earlier operator writes"),
+        ((MAKE, ProblemOperator("a", (), (0,), 1)), (1,), "'a' writes a storage that another operator writes"),
         ((MAKE,), (1, 1), "no operator writes storage 1"),
         ((ProblemOperator("a", (), (0,), -1),), (1,), "'a' has a negative duration"),
         ((MAKE,), (-1,), "a size is negative"),
@@ -73,9 +61,7 @@ def test_the_latest_copy_of_a_kept_storage_is_live_to_the_end() -> None:
         ((MAKE, ProblemOperator("a", (0,), (1,), 1, in_place=0)), (1, 2), "another size"),
     ],
 )
-def test_malformed_problems_raise(
-    operators: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str
-) -> None:
+def test_malformed_problems_raise(operators: tuple[ProblemOperator, ...], sizes: tuple[int, ...], message: str) -> None:
     with pytest.raises(GraphFileError, match=message):
         OperatorProblem(operators, sizes)
 

@@ -6,14 +6,7 @@ import pytest
 
 from onnxgc.budget.improve import local_moves
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
-from onnxgc.budget.search import (
-    COMPILING,
-    BudgetedSequence,
-    NoSequence,
-    SearchOptions,
-    compile_loops,
-    within_budget,
-)
+from onnxgc.budget.search import COMPILING, BudgetedSequence, NoSequence, SearchOptions, compile_loops, within_budget
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Status
 from tests.budget.exhaustive import least_extra
@@ -74,10 +67,7 @@ def late_heavy() -> OperatorProblem:
 
 def test_a_fixed_order_ignores_starts_in_another_order() -> None:
     free_start = (1, 2, 0, 3)
-    found = {
-        order: within_budget(late_heavy(), 9, SearchOptions(order, None, ROUNDS), [free_start])
-        for order in Order
-    }
+    found = {order: within_budget(late_heavy(), 9, SearchOptions(order, None, ROUNDS), [free_start]) for order in Order}
     free, fixed = found[Order.FREE], found[Order.FIXED]
     assert isinstance(free, BudgetedSequence)
     assert isinstance(fixed, BudgetedSequence)

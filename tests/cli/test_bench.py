@@ -89,9 +89,7 @@ def test_a_missing_figure_is_a_dash(
 ) -> None:
     failed = Contender(5519, 5417, failure="the baseline does not run: no memory")
     unknown = Contender(1592, 1490, step_seconds=(0.2,))
-    recorded(
-        monkeypatch, replace(FOUND, regular=failed, planned=unknown, threads=None, budget_bytes=2 * 10**6)
-    )
+    recorded(monkeypatch, replace(FOUND, regular=failed, planned=unknown, threads=None, budget_bytes=2 * 10**6))
     assert call("bench", "chain.onnx") == 0
     shown = capsys.readouterr().out
     assert ["resnet50,", "64", "-", "-", "-", "-", "200", "ms", "-"] in cells(shown)

@@ -83,9 +83,7 @@ def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
 
 
 def test_the_paper_objective(tmp_path: Path) -> None:
-    done = onnxgc(
-        "optimize", RESNET18, *SMALL, "--dry-run", "--objective", "paper", "--json", "-", cwd=tmp_path
-    )
+    done = onnxgc("optimize", RESNET18, *SMALL, "--dry-run", "--objective", "paper", "--json", "-", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert (report["objective"], report["solver"], report["status"]) == ("paper", "acg", "optimal")
     assert report["planned"]["paper_objective_bytes"] == report["lower_bound_bytes"]
@@ -257,9 +255,7 @@ def test_verify_rejects_other_files(tmp_path: Path) -> None:
 
 
 def test_external_data(tmp_path: Path) -> None:
-    done = onnxgc(
-        "optimize", RESNET18, "out.onnx", *SMALL, "--save-external-data", "--verify", "1", cwd=tmp_path
-    )
+    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--save-external-data", "--verify", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.onnx").stat().st_size < 2_000_000
     assert (tmp_path / "out.onnx.data").stat().st_size > 40_000_000
@@ -298,9 +294,7 @@ def test_a_small_model_with_external_data(tmp_path: Path) -> None:
 def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     model = onnx.load(path)
-    onnx.save(
-        model, tmp_path / "e.onnx", save_as_external_data=True, location="out.onnx.data", size_threshold=0
-    )
+    onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="out.onnx.data", size_threshold=0)
     before = {name.name: name.read_bytes() for name in tmp_path.iterdir()}
     (tmp_path / "link.onnx").symlink_to("m.onnx")
     for arguments in (
@@ -422,9 +416,7 @@ def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: P
     outside = [t for t in result.training_graph.model.graph.initializer if t.external_data]
     assert not outside
     written = onnx.load(tmp_path / "o.onnx")
-    for one, two in zip(
-        result.training_graph.model.graph.initializer, written.graph.initializer, strict=True
-    ):
+    for one, two in zip(result.training_graph.model.graph.initializer, written.graph.initializer, strict=True):
         np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(two))
 
 
@@ -450,22 +442,11 @@ def test_help_shows_complete_summaries_and_groups_of_options() -> None:
     text = onnxgc("optimize", "-h").stdout
     assert text == onnxgc("optimize", "--help").stdout
     groups = re.findall(r"^([A-Z][^:\n]*):$", text, re.MULTILINE)
-    assert groups == [
-        "Arguments",
-        "Plan",
-        "Durations (with a budget)",
-        "Search",
-        "Model",
-        "Files",
-        "Report",
-        "Options",
-    ]
+    assert groups == ["Arguments", "Plan", "Durations (with a budget)", "Search", "Model", "Files", "Report", "Options"]
     assert "Example: onnxgc optimize " in text
 
 
-def test_an_interruption_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(main_module, "app", lambda **_: 130)
     with pytest.raises(SystemExit) as caught:
         main_module.main()

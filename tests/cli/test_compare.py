@@ -44,9 +44,7 @@ def test_a_table_of_solvers(call: Call, capsys: pytest.CaptureFixture[str]) -> N
     assert first[1][:2] == ["*", "peak"]
     assert "solver 'revolve' takes" not in shown.out
     assert call("compare", "encoder.onnx", "--solvers", "revolve", "-v") == 0
-    assert "revolve: solver 'revolve' takes chains of equal states only" in capsys.readouterr().out.replace(
-        "\n", " "
-    )
+    assert "revolve: solver 'revolve' takes chains of equal states only" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_json_and_markdown(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,9 +70,7 @@ def test_a_page_of_one_model(call: Call, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_pages_of_several_models(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("compare", "chain.onnx", "renamed.onnx", "--report", "one.html", "-q") == 0
-    assert (
-        call("compare", "chain.onnx", "encoder.onnx", "--solvers", "acg", "--report", "each.html", "-q") == 0
-    )
+    assert call("compare", "chain.onnx", "encoder.onnx", "--solvers", "acg", "--report", "each.html", "-q") == 0
     assert "one network in several files" in Path("one.html").read_text(encoding="ascii")
     assert "Plans for 2 networks" in Path("each.html").read_text(encoding="ascii")
 
@@ -103,9 +99,7 @@ def test_one_network_in_two_files(call: Call, capsys: pytest.CaptureFixture[str]
     assert call("compare", "renamed.onnx", "--solvers", "acg", "--plan", "plans/renamed-plan.json", "-q") == 0
 
 
-def test_a_plan_for_another_batch_size_comes_with_its_options(
-    call: Call, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_for_another_batch_size_comes_with_its_options(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(renamed(chain(5, batch=64)), "small.onnx")
     assert call("compare", "chain.onnx", "small.onnx", "--carry-over", "plans") == 0
     assert "use it with optimize --input-shapes other_x:2048,16" in capsys.readouterr().out
@@ -116,15 +110,7 @@ def test_a_plan_for_another_batch_size_comes_with_its_options(
 
 def test_each_of_several_by_two_processes(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.onnx").write_bytes(b"nothing")
-    arguments = (
-        "chain.onnx",
-        "encoder.onnx",
-        "broken.onnx",
-        "--solvers",
-        "acg,per-block",
-        "--json",
-        "a.json",
-    )
+    arguments = ("chain.onnx", "encoder.onnx", "broken.onnx", "--solvers", "acg,per-block", "--json", "a.json")
     assert call("compare", *arguments) == 2
     shown = capsys.readouterr()
     assert fits(shown.out)
@@ -160,9 +146,7 @@ def test_a_budget_may_fit_some_of_several(
     assert shown.err.count("\n") == 1
 
 
-def test_several_models_with_solvers_are_several_networks(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_models_with_solvers_are_several_networks(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def noted(*models: str, each: bool, **options: object) -> Comparison:
@@ -191,14 +175,8 @@ def test_several_models_with_solvers_are_several_networks(
         (("chain.onnx", "--device", "abacus"), "unknown device 'abacus'"),
         (("chain.onnx", "renamed.onnx", "--carry-over", "chain.onnx"), "'chain.onnx' is not a folder"),
         (("chain.onnx", "a/renamed.onnx", "--plan", "a/renamed-plan.json", "--carry-over", "a"), "is one of"),
-        (
-            ("chain.onnx", "a/renamed.onnx", "--report", "a/renamed-plan.json", "--carry-over", "a"),
-            "is one of",
-        ),
-        (
-            ("chain.onnx", "a/renamed.onnx", "b/renamed.onnx", "--carry-over", "p"),
-            "two models have the same name",
-        ),
+        (("chain.onnx", "a/renamed.onnx", "--report", "a/renamed-plan.json", "--carry-over", "a"), "is one of"),
+        (("chain.onnx", "a/renamed.onnx", "b/renamed.onnx", "--carry-over", "p"), "two models have the same name"),
     ],
 )
 def test_errors_are_one_line(

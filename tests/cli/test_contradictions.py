@@ -107,10 +107,7 @@ def test_no_option_is_ignored(
     [
         (lambda model: onnxgc.optimize(model, solver="peak", order="fixed"), "order applies to a budget"),
         (lambda model: onnxgc.optimize(model, solver="peak", device="a100"), "device applies to a budget"),
-        (
-            lambda model: onnxgc.optimize(model, solver="peak", calibrate="t.json"),
-            "calibrate applies to a budget",
-        ),
+        (lambda model: onnxgc.optimize(model, solver="peak", calibrate="t.json"), "calibrate applies to a budget"),
         (lambda model: onnxgc.optimize(model, solver="peak", step_limit=3), "step_limit applies to a budget"),
         (lambda model: bench(model, solver="peak", step_limit=3), "step_limit applies to a budget"),
         (lambda model: bench(model, device="a100", calibrate="times.json"), "both sources of durations"),
@@ -123,9 +120,7 @@ def test_no_argument_is_ignored(call: Callable[[onnx.ModelProto], object], words
         call(chain(2, batch=64))
 
 
-@pytest.mark.parametrize(
-    "budget, limit", [("4.5", 4.5), (4.5, 4.5), ("5", 5), ("6.2", 6), ("100%", 4.5), (1.0, 4.5)]
-)
+@pytest.mark.parametrize("budget, limit", [("4.5", 4.5), (4.5, 4.5), ("5", 5), ("6.2", 6), ("100%", 4.5), (1.0, 4.5)])
 def test_a_budget_of_a_bare_graph_is_a_size_in_its_unit(folder: Path, budget: Any, limit: float) -> None:
     """Sizes are 1.5 each; a limit is rounded down to a multiple of what all are multiples of."""
     assert solve_operator_graph(folder / "operators.json", budget=budget)["budget"] == limit

@@ -30,17 +30,13 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_memory_and_time_are_shown_with_lower_bounds(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed", "--device", "a100") == 0
-    )
+    assert run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed", "--device", "a100") == 0
     shown = capsys.readouterr()
     assert not shown.err
     lines = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in shown.out
-    rows = {
-        cells[0]: cells[1:] for line in lines if len(cells := [c.strip() for c in line.split("│")[1:]]) > 2
-    }
+    rows = {cells[0]: cells[1:] for line in lines if len(cells := [c.strip() for c in line.split("│")[1:]]) > 2}
     assert rows["memory budget"][1:3] == ["0.944 MB", "60%"]
     assert rows["simulated peak"][0] == "1.6 MB"
     assert rows["extra time"][1] == rows["lower bound on extra time"][1] == "10.7%"
@@ -127,10 +123,7 @@ def test_the_lowest_peak_within_an_extra_time(model: str, capsys: pytest.Capture
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    model: str,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: str,
+    model: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     Path("notes.txt").write_text("no times")
     before = sorted(os.listdir())
@@ -163,13 +156,9 @@ main()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(
-    "budget, heard, code",
-    [("30%", b"% extra time", 0), ("393216", b"no plan yet", 130)],
-    ids=["plan", "none"],
+    "budget, heard, code", [("30%", b"% extra time", 0), ("393216", b"no plan yet", 130)], ids=["plan", "none"]
 )
-def test_ctrl_c_gives_the_best_plan_so_far_if_there_is_one(
-    model: str, budget: str, heard: bytes, code: int
-) -> None:
+def test_ctrl_c_gives_the_best_plan_so_far_if_there_is_one(model: str, budget: str, heard: bytes, code: int) -> None:
     import pty
 
     ours, theirs = pty.openpty()

@@ -19,9 +19,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "chain.onnx"
 
 
-def test_a_page_is_written_with_the_settings_of_the_call(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_is_written_with_the_settings_of_the_call(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     call = (model, "--dry-run", "--no-check", "--loss", "mse", "--freeze", "w0", "--freeze", "w1")
     assert run_command("optimize", *call, "--report", "a.html", "--json", "a.json") == 0
     assert "wrote a.html" in capsys.readouterr().out
@@ -45,10 +43,7 @@ def test_a_page_is_written_with_the_settings_of_the_call(
     ],
 )
 def test_an_unusable_path_is_rejected_before_any_work(
-    model: str,
-    arguments: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "optimize", lambda *_, **__: pytest.fail("work was done"))
     assert run_command("optimize", model, "out.onnx", *arguments) == 2

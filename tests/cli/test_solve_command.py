@@ -86,9 +86,7 @@ def test_interior_only_leaves_source_and_target_out(solve: Command) -> None:
     assert solve.found(single, "--interior-only")["objective"] == 0
 
 
-@pytest.mark.parametrize(
-    "solver", [name for name in SOLVERS if name not in ("manual", "revolve", "bptt", "budget")]
-)
+@pytest.mark.parametrize("solver", [name for name in SOLVERS if name not in ("manual", "revolve", "bptt", "budget")])
 def test_every_solver_by_name(solve: Command, solver: str) -> None:
     found = solve.found(CHAIN, "--solver", solver)
     assert found["solver"] == solver
@@ -118,9 +116,7 @@ def test_objectives(solve: Command) -> None:
     released = solve.found(chain_of_1000, "--objective", "peak", "--interior-only")
     assert (released["solver"], released["objective"]) == ("peak", 44)
     assert 0 < released["lower_bound"] <= 44
-    assert "has the objective 'paper', not 'peak'" in solve.refusal(
-        document, "--solver", "acg", "--objective", "peak"
-    )
+    assert "has the objective 'paper', not 'peak'" in solve.refusal(document, "--solver", "acg", "--objective", "peak")
 
 
 def test_numbers_of_single_solvers(solve: Command) -> None:
@@ -130,10 +126,7 @@ def test_numbers_of_single_solvers(solve: Command) -> None:
         "source": 0,
         "target": 12,
     }
-    kept = [
-        len(solve.found(chain, "--solver", "revolve", "--slots", str(slots))["checkpoints"])
-        for slots in (1, 4)
-    ]
+    kept = [len(solve.found(chain, "--solver", "revolve", "--slots", str(slots))["checkpoints"]) for slots in (1, 4)]
     assert kept[0] < kept[1]
     one, many = (solve.found(chain, "--solver", "random", "--draws", str(draws)) for draws in (1, 200))
     assert many["objective"] <= one["objective"]
@@ -241,9 +234,7 @@ def test_bad_graphs_are_one_line(solve: Command, document: Any, message: str) ->
 
 def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("solve", "nowhere.json") == 2
-    assert (
-        capsys.readouterr().err == "onnxgc: cannot read the graph 'nowhere.json': No such file or directory\n"
-    )
+    assert capsys.readouterr().err == "onnxgc: cannot read the graph 'nowhere.json': No such file or directory\n"
 
 
 def test_a_budget_below_the_kept_outputs_is_rejected(solve: Command) -> None:

@@ -52,18 +52,7 @@ def test_a_run_is_saved_resumed_and_written_back(call: Call, capsys: pytest.Capt
 
 def test_all_settings_reach_the_run(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--optimizer", "sgd", "--momentum", "0.9", "--nesterov", "--weight-decay", "1e-4")
-    more = (
-        "--clip-norm",
-        "1",
-        "--schedule",
-        "cosine",
-        "--warm-up",
-        "2",
-        "--accumulate",
-        "2",
-        "--batch",
-        "16",
-    )
+    more = ("--clip-norm", "1", "--schedule", "cosine", "--warm-up", "2", "--accumulate", "2", "--batch", "16")
     plan = ("--budget", "95%", "--time-limit", "1", "--loss", "cross-entropy", "--freeze", "conv1.*")
     assert call("train", "model.onnx", "--data", "digits.npz", *options, *more, *plan, "--json", "-") == 0
     shown = capsys.readouterr()
@@ -99,10 +88,7 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
         (("model.onnx", "--data", "digits.npz", "--out", "folder/a.onnx"), "folder"),
         (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "apply to sgd only"),
         (("model.onnx", "--data", "digits.npz", "--budget", "1%"), "no plan fits"),
-        (
-            ("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"),
-            "is not the state of a run",
-        ),
+        (("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"), "is not the state of a run"),
         (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "'inf' is not a finite number"),
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),
         (("model.onnx", "--data", "wide.npz"), "'image' has the shape [4, 1, 9, 8]"),
@@ -112,9 +98,7 @@ def test_mistakes_are_one_line_and_write_nothing(
     call: Call, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
     Path("bad.safetensors").write_bytes(b"no state")
-    np.savez(
-        "other.npz", picture=np.zeros((4, 1, 8, 8), np.float32), mask=np.zeros(4), labels=np.zeros(4, int)
-    )
+    np.savez("other.npz", picture=np.zeros((4, 1, 8, 8), np.float32), mask=np.zeros(4), labels=np.zeros(4, int))
     np.savez("wide.npz", image=np.zeros((4, 1, 9, 8), np.float32), labels=np.zeros(4, int))
     before = {path: path.read_bytes() for path in Path().iterdir()}
     assert call("train", *words) in (2, 3)
@@ -139,9 +123,7 @@ def test_a_run_that_cannot_be_saved_continues(
 
     Path("states").mkdir()
     monkeypatch.setattr("onnxgc.training.trainer.Trainer.evaluate", gone)
-    code = call(
-        "train", "model.onnx", "--data", "digits.npz", "--state", "states/a.safetensors", "--out", "a.onnx"
-    )
+    code = call("train", "model.onnx", "--data", "digits.npz", "--state", "states/a.safetensors", "--out", "a.onnx")
     shown = capsys.readouterr().out
     assert code == 0
     assert "the run continues, but it was not saved: cannot write" in shown.replace("\n", " ")

@@ -23,9 +23,7 @@ PLANS = (
 
 
 def training_file(text: str) -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["" : 18]> g (float[1] x) => (float[1] x) {}'
-    )
+    proto = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]> g (float[1] x) => (float[1] x) {}')
     proto.metadata_props.add(key=METADATA_KEY, value=text)
     return proto
 

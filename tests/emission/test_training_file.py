@@ -121,9 +121,7 @@ def test_node_annotations(resnet: OptimizeResult) -> None:
             assert found["onnxgc.segment"].isdigit()
             assert all(name.endswith("__recompute") for name in node.output)
     assert set(roles) == {"forward", "recompute", "backward"}
-    assert "backward" not in roles[: roles.index("recompute")] or roles.index("backward") > roles.index(
-        "forward"
-    )
+    assert "backward" not in roles[: roles.index("recompute")] or roles.index("backward") > roles.index("forward")
 
 
 def test_metadata(resnet: OptimizeResult) -> None:
@@ -170,9 +168,7 @@ def test_taken_names_get_a_suffix_and_the_metadata_lists_them() -> None:
     result = optimize(model, loss="mse")
     names = json.loads(metadata(result.training_graph.model)["onnxgc.names"])
     feeds = {name: normal(2, 3) for name in ("loss", "labels", "w_grad", names["target"])}
-    loss, gradient = make_session(result.training_graph.model).run(
-        [names["loss"], names["gradients"]["w"]], feeds
-    )
+    loss, gradient = make_session(result.training_graph.model).run([names["loss"], names["gradients"]["w"]], feeds)
     assert np.isfinite(loss)
     assert gradient.shape == (3, 3)
     roles = [names[role] for role in ("loss", "target", "loss_scale", "barrier_zero")]
@@ -299,9 +295,7 @@ def test_dropout_draws_one_mask_per_step_under_every_setting() -> None:
     probe.CopyFrom(emitted)
     for node in probe.graph.node:
         if node.op_type == "Dropout":
-            probe.graph.output.append(
-                helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, (64, 64))
-            )
+            probe.graph.output.append(helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, (64, 64)))
     feeds = {"x": normal(64, 64), "target": normal(64, 64)}
     for settings in (SessionSettings(), SessionSettings(file_order=False)):
         session = make_session(probe, settings=settings)
@@ -318,17 +312,12 @@ def test_dropout_draws_one_mask_per_step_under_every_setting() -> None:
 def test_losses_of_small_models(loss: str, target: str, batch: int) -> None:
     model = build("g (float[N,3] x) => (float[N,2] y) {y = Gemm(x, w, b)}", w=normal(3, 2), b=normal(2))
     result = optimize(model, loss=loss, input_shapes={"x": (batch, 3)})
-    feeds = {
-        "x": normal(batch, 3),
-        "target": np.abs(normal(batch, 2)) % 1 if target == "unit" else normal(batch, 2),
-    }
+    feeds = {"x": normal(batch, 3), "target": np.abs(normal(batch, 2)) % 1 if target == "unit" else normal(batch, 2)}
     y = feeds["x"] @ normal(3, 2) + normal(2)
     t = feeds["target"]
-    expected = {
-        "mse": np.mean((y - t) ** 2),
-        "l1": np.mean(np.abs(y - t)),
-        "bce": np.mean(np.logaddexp(0, y) - y * t),
-    }[loss]
+    expected = {"mse": np.mean((y - t) ** 2), "l1": np.mean(np.abs(y - t)), "bce": np.mean(np.logaddexp(0, y) - y * t)}[
+        loss
+    ]
     (found,) = make_session(result.training_graph.model).run(["loss"], feeds)
     assert found == pytest.approx(expected, rel=1e-5)
 

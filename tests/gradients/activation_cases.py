@@ -43,9 +43,7 @@ def _prelu(name: str, x: tuple[int, ...], slope: tuple[int, ...], **settings: An
     return case("PRelu", name, "y = PRelu(x, s)", x=normal(*x), s=normal(*slope), **settings)
 
 
-def _at_own_opset(
-    rule: str, name: str, opset: int, formula: Callable[[Tensor], Tensor], attributes: str = ""
-) -> Case:
+def _at_own_opset(rule: str, name: str, opset: int, formula: Callable[[Tensor], Tensor], attributes: str = "") -> Case:
     """In a model that reading cannot lower to another opset: its AveragePool has dilations."""
     operator = f"{rule}<{attributes}>" if attributes else rule
     return case(
@@ -95,14 +93,7 @@ ACTIVATION_CASES = (
         s=np.float32(1e-3),
         frozen=("s",),
     ),
-    case(
-        "PRelu",
-        "scalars",
-        "s = PRelu(a, b) y = Mul(s, spread)",
-        a=normal(mean=-2.0),
-        b=positive(),
-        spread=normal(2),
-    ),
+    case("PRelu", "scalars", "s = PRelu(a, b) y = Mul(s, spread)", a=normal(mean=-2.0), b=positive(), spread=normal(2)),
     case("PRelu", "with itself", "y = PRelu(a, a)", a=normal(3, 4)),
     case("PRelu", "of a computed slope", "s = Exp(a) y = PRelu(x, s)", x=normal(3, 4), a=normal(4)),
     case(
@@ -121,9 +112,7 @@ ACTIVATION_CASES = (
     _in_float64("Elu", "alpha=0.4"),
     case("Elu", "Celu", "y = Celu<alpha=2.0>(x)", x=normal(3, 4)),
     case("Elu", "Celu by default", "y = Celu(x)", x=normal(3, 4)),
-    case(
-        "Elu", "Celu of a scalar", "s = Celu<alpha=2.0>(x) y = Mul(s, spread)", x=normal(), spread=normal(2)
-    ),
+    case("Elu", "Celu of a scalar", "s = Celu<alpha=2.0>(x) y = Mul(s, spread)", x=normal(), spread=normal(2)),
     case("Elu", "Celu of opset 12", "y = Celu<alpha=0.5>(x)", x=normal(3, 4), opset=12),
     _of("Selu", "by default"),
     _wide("Selu", "wide"),
@@ -188,11 +177,7 @@ ACTIVATION_CASES = (
     _clip("upper limit", "y = Clip(x, , high)", high=_HIGH),
     _clip("no limit", "y = Clip(x)"),
     _clip(
-        "ReLU6",
-        "z = Mul(x, four) y = Clip(z, low, high)",
-        four=np.float32(4),
-        low=np.float32(0),
-        high=np.float32(6),
+        "ReLU6", "z = Mul(x, four) y = Clip(z, low, high)", four=np.float32(4), low=np.float32(0), high=np.float32(6)
     ),
     _clip("opset 6 attributes", "y = Clip<min=-0.6, max=0.8>(x)", opset=10),
     _clip("opset 6, minimum only", "y = Clip<min=-0.6>(x)", opset=10),
@@ -252,12 +237,7 @@ ACTIVATION_CASES = (
     case("Dropout", "ratio given", "y = Dropout(x, ratio)", x=normal(6, 7), ratio=np.float32(0.3)),
     case("Dropout", "ratio by default", "y = Dropout(x)", x=normal(6, 7)),
     case(
-        "Dropout",
-        "twice",
-        "z = Dropout(x, r) y = Dropout(z, s)",
-        x=normal(9, 8),
-        r=np.float32(0.2),
-        s=np.float32(0.4),
+        "Dropout", "twice", "z = Dropout(x, r) y = Dropout(z, s)", x=normal(9, 8), r=np.float32(0.2), s=np.float32(0.4)
     ),
     case("Dropout", "opset 7 attribute", "y = Dropout<ratio=0.25>(x)", x=normal(6, 7), opset=7),
     case("Dropout", "opset 10 attribute", "y = Dropout<ratio=0.6>(x)", x=normal(6, 7), opset=10),

@@ -32,39 +32,26 @@ CONVOLUTION_CASES = (
     _conv("pads on every side different", (2, 3, 6, 5), (4, 3, 3, 3), "pads=[0,2,1,3]"),
     _conv("pads as large as the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[2,2,2,2]"),
     _conv("pads larger than the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[3,4,5,3]"),
-    _conv(
-        "pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"
-    ),
+    _conv("pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"),
     _conv("stride 2", (2, 3, 7, 9), (4, 3, 3, 3), "strides=[2,2]"),
     _conv("stride 2 leaves a row unused", (2, 3, 8, 7), (4, 3, 3, 3), "strides=[2,2]"),
     _conv("stride 2 leaves end padding unused", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,2], pads=[1,1,1,1]"),
     _conv("stride 2 unused pads and rows", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,3], pads=[1,0,2,1]"),
     _conv("strides differ", (2, 3, 9, 8), (4, 3, 3, 3), "strides=[3,1], pads=[1,1,1,1]"),
     _conv("stride larger than the kernel", (2, 5, 10, 11), (4, 5, 2, 2), "strides=[3,4]"),
-    _conv(
-        "stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"
-    ),
+    _conv("stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"),
     _conv("5x5 stride 3 pad 1 on 32", (1, 5, 32, 32), (3, 5, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
     _conv("dilation", (2, 3, 9, 8), (4, 3, 3, 3), "dilations=[2,3], pads=[1,3,2,3]"),
-    _conv(
-        "dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"
-    ),
+    _conv("dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"),
     _conv("one output position", (2, 3, 3, 3), (4, 3, 3, 3)),
     _conv("one input channel", (2, 1, 5, 5), (3, 1, 3, 3), "pads=[1,1,1,1]"),
     _conv("one output channel", (2, 3, 5, 5), (1, 3, 3, 3), "pads=[1,1,1,1]"),
     _conv("auto_pad SAME_UPPER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_UPPER"'),
     _conv("auto_pad SAME_LOWER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_LOWER"'),
+    _conv("auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'),
+    _conv("auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'),
     _conv(
-        "auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'
-    ),
-    _conv(
-        "auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'
-    ),
-    _conv(
-        "auto_pad SAME_UPPER, stride 3 of kernel 2",
-        (2, 3, 7, 8),
-        (4, 3, 2, 2),
-        'auto_pad="SAME_UPPER", strides=[3,3]',
+        "auto_pad SAME_UPPER, stride 3 of kernel 2", (2, 3, 7, 8), (4, 3, 2, 2), 'auto_pad="SAME_UPPER", strides=[3,3]'
     ),
     _conv("auto_pad VALID", (2, 3, 6, 7), (4, 3, 3, 2), 'auto_pad="VALID", strides=[2,2]'),
     _conv("kernel_shape given", (2, 3, 6, 5), (4, 3, 3, 2), "kernel_shape=[3,2]"),
@@ -83,12 +70,7 @@ CONVOLUTION_CASES = (
     _conv("groups 3D", (2, 4, 3, 4, 5), (2, 2, 2, 2, 2), "group=2, pads=[1,0,1,0,1,0]"),
     # depthwise
     _conv("depthwise", (2, 4, 6, 5), (4, 1, 3, 3), "group=4, pads=[1,1,1,1]"),
-    _conv(
-        "depthwise, stride 2 of odd size",
-        (2, 4, 7, 8),
-        (4, 1, 3, 3),
-        "group=4, strides=[2,2], pads=[1,1,1,1]",
-    ),
+    _conv("depthwise, stride 2 of odd size", (2, 4, 7, 8), (4, 1, 3, 3), "group=4, strides=[2,2], pads=[1,1,1,1]"),
     _conv("depthwise, dilation", (2, 4, 8, 8), (4, 1, 3, 3), "group=4, dilations=[2,2], pads=[2,1,0,3]"),
     _conv("depthwise, multiplier 3", (2, 4, 6, 5), (12, 1, 3, 3), "group=4, pads=[1,1,1,1], strides=[2,1]"),
     replace(
@@ -134,9 +116,7 @@ def _transposed_formula(
     return formula
 
 
-def _transposed(
-    name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: Any
-) -> Case:
+def _transposed(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
     """y = ConvTranspose(x, w, b): x [N, C, spatial...], w [C, K / groups, kernel...]."""
     operator = f"ConvTranspose<{attributes}>" if attributes else "ConvTranspose"
     operands = {"x": normal(*x), "w": normal(*w)}
@@ -154,15 +134,8 @@ TRANSPOSED_CASES = (
     _transposed("3x3 pads", (2, 3, 4, 5), (3, 4, 3, 3), "pads=[1,1,1,1]"),
     _transposed("pads differ", (2, 3, 5, 4), (3, 4, 3, 3), "pads=[0,2,1,0], strides=[2,2]"),
     _transposed("4x4 stride 2 pad 1", (2, 3, 3, 4), (3, 2, 4, 4), "strides=[2,2], pads=[1,1,1,1]"),
-    _transposed(
-        "output padding",
-        (2, 3, 3, 4),
-        (3, 2, 3, 3),
-        "strides=[2,3], pads=[1,1,1,1], output_padding=[1,2]",
-    ),
-    _transposed(
-        "output padding without pads", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,3], output_padding=[2,1]"
-    ),
+    _transposed("output padding", (2, 3, 3, 4), (3, 2, 3, 3), "strides=[2,3], pads=[1,1,1,1], output_padding=[1,2]"),
+    _transposed("output padding without pads", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,3], output_padding=[2,1]"),
     _transposed("dilation", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], pads=[1,0,2,1]"),
     _transposed("dilation and stride", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], strides=[3,2]"),
     _transposed("stride larger than the kernel", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,4]"),
@@ -171,9 +144,7 @@ TRANSPOSED_CASES = (
     _transposed("1x1 stride 2", (2, 3, 4, 5), (3, 4, 1, 1), "strides=[2,2], output_padding=[1,0]"),
     _transposed("one position", (3, 4, 1, 1), (4, 5, 4, 4)),
     _transposed("batch of one", (1, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]"),
-    _transposed(
-        "large kernel onto few channels", (2, 4, 6, 7), (4, 3, 5, 5), "strides=[2,2], pads=[2,2,2,2]"
-    ),
+    _transposed("large kernel onto few channels", (2, 4, 6, 7), (4, 3, 5, 5), "strides=[2,2], pads=[2,2,2,2]"),
     _transposed("kernel_shape given", (2, 3, 4, 5), (3, 4, 2, 3), "kernel_shape=[2,3]"),
     _transposed("two groups", (2, 4, 4, 5), (4, 3, 3, 3), "group=2, strides=[2,2], pads=[1,1,1,1]", groups=2),
     _transposed("depthwise", (2, 4, 4, 5), (4, 1, 4, 4), "group=4, strides=[2,2], pads=[1,1,1,1]", groups=4),
@@ -345,9 +316,7 @@ PRODUCT_CASES = (
     _gemm("one column", "", (3, 4), (4, 1), (1,)),
     case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
     _matmul("2D x 2D", (3, 4), (4, 5)),
-    case(
-        "MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)
-    ),
+    case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)),
     _matmul("1D x 2D", (4,), (4, 5)),
     _matmul("2D x 1D", (3, 4), (4,)),
     _matmul("1D x 3D", (4,), (2, 4, 5)),

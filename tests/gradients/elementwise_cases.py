@@ -84,22 +84,10 @@ def _extremes(rule: str) -> tuple[Case, ...]:
         case(rule, "frozen on the right", f"y = {rule}(a, b)", a=normal(3, 4), b=normal(4), frozen=("b",)),
         case(rule, "frozen on the left", f"y = {rule}(b, a)", a=normal(3, 4), b=normal(4), frozen=("b",)),
         case(
-            rule,
-            "last alone",
-            f"y = {rule}(b, c, a)",
-            a=normal(3, 4),
-            b=normal(4),
-            c=normal(3, 1),
-            frozen=("b", "c"),
+            rule, "last alone", f"y = {rule}(b, c, a)", a=normal(3, 4), b=normal(4), c=normal(3, 1), frozen=("b", "c")
         ),
         case(
-            rule,
-            "second alone",
-            f"y = {rule}(b, a, c)",
-            a=normal(3, 4),
-            b=normal(4),
-            c=normal(3, 1),
-            frozen=("b", "c"),
+            rule, "second alone", f"y = {rule}(b, a, c)", a=normal(3, 4), b=normal(4), c=normal(3, 1), frozen=("b", "c")
         ),
         case(rule, "constant on the right", f"y = {rule}(a, c)", a=normal(3, 4), c=np.float32(0.1)),
         case(rule, "constant on the left", f"y = {rule}(c, a)", a=normal(3, 4), c=np.float32(0.1)),
@@ -112,12 +100,7 @@ def _extremes(rule: str) -> tuple[Case, ...]:
         ),
         case(rule, "with itself", f"y = {rule}(a, a)", a=normal(3, 4)),
         case(
-            rule,
-            "equal operands",
-            f"m = {other}(a, b) y = {rule}(a, m)",
-            a=normal(4, 5),
-            b=normal(4, 5),
-            frozen=("b",),
+            rule, "equal operands", f"m = {other}(a, b) y = {rule}(a, m)", a=normal(4, 5), b=normal(4, 5), frozen=("b",)
         ),
         case(
             rule,
@@ -152,23 +135,14 @@ ELEMENTWISE_CASES = (
     *(entry for rule in ("Add", "Sub", "Mul", "Div") for entry in _binary(rule)),
     case("Sum", "one input", "y = Sum(a)", a=normal(2, 3)),
     case("Sum", "two inputs", "y = Sum(a, b)", a=normal(2, 3), b=normal(2, 3)),
-    case(
-        "Sum", "three inputs, broadcast", "y = Sum(a, b, c)", a=normal(2, 1, 4), b=normal(3, 1), c=normal(4)
-    ),
+    case("Sum", "three inputs, broadcast", "y = Sum(a, b, c)", a=normal(2, 1, 4), b=normal(3, 1), c=normal(4)),
     case("Sum", "scalar among them", "y = Sum(a, b, c)", a=normal(2, 3), b=normal(), c=normal(1, 3)),
     case("Sum", "with itself", "y = Sum(a, a, b)", a=normal(2, 3), b=normal(3)),
     *_extremes("Max"),
     *_extremes("Min"),
     case("Sum", "Mean, one input", "y = Mean(a)", a=normal(2, 3)),
     case("Sum", "Mean, two inputs", "y = Mean(a, b)", a=normal(2, 3), b=normal(2, 3)),
-    case(
-        "Sum",
-        "Mean, three inputs, broadcast",
-        "y = Mean(a, b, c)",
-        a=normal(2, 1, 4),
-        b=normal(3, 1),
-        c=normal(4),
-    ),
+    case("Sum", "Mean, three inputs, broadcast", "y = Mean(a, b, c)", a=normal(2, 1, 4), b=normal(3, 1), c=normal(4)),
     case("Sum", "Mean, scalar among them", "y = Mean(a, b, c)", a=normal(2, 3), b=normal(), c=normal(1, 3)),
     case("Sum", "Mean, with itself", "y = Mean(a, a, b)", a=normal(2, 3), b=normal(3)),
     case("Sum", "Mean, opset 8", "y = Mean(a, b)", a=normal(2, 3), b=normal(3), opset=8),
@@ -203,12 +177,7 @@ ELEMENTWISE_CASES = (
     _pow("exponents", np.asarray([0.0, 1.0, 2.0, 0.5], np.float32), frozen=("p",)),
     _pow("exponents that broadcast the base", np.asarray([[2], [3]]), normal(4)),
     _pow("equal exponents that broadcast the base", np.asarray([[2], [2]]), normal(4)),
-    _pow(
-        "equal exponents -1/2 that broadcast the base",
-        np.full((2, 1), -0.5, np.float32),
-        positive(4),
-        frozen=("p",),
-    ),
+    _pow("equal exponents -1/2 that broadcast the base", np.full((2, 1), -0.5, np.float32), positive(4), frozen=("p",)),
     *(
         case("Pow", f"powers, {name}", "y = Pow(a, b)", a=positive(*a), b=normal(*b))
         for name, (a, b) in _BROADCASTS.items()
@@ -244,13 +213,7 @@ ELEMENTWISE_CASES = (
     case("Pow", "opset 12", "y = Pow(a, b)", a=positive(3, 4), b=normal(4), opset=12),
     case("Pow", "scalars", "s = Pow(a, b) y = Mul(s, spread)", a=positive(), b=normal(), spread=normal(2)),
     case("Where", "constant condition", "y = Where(c, a, b)", c=_MASK, a=normal(3, 4), b=normal(3, 4)),
-    case(
-        "Where",
-        "computed condition",
-        "c = Greater(a, b) y = Where(c, a, b)",
-        a=normal(3, 4),
-        b=normal(4),
-    ),
+    case("Where", "computed condition", "c = Greater(a, b) y = Where(c, a, b)", a=normal(3, 4), b=normal(4)),
     case("Where", "condition broadcast", "y = Where(c, a, b)", c=_MASK[:1], a=normal(3, 4), b=normal(3, 1)),
     case("Where", "both broadcast by the condition", "y = Where(c, a, b)", c=_MASK, a=normal(), b=normal(4)),
     case("Where", "ranks differ", "y = Where(c, a, b)", c=_MASK, a=normal(4), b=normal(2, 1, 1)),
@@ -264,15 +227,7 @@ ELEMENTWISE_CASES = (
         frozen=("b",),
     ),
     case("Where", "scalars", "s = Where(c, a, b) y = Add(s, b)", c=np.asarray(True), a=normal(), b=normal(2)),
-    case(
-        "Where",
-        "frozen where it holds",
-        "y = Where(c, b, a)",
-        c=_MASK,
-        a=normal(3, 4),
-        b=normal(4),
-        frozen=("b",),
-    ),
+    case("Where", "frozen where it holds", "y = Where(c, b, a)", c=_MASK, a=normal(3, 4), b=normal(4), frozen=("b",)),
     case("Where", "with itself", "n = Neg(a) m = Where(c, a, n) y = Where(c, m, m)", c=_MASK, a=normal(3, 4)),
     case(
         "Where",
@@ -283,42 +238,11 @@ ELEMENTWISE_CASES = (
         b=normal(4),
     ),
     case("Where", "opset 9", "y = Where(c, a, b)", c=_MASK, a=normal(3, 4), b=normal(4), opset=9),
-    case(
-        "Mod",
-        "shapes alike",
-        "y = Mod<fmod=1>(a, b)",
-        a=normal(4, 5, mean=4.0),
-        b=positive(4, 5),
-    ),
-    case(
-        "Mod",
-        "negative and broadcast",
-        "y = Mod<fmod=1>(a, b)",
-        a=normal(4, 5, mean=-4.0),
-        b=positive(5),
-    ),
-    case(
-        "Mod",
-        "negative divisor",
-        "n = Neg(b) y = Mod<fmod=1>(a, n)",
-        a=normal(5, mean=4.0),
-        b=positive(3, 1),
-    ),
-    case(
-        "Mod",
-        "constant divisor",
-        "y = Mod<fmod=1>(a, c)",
-        a=normal(4, 5, mean=4.0),
-        c=np.float32(0.7),
-    ),
-    case(
-        "Mod",
-        "opset 10",
-        "y = Mod<fmod=1>(a, b)",
-        a=normal(4, 5, mean=4.0),
-        b=positive(5),
-        opset=10,
-    ),
+    case("Mod", "shapes alike", "y = Mod<fmod=1>(a, b)", a=normal(4, 5, mean=4.0), b=positive(4, 5)),
+    case("Mod", "negative and broadcast", "y = Mod<fmod=1>(a, b)", a=normal(4, 5, mean=-4.0), b=positive(5)),
+    case("Mod", "negative divisor", "n = Neg(b) y = Mod<fmod=1>(a, n)", a=normal(5, mean=4.0), b=positive(3, 1)),
+    case("Mod", "constant divisor", "y = Mod<fmod=1>(a, c)", a=normal(4, 5, mean=4.0), c=np.float32(0.7)),
+    case("Mod", "opset 10", "y = Mod<fmod=1>(a, b)", a=normal(4, 5, mean=4.0), b=positive(5), opset=10),
     *(
         case(
             "CumSum",
@@ -343,13 +267,7 @@ ELEMENTWISE_CASES = (
     case("Trilu", "lower", "y = Trilu<upper=0>(x)", x=normal(5, 4)),
     case("Trilu", "batches", "y = Trilu<upper=0>(x)", x=normal(2, 3, 4, 4)),
     *(
-        case(
-            "Trilu",
-            f"{side}, diagonal {k}",
-            f"y = Trilu<upper={upper}>(x, k)",
-            x=normal(2, 4, 5),
-            k=np.asarray(k),
-        )
+        case("Trilu", f"{side}, diagonal {k}", f"y = Trilu<upper={upper}>(x, k)", x=normal(2, 4, 5), k=np.asarray(k))
         for side, upper in (("upper", 1), ("lower", 0))
         for k in (-2, 1)
     ),
@@ -358,11 +276,7 @@ ELEMENTWISE_CASES = (
     case("Identity", "between two outputs", "z = Exp(x) y = Identity(z)", x=normal(2, 3), outputs=("y", "z")),
     case("Cast", "to float64 and back", "d = Cast<to=11>(x) e = Exp(d) y = Cast<to=1>(e)", x=normal(2, 3)),
     case(
-        "Cast",
-        "to float16 and back",
-        "d = Cast<to=10>(x) e = Neg(d) y = Cast<to=1>(e)",
-        x=normal(2, 3),
-        tolerance=1e-3,
+        "Cast", "to float16 and back", "d = Cast<to=10>(x) e = Neg(d) y = Cast<to=1>(e)", x=normal(2, 3), tolerance=1e-3
     ),
     case(
         "Cast",
@@ -373,10 +287,6 @@ ELEMENTWISE_CASES = (
     ),
     case("Cast", "from a float64 parameter", "y = Cast<to=1>(x)", x=normal(2, 3, dtype=np.float64)),
     case(
-        "Exp",
-        "behind a Dropout of ratio zero",
-        "z = Dropout(x, ratio) y = Exp(z)",
-        x=normal(6, 7),
-        ratio=np.float32(0),
+        "Exp", "behind a Dropout of ratio zero", "z = Dropout(x, ratio) y = Exp(z)", x=normal(6, 7), ratio=np.float32(0)
     ),
 )

@@ -119,9 +119,7 @@ def index_axes(vectors: Array, extents: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(from_start(vectors[..., axis], extent) for axis, extent in enumerate(extents))
 
 
-def _top_k(
-    name: str, shape: tuple[int, ...], attributes: str, axis: int, largest: bool, **settings: Any
-) -> Case:
+def _top_k(name: str, shape: tuple[int, ...], attributes: str, axis: int, largest: bool, **settings: Any) -> Case:
     count = int(settings.pop("count", 2))
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
@@ -236,9 +234,7 @@ GATHERING_CASES = (
     _gather_elements("each once", (3, 4), [[1, 3], [0, 2], [2, 1]], 1),
     _gather_elements("duplicates", (3, 4), [[1, 1, 1, 3], [0, 0, 2, 2], [3, 3, 3, 3]], 1),
     _gather_elements("negative indices", (3, 4), [[-1, 3, 0], [-4, 0, -2], [1, -3, 1]], 1),
-    _gather_elements(
-        "first axis, duplicates", (4, 3), [[0, 2, -1], [0, 2, 3], [1, 2, 0], [0, 1, 1], [2, 2, 2]], 0
-    ),
+    _gather_elements("first axis, duplicates", (4, 3), [[0, 2, -1], [0, 2, 3], [1, 2, 0], [0, 1, 1], [2, 2, 2]], 0),
     _gather_elements("negative axis", (2, 3, 4), [[[0, 0], [3, -1], [2, 2]], [[1, 1], [1, 0], [-2, 2]]], -1),
     _gather_elements("fewer rows than the data", (4, 3), [[2, 0], [2, 1]], 0),
     _gather_nd("elements", (3, 4), [[0, 1], [2, -1], [0, 1]], computed=True),
@@ -255,12 +251,8 @@ GATHERING_CASES = (
     _gather_nd("batch, constant", (2, 3, 4), [[[1], [1]], [[-1], [0]]], lead=1),
     _gather_nd("batch with equal indices", (2, 3, 4), [[[1], [1]], [[1], [-2]]], lead=1),
     _gather_nd("batch, one an image", (3, 5), [[4], [0], [-2]], lead=1, computed=True),
-    _gather_nd(
-        "batch of two axes, many rows", (2, 2, 300), [[[9], [0]], [[-300], [9]]], lead=2, computed=True
-    ),
-    _gather_nd(
-        "batch, vectors", (2, 20, 30, 2), [[[1, 2], [1, 2]], [[-1, 0], [5, -30]]], lead=1, computed=True
-    ),
+    _gather_nd("batch of two axes, many rows", (2, 2, 300), [[[9], [0]], [[-300], [9]]], lead=2, computed=True),
+    _gather_nd("batch, vectors", (2, 20, 30, 2), [[[1, 2], [1, 2]], [[-1, 0], [5, -30]]], lead=1, computed=True),
     _gather_nd("opset 11", (3, 4), [[0, 1], [2, -1]], computed=True, opset=11),
     _top_k("last axis", (3, 5), "", -1, True),
     _top_k("smallest of the first axis", (6, 3), "axis=0, largest=0", 0, False),

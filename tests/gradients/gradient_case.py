@@ -177,12 +177,7 @@ def emitted(case: Case, forms: str = "cpu") -> tuple[TrainingStep, TrainingGraph
     trainable, frozen = list(case.parameters), [_weight(case, name) for name in case.frozen]
     if case.change is None and forms == "cpu":
         result = optimize(
-            case.model(),
-            solver=case.solver,
-            loss=case.loss,
-            trainable=trainable,
-            freeze=frozen,
-            check=False,
+            case.model(), solver=case.solver, loss=case.loss, trainable=trainable, freeze=frozen, check=False
         )
         return result.planned.step, result.training_graph
     model = read_model(case.model(), loss=case.loss, trainable=trainable, freeze=frozen, provider=forms)
@@ -190,16 +185,12 @@ def emitted(case: Case, forms: str = "cpu") -> tuple[TrainingStep, TrainingGraph
     return planned.step, emit(planned)
 
 
-def outcome(
-    case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu"
-) -> Outcome:
+def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu") -> Outcome:
     """The result of the emitted training graph in ONNX Runtime."""
     step, graph = emitted(case, forms)
     written = {info.name for info in graph.model.graph.value_info}
     mask_of = {
-        node.outputs[0]: next(
-            name for name in (node.outputs[1], f"{node.outputs[1]}__recompute") if name in written
-        )
+        node.outputs[0]: next(name for name in (node.outputs[1], f"{node.outputs[1]}__recompute") if name in written)
         for node in step.model.nodes
         if node.op == "Dropout"
     }
@@ -266,9 +257,7 @@ def _by_formula(case: Case, target: Array) -> tuple[float, dict[str, Array]]:
     return float(loss.detach()), found
 
 
-def errors(
-    case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu"
-) -> dict[str, float]:
+def errors(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu") -> dict[str, float]:
     """Relative error of the loss and, norm-wise, of each gradient; infinite for a missing one.
 
     Raises:

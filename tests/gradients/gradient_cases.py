@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from tests.gradients.activation_cases import ACTIVATION_CASES
 from tests.gradients.attention_cases import ATTENTION_CASES
-from tests.gradients.convolution_cases import (
-    CONVOLUTION_CASES,
-    EINSUM_CASES,
-    PRODUCT_CASES,
-    TRANSPOSED_CASES,
-)
+from tests.gradients.convolution_cases import CONVOLUTION_CASES, EINSUM_CASES, PRODUCT_CASES, TRANSPOSED_CASES
 from tests.gradients.elementwise_cases import ELEMENTWISE_CASES
 from tests.gradients.gathering_cases import GATHERING_CASES
 from tests.gradients.gradient_case import Case

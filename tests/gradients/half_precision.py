@@ -21,10 +21,7 @@ def is_in_one_type(case: Case) -> bool:
     """Whether every floating tensor of a case is float32 without the body naming the type."""
     drawn = all(draw.dtype is np.float32 for draw in case.operands.values())
     return (
-        drawn
-        and case.change is None
-        and case.loss == "mse"
-        and not any(name in case.body for name in _TYPED_OPERATORS)
+        drawn and case.change is None and case.loss == "mse" and not any(name in case.body for name in _TYPED_OPERATORS)
     )
 
 
@@ -47,18 +44,12 @@ def _rounded(value: Array) -> Array:
 def computed_in_float16(case: Case) -> Case:
     """The case with float32 operands that are cast to float16, as in mixed precision."""
     return replace(
-        case,
-        name=f"{case.name}, cast to float16",
-        tolerance=FLOAT16_TOLERANCE,
-        compute_type=TensorProto.FLOAT16,
+        case, name=f"{case.name}, cast to float16", tolerance=FLOAT16_TOLERANCE, compute_type=TensorProto.FLOAT16
     )
 
 
 def computed_in_bfloat16(case: Case) -> Case:
     """The case with float32 operands that are cast to bfloat16."""
     return replace(
-        case,
-        name=f"{case.name}, cast to bfloat16",
-        tolerance=BFLOAT16_TOLERANCE,
-        compute_type=TensorProto.BFLOAT16,
+        case, name=f"{case.name}, cast to bfloat16", tolerance=BFLOAT16_TOLERANCE, compute_type=TensorProto.BFLOAT16
     )

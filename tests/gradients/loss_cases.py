@@ -84,19 +84,8 @@ LOSS_CASES = (
     _head("l1", "y = Exp(x)", x=normal(3, 4), loss="l1", rule="Abs"),
     _head("bce", "y = Mul(x, w)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"),
     _head(
-        "bce behind Sigmoid",
-        "z = Mul(x, w) y = Sigmoid(z)",
-        x=normal(3, 4),
-        w=normal(4),
-        loss="bce",
-        rule="Softplus",
+        "bce behind Sigmoid", "z = Mul(x, w) y = Sigmoid(z)", x=normal(3, 4), w=normal(4), loss="bce", rule="Softplus"
     ),
-    _head(
-        "own output",
-        "z = Mul(x, x) y = ReduceMean<keepdims=0>(z)",
-        x=normal(3, 4),
-        loss="y",
-        rule="ReduceMean",
-    ),
+    _head("own output", "z = Mul(x, x) y = ReduceMean<keepdims=0>(z)", x=normal(3, 4), loss="y", rule="ReduceMean"),
     _head("own output [1]", "z = Mul(x, x) y = ReduceMean(z)", x=normal(3, 4), loss="y", rule="ReduceMean"),
 )

@@ -177,9 +177,7 @@ def unnoticed(rule: str, cases: Sequence[Case]) -> list[str]:
     # An empty gradient can be wrong only in its shape.
     nonempty = [case for case in cases if given_inputs(rule, [case])]
     with mutated(rule):
-        found = [
-            f"case '{case}' does not detect that {rule} is wrong" for case in nonempty if not fails(case)
-        ]
+        found = [f"case '{case}' does not detect that {rule} is wrong" for case in nonempty if not fails(case)]
     for index in given_inputs(rule, cases):
         with mutated(rule, index):
             if not any(fails(case) for case in cases):

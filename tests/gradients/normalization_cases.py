@@ -64,18 +64,11 @@ def _of_batch(name: str, shape: tuple[int, ...], attributes: str = "", **setting
 
 def _given(name: str, shape: tuple[int, ...]) -> Case:
     return _batch_norm(
-        "BatchNormalization",
-        name,
-        shape,
-        "epsilon=0.001",
-        change=_given_statistics,
-        formula=_inference_norm,
+        "BatchNormalization", name, shape, "epsilon=0.001", change=_given_statistics, formula=_inference_norm
     )
 
 
-def _layer(
-    name: str, shape: tuple[int, ...], scale: tuple[int, ...], attributes: str = "", **settings: Any
-) -> Case:
+def _layer(name: str, shape: tuple[int, ...], scale: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
     """y = LayerNormalization(x, scale, bias), weighted so that the gradients of rows do not cancel."""
     operator = f"LayerNormalization<{attributes}>" if attributes else "LayerNormalization"
     settings.setdefault("x", normal(*shape))
@@ -179,9 +172,7 @@ def _group_formula(groups: int, epsilon: float) -> Any:
     return formula
 
 
-def _group(
-    name: str, shape: tuple[int, ...], groups: int, epsilon: float = 1e-5, per_group: bool = False
-) -> Case:
+def _group(name: str, shape: tuple[int, ...], groups: int, epsilon: float = 1e-5, per_group: bool = False) -> Case:
     """GroupNormalization, which reading decomposes; before opset 21 it has one scale per group."""
     count = groups if per_group else shape[1]
     attributes = f"num_groups={groups}" + (f", epsilon={epsilon}" if epsilon != 1e-5 else "")
@@ -229,9 +220,7 @@ def _with_rms_normalization(axis: int, epsilon: float) -> Any:
     return change
 
 
-def _rms(
-    name: str, shape: tuple[int, ...], scale: tuple[int, ...], axis: int = -1, epsilon: float = 1e-5
-) -> Case:
+def _rms(name: str, shape: tuple[int, ...], scale: tuple[int, ...], axis: int = -1, epsilon: float = 1e-5) -> Case:
     return case(
         "RMSNormalization",
         name,

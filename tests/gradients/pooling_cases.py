@@ -38,9 +38,7 @@ def _times_places(x: Tensor) -> Tensor:
     return pooled * (places + images * math.prod(x.shape[2:])) * 0.01
 
 
-def _dilated_mean(
-    kernel: Sequence[int], dilations: Sequence[int], pads: int, *, counts_pads: bool
-) -> Formula:
+def _dilated_mean(kernel: Sequence[int], dilations: Sequence[int], pads: int, *, counts_pads: bool) -> Formula:
     """AveragePool-19 with dilations and equal pads: a sum over taps by a convolution with ones."""
 
     def mean(operands: Mapping[str, Tensor]) -> Tensor:
@@ -134,8 +132,7 @@ POOLING_CASES = (
     case(
         "MaxPool",
         "indices read by the model",
-        "p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
-        "c = Cast<to=1>(i) s = Mul(c, small) y = Mul(p, s)",
+        "p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) c = Cast<to=1>(i) s = Mul(c, small) y = Mul(p, s)",
         x=normal(2, 3, 4, 6),
         small=np.float32(0.01),
         formula=lambda o: _times_places(o["x"]),
@@ -177,11 +174,7 @@ POOLING_CASES = (
         "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]",
         _lp_formula(2, (3, 2), pads=(1, 0, 1, 1), dilations=(2, 3)),
     ),
-    _lp(
-        "ceil_mode",
-        "kernel_shape=[3,3], strides=[2,2], ceil_mode=1",
-        _lp_formula(2, (3, 3), (2, 2), (0, 0, 1, 0)),
-    ),
+    _lp("ceil_mode", "kernel_shape=[3,3], strides=[2,2], ceil_mode=1", _lp_formula(2, (3, 3), (2, 2), (0, 0, 1, 0))),
     _lp("1D", "kernel_shape=[3], strides=[2], pads=[1,0]", _lp_over_one_axis, (2, 3, 9)),
     _lp("3D", "kernel_shape=[2,3,2], strides=[2,1,1]", _lp_over_three_axes, (2, 2, 4, 5, 3)),
     _lp("opset 9", "kernel_shape=[2,2], strides=[2,2]", _lp_formula(2, (2, 2), (2, 2)), opset=9),
@@ -195,10 +188,7 @@ POOLING_CASES = (
         formula=_lp_beside_zeros,
         smooth=False,
     ),
-    *(
-        _whole("GlobalLpPool", f"p {p}", (2, 3, 4, 5), f"p={p}", formula=_norm_of_all(p))
-        for p in (1, 2, 3, 4)
-    ),
+    *(_whole("GlobalLpPool", f"p {p}", (2, 3, 4, 5), f"p={p}", formula=_norm_of_all(p)) for p in (1, 2, 3, 4)),
     _whole("GlobalLpPool", "1D", (2, 3, 5), formula=_norm_of_all(2)),
     _whole("GlobalLpPool", "3D", (2, 3, 2, 3, 2), "p=3", formula=_norm_of_all(3)),
     _whole("GlobalLpPool", "opset 9", (2, 3, 4, 5), formula=_norm_of_all(2), opset=9),
@@ -257,9 +247,7 @@ POOLING_CASES = (
     _max("kernel not square", _FEW, "kernel_shape=[2,3], strides=[2,1], pads=[0,1,1,2]"),
     _max("stride larger than the kernel", _FEW, "kernel_shape=[2,2], strides=[3,4]"),
     _max("ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
-    _max(
-        "ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"
-    ),
+    _max("ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
     _max("dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
     _max("SAME_UPPER", _FEW, 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"'),
     _max("SAME_LOWER", _FEW, 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
@@ -279,11 +267,7 @@ POOLING_CASES = (
     _mean("stride 1, pads differ", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3]"),
     _mean("stride 1, pads differ, counted", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3], count_include_pad=1"),
     _mean("stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
-    _mean(
-        "stride 2, pads counted",
-        _FEW,
-        "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1",
-    ),
+    _mean("stride 2, pads counted", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1"),
     _mean("rows left unused", (2, 3, 8, 9), "kernel_shape=[3,2], strides=[3,4]"),
     _mean("stride 3, one pad", (2, 3, 11, 10), "kernel_shape=[3,2], strides=[3,3], pads=[1,0,0,1]"),
     _mean("ceil_mode", _FEW, "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),

@@ -50,15 +50,7 @@ def _resize(name: str, shape: tuple[int, ...], attributes: str = "", **settings:
     inputs = ", ".join(["x", *(key if key in constants else "" for key in ("roi", "scales", "sizes"))])
     call = f"Resize<{attributes}>({inputs.rstrip(', ')})" if attributes else f"Resize({inputs.rstrip(', ')})"
     formula = as_runtime(call, constants, shape, settings.get("opset", 18))
-    return case(
-        "Resize",
-        name,
-        f"y = {call}",
-        x=normal(*shape),
-        formula=formula,
-        **constants,
-        **settings,
-    )
+    return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, **constants, **settings)
 
 
 _TRANSFORMATIONS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -74,11 +66,7 @@ def _of_all_modes() -> tuple[Case, ...]:
             modes = [f'mode="nearest", nearest_mode="{nearest}"' for nearest in _NEAREST]
             modes += ['mode="linear"', 'mode="cubic"']
             for mode in modes:
-                name = (
-                    f"{mode}, {transformation}, {what}".replace('"', "")
-                    .replace("_mode=", " ")
-                    .replace("=", " ")
-                )
+                name = f"{mode}, {transformation}, {what}".replace('"', "").replace("_mode=", " ").replace("=", " ")
                 cases.append(_resize(name, (1, 2, 4, 3), f"{mode}, {attributes}", sizes=sizes))
     return tuple(cases)
 
@@ -87,15 +75,7 @@ def _older(name: str, call: str, shape: tuple[int, ...], scales: list[float], op
     """Upsample, and Resize before it had coordinate modes."""
     constants = {"scales": np.asarray(scales, np.float32)} if "scales)" in call else {}
     formula = as_runtime(call, constants, shape, opset)
-    return case(
-        "Resize",
-        name,
-        f"y = {call}",
-        x=normal(*shape),
-        formula=formula,
-        opset=opset,
-        **constants,
-    )
+    return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, opset=opset, **constants)
 
 
 def _grid_sample(
@@ -111,9 +91,7 @@ def _grid_sample(
     torch_mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        return torch.nn.functional.grid_sample(
-            operands["x"], operands["grid"], torch_mode, padding, align_corners
-        )
+        return torch.nn.functional.grid_sample(operands["x"], operands["grid"], torch_mode, padding, align_corners)
 
     attributes = f'mode="{mode}", padding_mode="{padding}", align_corners={int(align_corners)}'
     body = f"y = GridSample<{attributes}>(x, grid)"
@@ -121,9 +99,7 @@ def _grid_sample(
     if mode == "nearest":
         # The derivative with respect to the grid is zero.
         settings.setdefault("frozen", ("grid",))
-    return case(
-        "GridSample", name, body, x=normal(*shape), grid=grid, formula=formula, smooth=False, **settings
-    )
+    return case("GridSample", name, body, x=normal(*shape), grid=grid, formula=formula, smooth=False, **settings)
 
 
 def _of_all_grids() -> tuple[Case, ...]:
@@ -174,9 +150,7 @@ RESAMPLING_CASES = (
     _resize("nearest, six axes", (1, 2, 1, 3, 2, 2), scales=[1, 1, 1, 2, 2, 3]),
     _resize("linear by scales", (1, 2, 4, 3), 'mode="linear"', scales=[1, 1, 2, 2]),
     _resize("linear by other scales than sizes say", (1, 2, 4, 3), 'mode="linear"', scales=[1, 1, 1.7, 1.3]),
-    _resize(
-        "linear, scale without effect on one axis", (1, 1, 4, 3), 'mode="linear"', scales=[1, 1, 2.1, 1.1]
-    ),
+    _resize("linear, scale without effect on one axis", (1, 1, 4, 3), 'mode="linear"', scales=[1, 1, 2.1, 1.1]),
     _resize("linear, matrix", (4, 3), 'mode="linear"', scales=[2, 1.5]),
     _resize("linear, three axes", (2, 3, 3), 'mode="linear"', sizes=[3, 5, 4]),
     _resize("linear, five axes", (1, 2, 2, 3, 2), 'mode="linear"', sizes=[1, 2, 3, 4, 5]),
@@ -200,33 +174,19 @@ RESAMPLING_CASES = (
     _older("nearest, opset 10", "Resize(x, scales)", (1, 2, 3, 4), [1, 1, 2, 1.5], 10),
     _older("nearest, smaller, opset 10", "Resize(x, scales)", (1, 2, 6, 9), [1, 1, 0.5, 0.35], 10),
     _older("linear, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 3, 4), [1, 1, 2, 1.5], 10),
-    _older(
-        "linear, smaller, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 6, 9), [1, 1, 0.5, 0.4], 10
-    ),
+    _older("linear, smaller, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 6, 9), [1, 1, 0.5, 0.4], 10),
     _older("linear Upsample, opset 9", 'Upsample<mode="linear">(x, scales)', (1, 2, 3, 4), [1, 1, 2, 3], 9),
-    _older(
-        "linear Upsample, opset 7",
-        'Upsample<mode="linear", scales=[1.0, 1.0, 3.0, 2.5]>(x)',
-        (1, 2, 3, 4),
-        [],
-        7,
-    ),
+    _older("linear Upsample, opset 7", 'Upsample<mode="linear", scales=[1.0, 1.0, 3.0, 2.5]>(x)', (1, 2, 3, 4), [], 7),
     _resize("cubic, other coefficient", (1, 2, 4, 5), 'mode="cubic", cubic_coeff_a=-0.5', sizes=[1, 2, 7, 8]),
     _resize("cubic, excluded outside", (1, 1, 4, 5), 'mode="cubic", exclude_outside=1', sizes=[1, 1, 6, 3]),
     _resize("cubic, matrix", (4, 5), 'mode="cubic"', scales=[1.5, 0.7]),
     _resize("axes", (1, 2, 4, 3), 'mode="linear", axes=[3, 2]', sizes=[5, 7]),
     _resize("axes with scales", (1, 2, 4, 3), 'mode="nearest", axes=[2]', scales=[1.5]),
     _resize(
-        "not larger",
-        (1, 2, 4, 3),
-        'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_larger"',
-        sizes=[7, 9],
+        "not larger", (1, 2, 4, 3), 'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_larger"', sizes=[7, 9]
     ),
     _resize(
-        "not smaller",
-        (1, 2, 4, 3),
-        'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_smaller"',
-        sizes=[7, 9],
+        "not smaller", (1, 2, 4, 3), 'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_smaller"', sizes=[7, 9]
     ),
     _resize(
         "crop",
@@ -270,9 +230,7 @@ RESAMPLING_CASES = (
     *_of_all_grids(),
     _grid_sample("three sizes", (1, 2, 3, 4, 3), (4, 5, 6), "linear", "zeros", False, opset=20),
     _grid_sample("three sizes, border", (2, 1, 3, 3, 4), (4, 3, 5), "linear", "border", True, opset=20),
-    _grid_sample(
-        "three sizes, nearest", (1, 2, 3, 4, 3), (4, 5, 6), "nearest", "reflection", False, opset=20
-    ),
+    _grid_sample("three sizes, nearest", (1, 2, 3, 4, 3), (4, 5, 6), "nearest", "reflection", False, opset=20),
     _grid_sample("cubic, opset 20", (1, 2, 5, 4), (9, 8), "cubic", "zeros", False, opset=20),
     _grid_sample("one row", (1, 2, 1, 4), (3, 2), "bilinear", "reflection", False),
     _grid_sample("one row, corners", (1, 2, 1, 4), (3, 2), "bilinear", "reflection", True),

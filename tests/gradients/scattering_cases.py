@@ -96,10 +96,7 @@ SCATTERING_CASES = (
         i=[[0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 0]],
         formula=lambda operands: torch.exp(
             operands["x"].scatter_reduce(
-                1,
-                torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 0]]),
-                torch.relu(operands["u"]),
-                "prod",
+                1, torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 0]]), torch.relu(operands["u"]), "prod"
             )
         ),
     ),
@@ -133,10 +130,7 @@ SCATTERING_CASES = (
         i=[[0], [1], [0], [1]],
         formula=lambda operands: torch.exp(
             operands["x"].scatter_reduce(
-                0,
-                torch.tensor([0, 1, 0, 1])[:, None].expand(4, 4),
-                torch.relu(operands["u"]),
-                "prod",
+                0, torch.tensor([0, 1, 0, 1])[:, None].expand(4, 4), torch.relu(operands["u"]), "prod"
             )
         ),
     ),

@@ -22,9 +22,7 @@ def _split(name: str, body: str, *shape: int, **settings: Any) -> Case:
     return case("Split", name, body, x=normal(*(shape or (2, 7, 3))), **settings)
 
 
-def _moved(
-    rule: str, name: str, attributes: str, shape: tuple[int, ...], formula: Formula, **settings: Any
-) -> Case:
+def _moved(rule: str, name: str, attributes: str, shape: tuple[int, ...], formula: Formula, **settings: Any) -> Case:
     return case(
         rule,
         name,
@@ -57,12 +55,7 @@ def _space_to_depth(block: int) -> Formula:
 
 
 def _col2im(
-    name: str,
-    lead: tuple[int, int],
-    image: tuple[int, int],
-    block: list[int],
-    attributes: str = "",
-    **settings: Any,
+    name: str, lead: tuple[int, int], image: tuple[int, int], block: list[int], attributes: str = "", **settings: Any
 ) -> Case:
     """`lead` are batch and channels; the number of windows follows from the image."""
     batch, channels = lead
@@ -75,15 +68,11 @@ def _col2im(
         x=normal(batch, *probe.shape[1:]),
         image=list(image),
         block=block,
-        formula=lambda operands: torch.exp(
-            torch.nn.functional.fold(operands["x"], image, tuple(block), **settings)
-        ),
+        formula=lambda operands: torch.exp(torch.nn.functional.fold(operands["x"], image, tuple(block), **settings)),
     )
 
 
-def _reverse(
-    name: str, shape: tuple[int, ...], lengths: list[int], time: int, batch: int, attributes: str
-) -> Case:
+def _reverse(name: str, shape: tuple[int, ...], lengths: list[int], time: int, batch: int, attributes: str) -> Case:
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
         x = operands["x"].movedim((batch, time), (0, 1))
         rows = [torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(x, lengths, strict=True)]
@@ -123,14 +112,7 @@ SHAPE_CASES = (
     _scaled("Reshape", "0 and -1", "Reshape(x, to)", _CUBE, to=[0, -1]),
     _scaled("Reshape", "-1 first", "Reshape(x, to)", _CUBE, to=[-1, 2]),
     _scaled("Reshape", "axes of one", "Reshape(x, to)", _CUBE, to=[1, 2, 1, 12, 1]),
-    case(
-        "Reshape",
-        "to a scalar",
-        "s = Reshape(x, to) y = Mul(s, spread)",
-        x=normal(1, 1),
-        to=[],
-        spread=normal(2),
-    ),
+    case("Reshape", "to a scalar", "s = Reshape(x, to) y = Mul(s, spread)", x=normal(1, 1), to=[], spread=normal(2)),
     _scaled("Reshape", "of a scalar", "Reshape(x, to)", (), to=[1, 1]),
     _scaled("Reshape", "opset 13", "Reshape(x, to)", _CUBE, to=[3, -1], opset=13),
     case(
@@ -187,23 +169,13 @@ SHAPE_CASES = (
         frozen=("a",),
     ),
     case(
-        "Concat",
-        "frozen first",
-        "z = Concat<axis=1>(a, x) y = Exp(z)",
-        x=normal(2, 3),
-        a=normal(2, 2),
-        frozen=("a",),
+        "Concat", "frozen first", "z = Concat<axis=1>(a, x) y = Exp(z)", x=normal(2, 3), a=normal(2, 2), frozen=("a",)
     ),
     case("Concat", "an empty input", "y = Concat<axis=0>(a, x)", x=normal(2, 3), a=normal(0, 3)),
     _split(
-        "unequal pieces",
-        "a, b = Split<axis=1>(x, sizes) u = Exp(a) v = Tanh(b) y = Concat<axis=1>(v, u)",
-        sizes=[3, 4],
+        "unequal pieces", "a, b = Split<axis=1>(x, sizes) u = Exp(a) v = Tanh(b) y = Concat<axis=1>(v, u)", sizes=[3, 4]
     ),
-    _split(
-        "three pieces of a negative axis",
-        "a, b, c = Split<axis=-1, num_outputs=3>(x) u = Mul(a, b) y = Mul(u, c)",
-    ),
+    _split("three pieces of a negative axis", "a, b, c = Split<axis=-1, num_outputs=3>(x) u = Mul(a, b) y = Mul(u, c)"),
     _split(
         "shorter last piece",
         "a, b, c = Split<axis=1, num_outputs=3>(x) u = Mul(a, b) v = Exp(c) y = Concat<axis=1>(u, v)",
@@ -217,9 +189,7 @@ SHAPE_CASES = (
         "a, b = Split<axis=1>(x, sizes) u = Exp(a) v = Mul(u, a) y = Concat<axis=1>(v, b)",
         sizes=[3, 4],
     ),
-    _split(
-        "an empty piece", "a, b, c = Split<axis=1>(x, sizes) y = Concat<axis=1>(b, c, a)", sizes=[3, 0, 4]
-    ),
+    _split("an empty piece", "a, b, c = Split<axis=1>(x, sizes) y = Concat<axis=1>(b, c, a)", sizes=[3, 0, 4]),
     _split("equal pieces, opset 13", "a, b = Split<axis=0>(x) y = Mul(a, b)", opset=13),
     _split(
         "sizes as attribute, opset 9",
@@ -234,15 +204,7 @@ SHAPE_CASES = (
     _moved("SpaceToDepth", "blocks of three", "blocksize=3", (1, 2, 3, 6), _space_to_depth(3)),
     _moved("SpaceToDepth", "opset 9", "blocksize=2", (2, 3, 4, 2), _space_to_depth(2), opset=9),
     _col2im("plain", (2, 3), (5, 5), [2, 2]),
-    _col2im(
-        "pads and strides",
-        (1, 2),
-        (6, 5),
-        [3, 2],
-        "pads=[1,0,1,0], strides=[2,1]",
-        padding=(1, 0),
-        stride=(2, 1),
-    ),
+    _col2im("pads and strides", (1, 2), (6, 5), [3, 2], "pads=[1,0,1,0], strides=[2,1]", padding=(1, 0), stride=(2, 1)),
     _col2im("dilated", (1, 2), (6, 7), [2, 3], "dilations=[2,2]", dilation=(2, 2)),
     _reverse("time first", (4, 3, 2), [4, 1, 3], 0, 1, ""),
     _reverse("batch first", (3, 4), [2, 4, 1], 1, 0, "batch_axis=0, time_axis=1"),

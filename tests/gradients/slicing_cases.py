@@ -50,9 +50,7 @@ def _padded_as(mode: str, pads: list[int]) -> Formula:
     return formula
 
 
-def _pad_mode(
-    mode: str, name: str, pads: list[int], shape: tuple[int, ...] = (4, 3, 4), **settings: Any
-) -> Case:
+def _pad_mode(mode: str, name: str, pads: list[int], shape: tuple[int, ...] = (4, 3, 4), **settings: Any) -> Case:
     body = f'v = Pad<mode="{mode}">(x, pads) y = Exp(v)'
     formula = _padded_as(mode, pads)
     return case("Pad", f"{mode}, {name}", body, x=normal(*shape), pads=pads, formula=formula, **settings)
@@ -64,9 +62,7 @@ def _constant_pad(x: Tensor, value: Tensor) -> Tensor:
     return torch.nn.functional.pad(x[:, :, 1:], (0, 3, 1, 0, 0, 2)) + (1 - inside) * value
 
 
-def _crop(
-    name: str, shape: tuple[int, ...], to: list[int], parts: list[tuple[int, int]], **settings: Any
-) -> Case:
+def _crop(name: str, shape: tuple[int, ...], to: list[int], parts: list[tuple[int, int]], **settings: Any) -> Case:
     """`parts` are the ranges of each axis that y contains, some of them outside x."""
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
@@ -103,12 +99,7 @@ SLICING_CASES = (
     _slice("step -3, part", [-3], [1], [0], [-3], x=normal(14, 2)),
     # ONNX starts at the first element; in Python the slice is empty.
     _slice(
-        "step -1, start in front of the axis",
-        [-99],
-        [_FIRST],
-        [0],
-        [-1],
-        formula=lambda operands: operands["x"][:1],
+        "step -1, start in front of the axis", [-99], [_FIRST], [0], [-1], formula=lambda operands: operands["x"][:1]
     ),
     _slice("several axes and steps", [0, 3, -1], [_LAST, 1, _FIRST], [0, 1, 2], [2, -1, -2]),
     _slice("four axes, two of them strided", [1, 0], [_LAST, _LAST], [2, 3], [2, 3], x=normal(2, 3, 5, 7)),
@@ -174,14 +165,7 @@ SLICING_CASES = (
         one=[0, 0, 0, -2],
         formula=lambda operands: operands["x"][:, :2],
     ),
-    _pad(
-        "axes",
-        [1, -2, 2, 0],
-        "x, pads, value, axes",
-        value=np.float32(0.5),
-        axes=[0, -1],
-        formula=_pad_by_axes,
-    ),
+    _pad("axes", [1, -2, 2, 0], "x, pads, value, axes", value=np.float32(0.5), axes=[0, -1], formula=_pad_by_axes),
     _pad_mode("reflect", "around", [0, 1, 2, 0, 2, 1]),
     _pad_mode("reflect", "as far as it goes", [1, 0, 3, 1, 2, 0]),
     _pad_mode("reflect", "in front only", [0, 2, 0, 0, 0, 0]),
@@ -229,20 +213,11 @@ SLICING_CASES = (
         pads=[1, 2],
         axes=[1],
         formula=lambda operands: torch.exp(
-            torch.cat(
-                [
-                    operands["a"].expand(2, 1, 4),
-                    operands["x"],
-                    operands["a"].expand(2, 2, 4),
-                ],
-                1,
-            )
+            torch.cat([operands["a"].expand(2, 1, 4), operands["x"], operands["a"].expand(2, 2, 4)], 1)
         ),
     ),
     _pad("vector", [2, 1], x=normal(5)),
-    case(
-        "Pad", "attributes, opset 9", "y = Pad<pads=[0,1,2,0,0,1], value=0.5>(x)", x=normal(*_CUBE), opset=9
-    ),
+    case("Pad", "attributes, opset 9", "y = Pad<pads=[0,1,2,0,0,1], value=0.5>(x)", x=normal(*_CUBE), opset=9),
     _pad("opset 11", [0, 1, 2, 0, 3, 1], opset=11),
     _crop("crop", (5, 7), [2, 4], [(1, 3), (1, 5)]),
     _crop("pad", (4, 3), [7, 4], [(-1, 6), (0, 4)]),

@@ -33,14 +33,10 @@ CPU = ("CPUExecutionProvider",)
 
 def planned_step(provider: str, solver: str | None = None, batch: int = 4) -> PlannedStep:
     shapes = {"x": (batch, *SHAPES["x"][1:])}
-    return plan_step(
-        read_model(MODELS / "resnet18.onnx", input_shapes=shapes, provider=provider), solver or "peak"
-    )
+    return plan_step(read_model(MODELS / "resnet18.onnx", input_shapes=shapes, provider=provider), solver or "peak")
 
 
-def outputs(
-    planned: PlannedStep, *, baseline: bool = False, has_barriers: bool = True
-) -> Mapping[str, Array]:
+def outputs(planned: PlannedStep, *, baseline: bool = False, has_barriers: bool = True) -> Mapping[str, Array]:
     options = ReadOptions(provider=planned.model.provider, has_barriers=has_barriers)
     drawn = draw_weights(planned.model, 0)
     schedule = store_all_schedule(planned) if baseline else None
@@ -116,9 +112,7 @@ def test_columns_take_free_memory_and_leave_the_peaks(monkeypatch: pytest.Monkey
         patched.setattr("onnxgc.api.planned_step._with_free_memory_used", lambda lean: lean)
         lean = planned_step("cuda")
     assert total(planned).nodes < total(lean).nodes
-    assert (
-        planned.profile.peak_bytes <= lean.profile.peak_bytes <= 1.03 * planned_step("cpu").profile.peak_bytes
-    )
+    assert planned.profile.peak_bytes <= lean.profile.peak_bytes <= 1.03 * planned_step("cpu").profile.peak_bytes
     assert planned.regular_profile.peak_bytes <= lean.regular_profile.peak_bytes
 
 

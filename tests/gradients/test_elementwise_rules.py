@@ -86,9 +86,7 @@ _JUMPING = _floats(-INF, -7.0, -1e-6, 0.0, 1e-6, 7.0, INF)
         ("y = Reciprocal(x)", torch.reciprocal, _floats(-7, -1e-5, 0, 1e-5, 7)),
     ],
 )
-def test_gradients_at_extreme_values_and_kinks(
-    body: str, formula: Callable[[Tensor], Tensor], x: Array
-) -> None:
+def test_gradients_at_extreme_values_and_kinks(body: str, formula: Callable[[Tensor], Tensor], x: Array) -> None:
     leaf = torch.from_numpy(x).requires_grad_()
     dy = np.linspace(0.5, 1.5, x.size).astype(np.float32)
     (expected,) = torch.autograd.grad(formula(leaf), leaf, torch.from_numpy(dy))
@@ -155,9 +153,7 @@ def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bo
     x = _floats(-2, -0.5, 0, 0.5, 2) if whole else _floats(0, 0.5, 2)
     leaves = [torch.from_numpy(value).requires_grad_() for value in (x, _floats(exponent))]
     dy = np.arange(1, x.size + 1, dtype=np.float32)
-    base, power = torch.autograd.grad(
-        torch.pow(*leaves), leaves, torch.from_numpy(dy), materialize_grads=True
-    )
+    base, power = torch.autograd.grad(torch.pow(*leaves), leaves, torch.from_numpy(dy), materialize_grads=True)
     if is_constant:
         found = _gradients("y = Pow(x, p)", {"x": x}, dy, p=np.asarray(exponent, np.float32))
     else:
@@ -183,9 +179,7 @@ def test_mod_of_floats_with_fmod_0_raises() -> None:
         trainable=["x"],
     )
     # Changed after reading, since ONNX's checker rejects such a file.
-    nodes = tuple(
-        node.with_changes(attributes={"fmod": 0}) if node.op == "Mod" else node for node in model.nodes
-    )
+    nodes = tuple(node.with_changes(attributes={"fmod": 0}) if node.op == "Mod" else node for node in model.nodes)
     changed = type(model)(**{**_fields(model), "nodes": nodes})
     with pytest.raises(UnsupportedOperatorError, match="Mod 'net/y' in module 'net' has fmod=0"):
         differentiate(changed)
@@ -261,9 +255,7 @@ def test_gradients_in_bfloat16_use_operators_that_support_it(body: str) -> None:
     used = {name for node in proto.graph.node for name in node.input}
     del proto.graph.initializer[:]
     for name in shapes.keys() & used:
-        value = helper.make_tensor(
-            name, TensorProto.BFLOAT16, shapes[name], [0.5] * int(np.prod(shapes[name]))
-        )
+        value = helper.make_tensor(name, TensorProto.BFLOAT16, shapes[name], [0.5] * int(np.prod(shapes[name])))
         proto.graph.initializer.append(value)
     result = optimize(proto, loss="mse", trainable=sorted({"v", "w"} & used), check=False)
     types = result.planned.model.types

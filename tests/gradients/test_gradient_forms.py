@@ -109,9 +109,7 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     x, dy = (normal(2, 5, 3, 4).value("even", name) for name in ("x", "dy"))
 
     leaf = torch.from_numpy(x).double().requires_grad_()
-    (expected,) = torch.autograd.grad(
-        OPERATORS["LRN"]([leaf], settings, 18), leaf, torch.from_numpy(dy).double()
-    )
+    (expected,) = torch.autograd.grad(OPERATORS["LRN"]([leaf], settings, 18), leaf, torch.from_numpy(dy).double())
 
     read = {name for node in chunk.nodes for name in node.inputs}
     (incoming,) = read & set(step.gradient_of.values()) - set(chunk.gradients)
@@ -121,9 +119,7 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     assert np.linalg.norm(found - expected.numpy()) <= 1e-5 * float(expected.norm())
 
 
-def _run(
-    nodes: list[onnx.NodeProto], fed: dict[str, Array], constants: dict[str, Array], output: str
-) -> Array:
+def _run(nodes: list[onnx.NodeProto], fed: dict[str, Array], constants: dict[str, Array], output: str) -> Array:
     graph = helper.make_graph(
         nodes,
         "backward",
@@ -138,7 +134,5 @@ def _run(
 
 def test_the_gradient_of_a_bias_over_many_rows_is_accurate() -> None:
     """A sequential sum over 65,536 rows has ten times the error."""
-    rows = case(
-        "Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=normal(65536, 4), b=normal(4), w=normal(4)
-    )
+    rows = case("Add", "many rows", "z = Add(a, b) y = Mul(z, w)", a=normal(65536, 4), b=normal(4), w=normal(4))
     assert errors(rows)["b"] <= 3e-7

@@ -26,17 +26,9 @@ def _network(name: str, body: str, **settings: Any) -> Case:
 
 
 NETWORKS = (
+    _network("parameter used twice", "u = MatMul(x, w) v = Tanh(u) y = MatMul(v, w)", x=normal(3, 4), w=normal(4, 4)),
     _network(
-        "parameter used twice",
-        "u = MatMul(x, w) v = Tanh(u) y = MatMul(v, w)",
-        x=normal(3, 4),
-        w=normal(4, 4),
-    ),
-    _network(
-        "parameter used by two operators",
-        "u = MatMul(x, w) v = Tanh(u) y = Mul(v, w)",
-        x=normal(4, 4),
-        w=normal(4, 4),
+        "parameter used by two operators", "u = MatMul(x, w) v = Tanh(u) y = Mul(v, w)", x=normal(4, 4), w=normal(4, 4)
     ),
     _network("parameter used three times by one", "y = Sum(w, x, w, w)", x=normal(3, 4), w=normal(4)),
     _network(
@@ -54,22 +46,13 @@ NETWORKS = (
         w=normal(4),
         s=normal(3, 4, mean=5.0),
     ),
-    _network(
-        "one bias added twice", "u = Add(x, b) v = Exp(u) y = Add(v, b)", x=normal(3, 4), b=normal(3, 4)
-    ),
+    _network("one bias added twice", "u = Add(x, b) v = Exp(u) y = Add(v, b)", x=normal(3, 4), b=normal(3, 4)),
     # All three parameters have the gradient of the sum, and each needs a separate output.
     _network(
-        "two biases with one gradient",
-        "u = Add(x, b) y = Add(u, c)",
-        x=normal(3, 4),
-        b=normal(3, 4),
-        c=normal(3, 4),
+        "two biases with one gradient", "u = Add(x, b) y = Add(u, c)", x=normal(3, 4), b=normal(3, 4), c=normal(3, 4)
     ),
     _network(
-        "a chain of views",
-        "u = Reshape(x, s) v = Flatten(u) w = Transpose(v) y = Exp(w)",
-        x=normal(2, 6),
-        s=[3, 2, 2],
+        "a chain of views", "u = Reshape(x, s) v = Flatten(u) w = Transpose(v) y = Exp(w)", x=normal(2, 6), s=[3, 2, 2]
     ),
     _network(
         "a view of a parameter",
@@ -213,16 +196,12 @@ def test_rules_and_stops_are_disjoint() -> None:
     [
         (
             lambda: _model(
-                "y, p, r = BatchNormalization<training_mode=1>(x, s, b, m, q) z = Add(y, p)",
-                ("z", "r"),
-                **_NORM,
+                "y, p, r = BatchNormalization<training_mode=1>(x, s, b, m, q) z = Add(y, p)", ("z", "r"), **_NORM
             ),
             ("BatchNormalization", "'/net/y'", "statistics"),
         ),
         (
-            lambda: _model(
-                "r = ReduceMax<keepdims=0>(x) p = Sigmoid(r) u = Mul(x, w) y = Dropout(u, p)", w=_weight(3)
-            ),
+            lambda: _model("r = ReduceMax<keepdims=0>(x) p = Sigmoid(r) u = Mul(x, w) y = Dropout(u, p)", w=_weight(3)),
             ("Dropout", "'/net/y'", "ratio"),
         ),
     ],

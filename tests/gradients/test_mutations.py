@@ -17,19 +17,8 @@ from tests.gradients.mutations import unnoticed, unnoticed_terms
 
 # Rules with sums over broadcast axes, several inputs, several terms or scattered additions. The others run
 # nightly.
-DEFAULT_RULES = (
-    "Div",
-    "Gemm",
-    "GatherElements",
-    "LayerNormalization",
-    "LRN",
-    "ReduceProd",
-    "Softmax",
-    "Swish",
-)
-_ALL_RULES = [
-    rule if rule in DEFAULT_RULES else pytest.param(rule, marks=pytest.mark.slow) for rule in sorted(RULES)
-]
+DEFAULT_RULES = ("Div", "Gemm", "GatherElements", "LayerNormalization", "LRN", "ReduceProd", "Softmax", "Swish")
+_ALL_RULES = [rule if rule in DEFAULT_RULES else pytest.param(rule, marks=pytest.mark.slow) for rule in sorted(RULES)]
 
 
 @pytest.mark.parametrize("rule", _ALL_RULES)

@@ -45,11 +45,7 @@ class _Network:
 
     def model(self, last: str, channels: int) -> onnx.ModelProto:
         """The network with a classifier on top of `last`."""
-        self.lines += [
-            f"pooled = GlobalAveragePool({last})",
-            "flat = Flatten(pooled)",
-            "y = Gemm(flat, fc, fc_b)",
-        ]
+        self.lines += [f"pooled = GlobalAveragePool({last})", "flat = Flatten(pooled)", "y = Gemm(flat, fc, fc_b)"]
         self.weights |= {"fc": (channels, 5), "fc_b": (5,)}
         graph = helper.make_graph(
             list(parser.parse_graph(f"body () => () {{ {' '.join(self.lines)} }}").node),
@@ -121,10 +117,7 @@ def _shifted() -> onnx.ModelProto:
         "ends = Constant<value = int64[2] {-99, 99}>()",
     ]
     for block in range(3):
-        net.lines += [
-            f"s{block}p = Pad({source}, pads)",
-            f"s{block}q = Slice(s{block}p, ones, far, spatial)",
-        ]
+        net.lines += [f"s{block}p = Pad({source}, pads)", f"s{block}q = Slice(s{block}p, ones, far, spatial)"]
         inner = net.convolution(f"s{block}a", f"s{block}q", (_CHANNELS, _CHANNELS))
         net.lines.append(f"s{block} = Add({inner}, {source})")
         source = f"s{block}"

@@ -78,13 +78,7 @@ def test_convolution(drawn: dict[str, list[int]], groups: int, inputs: int, outp
 
 
 @_RUNS
-@given(
-    drawn=windows(),
-    groups=st.integers(1, 3),
-    inputs=st.integers(1, 3),
-    outputs=st.integers(1, 3),
-    data=st.data(),
-)
+@given(drawn=windows(), groups=st.integers(1, 3), inputs=st.integers(1, 3), outputs=st.integers(1, 3), data=st.data())
 def test_transposed_convolution(
     drawn: dict[str, list[int]], groups: int, inputs: int, outputs: int, data: st.DataObject
 ) -> None:
@@ -97,9 +91,7 @@ def test_transposed_convolution(
     ]
     pads = drawn["pads"]
     assume(all(whole[axis] > pads[axis] + pads[rank + axis] for axis in range(rank)))
-    attributes = (
-        f"group={groups}, output_padding={padding}, {_written(drawn, ('strides', 'dilations', 'pads'))}"
-    )
+    attributes = f"group={groups}, output_padding={padding}, {_written(drawn, ('strides', 'dilations', 'pads'))}"
     entry = case(
         "ConvTranspose",
         f"{inputs} to {outputs}, {drawn}",
@@ -127,10 +119,7 @@ def test_pooling(drawn: dict[str, list[int]], operator: str, counts_pads: bool) 
     if operator == "AveragePool":
         attributes += f", count_include_pad={int(counts_pads)}"
     entry = case(
-        operator,
-        f"{attributes}, {drawn}",
-        f"y = {operator}<{attributes}>(x)",
-        x=normal(2, 2, *drawn["extent"]),
+        operator, f"{attributes}, {drawn}", f"y = {operator}<{attributes}>(x)", x=normal(2, 2, *drawn["extent"])
     )
     assert _is_right(entry)
 

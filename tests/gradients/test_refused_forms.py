@@ -21,9 +21,7 @@ def _with_computed_axes(model: TrainableModel) -> TrainableModel:
 def _with_larger_result(model: TrainableModel) -> TrainableModel:
     """MaxUnpool with an `output_shape` that differs from the extent of its windows."""
     nodes = tuple(
-        node.with_changes(attributes={**node.attributes, "kernel_shape": [3, 3]})
-        if node.op == "MaxUnpool"
-        else node
+        node.with_changes(attributes={**node.attributes, "kernel_shape": [3, 3]}) if node.op == "MaxUnpool" else node
         for node in model.nodes
     )
     return replace(model, nodes=nodes)
@@ -32,25 +30,11 @@ def _with_larger_result(model: TrainableModel) -> TrainableModel:
 _CROPPED = "that leaves 3 elements uncovered, which runtimes crop in different places"
 REFUSED: tuple[tuple[Case, str], ...] = (
     (
-        case(
-            "ReduceSum",
-            "axes",
-            "y = ReduceSum(x, axes)",
-            x=normal(2, 3),
-            axes=[1],
-            change=_with_computed_axes,
-        ),
+        case("ReduceSum", "axes", "y = ReduceSum(x, axes)", x=normal(2, 3), axes=[1], change=_with_computed_axes),
         "ReduceSum 'ReduceSum_y' computes its axes in the graph",
     ),
     (
-        case(
-            "ReduceMax",
-            "axes",
-            "y = ReduceMax(x, axes)",
-            x=normal(2, 3),
-            axes=[1],
-            change=_with_computed_axes,
-        ),
+        case("ReduceMax", "axes", "y = ReduceMax(x, axes)", x=normal(2, 3), axes=[1], change=_with_computed_axes),
         "ReduceMax 'ReduceMax_y' computes its axes in the graph",
     ),
     (

@@ -9,12 +9,7 @@ import pytest
 
 from onnxgc.gradients.registry import RULES, differentiate
 from onnxgc.model.read import read_model
-from tests.gradients.finite_differences import (
-    BEYOND_THE_EVALUATOR,
-    TOLERANCE,
-    difference_error,
-    has_differences,
-)
+from tests.gradients.finite_differences import BEYOND_THE_EVALUATOR, TOLERANCE, difference_error, has_differences
 from tests.gradients.gathering_cases import gathered
 from tests.gradients.gradient_case import Case, case, errors, errors_of, normal, outcome
 from tests.gradients.gradient_cases import CASES
@@ -43,9 +38,7 @@ WITH_FORMS = frozenset(
 
 def _backward(entry: Case, provider: str) -> list[tuple[object, ...]]:
     frozen = [f"{name}*" for name in entry.frozen]
-    model = read_model(
-        entry.model(), loss=entry.loss, trainable=entry.parameters, freeze=frozen, provider=provider
-    )
+    model = read_model(entry.model(), loss=entry.loss, trainable=entry.parameters, freeze=frozen, provider=provider)
     step = differentiate(model if entry.change is None else entry.change(model))
     return [(node.op, node.inputs, node.outputs) for node in (*step.forward, *step.backward)]
 
@@ -90,12 +83,7 @@ _RACES = (
         indices=_MANY,
         formula=gathered(_MANY, 1),
     ),
-    case(
-        "MaxPool",
-        "many windows",
-        "y = MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>(x)",
-        x=normal(2, 8, 40, 40),
-    ),
+    case("MaxPool", "many windows", "y = MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>(x)", x=normal(2, 8, 40, 40)),
 )
 
 

@@ -25,9 +25,7 @@ def random_problem(random: Random, max_vertices: int) -> CheckpointProblem:
     """Sizes from 0 up, a third of them 0 where the largest is drawn small."""
     graph = random_graph(random, max_vertices)
     largest = random.choice([1, 3, 10, 1000])
-    sizes = [
-        random.choice([0, random.randint(0, largest), random.randint(1, largest)]) for _ in graph.vertices
-    ]
+    sizes = [random.choice([0, random.randint(0, largest), random.randint(1, largest)]) for _ in graph.vertices]
     costs = {vertex: TensorCost(size) for vertex, size in zip(graph.vertices, sizes, strict=True)}
     return CheckpointProblem(graph, costs)
 

@@ -11,9 +11,7 @@ from tests.graph.random_graphs import random_graph
 
 
 def test_neighbours_follow_the_edges_in_topological_order() -> None:
-    graph = ComputationGraph.from_unsorted(
-        ["d", "b", "a", "c"], [("b", "d"), ("a", "c"), ("a", "b"), ("c", "d")]
-    )
+    graph = ComputationGraph.from_unsorted(["d", "b", "a", "c"], [("b", "d"), ("a", "c"), ("a", "b"), ("c", "d")])
     assert graph.vertices == ("a", "b", "c", "d")
     assert graph.edges == (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
     assert graph.successors("a") == ("b", "c")
@@ -37,10 +35,7 @@ def test_sorting_keeps_every_edge_once_and_pointing_forward() -> None:
         resorted = ComputationGraph.from_unsorted(vertices, edges)
         assert set(resorted.edges) == set(graph.edges)
         assert len(resorted.edges) == len(graph.edges)
-        assert all(
-            resorted.topological_index(tail) < resorted.topological_index(head)
-            for tail, head in resorted.edges
-        )
+        assert all(resorted.topological_index(tail) < resorted.topological_index(head) for tail, head in resorted.edges)
 
 
 def test_topological_order_is_preserved() -> None:
@@ -66,9 +61,7 @@ def test_equal_graphs_have_equal_hashes() -> None:
         ("abcd", [("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")], "cycle: "),
     ],
 )
-def test_malformed_graphs_raise_with_the_vertex(
-    vertices: str, edges: list[tuple[str, str]], message: str
-) -> None:
+def test_malformed_graphs_raise_with_the_vertex(vertices: str, edges: list[tuple[str, str]], message: str) -> None:
     with pytest.raises(GraphFileError, match=message):
         ComputationGraph.from_unsorted(vertices, edges)
 
@@ -90,8 +83,7 @@ def test_named_cycle_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "edges, message",
-    [((("b", "a"),), "contradicts the order"), ((("a", "b"), ("a", "b")), "edge is given twice")],
+    "edges, message", [((("b", "a"),), "contradicts the order"), ((("a", "b"), ("a", "b")), "edge is given twice")]
 )
 def test_constructor_requires_sorted_distinct_input(edges: tuple[tuple[str, str], ...], message: str) -> None:
     with pytest.raises(GraphFileError, match=message):

@@ -36,9 +36,7 @@ def test_reads_vertices_edges_and_ends() -> None:
 
 
 def test_any_order_and_repeated_edges() -> None:
-    file = parse_graph(
-        {"vertices": vertices(1, 1, 1), "edges": [[1, 2], [2, 0], [1, 2]], "source": 1, "target": 0}
-    )
+    file = parse_graph({"vertices": vertices(1, 1, 1), "edges": [[1, 2], [2, 0], [1, 2]], "source": 1, "target": 0})
     assert file.graph.vertices == (1, 2, 0)
     assert len(file.graph.edges) == 2
 
@@ -111,9 +109,7 @@ def test_other_json_raises(document: Any) -> None:
         parse_graph(document)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "not json", "{'vertices': []}", "[" * 100_000, '{"size": ' + "9" * 5000 + "}"]
-)
+@pytest.mark.parametrize("text", ["{", "not json", "{'vertices': []}", "[" * 100_000, '{"size": ' + "9" * 5000 + "}"])
 def test_invalid_json_raises(tmp_path: Path, text: str) -> None:
     with pytest.raises(GraphFileError, match="is not JSON"):
         read_graph_file(write(tmp_path, text))

@@ -71,13 +71,7 @@ def test_free_segments_keep_the_order_of_their_first_tensors() -> None:
     # {3}, {4}, {5} and {6} are free once 1 is known, and {2} before.
     edges = [(0, 1), (0, 2), *((1, middle) for middle in (3, 4, 5, 6)), *((v, 7) for v in (2, 3, 4, 5, 6))]
     graph = ComputationGraph.from_unsorted(range(8), edges)
-    assert [segment.interior for segment in segments_between(graph, [0, 1, 7])] == [
-        (2,),
-        (3,),
-        (4,),
-        (5,),
-        (6,),
-    ]
+    assert [segment.interior for segment in segments_between(graph, [0, 1, 7])] == [(2,), (3,), (4,), (5,), (6,)]
 
 
 def test_interleaved_segments_do_not_stall() -> None:

@@ -117,8 +117,7 @@ def _packed_attention(net: Network, x: str) -> str:
     packed = net.node("Add", packed, net.weight(3 * CHANNELS))
     parts = net.node("Reshape", packed, net.ints(BATCH, TOKENS, 3, CHANNELS))
     query, key, value = (
-        net.node("Squeeze", net.node("Gather", parts, net.ints(index), axis=2), net.ints(2))
-        for index in range(3)
+        net.node("Squeeze", net.node("Gather", parts, net.ints(index), axis=2), net.ints(2)) for index in range(3)
     )
     scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
     return net.node("Add", x, net.node("MatMul", net.node("Softmax", scores), value))

@@ -14,9 +14,7 @@ from tests.model.model_helpers import normal, run
 IMAGE, SEQUENCE = (BATCH, CHANNELS, EXTENT, EXTENT), (BATCH, TOKENS, CHANNELS)
 
 
-def network_of(
-    part: Part, shape: tuple[int, ...] = SEQUENCE, *, is_channels_last: bool = False
-) -> onnx.ModelProto:
+def network_of(part: Part, shape: tuple[int, ...] = SEQUENCE, *, is_channels_last: bool = False) -> onnx.ModelProto:
     """The part between an activation and a linear layer."""
     x = Expr(Network(), "x").Sigmoid()
     if is_channels_last:
@@ -56,9 +54,7 @@ def assert_same(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
             np.sort(np.maximum(run(_with_output(model, name), feeds, name)[0], -1e4), axis=None)
             for model, name in ((first, pair.a), (second, pair.b))
         )
-        np.testing.assert_allclose(
-            here, np.sort(there / pair.factor), rtol=1e-3, atol=1e-5, err_msg=str(pair)
-        )
+        np.testing.assert_allclose(here, np.sort(there / pair.factor), rtol=1e-3, atol=1e-5, err_msg=str(pair))
     return found
 
 

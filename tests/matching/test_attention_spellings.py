@@ -252,15 +252,9 @@ def _flagged(*flags: float) -> Part:
 _SAME: Mapping[str, tuple[Part, Part]] = {
     "linear, by Gemm": (linear, _linear_by_gemm),
     "attention, transposed": (_attention, _attention_transposed),
-    "flags of pairs, in either order": (
-        _by_flags_of_pairs(is_reversed=False),
-        _by_flags_of_pairs(is_reversed=True),
-    ),
+    "flags of pairs, in either order": (_by_flags_of_pairs(is_reversed=False), _by_flags_of_pairs(is_reversed=True)),
     "projections, packed and sliced": (_projections, _projections_sliced(0, CHANNELS, 2 * CHANNELS)),
-    "projections, packed and indexed": (
-        _projections_sliced(0, CHANNELS, 2 * CHANNELS),
-        _projections_indexed,
-    ),
+    "projections, packed and indexed": (_projections_sliced(0, CHANNELS, 2 * CHANNELS), _projections_indexed),
     "projections, split twice": (_projections_indexed, _projections_split_twice(CHANNELS)),
     "overlapping projections": (_projections_sliced(0, 2, 8), _projections_gathered(0, 2, 8)),
     "attention by einsum": (_attention_of_heads, _attention_by_einsum()),
@@ -272,21 +266,12 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
 }
 _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "softmax over queries": (_attention, _attention_over_queries),
-    "a transposed guard": (
-        _guarded_attention(is_transposed=False),
-        _guarded_attention(is_transposed=True),
-    ),
-    "scores plus their transpose, over rows and columns": (
-        _with_transposed_scores(1),
-        _with_transposed_scores(2),
-    ),
+    "a transposed guard": (_guarded_attention(is_transposed=False), _guarded_attention(is_transposed=True)),
+    "scores plus their transpose, over rows and columns": (_with_transposed_scores(1), _with_transposed_scores(2)),
     "separate and overlapping projections": (_projections, _projections_sliced(0, 2, 8)),
     "projections with different overlaps": (_projections_sliced(0, 2, 8), _projections_sliced(0, 1, 8)),
     "overlapping projections, split twice": (_projections, _projections_split_twice(2)),
-    "projections also read as a whole": (
-        _projections_and_all(is_packed=True),
-        _projections_and_all(is_packed=False),
-    ),
+    "projections also read as a whole": (_projections_and_all(is_packed=True), _projections_and_all(is_packed=False)),
     "values of queries, by einsum": (_attention_of_heads, _attention_by_einsum("bhqk,bqhd->bkhd")),
     "features paired with others": (_scores_of("bqhd,bkhd->bqk"), _scores_of("bqhd,bkdh->bqk")),
     "a matrix transposed in its second use": (_two_uses(0, 0), _two_uses(0, 1)),

@@ -52,9 +52,7 @@ def test_shared_weights_are_reported() -> None:
     found = compared(_two_uses(is_shared=True), _two_uses(is_shared=False))
     assert found.is_same_network
     assert _differences(found) == [(SHARED_WEIGHTS, "1", "2")]
-    assert not _differences(
-        compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_transposed=True))
-    )
+    assert not _differences(compared(_two_uses(is_shared=True), _two_uses(is_shared=True, is_transposed=True)))
 
 
 def test_one_layer_in_place_of_two_is_reported() -> None:
@@ -96,8 +94,7 @@ def test_normalisations_by_batch_statistics_are_reported() -> None:
 
 def test_inputs_of_different_sizes_are_reported() -> None:
     small, large = (
-        Network().model("x", (BATCH, CHANNELS, extent, extent), (BATCH, CHANNELS, extent, extent))
-        for extent in (4, 6)
+        Network().model("x", (BATCH, CHANNELS, extent, extent), (BATCH, CHANNELS, extent, extent)) for extent in (4, 6)
     )
     for model in (small, large):
         weight = onnx.numpy_helper.from_array(np.ones((1, 4, 1, 1), np.float32), "w")
@@ -157,8 +154,7 @@ def test_a_packed_projection_without_counterpart_is_read_in_parts() -> None:
     def packed(net: Network) -> str:
         both = net.node("MatMul", "x", net.weight(CHANNELS, 2 * CHANNELS))
         value, gate = (
-            net.node("Slice", both, net.ints(start), net.ints(start + CHANNELS), net.ints(2))
-            for start in (0, CHANNELS)
+            net.node("Slice", both, net.ints(start), net.ints(start + CHANNELS), net.ints(2)) for start in (0, CHANNELS)
         )
         return net.node("Mul", value, net.node("Sigmoid", gate))
 
@@ -192,17 +188,10 @@ def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
 
 def test_normalisations_of_samples_are_distinguished_from_biases_and_from_each_other() -> None:
     def biased(net: Network) -> str:
-        return net.node(
-            "Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1), net.weight(CHANNELS))
-        )
+        return net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1), net.weight(CHANNELS)))
 
     each = _by_groups(CHANNELS, 1e-5)
-    for other in (
-        _by_groups(2, 1e-5),
-        _by_groups(1, 1e-5),
-        _by_groups(CHANNELS, 0.1),
-        _image(biased, batch=1),
-    ):
+    for other in (_by_groups(2, 1e-5), _by_groups(1, 1e-5), _by_groups(CHANNELS, 0.1), _image(biased, batch=1)):
         assert not compared(each, other).is_same_network
     assert compared(each, _by_groups(CHANNELS, 1e-5)).is_same_network
 

@@ -324,10 +324,7 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "softmax, by its logarithm": (_softmax(2), _softmax_by_its_logarithm(2)),
     "softmax, without a maximum": (_softmax(2), _softmax_without_maximum),
     "softmax, guarded": (_softmax(2), _softmax_guarded),
-    "logarithm of softmax": (
-        lambda x: x.LogSoftmax(),
-        lambda x: x - x.ReduceLogSumExp([2], keepdims=1),
-    ),
+    "logarithm of softmax": (lambda x: x.LogSoftmax(), lambda x: x - x.ReduceLogSumExp([2], keepdims=1)),
     "shares, by their values": (_shares(2), _shares_by_logarithms),
     "flags, cast there and back": (_flags_cast(), _flags_cast(TensorProto.INT64, TensorProto.BOOL)),
 }
@@ -371,15 +368,9 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     ),
     "other expanded numbers": (_with_expanded_number("Add", 1), _with_expanded_number("Add", 2)),
     "other expanded factors": (_with_expanded_number("Mul", 1), _with_expanded_number("Mul", 2)),
-    "an expanded number, added or subtracted": (
-        _with_expanded_number("Add", 1),
-        _with_expanded_number("Sub", 1),
-    ),
+    "an expanded number, added or subtracted": (_with_expanded_number("Add", 1), _with_expanded_number("Sub", 1)),
     "whole numbers and flags": (_tripled_cast(TensorProto.INT64), _tripled_cast(TensorProto.BOOL)),
-    "flags of whole numbers": (
-        _tripled_cast(TensorProto.INT64),
-        _tripled_cast(TensorProto.INT64, TensorProto.BOOL),
-    ),
+    "flags of whole numbers": (_tripled_cast(TensorProto.INT64), _tripled_cast(TensorProto.INT64, TensorProto.BOOL)),
 }
 
 

@@ -134,14 +134,8 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
         _after("Tanh", _padded_before("MaxPool", float(np.finfo(np.float32).min))),
     ),
     "pools of single elements": (_pool_of_one("MaxPool"), _pool_of_one("AveragePool")),
-    "sum of three": (
-        _three(lambda a, b, c: a + b + c),
-        _three(lambda a, b, c: a - (b.Neg() - c)),
-    ),
-    "sum of three at once": (
-        _three(lambda a, b, c: a.Sum(b, c)),
-        _three(lambda a, b, c: a + (b + c)),
-    ),
+    "sum of three": (_three(lambda a, b, c: a + b + c), _three(lambda a, b, c: a - (b.Neg() - c))),
+    "sum of three at once": (_three(lambda a, b, c: a.Sum(b, c)), _three(lambda a, b, c: a + (b + c))),
     "sum with positions": (_with_positions(is_first=True), _with_positions(is_first=False)),
     "resize by a factor and by sizes": (_resized(1.6), _resized(tokens=8)),
 }
@@ -157,15 +151,9 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
         _transposed_conv(pad=0, crop=1),
     ),
     "computed biases of a convolution": (_conv_plus("ReduceMean"), _conv_plus("ReduceMax")),
-    "differences in another order": (
-        _three(lambda a, b, c: a - b - c),
-        _three(lambda a, b, c: a - (b - c)),
-    ),
+    "differences in another order": (_three(lambda a, b, c: a - b - c), _three(lambda a, b, c: a - (b - c))),
     "scale before positions": (_with_weight(1, TOKENS, CHANNELS), _with_weight(2, TOKENS, CHANNELS)),
-    "negation before a bias": (
-        _before_relu(_with_weight(1, CHANNELS)),
-        _before_relu(_with_weight(-1, CHANNELS)),
-    ),
+    "negation before a bias": (_before_relu(_with_weight(1, CHANNELS)), _before_relu(_with_weight(-1, CHANNELS))),
     "every other entry": (_entries_of(lambda i: i), _entries_of(lambda i: i * [2])),
     "entries from the end of fewer": (_entries_of(_from_the_end(8)), _entries_of(_from_the_end(5))),
     "resize with antialiasing": (_resized(0.6), _resized(0.6, antialias=1)),

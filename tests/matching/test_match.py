@@ -55,9 +55,7 @@ def test_the_tensor_before_a_normalisation_has_no_counterpart_where_that_is_fold
     found = compared(first, second, freeze_bn=True)
     assert found.is_same_network
     assert found.of_b[normal] == y
-    assert _details(found) == {
-        z: (Reason.ONE_SIDE, "inside a layer: a bias or a normalisation follows"),
-    }
+    assert _details(found) == {z: (Reason.ONE_SIDE, "inside a layer: a bias or a normalisation follows")}
     size = 4 * 2 * CHANNELS * EXTENT * EXTENT
     assert found.extras == (Extra("inside layers", 0, 1, 0, size),)
 
@@ -84,10 +82,7 @@ def test_networks_diverge_at_a_different_operator() -> None:
         after = net.node("Conv", net.node(op, before), net.weight(CHANNELS, CHANNELS, 3, 3))
         ends.append((before, after))
     found = compared(
-        *(
-            _ended(net, net.node("Sigmoid", after))
-            for net, (_, after) in zip((first, second), ends, strict=True)
-        )
+        *(_ended(net, net.node("Sigmoid", after)) for net, (_, after) in zip((first, second), ends, strict=True))
     )
     assert not found.is_same_network
     assert [(p.a, p.b) for p in found.last_from_inputs] == [(ends[0][0], ends[1][0])]
@@ -155,9 +150,7 @@ def _attention(net: Network, parts: Sequence[str], mask: str = "", axis: int = -
 def test_a_symmetric_mask_does_not_confuse_queries_and_keys() -> None:
     net = Network()
     flags = net.node("ReduceMean", "x", net.ints(2), keepdims=0)
-    mask = net.node(
-        "Mul", net.node("Unsqueeze", flags, net.ints(1)), net.node("Unsqueeze", flags, net.ints(2))
-    )
+    mask = net.node("Mul", net.node("Unsqueeze", flags, net.ints(1)), net.node("Unsqueeze", flags, net.ints(2)))
     parts = [net.node("MatMul", "x", net.weight(CHANNELS, CHANNELS)) for _ in range(3)]
     model = _attention(net, parts, mask)
     found = compared(model, model)
@@ -304,10 +297,7 @@ def test_consecutive_normalisations_are_separate_layers() -> None:
 def _crossed(is_crossed: bool, tails: int = 1) -> tuple[onnx.ModelProto, str]:
     """Pairs of equal branches, each with a gate from itself or from the other; and the gated sum."""
     net = Network()
-    ends = [
-        net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1)))
-        for _ in range(2 * tails)
-    ]
+    ends = [net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))) for _ in range(2 * tails)]
     gated = []
     for index, end in enumerate(ends):
         source = ends[index ^ 1] if is_crossed else end
@@ -330,9 +320,7 @@ def test_crossed_equal_branches_are_a_different_network(tails: int) -> None:
 def test_skips_to_other_branches_are_a_different_network() -> None:
     def skipped(sources: Sequence[int]) -> onnx.ModelProto:
         net = Network()
-        ends = [
-            net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))) for _ in sources
-        ]
+        ends = [net.node("Relu", net.node("Conv", "x", net.weight(CHANNELS, CHANNELS, 1, 1))) for _ in sources]
         twice = [net.node("Conv", end, net.weight(CHANNELS, CHANNELS, 1, 1)) for end in ends]
         sums = [net.node("Tanh", net.node("Add", ends[s], y)) for s, y in zip(sources, twice, strict=True)]
         return _ended(net, net.node("Sum", *sums))
@@ -348,9 +336,7 @@ def test_deep_networks_are_matched_in_bounded_time() -> None:
     for _ in range(260):
         branch = net.node("Relu", net.node("MatMul", y, net.weight(CHANNELS, CHANNELS)))
         y = net.node("Add", y, net.node("Add", branch, net.weight(CHANNELS)))
-    model = net.model(
-        net.node("ReduceMean", y, net.ints(1), keepdims=0), (2, TOKENS, CHANNELS), (2, CHANNELS)
-    )
+    model = net.model(net.node("ReduceMean", y, net.ints(1), keepdims=0), (2, TOKENS, CHANNELS), (2, CHANNELS))
     started = time.process_time()
     assert not compared(model, model).unmatched_a
     assert time.process_time() - started < 7

@@ -75,9 +75,7 @@ def test_a_tensor_of_one_spelling_belongs_to_the_layer_before_it() -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    _BLOCKS.filter(lambda blocks: not {"linear", "attention", "packed attention"}.issuperset(blocks)), _SEEDS
-)
+@given(_BLOCKS.filter(lambda blocks: not {"linear", "attention", "packed attention"}.issuperset(blocks)), _SEEDS)
 def test_networks_diverge_at_another_activation(blocks: list[str], draw: random.Random) -> None:
     model, _ = network(blocks)
     tensor = draw.choice(activations(model))
@@ -88,8 +86,7 @@ def test_networks_diverge_at_another_activation(blocks: list[str], draw: random.
 
 
 @pytest.mark.parametrize(
-    "name, max_unmatched",
-    [("resnet18", 0), ("mobilenet_v2", 0), pytest.param("darts", 16, marks=pytest.mark.slow)],
+    "name, max_unmatched", [("resnet18", 0), ("mobilenet_v2", 0), pytest.param("darts", 16, marks=pytest.mark.slow)]
 )
 def test_every_tensor_of_a_real_network_is_matched(name: str, max_unmatched: int) -> None:
     """Symmetric tensors are exceptions: the first cells of DARTS read one tensor twice."""

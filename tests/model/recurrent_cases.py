@@ -52,9 +52,7 @@ def by_definition(
     reverses = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
     names = activations or _DEFAULTS[operator] * len(reverses)
     given = settings or [()] * len(names)
-    functions = [
-        lambda t, f=_FUNCTIONS[name], s=setting: f(t, *s) for name, setting in zip(names, given, strict=True)
-    ]
+    functions = [lambda t, f=_FUNCTIONS[name], s=setting: f(t, *s) for name, setting in zip(names, given, strict=True)]
     each = len(functions) // len(reverses)
     reached = torch.tensor(lengths or [steps] * batch)
     sequences, finals = [], []
@@ -106,9 +104,7 @@ def _rnn_step(v: Mapping[str, Tensor], act: Functions, *, clip: float = 0.0) -> 
     return step
 
 
-def _gru_step(
-    v: Mapping[str, Tensor], act: Functions, *, clip: float = 0.0, linear_before_reset: float = 0
-) -> Step:
+def _gru_step(v: Mapping[str, Tensor], act: Functions, *, clip: float = 0.0, linear_before_reset: float = 0) -> Step:
     hidden = v["r"].shape[-1]
     (wz, wr, wh), (rz, rr, rh) = v["w"].split(hidden), v["r"].split(hidden)
     (wbz, wbr, wbh), (rbz, rbr, rbh) = (part.split(hidden) for part in _biases(v))
@@ -123,9 +119,7 @@ def _gru_step(
     return step
 
 
-def _lstm_step(
-    v: Mapping[str, Tensor], act: Functions, *, clip: float = 0.0, input_forget: float = 0
-) -> Step:
+def _lstm_step(v: Mapping[str, Tensor], act: Functions, *, clip: float = 0.0, input_forget: float = 0) -> Step:
     hidden = v["r"].shape[-1]
     wb, rb = _biases(v)
     p = v["p"].split(hidden) if "p" in v else [torch.zeros(hidden, dtype=v["w"].dtype)] * 3
@@ -214,17 +208,7 @@ def _attribute_texts(settings: Mapping[str, Any]) -> list[str]:
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "RNN": ("direction", "clip", "lengths", "bias", "states", "outputs", "opset"),
     "GRU": ("direction", "clip", "lengths", "bias", "states", "outputs", "opset", "linear_before_reset"),
-    "LSTM": (
-        "direction",
-        "clip",
-        "lengths",
-        "bias",
-        "states",
-        "outputs",
-        "opset",
-        "peepholes",
-        "input_forget",
-    ),
+    "LSTM": ("direction", "clip", "lengths", "bias", "states", "outputs", "opset", "peepholes", "input_forget"),
 }
 # Lengths of the sequences: all steps, some padded, and none that reaches the last steps.
 LENGTHS: Mapping[str, list[int] | None] = {"whole": None, "padded": [5, 2, 3], "short": [3, 1, 2]}
@@ -313,11 +297,7 @@ def row_case(operator: str, row: tuple[Any, ...], layout: int = 0) -> Case:
     settings = dict(zip(COLUMNS[operator], row, strict=True))
     name = ", ".join(f"{key} {value}" for key, value in settings.items() if value)
     states = ("h0", "c0") if operator == "LSTM" else ("h0",)
-    optional = [
-        key
-        for key, is_given in (("b", settings.pop("bias")), ("p", settings.pop("peepholes", 0)))
-        if is_given
-    ]
+    optional = [key for key, is_given in (("b", settings.pop("bias")), ("p", settings.pop("peepholes", 0))) if is_given]
     optional += states if settings.pop("states") else ()
     lengths = LENGTHS[settings.pop("lengths")]
     given = {key: value for key, value in settings.items() if value}
@@ -356,9 +336,6 @@ CASES = [
         settings=[(0.3, 0.4), (), (), (0.8, 0.7)],
     ),
     recurrent(
-        "LSTM",
-        "activations",
-        activations=["HardSigmoid", "Softsign", "Affine"],
-        settings=[(0.3, 0.4), (), (0.8, 0.1)],
+        "LSTM", "activations", activations=["HardSigmoid", "Softsign", "Affine"], settings=[(0.3, 0.4), (), (0.8, 0.1)]
     ),
 ]

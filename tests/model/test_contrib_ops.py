@@ -115,9 +115,7 @@ def _transposed_matmul(trans_a: int, batch_a: int, trans_b: int, batch_b: int) -
     inner = (left[0], left[-1], 5)
     shape = transposed(torch.zeros(inner), trans_b, 0).shape
     shape = torch.zeros(shape).movedim(-2, 0).shape if batch_b else shape
-    attributes = (
-        f"alpha=0.5, transA={trans_a}, transBatchA={batch_a}, transB={trans_b}, transBatchB={batch_b}"
-    )
+    attributes = f"alpha=0.5, transA={trans_a}, transBatchA={batch_a}, transB={trans_b}, transBatchB={batch_b}"
     return ContribCase(
         f"FusedMatMul {trans_a}{batch_a}{trans_b}{batch_b}",
         f"y = ms.FusedMatMul<{attributes}>(x, w)",
@@ -158,13 +156,7 @@ CASES = [
         {**_W, "b": (6,)},
         lambda o: F.gelu(o["x"] @ o["w"] + o["b"], approximate="tanh"),
     ),
-    ContribCase(
-        "QuickGelu",
-        _PROJECTION + "y = ms.QuickGelu(u)",
-        _SEQUENCE,
-        _W,
-        _quick_gelu,
-    ),
+    ContribCase("QuickGelu", _PROJECTION + "y = ms.QuickGelu(u)", _SEQUENCE, _W, _quick_gelu),
     ContribCase(
         "QuickGelu as SiLU",
         _PROJECTION + "y = ms.QuickGelu<alpha=1.0>(u)",
@@ -174,15 +166,7 @@ CASES = [
     ),
     *(
         _transposed_matmul(*flags)
-        for flags in [
-            (0, 0, 0, 0),
-            (1, 0, 0, 0),
-            (0, 0, 1, 0),
-            (1, 0, 1, 0),
-            (0, 1, 0, 0),
-            (0, 1, 0, 1),
-            (1, 1, 1, 1),
-        ]
+        for flags in [(0, 0, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0), (0, 1, 0, 0), (0, 1, 0, 1), (1, 1, 1, 1)]
     ),
     ContribCase(
         "TransposeMatMul",
@@ -263,9 +247,7 @@ CASES = [
             ContribCase(
                 "SkipLayerNormalization with bias and sum",
                 _PROJECTION
-                + "z, m, s, t = ms.SkipLayerNormalization(u, x, g, b, c)  y = Mul(z, t)".replace(
-                    "m, s, ", '"", "", '
-                ),
+                + "z, m, s, t = ms.SkipLayerNormalization(u, x, g, b, c)  y = Mul(z, t)".replace("m, s, ", '"", "", '),
                 _SEQUENCE,
                 {**_W, "g": (6,), "b": (6,), "c": (6,)},
                 _with_sum,
@@ -372,9 +354,7 @@ CASES = [
         _MHA + "<num_heads=2>(q, k, v, b, mask)",
         _SEQUENCE,
         {**_MHA_WEIGHTS, "b": (18,)},
-        lambda o: _attention_formula(
-            (part + b for part, b in zip(_three(o), o["b"].chunk(3), strict=True)), 2, _LOW
-        ),
+        lambda o: _attention_formula((part + b for part, b in zip(_three(o), o["b"].chunk(3), strict=True)), 2, _LOW),
         {"mask": _MASK},
     ),
     ContribCase(
@@ -394,9 +374,7 @@ def test_contrib_operators_become_standard_ones(entry: ContribCase) -> None:
     assert model.opset == 18
     assert not any(node.domain for node in model.nodes)
     assert set(model.parameters) == set(entry.weights)
-    values = {
-        name: torch.from_numpy(value).double().requires_grad_() for name, value in entry.values().items()
-    }
+    values = {name: torch.from_numpy(value).double().requires_grad_() for name, value in entry.values().items()}
     y = entry.formula({"x": torch.from_numpy(x).double(), **values})
     target = np.zeros(tuple(y.shape), np.float32)
     (found,) = run_read(model, {"x": x, "target": target}, "y")
@@ -429,13 +407,7 @@ _EMBEDDED = """(int32[2,4] ids, int32[2,4] kinds, int32[2,4] mask) => (float[2,4
 )
 def test_embeddings(inputs: str, has_kinds: bool, opset: int) -> None:
     body = _EMBEDDED.replace("INPUTS", inputs)
-    shapes = {
-        "words": (9, 6),
-        "places": (5, 6),
-        "g": (6,),
-        "b": (6,),
-        **({"parts": (2, 6)} if has_kinds else {}),
-    }
+    shapes = {"words": (9, 6), "places": (5, 6), "g": (6,), "b": (6,), **({"parts": (2, 6)} if has_kinds else {})}
     weights = {name: normal(*shape, seed=ord(name[0])) for name, shape in shapes.items()}
     at = np.asarray([[0, 1, 2, 3], [4, 3, 1, 1]], np.int32)
     stored = {**weights, **({"at": at} if "at" in inputs.split(", ") else {})}
@@ -455,18 +427,13 @@ def test_embeddings(inputs: str, has_kinds: bool, opset: int) -> None:
     gradients = run(graph.model, {**used, "target": np.zeros_like(expected)}, *graph.gradient_of.values())
     values = {name: torch.from_numpy(value).double().requires_grad_() for name, value in weights.items()}
     places = at if "at" in stored else np.arange(4)
-    total = (
-        values["words"][torch.from_numpy(feeds["ids"]).long()]
-        + values["places"][torch.from_numpy(places).long()]
-    )
+    total = values["words"][torch.from_numpy(feeds["ids"]).long()] + values["places"][torch.from_numpy(places).long()]
     if has_kinds:
         total = total + values["parts"][torch.from_numpy(feeds["kinds"]).long()]
     loss = _layer_norm(total, values["g"], values["b"], 0.01).square().mean()
     truth = torch.autograd.grad(loss, [values[name] for name in graph.gradient_of])
     for name, gradient, wanted in zip(graph.gradient_of, gradients, truth, strict=True):
-        np.testing.assert_allclose(
-            gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max()), err_msg=name
-        )
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max()), err_msg=name)
 
 
 def test_attention_reads_the_count_of_a_mask() -> None:
@@ -515,9 +482,7 @@ def test_the_error_names_all_other_operators_outside_of_onnx() -> None:
         u = com.microsoft.GroupNorm(x, g, g)  v = com.microsoft.Inverse(u)
         y = com.microsoft.Inverse(v) }"""
     source = with_weights(text_model(body, opset=14, domains=_RUNTIME), g=normal(6))
-    with pytest.raises(
-        ShapeError, match=r"GroupNorm, an operator outside of ONNX \(as are 2 com.microsoft::Inverse\)"
-    ):
+    with pytest.raises(ShapeError, match=r"GroupNorm, an operator outside of ONNX \(as are 2 com.microsoft::Inverse\)"):
         read_model(source, loss="mse")
 
 

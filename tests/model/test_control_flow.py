@@ -63,9 +63,7 @@ def _nested(operands: Mapping[str, Tensor]) -> Tensor:
     return h
 
 
-def _scan_formula(
-    reverse_in: bool = False, reverse_out: bool = False, axis: int = 0, out: int = 0
-) -> Formula:
+def _scan_formula(reverse_in: bool = False, reverse_out: bool = False, axis: int = 0, out: int = 0) -> Formula:
     """A recurrence over slices: the squared states of all steps, then the last state."""
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
@@ -153,15 +151,7 @@ def number(value: int) -> np.ndarray:
 
 TRUE = np.asarray(True)
 CASES = [
-    case(
-        "If",
-        "then",
-        _BRANCHES,
-        x=draw(2, 3),
-        w=draw(3, 3),
-        c=TRUE,
-        formula=lambda o: torch.exp(o["x"] @ o["w"]),
-    ),
+    case("If", "then", _BRANCHES, x=draw(2, 3), w=draw(3, 3), c=TRUE, formula=lambda o: torch.exp(o["x"] @ o["w"])),
     case(
         "If",
         "else",
@@ -180,26 +170,9 @@ CASES = [
         two=number(2),
         formula=lambda o: torch.exp(o["x"] @ o["w"]),
     ),
-    case(
-        "Loop",
-        "of constant length",
-        _LOOP,
-        **_MATRICES,
-        m=number(3),
-        c=TRUE,
-        front=[0],
-        formula=_loop_formula,
-    ),
+    case("Loop", "of constant length", _LOOP, **_MATRICES, m=number(3), c=TRUE, front=[0], formula=_loop_formula),
     case("Loop", "opset 11", _OLD_LOOP, **_MATRICES, m=number(3), c=TRUE, opset=11, formula=_loop_formula),
-    case(
-        "Loop",
-        "no condition",
-        _LOOP_WITHOUT_CONDITION,
-        **_MATRICES,
-        m=number(3),
-        front=[0],
-        formula=_loop_formula,
-    ),
+    case("Loop", "no condition", _LOOP_WITHOUT_CONDITION, **_MATRICES, m=number(3), front=[0], formula=_loop_formula),
     case(
         "Loop",
         "while",

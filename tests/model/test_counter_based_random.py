@@ -38,9 +38,7 @@ class Draws:
         proto = to_proto(model)
         onnx.checker.check_model(proto, full_check=True)
         known = {value.name for value in proto.graph.output}
-        added = [
-            value for value in proto.graph.value_info if value.name in tensors and value.name not in known
-        ]
+        added = [value for value in proto.graph.value_info if value.name in tensors and value.name not in known]
         proto.graph.output.extend(added)
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
@@ -90,9 +88,7 @@ def deviations(numbers: Array) -> Iterator[tuple[str, float]]:
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
 def test_masks_are_statistically_random(shape: tuple[int, ...], ratio: float) -> None:
     size = ",".join(map(str, shape))
-    model = counted(
-        "a, m = Dropout(z, r)  y, n = Dropout(a, r)", shape, f", bool[{size}] m, bool[{size}] n", r=ratio
-    )
+    model = counted("a, m = Dropout(z, r)  y, n = Dropout(a, r)", shape, f", bool[{size}] m, bool[{size}] n", r=ratio)
     draws = Draws(model, "m", "n")
     runs = 64 if math.prod(shape) > 1000 else 1024
     masks = np.stack([np.stack(draws(number)) for number in range(runs)], axis=1)
@@ -161,9 +157,7 @@ def test_only_small_vectors_are_computed_once() -> None:
         ("Bernoulli (p)", 0.3, 0.21**0.5, 0, 1),
     ],
 )
-def test_distributions_of_other_operators(
-    node: str, mean: float, deviation: float, least: float, most: float
-) -> None:
+def test_distributions_of_other_operators(node: str, mean: float, deviation: float, least: float, most: float) -> None:
     probabilities = np.full((64, 64), 0.3, np.float32)
     model = counted(f"e = {node}  f = Cast <to = 1> (e)  y = Mul(z, f)", (64, 64), p=probabilities)
     draws = Draws(model, "y")
@@ -182,9 +176,7 @@ def test_distributions_of_other_operators(
 
 def test_probabilities_0_and_1_are_certain() -> None:
     probabilities = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
-    model = counted(
-        "e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=probabilities
-    )
+    model = counted("e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=probabilities)
     np.testing.assert_array_equal(Draws(model, "f")(1)[0], probabilities)
 
 
@@ -195,10 +187,7 @@ def test_a_note_names_operators_with_the_runtime_s_generator() -> None:
     model = counted(nodes, (4, 3), on=np.asarray(True))
     notes = [note for note in model.notes if "another session draws other numbers" in note]
     assert [note.split()[0] for note in notes] == ["Multinomial", "Dropout"]
-    assert [node.op for node in model.nodes if node.op in ("Multinomial", "Dropout")] == [
-        "Multinomial",
-        "Dropout",
-    ]
+    assert [node.op for node in model.nodes if node.op in ("Multinomial", "Dropout")] == ["Multinomial", "Dropout"]
 
 
 def test_the_input_exists_only_if_numbers_are_drawn() -> None:

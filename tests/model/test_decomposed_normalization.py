@@ -62,9 +62,7 @@ def test_a_subtracted_weight_without_a_variance_trains() -> None:
     assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}
 
 
-@pytest.mark.parametrize(
-    "before", ["", "i = Cast<to=1>(x) j = Div(i, number)", "j = Transpose<perm=[1,0]>(x)"]
-)
+@pytest.mark.parametrize("before", ["", "i = Cast<to=1>(x) j = Div(i, number)", "j = Transpose<perm=[1,0]>(x)"])
 def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
     source = "j" if before else "x"
     nodes = f"{before} c = Sub({source}, mean) d = Div(c, std) y = MatMul(d, w)"
@@ -74,9 +72,7 @@ def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
         values["number"] = np.asarray(255.0)
     model = read_model(with_weights(text_model(body), **values))
     assert model.parameters == ("w",)
-    assert any(
-        "'mean', 'std' (2 weights): classified as the mean or deviation" in note for note in model.notes
-    )
+    assert any("'mean', 'std' (2 weights): classified as the mean or deviation" in note for note in model.notes)
 
 
 def test_centres_of_clusters_train() -> None:

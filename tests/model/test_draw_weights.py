@@ -68,13 +68,7 @@ def test_kernels_have_variance_two_over_fan_in(body: str, shape: tuple[int, ...]
 def test_scales_near_one_and_biases_small() -> None:
     body = """(float[4,30] x) => (float[4,30] y) {
         n = LayerNormalization(x, scale, shift)  z = MatMul(n, w)  s = Mul(z, gain)  y = Add(s, bias) }"""
-    values = {
-        "scale": normal(30),
-        "shift": normal(30),
-        "w": normal(30, 30),
-        "gain": normal(30),
-        "bias": normal(30),
-    }
+    values = {"scale": normal(30), "shift": normal(30), "w": normal(30, 30), "gain": normal(30), "bias": normal(30)}
     drawn = draw_weights(read_model(with_weights(text_model(body), **values), loss="mse"), 0)
     for name in ("scale", "gain"):
         assert np.abs(drawn[name] - 1).max() <= 0.1
@@ -85,9 +79,7 @@ def test_scales_near_one_and_biases_small() -> None:
 def test_constants_of_formulas_are_not_drawn() -> None:
     body = """(float[4,30] x) => (float[4,30] y) <float eps = {0.5}, float two = {2.0}> {
         z = MatMul(x, w)  a = Add(z, eps)  c = Clip(a, eps)  y = Pow(c, two) }"""
-    assert draw_weights(
-        read_model(with_weights(text_model(body), w=normal(30, 30)), loss="mse"), 0
-    ).keys() == {"w"}
+    assert draw_weights(read_model(with_weights(text_model(body), w=normal(30, 30)), loss="mse"), 0).keys() == {"w"}
 
 
 def test_frozen_weights_are_drawn_too() -> None:

@@ -31,14 +31,8 @@ CASES = {
         "i, s, z = DynamicQuantizeLinear (a) q = DequantizeLinear (i, s, z)",
         ("integers have no gradient", "train the floating-point model"),
     ),
-    "Cast": (
-        "i = Cast <to = 7> (a) q = Cast <to = 1> (i)",
-        ("the gradient stops at", "compute the loss from its"),
-    ),
-    "ArgMax": (
-        "i = ArgMax (a) q = Cast <to = 1> (i)",
-        ("the gradient stops at", "compute the loss from its"),
-    ),
+    "Cast": ("i = Cast <to = 7> (a) q = Cast <to = 1> (i)", ("the gradient stops at", "compute the loss from its")),
+    "ArgMax": ("i = ArgMax (a) q = Cast <to = 1> (i)", ("the gradient stops at", "compute the loss from its")),
     "MatMul": ("q = MatMul (a, wide)", ("does not fit its inputs", "check the input shapes")),
     "If": (
         "s = ReduceSum <keepdims = 0> (a) c = Cast <to = 9> (s) "
@@ -46,10 +40,7 @@ CASES = {
         "else_branch = e () => (float[2, 8] v) { v = Slice (a, start, end) }>",
         ("the values of 'x' decide which branch runs", "without this control flow"),
     ),
-    "Det": (
-        "r = Reshape (a, square) e = Det (r) q = Unsqueeze (e, start)",
-        ("no gradient rule for", "freeze"),
-    ),
+    "Det": ("r = Reshape (a, square) e = Det (r) q = Unsqueeze (e, start)", ("no gradient rule for", "freeze")),
 }
 
 

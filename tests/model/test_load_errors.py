@@ -129,8 +129,7 @@ def test_impossible_matrix_product() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, part",
-    [((1, 4, 8, 8), "expects 3 channels"), ((1, 3, 2, 8), "too small"), ((1, 3, 9, 9), "")],
+    "shape, part", [((1, 4, 8, 8), "expects 3 channels"), ((1, 3, 2, 8), "too small"), ((1, 3, 9, 9), "")]
 )
 def test_impossible_convolution(shape: tuple[int, ...], part: str) -> None:
     body = "(float[1,3,8,8] x) => (float[1,4,6,6] y) { [conv1] y = Conv(x, w) }"
@@ -152,9 +151,7 @@ def test_impossible_convolution(shape: tuple[int, ...], part: str) -> None:
         ("y = Gather<axis=1>(z, j)", (2, 3, 4), "index -4 is out of range for an axis of 3"),
     ],
 )
-def test_constants_that_fit_the_file_but_not_the_given_shapes(
-    node: str, shape: tuple[int, ...], reason: str
-) -> None:
+def test_constants_that_fit_the_file_but_not_the_given_shapes(node: str, shape: tuple[int, ...], reason: str) -> None:
     indices = "int64 i = {3}, int64[1] j = {-4}"
     source = text_model(f"(float[2,4,4] x) => (float[] r) <{indices}> {{ z = Mul(x, k) {node} r = Relu(y) }}")
     source.graph.output[0].type.tensor_type.ClearField("shape")
@@ -218,9 +215,7 @@ def test_named_output_that_is_not_a_scalar() -> None:
 
 def test_named_output_that_is_not_a_float() -> None:
     body = "(float[4,3] x) => (int64[1] y) { z = MatMul(x, w) y = ArgMax<axis=0,keepdims=0>(z) }"
-    assert "not floating-point" in message(
-        LossError, with_weights(text_model(body), w=normal(3, 1)), loss="y"
-    )
+    assert "not floating-point" in message(LossError, with_weights(text_model(body), w=normal(3, 1)), loss="y")
 
 
 def test_no_floating_output() -> None:

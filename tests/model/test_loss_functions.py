@@ -23,9 +23,7 @@ _SHAPES: Mapping[str, tuple[tuple[int, ...], list[object]]] = {
 }
 
 
-def loss_case(
-    operator: str, shape: str, reduction: str, weighted: bool, ignored: int | None, opset: int = 18
-) -> Case:
+def loss_case(operator: str, shape: str, reduction: str, weighted: bool, ignored: int | None, opset: int = 18) -> Case:
     size, labels = _SHAPES[shape]
     attributes = [f'reduction="{reduction}"', *([] if ignored is None else [f"ignore_index={ignored}"])]
     inputs = "s, labels, weight" if weighted else "s, labels"
@@ -36,9 +34,7 @@ def loss_case(
     index = -100 if ignored is None else ignored
 
     def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        loss = functional.cross_entropy(
-            operands["x"], target, weight, ignore_index=index, reduction=reduction
-        )
+        loss = functional.cross_entropy(operands["x"], target, weight, ignore_index=index, reduction=reduction)
         return loss * operands["spread"]
 
     spread = draw(*target.shape) if reduction == "none" else draw(2)
@@ -77,11 +73,7 @@ CASES = [
         for shape in ("[N, C, d]", "[N, C, d, d]")
         for reduction, weighted, ignored in (("none", True, None), ("sum", False, 2), ("mean", True, 2))
     ),
-    *(
-        loss_case(operator, "[N, C]", "mean", True, 2, opset)
-        for operator in _OPERATORS
-        for opset in (12, 13, 22)
-    ),
+    *(loss_case(operator, "[N, C]", "mean", True, 2, opset) for operator in _OPERATORS for opset in (12, 13, 22)),
     case(
         "SoftmaxCrossEntropyLoss",
         "with its second output",

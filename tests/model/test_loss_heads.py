@@ -68,9 +68,7 @@ def test_cross_entropy(
     assert not any(node.op in ("Softmax", "SoftmaxCrossEntropyLoss") for node in model.nodes)
     x = normal(*shape) * 3
     labels = np.random.default_rng(0).integers(0, 5, label_shape)
-    expected = cross_entropy(
-        x, labels.reshape(label_shape + (1,) * (len(shape) - 1 - len(label_shape))), axis
-    )
+    expected = cross_entropy(x, labels.reshape(label_shape + (1,) * (len(shape) - 1 - len(label_shape))), axis)
     assert loss_of(model, x, labels) == pytest.approx(expected, rel=1e-5)
 
 
@@ -94,9 +92,7 @@ def test_explicit_cross_entropy_over_axis_1() -> None:
 
 
 def test_explicit_cross_entropy_of_a_language_model_has_classes_last() -> None:
-    source = with_weights(
-        text_model("(float[2,3,4] x) => (float[2,3,7] y) { y = MatMul(x, w) }"), w=normal(4, 7)
-    )
+    source = with_weights(text_model("(float[2,3,4] x) => (float[2,3,7] y) { y = MatMul(x, w) }"), w=normal(4, 7))
     model = read_model(source, loss="cross-entropy")
     assert model.types["labels"].shape == (2, 3)
     x, labels = normal(2, 3, 4), np.asarray([[0, 6, 2], [-100, 1, 5]])
@@ -151,9 +147,7 @@ def test_float16_logits_are_summed_in_float32() -> None:
     model = read_model(linear((4, 5), dtype="float16"))
     x = normal(4, 5).astype(np.float16)
     labels = np.asarray([0, 1, 2, 3])
-    assert loss_of(model, x, labels) == pytest.approx(
-        cross_entropy(x.astype(np.float32), labels, 1), rel=1e-5
-    )
+    assert loss_of(model, x, labels) == pytest.approx(cross_entropy(x.astype(np.float32), labels, 1), rel=1e-5)
     assert model.types["target" if "target" in model.types else "y"].dtype == onnx.TensorProto.FLOAT16
 
 
@@ -208,18 +202,7 @@ def test_an_output_without_parameters_is_not_chosen(loss: str) -> None:
 
 def test_a_loss_consists_of_standard_operators() -> None:
     plain = {
-        *(
-            "Add",
-            "Equal",
-            "Not",
-            "Cast",
-            "Where",
-            "Unsqueeze",
-            "LogSoftmax",
-            "GatherElements",
-            "Squeeze",
-            "Neg",
-        ),
+        *("Add", "Equal", "Not", "Cast", "Where", "Unsqueeze", "LogSoftmax", "GatherElements", "Squeeze", "Neg"),
         *("Mul", "ReduceSum", "Max", "Div"),
     }
     model = read_model(linear((4, 5)))

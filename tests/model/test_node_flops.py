@@ -22,13 +22,7 @@ CASES: list[tuple[str, dict[str, Any], list[tuple[int, ...]], tuple[int, ...], i
     ("MatMul", {}, [(7,), (7,)], (), 14),
     ("Einsum", {"equation": "bij,bjk->bik"}, [(2, 3, 4), (2, 4, 5)], (2, 3, 5), 2 * 2 * 3 * 4 * 5),
     ("Einsum", {"equation": "...ij,...jk->...ik"}, [(2, 3, 4), (2, 4, 5)], (2, 3, 5), 2 * 2 * 3 * 4 * 5),
-    (
-        "Einsum",
-        {"equation": "...ij,...jk->...ik"},
-        [(2, 1, 3, 4), (5, 4, 6)],
-        (2, 5, 3, 6),
-        2 * 2 * 5 * 3 * 4 * 6,
-    ),
+    ("Einsum", {"equation": "...ij,...jk->...ik"}, [(2, 1, 3, 4), (5, 4, 6)], (2, 5, 3, 6), 2 * 2 * 5 * 3 * 4 * 6),
     ("Einsum", {"equation": "...ij, jk"}, [(2, 7, 3, 4), (4, 5)], (2, 7, 3, 5), 2 * 2 * 7 * 3 * 4 * 5),
     ("Einsum", {"equation": "bij,bjk->bik"}, [(2, 3, 4), (1, 4, 5)], (2, 3, 5), 2 * 2 * 3 * 4 * 5),
     ("MaxPool", {"kernel_shape": [2, 2]}, [(1, 2, 4, 4)], (1, 2, 2, 2), 8 * 4),
@@ -49,9 +43,7 @@ def test_flops(
     op: str, attributes: dict[str, Any], inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: int
 ) -> None:
     names = tuple(f"in{index}" for index in range(len(inputs)))
-    types = {
-        name: TensorType(onnx.TensorProto.FLOAT, shape) for name, shape in zip(names, inputs, strict=True)
-    }
+    types = {name: TensorType(onnx.TensorProto.FLOAT, shape) for name, shape in zip(names, inputs, strict=True)}
     types["out"] = TensorType(onnx.TensorProto.FLOAT, output)
     assert node_flops(Node(op, names, ("out",), attributes), types) == expected
 
@@ -61,9 +53,7 @@ def test_a_contrib_operator_costs_one_operation_per_element() -> None:
     assert node_flops(Node("Warp", ("x",), ("y",), domain="acme"), types) == 12
 
 
-@pytest.mark.parametrize(
-    "name, giga", [("light_resnet50", 7.7), ("light_vgg19", 39.3), ("light_squeezenet", 0.7)]
-)
+@pytest.mark.parametrize("name, giga", [("light_resnet50", 7.7), ("light_vgg19", 39.3), ("light_squeezenet", 0.7)])
 def test_networks_have_their_published_cost(name: str, giga: float) -> None:
     """Published multiply-add counts at 224 x 224, doubled, within 10 %."""
     path = light_path(name)

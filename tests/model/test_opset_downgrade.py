@@ -185,9 +185,7 @@ def test_the_default_axis_of_a_fourier_transform_becomes_nonnegative() -> None:
 
 
 def test_saturation_of_older_types_is_dropped() -> None:
-    body = (
-        "(float[2,3] x) => (float[2,3] y) { h = Cast<to=10, saturate=0>(x)  y = Cast<to=1, saturate=0>(h) }"
-    )
+    body = "(float[2,3] x) => (float[2,3] y) { h = Cast<to=10, saturate=0>(x)  y = Cast<to=1, saturate=0>(h) }"
     draft = downgraded(text_model(body, opset=19, ir_version=9), {"x": normal(2, 3)})
     assert draft.opset == 18
     assert [dict(node.attributes) for node in draft.nodes] == [{"to": 10}, {"to": 1}]
@@ -197,8 +195,6 @@ def test_saturation_of_older_types_is_dropped() -> None:
 def test_operators_without_an_equivalent_keep_their_opset(operator: str) -> None:
     notes: list[str] = []
     for entry in data(operator):
-        feeds = {
-            v.name: _array(x) for v, x in zip(entry.model.graph.input, entry.data_sets[0][0], strict=True)
-        }
+        feeds = {v.name: _array(x) for v, x in zip(entry.model.graph.input, entry.data_sets[0][0], strict=True)}
         notes += downgraded(with_constants(entry.model, feeds), feeds).notes
     assert any(re.search(STAYS[operator], note) for note in notes)

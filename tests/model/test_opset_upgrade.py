@@ -147,9 +147,7 @@ def test_scans_of_opset_8_are_refused() -> None:
 
 
 @pytest.mark.parametrize("opset", [18, 22])
-@pytest.mark.parametrize(
-    "nodes", ["y = Celu<alpha=0.5>(z)", "y = Mish(z)", "y = MeanVarianceNormalization(z)"]
-)
+@pytest.mark.parametrize("nodes", ["y = Celu<alpha=0.5>(z)", "y = Mish(z)", "y = MeanVarianceNormalization(z)"])
 def test_functions_without_a_cuda_kernel_are_expanded(nodes: str, opset: int) -> None:
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, w)  {nodes} }}"
     source = with_weights(text_model(body, opset=opset), w=normal(6))
@@ -171,9 +169,7 @@ def test_a_loss_function_in_the_model_is_expanded() -> None:
 
 
 def test_opsets_below_7_are_refused() -> None:
-    source = with_weights(
-        text_model("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }", opset=6), w=normal(4, 4)
-    )
+    source = with_weights(text_model("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }", opset=6), w=normal(4, 4))
     with pytest.raises(ModelFileError, match="opset 6"):
         read_model(source)
 
@@ -194,9 +190,7 @@ def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("size", [(3, 4), (2, 3, 2)])
 @pytest.mark.parametrize("align_corners", [0, 1])
-def test_a_grid_of_known_size_becomes_a_product(
-    batch: int, size: tuple[int, ...], align_corners: int
-) -> None:
+def test_a_grid_of_known_size_becomes_a_product(batch: int, size: tuple[int, ...], align_corners: int) -> None:
     sizes = ",".join(map(str, (batch, 1, *size)))
     rank = len(size)
     points = ",".join(map(str, (batch, *size, rank)))

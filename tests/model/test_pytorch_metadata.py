@@ -25,9 +25,7 @@ WEIGHTS: dict[str, Array] = {
 }
 
 
-def exported(
-    marks: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array
-) -> onnx.ModelProto:
+def exported(marks: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array) -> onnx.ModelProto:
     model = with_weights(text_model(BODY), **(weights or WEIGHTS))
     model.producer_name = producer
     for name, entries in marks.items():
@@ -70,11 +68,7 @@ p_table: PARAMETER target='table'
 b_norm_mean: BUFFER target='norm.mean' persistent=True
 x: USER_INPUT
 """
-    marks = {
-        "w": {KIND: "PARAMETER"},
-        "k": {FOLDED: "['norm.mean', 'val_1']"},
-        "t": {FOLDED: "['table', 'val_2']"},
-    }
+    marks = {"w": {KIND: "PARAMETER"}, "k": {FOLDED: "['norm.mean', 'val_1']"}, "t": {FOLDED: "['table', 'val_2']"}}
     model = exported(marks)
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     assert parameters(model) == ["w", "t"]

@@ -135,9 +135,7 @@ def test_batch_statistics_equal_instance_normalization_over_all_samples(name: st
     x = normal(batch, 3, 224, 224)
     (expected,) = run(reference, {image: x})
 
-    (logits,) = run_read(
-        model, {image: x, model.targets[0]: np.asarray([1, 2])}, model.outputs[0], values=values
-    )
+    (logits,) = run_read(model, {image: x, model.targets[0]: np.asarray([1, 2])}, model.outputs[0], values=values)
     found = logits.reshape(batch, -1)
     if source.graph.node[-1].op_type == "Softmax":
         found = np.exp(found - found.max(axis=1, keepdims=True))

@@ -208,9 +208,7 @@ def test_indices_of_strided_views_are_rewritten() -> None:
 
 
 def test_an_output_that_keeps_the_batch_is_refused() -> None:
-    with pytest.raises(
-        ShapeError, match=r"output 'y' of \[2, 6\] keeps the file's batch of 2 where 4 is wanted"
-    ):
+    with pytest.raises(ShapeError, match=r"output 'y' of \[2, 6\] keeps the file's batch of 2 where 4 is wanted"):
         read_at(exported("a = Slice(z, {0}, {2}, {1})  y = ReduceMean<keepdims=0>(a, {0})", 2), 4)
 
 

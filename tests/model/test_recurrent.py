@@ -191,16 +191,8 @@ def test_initial_states_train_unless_they_are_zero() -> None:
 @pytest.mark.parametrize(
     "operator, attributes, message",
     [
-        (
-            "RNN",
-            ', activations=["Affine"]',
-            "RNN 'cell' has the activation 'Affine' without activation_alpha",
-        ),
-        (
-            "RNN",
-            ', activations=["Swish"]',
-            "RNN 'cell' has the activation 'Swish', which ONNX does not define",
-        ),
+        ("RNN", ', activations=["Affine"]', "RNN 'cell' has the activation 'Affine' without activation_alpha"),
+        ("RNN", ', activations=["Swish"]', "RNN 'cell' has the activation 'Swish', which ONNX does not define"),
         ("LSTM", ', activations=["Tanh"]', "LSTM 'cell' has 1 activations but needs 3"),
     ],
 )

@@ -36,17 +36,12 @@ def test_quantisation_after_parameters_is_an_error_that_counts_all_operators() -
             y = DequantizeLinear(m, s, z)""",
             "1 QLinearMatMul .*, 1 QuantizeLinear",
         ),
-        (
-            "m = com.microsoft.DynamicQuantizeMatMul(h, i, t)  y = Exp(m)",
-            "1 com.microsoft::DynamicQuantizeMatMul",
-        ),
+        ("m = com.microsoft.DynamicQuantizeMatMul(h, i, t)  y = Exp(m)", "1 com.microsoft::DynamicQuantizeMatMul"),
     ],
 )
 def test_integer_operators_are_an_error(nodes: str, kinds: str) -> None:
     body = f"(float[2,3] x) => (float[2,5] y) <{_SETTINGS}> {{ h = MatMul(x, w)  {nodes} }}"
-    source = with_weights(
-        text_model(body, domains=', "com.microsoft": 1'), w=normal(3, 4), i=np.ones((4, 5), np.int8)
-    )
+    source = with_weights(text_model(body, domains=', "com.microsoft": 1'), w=normal(3, 4), i=np.ones((4, 5), np.int8))
     with pytest.raises(UnsupportedOperatorError, match=kinds):
         read_model(source, loss="mse")
 

@@ -184,9 +184,7 @@ def test_cast_like_becomes_cast() -> None:
 
 
 def test_unsorted_nodes_are_sorted() -> None:
-    source = with_weights(
-        text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Relu(z) }"), w=normal(3)
-    )
+    source = with_weights(text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Relu(z) }"), w=normal(3))
     nodes = list(source.graph.node)[::-1]
     del source.graph.node[:]
     source.graph.node.extend(nodes)
@@ -201,9 +199,7 @@ def test_node_names_are_made_unique() -> None:
 
 
 def test_a_contrib_operator_keeps_its_domain() -> None:
-    body = (
-        "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.RotaryEmbedding(z, g, g, g) }"
-    )
+    body = "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.RotaryEmbedding(z, g, g, g) }"
     domains = ', "com.microsoft": 1'
     model = mse(with_weights(text_model(body, domains=domains), w=normal(3, 4), g=normal(4)))
     node = model.nodes[1]
@@ -225,9 +221,7 @@ def test_model_without_standard_operators() -> None:
     "batch_dims, indices, expected",
     [(0, [1, -2], ()), (0, [1], (4,)), (0, [[1, 0], [2, 3]], (2,)), (1, [[0], [1], [2]], (3,))],
 )
-def test_gather_nd_with_a_constant_index(
-    batch_dims: int, indices: list[int], expected: tuple[int, ...]
-) -> None:
+def test_gather_nd_with_a_constant_index(batch_dims: int, indices: list[int], expected: tuple[int, ...]) -> None:
     body = f"""(float[3,4] x) => (float[] y) {{
         z = Mul(x, w)  v = GatherND<batch_dims={batch_dims}>(z, i)  y = Exp(v) }}"""
     source = with_weights(text_model(body), w=normal(4), i=np.asarray(indices))

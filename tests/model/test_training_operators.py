@@ -13,17 +13,10 @@ from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import make_session
 from tests.model.model_helpers import normal, run_read, text_model, with_weights
 
-STATISTICS = {
-    "g": normal(3, seed=1),
-    "b": normal(3, seed=2),
-    "m": normal(3, seed=3),
-    "v": np.abs(normal(3, seed=4)),
-}
+STATISTICS = {"g": normal(3, seed=1), "b": normal(3, seed=2), "m": normal(3, seed=3), "v": np.abs(normal(3, seed=4))}
 
 
-def bn_model(
-    attributes: str = "", *, opset: int = 15, shape: str = "2,3,4,5", outputs: str = "y"
-) -> onnx.ModelProto:
+def bn_model(attributes: str = "", *, opset: int = 15, shape: str = "2,3,4,5", outputs: str = "y") -> onnx.ModelProto:
     node = f"[bn] {outputs} = BatchNormalization{attributes}(x, g, b, m, v)"
     body = f"(float[{shape}] x) => (float[{shape}] y) {{ {node} }}"
     return with_weights(text_model(body, opset=opset, ir_version=8), **STATISTICS)
@@ -86,9 +79,7 @@ def test_all_forms_of_batch_normalization_are_equivalent(attributes: str, opset:
 
 
 def test_frozen_scale_keeps_batch_statistics() -> None:
-    body = (
-        "(float[2,3,4,5] x) => (float[2,3,4,5] y) { z = Conv(x, w)  y = BatchNormalization(z, g, b, m, v) }"
-    )
+    body = "(float[2,3,4,5] x) => (float[2,3,4,5] y) { z = Conv(x, w)  y = BatchNormalization(z, g, b, m, v) }"
     source = with_weights(text_model(body, opset=15), w=normal(3, 3, 1, 1), **STATISTICS)
     model = read_model(source, freeze=["g", "b"], loss="mse")
     assert model.parameters == ("w",)
@@ -168,10 +159,7 @@ def test_a_mask_with_a_reader_stays() -> None:
         ("i = Relu(z)  y = Identity(i)", ["Mul", "Relu"]),
         ("v = Identity(w)  y = Add(z, v)", ["Mul", "Add"]),
         ("i = Cast<to=1>(z)  y = Relu(i)", ["Mul", "Relu"]),
-        (
-            "i = Relu(z)  j = Identity(i)  k = Neg(i)  l = Add(j, k)  y = Identity(l)",
-            ["Mul", "Relu", "Neg", "Add"],
-        ),
+        ("i = Relu(z)  j = Identity(i)  k = Neg(i)  l = Add(j, k)  y = Identity(l)", ["Mul", "Relu", "Neg", "Add"]),
     ],
 )
 def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str]) -> None:

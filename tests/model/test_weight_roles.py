@@ -35,10 +35,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
             u = Unsqueeze(w, a)  v = Reshape(u, s)  i = Identity(v)  y = MatMul(x, i) }""",
         {"w": (4, 6)},
     ),
-    "through a cast": (
-        "(float16[2,6] x) => (float16[2,4] y) { v = Cast<to=10>(w)  y = MatMul(x, v) }",
-        {"w": (6, 4)},
-    ),
+    "through a cast": ("(float16[2,6] x) => (float16[2,4] y) { v = Cast<to=10>(w)  y = MatMul(x, v) }", {"w": (6, 4)}),
     "class token": (
         """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
             e = Expand(w, s)  c = Concat<axis=1>(e, x)  y = Add(c, p) }""",
@@ -176,8 +173,7 @@ def test_scale_and_shift_of_the_data_both_have_a_note() -> None:
     notes = read_model(source).notes
     for name in ("scale", "shift"):
         assert any(
-            f"is applied directly to input 'x'; if it normalises the data, pass --freeze '{name}'" in n
-            for n in notes
+            f"is applied directly to input 'x'; if it normalises the data, pass --freeze '{name}'" in n for n in notes
         )
 
 
@@ -211,9 +207,7 @@ def test_inputs_that_are_settings(case: str) -> None:
     body, values = SETTINGS[case]
     opset = 23 if "Attention" in body or "Rotary" in body else 18
     imports = f'"" : {opset}, "com.microsoft" : 1'
-    model = with_weights(
-        onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> g {body}"), **values
-    )
+    model = with_weights(onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> g {body}"), **values)
     assert {name: roles(model)[name] for name in values} == dict.fromkeys(values, "constant")
 
 
@@ -285,12 +279,7 @@ def test_running_statistics_cannot_train() -> None:
     model = with_weights(text_model(body), g=normal(3), b=normal(3), mean=normal(3), v=np.ones(3))
     with pytest.raises(NoParametersError, match=r"--trainable 'mean' matches only running statistics.* 'bn'"):
         explain_weights(model, trainable=["mean"])
-    assert roles(model, trainable=["*"]) == {
-        "g": "parameter",
-        "b": "parameter",
-        "mean": "statistic",
-        "v": "statistic",
-    }
+    assert roles(model, trainable=["*"]) == {"g": "parameter", "b": "parameter", "mean": "statistic", "v": "statistic"}
     assert roles(model, freeze=["mean"])["mean"] == "statistic"
 
 

@@ -44,7 +44,5 @@ def test_an_unknown_checkpoint_without_close_names() -> None:
 )
 def test_gap_is_a_share_of_the_objective(objective_bytes: int, lower_bound_bytes: int, gap: float) -> None:
     plan = CheckpointPlan(())
-    solution = Solution(
-        plan, "acg", Status.FEASIBLE, Objective.PAPER, objective_bytes, lower_bound_bytes, seconds=0.0
-    )
+    solution = Solution(plan, "acg", Status.FEASIBLE, Objective.PAPER, objective_bytes, lower_bound_bytes, seconds=0.0)
     assert solution.gap == pytest.approx(gap)

@@ -28,9 +28,7 @@ def chain(length: int, size: int = 1) -> StepGraph:
     """t0 -> t1 -> ... with a backward that reads every operator's input."""
     tensors = [f"t{i}" for i in range(length + 1)]
     forward = tuple(Operator(f"f{i}", (tensors[i],), (tensors[i + 1],), flops=1) for i in range(length))
-    chunks = tuple(
-        (Operator(f"b{i}", (tensors[i], f"g{i + 1}"), (f"g{i}",)),) for i in reversed(range(length))
-    )
+    chunks = tuple((Operator(f"b{i}", (tensors[i], f"g{i + 1}"), (f"g{i}",)),) for i in reversed(range(length)))
     sizes = dict.fromkeys([*tensors, *(f"g{i}" for i in range(length + 1))], size)
     sources = tuple(f"f{i}" for i in reversed(range(length)))
     return StepGraph(forward, chunks, sources, sizes, frozenset({"t0", f"g{length}"}), ("g0",), frozenset())
@@ -96,9 +94,7 @@ def test_operators_read_live_tensors(case: tuple[StepGraph, frozenset[str]]) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(step_graphs())
-def test_backward_reads_the_same_tensors_under_every_plan(
-    case: tuple[StepGraph, frozenset[str]],
-) -> None:
+def test_backward_reads_the_same_tensors_under_every_plan(case: tuple[StepGraph, frozenset[str]]) -> None:
     graph, discarded = case
     schedule = build_schedule(graph, discarded, copy_name)
     computed = [step for step in schedule.instructions if isinstance(step, Compute)]
@@ -270,11 +266,7 @@ def test_recomputation_is_right_before_its_first_reader() -> None:
 
 def test_parallel_branches_are_recomputed_one_by_one() -> None:
     """Of a discarded diamond each chunk recomputes only its own inputs."""
-    forward = (
-        Operator("f_a", ("x",), ("a",)),
-        Operator("f_b", ("x",), ("b",)),
-        Operator("f_y", ("a", "b"), ("y",)),
-    )
+    forward = (Operator("f_a", ("x",), ("a",)), Operator("f_b", ("x",), ("b",)), Operator("f_y", ("a", "b"), ("y",)))
     chunks = (
         (Operator("b_y", ("y",), ("g",)),),
         (Operator("b_b", ("b", "g"), ("h",)),),
@@ -307,10 +299,7 @@ def test_unread_trailing_outputs_are_omitted() -> None:
     pool = Operator("pool", ("a",), ("y", "indices"))
     graph = StepGraph(
         (Operator("f", ("x",), ("a",)), pool, Operator("g", ("y",), ("z",)), Operator("h", ("z",), ("l",))),
-        (
-            (Operator("b1", ("z", "l"), ("dz",)),),
-            (Operator("b2", ("dz", "indices"), ("da",)),),
-        ),
+        ((Operator("b1", ("z", "l"), ("dz",)),), (Operator("b2", ("dz", "indices"), ("da",)),)),
         ("g", "pool"),
         {"x": 1, "a": 4, "y": 1, "indices": 2, "z": 1, "l": 1, "dz": 1, "da": 4},
         frozenset({"x"}),

@@ -20,13 +20,7 @@ MODEL = Path(__file__).parents[2] / "models" / "resnet18.onnx"
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])
 def test_a_plan_fits_other_batches(provider: str) -> None:
     """Gradients of other batches are computed in other parts."""
-    made = optimize(
-        MODEL,
-        input_shapes={"x": (16, 3, 112, 112)},
-        provider=provider,
-        time_limit=2,
-        check=False,
-    ).planned
+    made = optimize(MODEL, input_shapes={"x": (16, 3, 112, 112)}, provider=provider, time_limit=2, check=False).planned
     repeated = len(made.solution.plan.sequence) - len(set(made.solution.plan.sequence))
     assert repeated
     for batch in (7, 48):

@@ -82,10 +82,7 @@ def test_the_peak_of_reordering_only_is_shown_if_known() -> None:
 
 def test_without_a_memory_budget_the_lower_bound_is_on_memory() -> None:
     shown = rows(plan_within_budget(report(bytes=None, most_extra_time_ratio=0.1)))
-    assert shown[:2] == [
-        ["simulated peak", "100 MB", "58.0 MB", "58%"],
-        ["lower bound", "", "40.0 MB", "40%"],
-    ]
+    assert shown[:2] == [["simulated peak", "100 MB", "58.0 MB", "58%"], ["lower bound", "", "40.0 MB", "40%"]]
     assert ["extra time allowed", "", "10.0%", ""] in shown
 
 
@@ -96,13 +93,7 @@ def test_the_memory_of_a_device_and_sizes_that_fit_it_are_shown() -> None:
     assert ["memory of the device", "", "80.0 MB", ""] in shown
     assert ["runtime", "1.0 MB", "1.0 MB", ""] in shown
     points = [
-        {
-            "size": size,
-            "total_bytes": 10**8,
-            "extra_time_ratio": 0.1,
-            "seconds": 0.5,
-            "per_second": 2.0 * size,
-        }
+        {"size": size, "total_bytes": 10**8, "extra_time_ratio": 0.1, "seconds": 0.5, "per_second": 2.0 * size}
         for size in (8, 1024)
     ]
     found: Any = {"dimension": "batch (x)", "device_bytes": 10**8, "size": 1024, "points": points}
@@ -117,11 +108,7 @@ def test_the_memory_of_a_device_and_sizes_that_fit_it_are_shown() -> None:
         ("feasible", {}, "feasible: at most 0.96% of the time could still be saved"),
         ("optimal", {"bytes": None, "gap": 0.0}, "optimal: no plan has a lower peak"),
         ("feasible", {"bytes": None}, "feasible: the lowest peak found"),
-        (
-            "feasible",
-            {"order": "fixed"},
-            "durations: data sheet of a card; operator order: fixed (the model's)",
-        ),
+        ("feasible", {"order": "fixed"}, "durations: data sheet of a card; operator order: fixed (the model's)"),
     ],
 )
 def test_the_verdict_states_what_is_proved(status: str, found: dict[str, Any], words: str) -> None:

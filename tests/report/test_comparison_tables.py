@@ -8,13 +8,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from onnxgc.report.terminal.fitted_table import FittedTable
-from onnxgc.report.text.network_pair_lines import (
-    checkpoints_table,
-    file_lines,
-    files_table,
-    files_title,
-    pair_lines,
-)
+from onnxgc.report.text.network_pair_lines import checkpoints_table, file_lines, files_table, files_title, pair_lines
 from onnxgc.report.text.networks_overview import overview_lines, overview_table
 from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
 from onnxgc.report.text.plan_rows import plans_lines, plans_table
@@ -76,9 +70,7 @@ def test_lines_state_the_objective_of_each_bound() -> None:
 
 
 def test_headings_are_folded_and_figures_are_not() -> None:
-    wide = Cells(
-        "title", ("plan", "a-plan-with-a-name" * 3, "another-plan-with-a-name" * 3), [("p", "1.0", "2")]
-    )
+    wide = Cells("title", ("plan", "a-plan-with-a-name" * 3, "another-plan-with-a-name" * 3), [("p", "1.0", "2")])
     lines = shown(wide)
     assert all(len(line) <= 80 for line in lines)
     assert lines[-2].split() == ["p", "1.0", "2"]
@@ -127,9 +119,7 @@ def test_markdown_escapes_bars() -> None:
 
 
 def test_the_overview_lists_its_omissions() -> None:
-    one = report(
-        row("peak", 10_000_000_000, best=True), row("acg", 11_000_000_000), row("lcg", 12_000_000_000)
-    )
+    one = report(row("peak", 10_000_000_000, best=True), row("acg", 11_000_000_000), row("lcg", 12_000_000_000))
     others = [report(row("acg", 10_000_000_000, best=True), row("peak", 20_000_000_000)) for _ in range(2)]
     broken = {"model": "b.onnx", "error": "not found"}
     each: Any = {"comparisons": [one, *others, broken], "seconds": 12.0}
@@ -177,9 +167,7 @@ def test_two_plans_differ_by_tensor() -> None:
     ]  # fmt: skip
     difference: Any = {
         "plans": [side("a", ["t"], [LONG]), side("bb", [LONG], ["t", "uu"])],
-        "tensors": [
-            {"tensor": name, "bytes": 1_000_000 * len(name), "fates": fates} for name, *fates in tensors
-        ],
+        "tensors": [{"tensor": name, "bytes": 1_000_000 * len(name), "fates": fates} for name, *fates in tensors],
         "peak_change_bytes": 5_000_000,
         "modules": {"uu": "blocks.1", "s": "blocks.2", "vv": "blocks.3"},
     }
@@ -204,9 +192,7 @@ def test_two_plans_differ_by_tensor() -> None:
         "here: 1 (68.0 MB); largest tensors at the peak: 'u' 1.0 MB, 'vv' in 'blocks.3' 2.0 MB"
     )
     assert lines[-1] == "the peak of bb is 5.0 MB higher than that of a"
-    assert (
-        difference_lines(cast(Any, {**difference, "peak_change_bytes": 0}))[-1] == "both have the same peak"
-    )
+    assert difference_lines(cast(Any, {**difference, "peak_change_bytes": 0}))[-1] == "both have the same peak"
 
 
 PAIR: dict[str, Any] = {

@@ -193,9 +193,7 @@ def test_roles_and_fates_follow_from_the_schedule(hostile: OptimizeResult) -> No
     first_runs = [step for step in steps if isinstance(step, Compute) and step.chunk is None]
     assert [operator.name for operator in network] == [step.operator.name for step in first_runs]
     again = Counter(step.source for step in steps if isinstance(step, Recompute))
-    assert {
-        operator.name: operator.recomputations for operator in network if operator.recomputations
-    } == again
+    assert {operator.name: operator.recomputations for operator in network if operator.recomputations} == again
     made = {life.tensor for life in course.lifetimes if life.role is MemoryRole.KEPT}
     for operator in network:
         assert (operator.fate is TensorFate.RECOMPUTED) == (again[operator.name] > 0)
@@ -260,9 +258,7 @@ def test_the_page_shows_the_chosen_plan_the_budget_and_the_settings(budgeted: Op
     assert line
     circles = reader.named("circle")
     assert sum(attributes.get("class") == "chosen" for attributes in circles) == 1
-    peaks = {
-        (point["simulated_peak_bytes"], point["extra_time_ratio"]) for point in budgeted.report["frontier"]
-    }
+    peaks = {(point["simulated_peak_bytes"], point["extra_time_ratio"]) for point in budgeted.report["frontier"]}
     assert sum("r" in attributes and attributes["r"] == "4" for attributes in circles) == len(peaks)
 
 
@@ -282,25 +278,14 @@ def test_a_large_network_stays_small() -> None:
     ]
     runs = (*forward, *backward)
     lives = tuple(
-        Lifetime(
-            name, name, step, min(step + step * 7919 % 97, len(runs) - 1), 4096 + step, MemoryRole.KEPT, form
-        )
+        Lifetime(name, name, step, min(step + step * 7919 % 97, len(runs) - 1), 4096 + step, MemoryRole.KEPT, form)
         for step, run in enumerate(runs)
         for name in [f"{run.name}:0"]
     )
     course = MemoryCurve("planned", runs, lives)
     network = [
         ForwardOperator(
-            name,
-            "MatMul",
-            f"{name}:0",
-            form,
-            4096,
-            TensorFate.RECOMPUTED,
-            1,
-            number // 10,
-            number % 10 == 0,
-            reads,
+            name, "MatMul", f"{name}:0", form, 4096, TensorFate.RECOMPUTED, 1, number // 10, number % 10 == 0, reads
         )
         for number, name in enumerate(names)
         for reads in [(number - 1, number - 5) if number > 5 else ()]
@@ -353,18 +338,14 @@ def test_html_stays_and_other_text_is_escaped() -> None:
 def test_sizes_in_tables() -> None:
     assert [size(value) for value in (0, 4, 1000, 2_500_000)] == ["0", "4 B", "0.001 MB", "2.5 MB"]
     written = table("<c>", [Column("a"), Column("b", size)], [["x", 5], ["all", 5]], footer=True)
-    assert (
-        '<tbody><tr><th scope="row">x</th><td class="number" data-value="5">5 B</td></tr></tbody>' in written
-    )
+    assert '<tbody><tr><th scope="row">x</th><td class="number" data-value="5">5 B</td></tr></tbody>' in written
     assert "<tfoot><tr><th" in written
     assert 'aria-label="&lt;c&gt;"' in written
 
 
 def test_the_scripts_and_styles_are_packaged() -> None:
     root = FOLDER.parent.parent.parent
-    packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
-        "onnxgc"
-    ]
+    packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["onnxgc"]
     files = [path for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"]
     assert {path.relative_to(root / "onnxgc").as_posix() for path in files} <= set(packaged)
     assert len(files) == 2

@@ -72,17 +72,13 @@ def test_a_missing_calibration_is_created(step: TrainingStep, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("never_measured")
-def test_an_existing_calibration_is_read(
-    step: TrainingStep, calibration: Calibration, tmp_path: Path
-) -> None:
+def test_an_existing_calibration_is_read(step: TrainingStep, calibration: Calibration, tmp_path: Path) -> None:
     write_calibration(calibration, tmp_path / "times.json")
     assert calibration_in(tmp_path / "times.json", step) == (calibration, "")
 
 
 @pytest.mark.usefixtures("never_measured")
-def test_a_calibration_of_another_model_is_used_by_its_rates(
-    calibration: Calibration, tmp_path: Path
-) -> None:
+def test_a_calibration_of_another_model_is_used_by_its_rates(calibration: Calibration, tmp_path: Path) -> None:
     body = "(float[64, 64] x) => (float[64, 64] y) { h = MatMul(x, w) y = Erf(h) }"
     other = trace(read_model(with_weights(text_model(body), w=normal(64, 64))), seed="loss_scale")
     write_calibration(calibration, tmp_path / "times.json")
@@ -124,9 +120,7 @@ def test_nothing_runs_if_the_file_cannot_be_written(step: TrainingStep, tmp_path
         ('{"schema": 1, "threads": 1}', "'operators' is missing"),
     ],
 )
-def test_files_that_are_not_calibrations_are_rejected_in_one_line(
-    text: str, hint: str, tmp_path: Path
-) -> None:
+def test_files_that_are_not_calibrations_are_rejected_in_one_line(text: str, hint: str, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text(text)
     with pytest.raises(DurationError, match=hint) as caught:
@@ -139,9 +133,7 @@ def test_times_without_bytes_are_rejected(calibration: Calibration, tmp_path: Pa
     """They would have no proportion to anything."""
     path = tmp_path / "times.json"
     first = calibration.operators[0]
-    write_calibration(
-        replace(calibration, operators=(replace(first, work=replace(first.work, moved_bytes=0)),)), path
-    )
+    write_calibration(replace(calibration, operators=(replace(first, work=replace(first.work, moved_bytes=0)),)), path)
     assert json.loads(path.read_text())["operators"][0]["bytes"] == 0
     with pytest.raises(DurationError, match="is not a calibration"):
         read_calibration(path)

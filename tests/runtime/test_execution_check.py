@@ -60,14 +60,8 @@ def test_casts_that_the_runtime_skips_are_not_lost() -> None:
 
 @pytest.mark.parametrize(
     "stored, order, lost",
-    [
-        ((), ["cast1", "y"], ()),
-        ((), ["y"], ("cast0", "cast1")),
-        (("cast0",), ["cast1", "y"], ("cast0",)),
-    ],
+    [((), ["cast1", "y"], ()), ((), ["y"], ("cast0", "cast1")), (("cast0",), ["cast1", "y"], ("cast0",))],
 )
-def test_a_cast_with_other_readers_is_lost(
-    stored: tuple[str, ...], order: list[str], lost: tuple[str, ...]
-) -> None:
+def test_a_cast_with_other_readers_is_lost(stored: tuple[str, ...], order: list[str], lost: tuple[str, ...]) -> None:
     model = file_of_casts(onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT, stored=stored)
     assert check_execution(model, order).lost == lost

@@ -23,9 +23,7 @@ FLOAT = onnx.TensorProto.FLOAT
 
 
 def graph(body: str) -> onnx.ModelProto:
-    return parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) {{ {body} }}'
-    )
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) {{ {body} }}')
 
 
 @pytest.mark.parametrize(
@@ -117,8 +115,6 @@ def test_capture_leaves_the_arrays_unchanged(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_inputs_on_the_cpu_are_named() -> None:
     model = graph("y = Relu (x)")
-    session = BoundSession(
-        model, DeviceArrays("cpu"), held=(), replaced={}, fetched={}, providers=CPU, threads=1
-    )
+    session = BoundSession(model, DeviceArrays("cpu"), held=(), replaced={}, fetched={}, providers=CPU, threads=1)
     with pytest.raises(RuntimeUnavailableError, match="its input 'x' is read on the CPU"):
         session._check_inputs()

@@ -30,9 +30,7 @@ def outputs(model: onnx.ModelProto, feeds: Mapping[str, Array], level: str, thre
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return list(session.run(None, dict(feeds)))
 
 
@@ -44,9 +42,7 @@ def typed(model: onnx.ModelProto) -> Draft:
     types = {
         value.name: TensorType(
             value.type.tensor_type.elem_type,
-            tuple(
-                dim.dim_value if dim.HasField("dim_value") else 1 for dim in value.type.tensor_type.shape.dim
-            ),
+            tuple(dim.dim_value if dim.HasField("dim_value") else 1 for dim in value.type.tensor_type.shape.dim),
         )
         for value in values
         if value.type.tensor_type.HasField("shape")
@@ -77,9 +73,7 @@ def test_the_installed_version_has_the_fault(case: FaultCase) -> None:
     pytest.skip(f"onnxruntime {onnxruntime.__version__} does not show '{case.shown}' ({case.name})")
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.trains], ids=lambda case: f"{case.shown}: {case.name}"
-)
+@pytest.mark.parametrize("case", [case for case in CASES if case.trains], ids=lambda case: f"{case.shown}: {case.name}")
 def test_training_files_are_right_in_every_session(case: FaultCase) -> None:
     """The loss of the model itself without optimisation, and the same gradients by default settings."""
     model = case.model()

@@ -130,9 +130,7 @@ def test_results_are_bit_identical(measured: dict[tuple[str, bool], Measurement]
         np.testing.assert_array_equal(planned[name], value, err_msg=name)
 
 
-def test_file_order_is_executed_order_and_recomputation_survives(
-    measured: dict[tuple[str, bool], Measurement],
-) -> None:
+def test_file_order_is_executed_order_and_recomputation_survives(measured: dict[tuple[str, bool], Measurement]) -> None:
     model = planned_chain().training_graph.model
     order = measured["planned", True].steady.order
     names = [node.name for node in model.graph.node]
@@ -226,15 +224,9 @@ def test_make_session_accepts_every_form_of_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, shape",
-    [
-        ("resnet18", (16, 3, 96, 96)),
-        pytest.param("mobilenet_v2", (8, 3, 96, 96), marks=pytest.mark.slow),
-    ],
+    "name, shape", [("resnet18", (16, 3, 96, 96)), pytest.param("mobilenet_v2", (8, 3, 96, 96), marks=pytest.mark.slow)]
 )
-def test_default_settings_start_at_the_simulated_peak(
-    name: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_default_settings_start_at_the_simulated_peak(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     """Buffers with equal symbolic dimensions would be reused across steps; each has a unique one."""
     source, file = MODELS / f"{name}.onnx", tmp_path / "step.onnx"
     result = optimize(source, file, input_shapes={"x": shape}, solver="peak")

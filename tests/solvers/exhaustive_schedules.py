@@ -52,9 +52,7 @@ def least_peak_of_schedules(step: StepGraph, *, max_states: int = MAX_STATES) ->
             return peak
         visited.add(state)
         if len(visited) > max_states:
-            raise PlanError(
-                f"the step has more than {max_states} states to search; take one with fewer operators"
-            )
+            raise PlanError(f"the step has more than {max_states} states to search; take one with fewer operators")
         for live_bytes, following in transitions.from_state(state):
             reached = max(peak, live_bytes)
             if following not in visited and reached < best.get(following, reached + 1):
@@ -82,9 +80,7 @@ def with_linked_backward(step: StepGraph) -> StepGraph:
     for (operator,), source in zip(step.chunks, step.sources, strict=True):
         incoming = (f"link{number[name]}" for name in after[source] if name in number)
         linked = replace(
-            operator,
-            inputs=(*operator.inputs, *incoming),
-            outputs=(*operator.outputs, f"link{number[source]}"),
+            operator, inputs=(*operator.inputs, *incoming), outputs=(*operator.outputs, f"link{number[source]}")
         )
         chunks.append((linked,))
     links = {f"link{place}": 0 for place in number.values()}
@@ -118,9 +114,7 @@ class _Transitions:
     def __init__(self, step: StepGraph) -> None:
         operators = [*step.forward, *(operator for chunk in step.chunks for operator in chunk)]
         if any(operator.is_view for operator in operators):
-            raise PlanError(
-                "the step has views, which this search does not support; take a step without views"
-            )
+            raise PlanError("the step has views, which this search does not support; take a step without views")
         names = dict.fromkeys(name for operator in operators for name in operator.outputs)
         self._number = {name: number for number, name in enumerate(names)}
         self._sizes = [step.sizes[name] for name in names]
@@ -131,9 +125,7 @@ class _Transitions:
             self._operator_bits(operator, place, is_forward=place < len(step.forward))
             for place, operator in enumerate(operators)
         ]
-        self._readers = [
-            [m for m in self._operators if m.reads >> tensor & 1] for tensor in range(len(names))
-        ]
+        self._readers = [[m for m in self._operators if m.reads >> tensor & 1] for tensor in range(len(names))]
         self._producer = {tensor: operator for operator in self._operators for tensor in operator.writes}
 
     def _bits(self, names: Iterable[str]) -> int:
@@ -180,9 +172,7 @@ class _Transitions:
             for number in range(min_outputs, len(operator.writes) + 1):
                 # An output after the last wanted one would be useless.
                 if number == min_outputs or wanted[number - 1]:
-                    yield from self._run(
-                        operator, operator.writes[:number], live_bytes, present, after, again=again
-                    )
+                    yield from self._run(operator, operator.writes[:number], live_bytes, present, after, again=again)
 
     def _run(
         self,

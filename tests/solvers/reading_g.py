@@ -41,9 +41,7 @@ def optimum_bytes(problem: CheckpointProblem) -> int:
     weight = [0] * (1 << count)
     for members in range(1, 1 << count):
         lowest = members & -members
-        weight[members] = weight[members ^ lowest] + problem.size_bytes(
-            graph.vertices[lowest.bit_length() - 1]
-        )
+        weight[members] = weight[members ^ lowest] + problem.size_bytes(graph.vertices[lowest.bit_length() - 1])
     best = weight[everything]
     dropped = free
     while dropped:

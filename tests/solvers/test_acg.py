@@ -66,12 +66,7 @@ def test_optimal_on_any_graph(data: st.DataObject) -> None:
         ([(0, 1), (1, 2), (2, 3), (3, 4)], [1] * 5, 2, (0, 2, 4)),
         # Branches between a pair without other neighbours, which the printed Algorithm 4 loses.
         ([(0, 1), (0, 2), (1, 3), (1, 5), (2, 3), (3, 4), (4, 5)], [1, 1, 11, 1, 1, 20], 13, (0, 1, 3, 5)),
-        (
-            [(0, 1), (0, 4), (1, 2), (2, 3), (2, 5), (3, 6), (4, 5), (5, 6)],
-            [8, 1, 1, 1, 3, 1, 4],
-            5,
-            (0, 2, 5, 6),
-        ),
+        ([(0, 1), (0, 4), (1, 2), (2, 3), (2, 5), (3, 6), (4, 5), (5, 6)], [8, 1, 1, 1, 3, 1, 4], 5, (0, 2, 5, 6)),
         # Branches between the same pair are separate segments.
         ([(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)], [1, 5, 5, 1, 1], 6, (0, 3, 4)),
         # {2} alone would be better, but its second segment has two entries.
@@ -169,9 +164,7 @@ def test_capped_optimum_has_the_value_of_the_objective() -> None:
         (networks.densenet((6, 12, 48, 32), growth=32, batch=16), 506, 3149, 451),
     ],
 )
-def test_networks_of_the_paper(
-    problem: CheckpointProblem, vertices: int, total_mib: int, optimum_mib: int
-) -> None:
+def test_networks_of_the_paper(problem: CheckpointProblem, vertices: int, total_mib: int, optimum_mib: int) -> None:
     """The values of the paper's reference code under the same costs."""
     solution = ACG.solve(problem)
     assert len(problem.graph) == vertices

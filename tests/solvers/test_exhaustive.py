@@ -34,9 +34,7 @@ def test_result_is_valid_and_optimal() -> None:
         vertices = problem.graph.vertices
         values = []
         for bits in range(1 << len(vertices)):
-            plan = CheckpointPlan.for_graph(
-                problem.graph, [v for n, v in enumerate(vertices) if bits >> n & 1]
-            )
+            plan = CheckpointPlan.for_graph(problem.graph, [v for n, v in enumerate(vertices) if bits >> n & 1])
             if is_valid_reading_a(problem.graph, plan.checkpoints):
                 values.append(paper_objective(problem, plan).total_bytes)
         solution = EXHAUSTIVE.solve(problem)

@@ -76,9 +76,7 @@ def sequences(step: StepGraph) -> Iterator[list[Compute | Recompute]]:
 def least_simulated_peak(step: StepGraph) -> int:
     copies = {f"{name}{RUNS[1]}": name for operator in step.forward for name in operator.outputs}
     return min(
-        simulate(
-            Schedule(tuple(_with_releases(_without_idle_outputs(s, step), step)), copies), step
-        ).peak_bytes
+        simulate(Schedule(tuple(_with_releases(_without_idle_outputs(s, step), step)), copies), step).peak_bytes
         for s in sequences(step)
     )
 
@@ -125,8 +123,7 @@ def test_order_of_backward_is_free_within_data_dependencies() -> None:
 def test_an_operator_runs_at_most_twice() -> None:
     """With more runs, 2 bytes would suffice for a unit chain of any length."""
     peaks = [
-        least_peak_of_schedules(with_linked_backward(chain([0, *[1] * length]).joint().step))
-        for length in range(1, 9)
+        least_peak_of_schedules(with_linked_backward(chain([0, *[1] * length]).joint().step)) for length in range(1, 9)
     ]
     assert peaks == [1, 2, 2, 2, 3, 3, 3, 3]
 
@@ -143,16 +140,11 @@ def test_a_second_run_may_work_in_place_and_step_outputs_do_not_share_memory() -
         Operator("b", ("t.a",), ("t.b",), in_place=True),
         Operator("c", ("t.b",), ("t.c",)),
     )
-    chunks = (
-        (Operator("b.c", ("t.c",), ("g.c",), workspace_bytes=6),),
-        (Operator("b.b", ("t.b", "g.c"), ("g.b",)),),
-    )
+    chunks = ((Operator("b.c", ("t.c",), ("g.c",), workspace_bytes=6),), (Operator("b.b", ("t.b", "g.c"), ("g.b",)),))
     sizes = {"t.a": 4, "t.b": 4, "t.c": 1, "g.c": 1, "g.b": 0}
     step = StepGraph(forward, chunks, ("c", "b"), sizes, frozenset({"x"}), (), frozenset())
     assert least_peak_of_schedules(step) == least_simulated_peak(step) == 8
-    returned = replace(
-        step, outputs=("t.b",), chunks=((replace(chunks[0][0], workspace_bytes=0),), chunks[1])
-    )
+    returned = replace(step, outputs=("t.b",), chunks=((replace(chunks[0][0], workspace_bytes=0),), chunks[1]))
     assert least_peak_of_schedules(returned) == least_simulated_peak(returned) == 8
 
 

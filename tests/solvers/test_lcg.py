@@ -19,9 +19,7 @@ from tests.solvers import networks
 
 def random_chain(random: Random, max_vertices: int) -> CheckpointProblem:
     largest = random.choice([1, 3, 10, 1000])
-    return chain(
-        [random.choice([0, random.randint(0, largest)]) for _ in range(random.randint(1, max_vertices))]
-    )
+    return chain([random.choice([0, random.randint(0, largest)]) for _ in range(random.randint(1, max_vertices))])
 
 
 def test_equals_both_other_exact_solvers_on_random_chains() -> None:
@@ -101,9 +99,7 @@ def test_time_limit_gives_a_feasible_plan_with_a_valid_bound() -> None:
         ([(0, 1), (2, 3)], 4, "vertices 0 and 2 begin two separate chains"),
     ],
 )
-def test_other_graphs_are_rejected_in_one_line(
-    edges: list[tuple[int, int]], count: int, message: str
-) -> None:
+def test_other_graphs_are_rejected_in_one_line(edges: list[tuple[int, int]], count: int, message: str) -> None:
     problem = problem_of(edges, [1] * count)
     with pytest.raises(PlanError, match=message) as caught:
         LCG.solve(problem)

@@ -73,12 +73,7 @@ def test_every_solution_has_its_value_a_bound_and_sorted_checkpoints(name: str) 
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name, solver in SOLVERS.items()
-        if solver.automatic and solver.objectives[0] is Objective.PAPER
-    ],
+    "name", [name for name, solver in SOLVERS.items() if solver.automatic and solver.objectives[0] is Objective.PAPER]
 )
 @pytest.mark.parametrize("family", GraphFamily)
 def test_no_plan_is_below_the_optimum(name: str, family: GraphFamily) -> None:

@@ -147,10 +147,7 @@ def test_impossible_sizes_raise(steps: int, slots: int) -> None:
 
 def test_checkpoints_are_the_states_of_the_first_sweep() -> None:
     problem = chain([1] * 21)
-    for solver, options in (
-        (REVOLVE, SolverOptions(slots=3)),
-        (BPTT, SolverOptions(budget_bytes=3)),
-    ):
+    for solver, options in ((REVOLVE, SolverOptions(slots=3)), (BPTT, SolverOptions(budget_bytes=3))):
         solution = solver.solve(problem, options)
         states = first_sweep_states(reversal_schedule(20, 3))
         assert len(states) == 3
@@ -183,7 +180,5 @@ def test_a_budget_in_bytes() -> None:
 
 def test_other_graphs_are_refused() -> None:
     for solver in (REVOLVE, BPTT):
-        with pytest.raises(
-            PlanError, match="chains of equal states only, and vertices 1 and 3 differ in size"
-        ):
+        with pytest.raises(PlanError, match="chains of equal states only, and vertices 1 and 3 differ in size"):
             solver.solve(chain([1, 2, 2, 3, 1]))

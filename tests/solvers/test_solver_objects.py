@@ -88,14 +88,8 @@ def test_objects_may_have_the_fields_of_a_solver() -> None:
         (Fixed(Finding(CheckpointPlan(("h99",)), Status.FEASIBLE, 0)), "a plan with 'h99', which is not a"),
         (Fixed(Finding(CheckpointPlan(([],)), Status.FEASIBLE, 0)), "a plan with [], which is not a tensor"),  # type: ignore[arg-type]
         (Fixed(Finding(CheckpointPlan((), ("h0",)), Status.FEASIBLE, 0)), "an order without all tensors"),
-        (
-            Fixed(Finding(CheckpointPlan((), sequence=("f",)), Status.FEASIBLE, 0)),
-            "an invalid plan: the plan",
-        ),
-        (
-            Fixed(Finding(PLAN, Status.FEASIBLE, 10**12)),
-            "the lower bound 1,000,000,000,000, but its plan has",
-        ),
+        (Fixed(Finding(CheckpointPlan((), sequence=("f",)), Status.FEASIBLE, 0)), "an invalid plan: the plan"),
+        (Fixed(Finding(PLAN, Status.FEASIBLE, 10**12)), "the lower bound 1,000,000,000,000, but its plan has"),
         (Fixed(Finding(PLAN, Status.FEASIBLE, 0.5)), "the lower bound 0.5; give a whole number"),  # type: ignore[arg-type]
         (Fixed(PlanError("not this one")), "not this one"),
     ],

@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.torch.stateful_parts import (
-    STATEFUL,
-    WIDTH,
-    DecayingTemperature,
-    NoneAttribute,
-)
+from tests.torch.stateful_parts import STATEFUL, WIDTH, DecayingTemperature, NoneAttribute
 
 
 def with_hook(part: nn.Module) -> nn.Module:

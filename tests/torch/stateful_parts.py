@@ -404,9 +404,7 @@ class Interpolation(StatefulPart):
         image = self.layer(x).reshape(len(x), 1, 2, 4)
         modes = {"bilinear": False, "bicubic": False, "nearest": None}
         resized = [F.interpolate(image, scale_factor=2.0, mode=m, align_corners=c) for m, c in modes.items()]
-        return self.layer(
-            F.interpolate(torch.stack(resized).sum(0).flatten(2), size=WIDTH, mode="linear").squeeze(1)
-        )
+        return self.layer(F.interpolate(torch.stack(resized).sum(0).flatten(2), size=WIDTH, mode="linear").squeeze(1))
 
 
 STATEFUL: tuple[type[StatefulPart], ...] = tuple(

@@ -41,9 +41,7 @@ class Block(nn.Module):
 
 
 def convolutional(blocks: int = 4, width: int = 8) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, width, 3), *(Block(width) for _ in range(blocks)), nn.Flatten(), nn.LazyLinear(5)
-    )
+    return nn.Sequential(nn.Conv2d(3, width, 3), *(Block(width) for _ in range(blocks)), nn.Flatten(), nn.LazyLinear(5))
 
 
 class Uneven(nn.Module):
@@ -116,9 +114,7 @@ def test_steps_with_dropout_and_statistics_are_equal(budget: str) -> None:
     assert plan.repeated > 0
     assert plan.planned_peak_bytes < plan.regular_peak_bytes
     for seed in range(4):
-        losses = [
-            step(one, lambda module: module(images()).square().mean(), seed) for one in (plain, planned)
-        ]
+        losses = [step(one, lambda module: module(images()).square().mean(), seed) for one in (plain, planned)]
         assert torch.equal(*losses)
         assert_same(planned, plain)
 
@@ -165,9 +161,7 @@ def test_random_operators_keep_their_order() -> None:
 
 def test_recomputed_masks_do_not_change_the_generator() -> None:
     """The next step must not repeat the masks of this one."""
-    module = nn.Sequential(
-        *(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh()))
-    )
+    module = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh())))
     planned = checkpoint(module, torch.randn(64, 16), budget="min", **QUICK)
     assert plans_of(planned)[0].repeated > 0
     states: list[Tensor] = []
@@ -208,9 +202,7 @@ class Decaying(nn.Module):
 
 def test_a_recomputed_normalisation_updates_its_statistics_once() -> None:
     def repeat_in_forward(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
-        (index,) = (
-            at for at, node in enumerate(step.nodes) if node is not None and is_batch_normalization(node)
-        )
+        (index,) = (at for at, node in enumerate(step.nodes) if node is not None and is_batch_normalization(node))
         sequence = list(range(len(step.problem)))
         sequence.insert(step.boundary, index)
         return tuple(sequence), 0
@@ -348,13 +340,9 @@ def test_class_and_parameters_are_shared_and_copies_are_independent() -> None:
     assert calls == ["planned"]
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: (convolutional(), images()), lambda: (Uneven(), torch.randn(32, 16))]
-)
+@pytest.mark.parametrize("make", [lambda: (convolutional(), images()), lambda: (Uneven(), torch.randn(32, 16))])
 @pytest.mark.parametrize("budget", [1.0, "60%"])
-def test_autograd_saves_exactly_the_planned_tensors(
-    make: Callable[[], tuple[nn.Module, Tensor]], budget: Any
-) -> None:
+def test_autograd_saves_exactly_the_planned_tensors(make: Callable[[], tuple[nn.Module, Tensor]], budget: Any) -> None:
     plain, data = make()
     materialised(plain, data)
     planned = checkpoint(plain, data, budget=budget, **QUICK)

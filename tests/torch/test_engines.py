@@ -46,9 +46,7 @@ def test_gradients_under_compile_are_equal() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.GELU())))
     data = torch.randn(32, 16)
-    planned = checkpoint(
-        copy.deepcopy(plain), data, budget="90%", device="a100", time_limit=None, step_limit=2
-    )
+    planned = checkpoint(copy.deepcopy(plain), data, budget="90%", device="a100", time_limit=None, step_limit=2)
     compiled = torch.compile(planned, backend="eager")
     for module in (plain, compiled):
         module(data).square().mean().backward()
@@ -60,9 +58,7 @@ def test_scaled_and_accumulated_gradients_are_equal() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.GELU())))
     data = torch.randn(64, 16)
-    planned = checkpoint(
-        copy.deepcopy(plain), data[:32], budget="90%", device="a100", time_limit=None, step_limit=2
-    )
+    planned = checkpoint(copy.deepcopy(plain), data[:32], budget="90%", device="a100", time_limit=None, step_limit=2)
     for module in (plain, planned):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -59,9 +59,7 @@ def assert_equal_gradients(module: nn.Module, *inputs: Tensor) -> None:
     for (name, parameter), gradient in zip(trained.items(), found, strict=True):
         true = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert np.allclose(gradient, true.numpy(), rtol=1e-4, atol=_STEP_TOLERANCE), name
-    missing = [
-        n for n, p in module.named_parameters() if n not in trained and p.grad is not None and p.grad.any()
-    ]
+    missing = [n for n, p in module.named_parameters() if n not in trained and p.grad is not None and p.grad.any()]
     assert not missing
 
 
@@ -87,9 +85,7 @@ def _evaluated(part: nn.Module) -> nn.Module:
         lambda m, x: m.linear(x) * m.other(x).sum().item(),
         lambda m, x: F.batch_norm(m.linear(x), None, None, m.weight, training=True) + m.other(x),
         lambda m, x: m.linear(
-            F.avg_pool2d(x[:, None].expand(-1, 4, -1)[:, None], 2, 2, 1, divisor_override=3)[
-                :, 0, :2
-            ].flatten(1)[:, :4]
+            F.avg_pool2d(x[:, None].expand(-1, 4, -1)[:, None], 2, 2, 1, divisor_override=3)[:, 0, :2].flatten(1)[:, :4]
         ),
     ],
     ids=["detach", "parameter", "no_grad", "item", "batch_norm", "divisor"],
@@ -130,14 +126,7 @@ def test_label_smoothing_is_exported(
         ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)], [1]),
         ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)], [1, 2]),
         ([nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 4)], [0]),
-        (
-            [
-                nn.Unflatten(1, (2, 2)),
-                nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
-                nn.Flatten(),
-            ],
-            [1],
-        ),
+        ([nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten()], [1]),
     ],
     ids=["mixed", "all", "without", "instance"],
 )
@@ -174,11 +163,7 @@ def _hooked(x: Tensor) -> Tensor:
             "cross_entropy",
         ),
         (lambda m, x: 1e-3 * m.linear(x).detach() * m.linear(x) + m.linear(x), None, "detach in forward"),
-        (
-            lambda m, x: F.avg_pool2d(m.linear(x)[None], 2, divisor_override=5),
-            F.avg_pool2d,
-            "avg_pool2d in forward",
-        ),
+        (lambda m, x: F.avg_pool2d(m.linear(x)[None], 2, divisor_override=5), F.avg_pool2d, "avg_pool2d in forward"),
         (lambda m, x: _Scaled.apply(m.linear(x)), None, r"backward of _Scaled \(torch.autograd.Function\)"),
         (lambda m, x: _hooked(m.linear(x)), None, "a tensor hook"),
     ],
@@ -213,9 +198,7 @@ def test_defaults_that_depend_on_the_type_are_equal() -> None:
 
 def _packed(m: FunctionModule, x: Tensor) -> Tensor:
     lengths = torch.tensor([3, 2, 1, 1, 1, 1])
-    packed = nn.utils.rnn.pack_padded_sequence(
-        m.linear(x)[:, None].expand(-1, 3, -1), lengths, batch_first=True
-    )
+    packed = nn.utils.rnn.pack_padded_sequence(m.linear(x)[:, None].expand(-1, 3, -1), lengths, batch_first=True)
     return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0]
 
 
@@ -226,27 +209,15 @@ class _Cache:
 @pytest.mark.parametrize(
     "function, message",
     [
-        (
-            _packed,
-            "lengths of packed sequences are values, which a trace does not have; pass the padded batch",
-        ),
-        (
-            lambda m, x: m.linear(x)[x[:, 0] > 0],
-            r"aten.index.Tensor in 'inside': the number of selected .*torch.where",
-        ),
+        (_packed, "lengths of packed sequences are values, which a trace does not have; pass the padded batch"),
+        (lambda m, x: m.linear(x)[x[:, 0] > 0], r"aten.index.Tensor in 'inside': the number of selected .*torch.where"),
         (
             lambda m, x: m.linear(x)[(x > 0).nonzero()[:, 0]],
             r"aten.nonzero.default in 'inside': the number of selected",
         ),
-        (
-            lambda m, x: m.linear(x).masked_select(x[:, :1] > 0),
-            r"masked_select.default in 'inside': .*torch.where",
-        ),
+        (lambda m, x: m.linear(x).masked_select(x[:, :1] > 0), r"masked_select.default in 'inside': .*torch.where"),
         (lambda m, x: m.linear(x) + torch.bincount((x[:, 0] > 0).long(), minlength=5), r"bincount.*one_hot"),
-        (
-            lambda m, x: m.linear(x) * torch.unique(x.long()).sum(),
-            r"unique.*in 'inside': .*outside of the module",
-        ),
+        (lambda m, x: m.linear(x) * torch.unique(x.long()).sum(), r"unique.*in 'inside': .*outside of the module"),
         (lambda m, x: m.linear(x) if x.sum() > 0 else x, r"data-dependent.*in 'inside'\); .*torch.where"),
         (lambda m, x: m.linear(x) * torch.from_numpy(x.detach().numpy()).sum(), "in 'inside'.*leaves torch"),
         (
@@ -255,18 +226,7 @@ class _Cache:
         ),
         (lambda m, x: (m.linear(x), _Cache()), "use_cache=False"),
     ],
-    ids=[
-        "packed",
-        "mask",
-        "nonzero",
-        "masked_select",
-        "bincount",
-        "unique",
-        "branch",
-        "numpy",
-        "svd",
-        "cache",
-    ],
+    ids=["packed", "mask", "nonzero", "masked_select", "bincount", "unique", "branch", "numpy", "svd", "cache"],
 )
 def test_errors_name_operator_submodule_and_remedy(function: Callable[..., Any], message: str) -> None:
     module = nn.Sequential()
@@ -308,9 +268,7 @@ class _Piece(nn.Module):
         return y * (1.0 + self.linear(x).mean().item()) if self.around == "item" else y
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 12))]
-)
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 12))])
 def test_random_modules_train_equally_in_the_file(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)

@@ -99,9 +99,7 @@ class Structured(nn.Module):
         super().__init__()
         self.x = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
 
-    def forward(
-        self, x: Tensor, wide: bool = True, *, scale: Tensor, offset: Tensor | None = None
-    ) -> dict[str, Any]:
+    def forward(self, x: Tensor, wide: bool = True, *, scale: Tensor, offset: Tensor | None = None) -> dict[str, Any]:
         y = x * self.x * scale if wide else x
         return {"parts": Parts(y + 1, y), "again": y, "same": x, "none": offset}
 

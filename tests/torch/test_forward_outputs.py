@@ -215,8 +215,7 @@ class LazySequence(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [(lambda: PythonRandom(8, 8), "from Python or NumPy"), (LazySequence, "has no shape before")],
+    ("make", "message"), [(lambda: PythonRandom(8, 8), "from Python or NumPy"), (LazySequence, "has no shape before")]
 )
 def test_unsupported_modules_raise(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(PlanError, match=message):
@@ -295,7 +294,5 @@ def test_recurrent_layers_run_undecomposed(kind: type[nn.Module], options: dict[
 
 
 def test_a_smaller_batch_may_use_the_memory_of_the_example() -> None:
-    plain, planned = pair(
-        lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), drawn(64, 16), budget="95%"
-    )
+    plain, planned = pair(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), drawn(64, 16), budget="95%")
     assert_same(plain, planned, drawn(2, 16))

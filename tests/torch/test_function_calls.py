@@ -40,9 +40,7 @@ def test_constants_follow_the_batch() -> None:
 
 def test_sizes_as_data_follow_the_batch() -> None:
     module = from_onnx(
-        text_model(
-            "(int64[batch,2] x) => (int64[b,2] y, int64[2] shape) { shape = Shape(x) y = Add(x, shape) }"
-        )
+        text_model("(int64[batch,2] x) => (int64[b,2] y, int64[2] shape) { shape = Shape(x) y = Add(x, shape) }")
     )
     for batch in (1, 4):
         y, shape = module(torch.zeros(batch, 2, dtype=torch.int64))

@@ -18,10 +18,7 @@ from tests.model.model_helpers import normal, run, text_model, with_weights  # n
 
 def test_statistics_that_share_an_initializer_are_written_separately() -> None:
     """Exporters store equal weights once, such as a bias and a running mean."""
-    body = (
-        "(float[4,3] x) => (float[4,3] y) { a = Add(x, zeros)"
-        "y = BatchNormalization(a, ones, zeros, zeros, ones) }"
-    )
+    body = "(float[4,3] x) => (float[4,3] y) { a = Add(x, zeros)y = BatchNormalization(a, ones, zeros, zeros, ones) }"
     model = with_weights(text_model(body), zeros=np.zeros(3), ones=np.ones(3))
     module = from_onnx(model, trainable=["zeros"])
     x = torch.randn(4, 3) + 2

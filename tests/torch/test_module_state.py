@@ -116,8 +116,7 @@ def test_each_kind_of_state_is_followed(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [300, 302, 304, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (301, 303, 305, 306, 307))],
+    "seed", [300, 302, 304, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (301, 303, 305, 306, 307))]
 )
 def test_random_modules_are_equal_or_rejected(seed: int) -> None:
     found = check(lambda: random_modules.random_module(seed), seed)
@@ -237,19 +236,13 @@ def set_attribute(part: Any, name: str, value: Any) -> Any:
 
 
 REJECTED: dict[str, tuple[Callable[..., Any], str]] = {
-    "item": (
-        lambda part, x: x * x.sum().item(),
-        "forward branches on the values of a tensor; use torch.where",
-    ),
+    "item": (lambda part, x: x * x.sum().item(), "forward branches on the values of a tensor; use torch.where"),
     "branch": (lambda part, x: x if x.sum() > 0 else -x, "use torch.where, or branch outside"),
     "mask": (
         lambda part, x: x[x > 0],
         r"aten\.nonzero\.default: the number of selected elements depends on values; weight all elements",
     ),
-    "unique": (
-        lambda part, x: torch.unique(x.round()),
-        r"aten\._unique2\.default: the number of distinct values",
-    ),
+    "unique": (lambda part, x: torch.unique(x.round()), r"aten\._unique2\.default: the number of distinct values"),
     "bincount": (lambda part, x: x * torch.bincount(x.argmax(-1)).sum(), "sum torch.nn.functional.one_hot"),
     "packed": (
         lambda part, x: nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([4]), batch_first=True).data,

@@ -197,8 +197,7 @@ _HEAVY = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in _HEAVY else name for name in LIGHT_MODELS],
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _HEAVY else name for name in LIGHT_MODELS]
 )
 def test_light_models_equal_onnx_runtime(name: str) -> None:
     path = light_path(name)
@@ -314,9 +313,7 @@ def test_inputs_by_position_and_by_name() -> None:
         module(a, b, third=a)
     with pytest.raises(TypeError, match="'first' is given twice"):
         module(a, first=a)
-    with pytest.raises(
-        ShapeError, match=r"'first' has the shape \[4, 3\], and the model was read for \[2, 3\]"
-    ):
+    with pytest.raises(ShapeError, match=r"'first' has the shape \[4, 3\], and the model was read for \[2, 3\]"):
         module(torch.randn(4, 3), b)
 
 
@@ -363,9 +360,7 @@ def test_every_name_has_a_valid_key(names: list[str], keys: list[str]) -> None:
     other.load_state_dict({key: value + 1 for key, value in module.state_dict().items()})
     assert torch.allclose(other(x), module(x) + len(names), atol=1e-5)
     stored = {t.name: numpy_helper.to_array(t) for t in other.to_onnx().graph.initializer}
-    assert all(
-        np.array_equal(stored[n], other.state_dict()[k].numpy()) for n, k in zip(names, keys, strict=True)
-    )
+    assert all(np.array_equal(stored[n], other.state_dict()[k].numpy()) for n, k in zip(names, keys, strict=True))
 
 
 def module_without_weights() -> OnnxModule:

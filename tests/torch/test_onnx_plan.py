@@ -141,9 +141,7 @@ def test_results_under_a_plan_are_equal() -> None:
             assert torch.equal(one, other)
 
 
-def test_plans_from_files_and_budgets_give_equal_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_from_files_and_budgets_give_equal_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxgc.torch.onnx_module.DEFAULT_TIME_LIMIT_SECONDS", 0.5)
     regular = step(from_onnx(model()))
     onnxgc.optimize(model(), tmp_path / "training.onnx", check=False)
@@ -195,17 +193,13 @@ def joint_step() -> JointStep:
 def recomputed(step: JointStep, plan: CheckpointPlan) -> list[str]:
     """Names of the operators that a plan recomputes."""
     sequence, _ = PlanFollower(plan)(step, 0)
-    return [
-        step.problem.operators[index].name for index in sorted(set(sequence)) if sequence.count(index) > 1
-    ]
+    return [step.problem.operators[index].name for index in sorted(set(sequence)) if sequence.count(index) > 1]
 
 
 def test_statistics_and_outputs_are_kept() -> None:
     step = joint_step()
     # Backward of the normalisation reads only its input and its statistics.
-    kept = CheckpointPlan(
-        ("c1", "r1", "c2", "s2", "e2", "p", "h", "t", "both", "g"), keeps_last_segment=False
-    )
+    kept = CheckpointPlan(("c1", "r1", "c2", "s2", "e2", "p", "h", "t", "both", "g"), keeps_last_segment=False)
     assert not [name for name in recomputed(step, kept) if "norm" in name]
     # The products `image` and `scores` are returned.
     everything = recomputed(step, CheckpointPlan((), keeps_last_segment=False))

@@ -152,12 +152,7 @@ _WITHOUT_GRADIENT = (
     ("int64[2,4] x", "t = Constant<value_int=3>() y = Mod<fmod=1>(x, t)", "int64", INTEGERS),
     ("int64[2,4] x", "y = ReduceMax(x)", "int64", INTEGERS),
     ("int64[2,4] x", "y = ReduceSum<keepdims=0>(x)", "int64", INTEGERS),
-    (
-        "int64[2,4] x",
-        "t = Constant<value_int=1>() y = CumSum<exclusive=1, reverse=1>(x, t)",
-        "int64",
-        INTEGERS,
-    ),
+    ("int64[2,4] x", "t = Constant<value_int=1>() y = CumSum<exclusive=1, reverse=1>(x, t)", "int64", INTEGERS),
     ("int64[2,4] x", "t = Constant<value_int=2>() y = Max(x, t)", "int64", INTEGERS),
     ("int64[2,4] x", "y = Cast<to=1>(x)", "float", INTEGERS),
     ("uint8[2,4] x", 'y = BitShift<direction="LEFT">(x, x)', "uint8", BYTES % 4),
@@ -169,13 +164,9 @@ _WITHOUT_GRADIENT = (
 )
 
 
-@pytest.mark.parametrize(
-    "declared, body, output, value", _WITHOUT_GRADIENT, ids=lambda entry: str(entry)[:60]
-)
+@pytest.mark.parametrize("declared, body, output, value", _WITHOUT_GRADIENT, ids=lambda entry: str(entry)[:60])
 def test_operators_without_a_gradient(declared: str, body: str, output: str, value: Array) -> None:
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18]> net ({declared}) => ({output} y) {{ {body} }}'
-    )
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> net ({declared}) => ({output} y) {{ {body} }}')
     (found,), (expected,) = results_of(model, {"x": value}), run(model, {"x": value})
     assert_equal(found, expected, 0.0)
 
@@ -187,10 +178,7 @@ def test_max_unpool_adds_zeros_up_to_its_output_shape() -> None:
         "=> (float[1,1,5,6] y) <int64[4] s = {1, 1, 5, 6}>"
         "{ y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(x, at, s) }"
     )
-    feeds = {
-        "x": np.asarray([[[[1, 2], [3, 4]]]], np.float32),
-        "at": np.asarray([[[[5, 7], [13, 15]]]]),
-    }
+    feeds = {"x": np.asarray([[[[1, 2], [3, 4]]]], np.float32), "at": np.asarray([[[[5, 7], [13, 15]]]])}
     x, indices = map(torch.from_numpy, feeds.values())
     found = OPERATORS["MaxUnpool"](x, indices, [1, 1, 5, 6], kernel_shape=[2, 2], strides=[2, 2])
     (expected,) = ReferenceEvaluator(model).run(None, feeds)

@@ -55,9 +55,7 @@ def encoder(layers: int = 3, names: Names = dotted, normalised: bool = True) -> 
             return made("LayerNormalization", part, read, own(part, WIDTH), own(f"{part}.shift", WIDTH))
 
         read = normal("norm1", tensor)
-        query, key, value = (
-            made("MatMul", part, read, own(part, WIDTH, WIDTH)) for part in ("query", "key", "value")
-        )
+        query, key, value = (made("MatMul", part, read, own(part, WIDTH, WIDTH)) for part in ("query", "key", "value"))
         scores = made("MatMul", "scores", query, made("Transpose", "turned", key, perm=[0, 2, 1]))
         attended = made("MatMul", "attended", made("Softmax", "softmax", scores, axis=-1), value)
         tensor = made("Add", "added", tensor, made("MatMul", "out", attended, own("out", WIDTH, WIDTH)))

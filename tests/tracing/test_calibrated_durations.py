@@ -12,13 +12,7 @@ LAUNCH_NS = 5_000
 
 
 def work(
-    kind: str,
-    moved_bytes: int,
-    flops: int = 0,
-    *,
-    name: str = "new",
-    origin: str = "",
-    dtype: str = "float32",
+    kind: str, moved_bytes: int, flops: int = 0, *, name: str = "new", origin: str = "", dtype: str = "float32"
 ) -> Work:
     return Work(name, origin or name, kind, dtype, flops, moved_bytes)
 
@@ -97,9 +91,7 @@ def test_an_unmeasured_operator_has_the_rate_of_its_kind_its_class_or_all(
         (work("Add", 18 * MB, 6 * MB, name="a"), at_rate(18 * MB, 30)),
     )
     flops = amount if amount > 100 * MB else 0
-    assert calibrated.duration_ns(work(kind, 9 * MB, flops)) == pytest.approx(
-        at_rate(amount, per_ns), rel=1e-3
-    )
+    assert calibrated.duration_ns(work(kind, 9 * MB, flops)) == pytest.approx(at_rate(amount, per_ns), rel=1e-3)
 
 
 def test_a_memory_bound_product_neither_gives_nor_has_a_rate_of_operations() -> None:

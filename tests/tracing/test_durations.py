@@ -11,13 +11,7 @@ import pytest
 from onnxgc.errors import DurationError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from onnxgc.tracing.devices import (
-    BANDWIDTH_EFFICIENCY,
-    COMPUTE_EFFICIENCY,
-    DEVICES,
-    Device,
-    device,
-)
+from onnxgc.tracing.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, DEVICES, Device, device
 from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
 from tests.model.model_helpers import normal, text_model, with_weights
@@ -68,9 +62,7 @@ def test_every_device_has_rates_and_a_source(name: str) -> None:
     assert found.duration_ns(work(flops=10**9, moved_bytes=10**6)) > 1e9 * found.launch_seconds
 
 
-@pytest.mark.parametrize(
-    "name", ["rtx4090", "RTX 4090", "rtx-4090", "GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
-)
+@pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx-4090", "GeForce RTX 4090", "NVIDIA GeForce RTX 4090"])
 def test_a_device_has_several_names(name: str) -> None:
     assert device(name) is DEVICES["rtx4090"]
 
@@ -104,15 +96,11 @@ def test_every_operator_has_a_duration_and_inner_views_have_none() -> None:
 
 def test_a_view_that_is_an_output_is_a_copy() -> None:
     """If two parameters share one gradient, the second's is a copy of the first's."""
-    step = step_of(
-        "(float[4, 6] x) => (float[4, 6] y) { a = Add(x, b) y = Add(a, c) }", b=normal(4, 6), c=normal(4, 6)
-    )
+    step = step_of("(float[4, 6] x) => (float[4, 6] y) { a = Add(x, b) y = Add(a, c) }", b=normal(4, 6), c=normal(4, 6))
     outputs = set(step.graph.outputs)
     copies = [
         found
-        for found, operator in zip(
-            backward_works(step), (o for chunk in step.graph.chunks for o in chunk), strict=True
-        )
+        for found, operator in zip(backward_works(step), (o for chunk in step.graph.chunks for o in chunk), strict=True)
         if operator.is_view and operator.outputs[0] in outputs
     ]
     assert [found.moved_bytes for found in copies] == [2 * 4 * 6 * 4]

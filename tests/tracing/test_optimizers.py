@@ -67,8 +67,7 @@ class Run:
         self.names = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
         stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         shapes = {
-            value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
-            for value in model.graph.input
+            value.name: [size.dim_value for size in value.type.tensor_type.shape.dim] for value in model.graph.input
         }
         self.pairs = {**self.names["parameters"], **self.names["states"]}
         self.values = {
@@ -225,9 +224,7 @@ def test_a_session_with_default_settings_trains_equally(optimizer: Optimizer) ->
     model = optimize(tied(), optimizer=optimizer, check=False).training_graph.model
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    stock = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    stock = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     runs = [Run(model), Run(model, stock)]
     for number in range(5):
         feeds = batch(number, classes=8, width=8)

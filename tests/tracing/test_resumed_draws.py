@@ -84,14 +84,10 @@ SOURCES = {
         ("noise", {"solver": "chen-sqrt"}, SGD()),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    name: str, how: Mapping[str, Any], optimizer: Optimizer
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, how: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Bit for bit: the baseline, and a plan that recomputes masks and changes session halfway."""
     source, feeds = SOURCES[name]
-    regular = Run(
-        optimize(source(), optimizer=optimizer, check=False, solver="store-all").training_graph.model
-    )
+    regular = Run(optimize(source(), optimizer=optimizer, check=False, solver="store-all").training_graph.model)
     model = optimize(source(), optimizer=optimizer, check=False, **how).training_graph.model
     planned = Run(model)
     for number in range(2):
@@ -114,18 +110,13 @@ def test_gradients_equal_those_of_pytorch_with_the_same_masks() -> None:
     masks = [f"h{number}_kept_mask" for number in range(3)]
     probe = onnx.ModelProto()
     probe.CopyFrom(graph.model)
-    probe.graph.output.extend(
-        helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, (64, 16)) for name in masks
-    )
+    probe.graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, (64, 16)) for name in masks)
     feeds = {**batch(0), "draw": np.asarray(5)}
     session = make_session(probe, threads=1)
     loss, *kept = session.run(["loss", *masks], feeds)
     gradients = session.run(list(graph.gradient_of.values()), feeds)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in probe.graph.initializer}
-    values = {
-        name: torch.tensor(stored[name], dtype=torch.float64, requires_grad=True)
-        for name in graph.gradient_of
-    }
+    values = {name: torch.tensor(stored[name], dtype=torch.float64, requires_grad=True) for name in graph.gradient_of}
     tensor = torch.tensor(feeds["x"], dtype=torch.float64)
     for number, mask in enumerate(kept):
         tensor = torch.tanh(tensor @ values[f"w{number}"]) * torch.tensor(mask) / 0.7
@@ -168,14 +159,10 @@ def test_the_run_number_is_an_input_next_to_the_other_scalars() -> None:
 
 
 def test_a_session_with_default_settings_draws_the_same() -> None:
-    model = optimize(
-        with_dropouts(encoder(2), "Softmax", "Relu"), optimizer="sgd", check=False
-    ).training_graph.model
+    model = optimize(with_dropouts(encoder(2), "Softmax", "Relu"), optimizer="sgd", check=False).training_graph.model
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    stock = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    stock = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     one, other = Run(model), Run(model, stock)
     for number in range(3):
         assert one.step(tokens(number)) == pytest.approx(other.step(tokens(number)), rel=1e-5)

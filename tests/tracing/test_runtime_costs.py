@@ -234,9 +234,7 @@ def model(nodes: str) -> onnx.ModelProto:
     text = f"g ({IMAGE} x) => (float[?] y) {{ a = Mul(x, w) {nodes} c = Neg(b) y = Abs(c) }}"
     # Cases use the reductions of opset 17; antialiasing needs opset 18.
     opset = 18 if "antialias" in nodes else 17
-    built = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : {opset}]> {text.replace("float[?]", "float")}'
-    )
+    built = parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}]> {text.replace("float[?]", "float")}')
     used = {name for node in built.graph.node for name in node.input}
     built.graph.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in WEIGHTS.items() if name in used
@@ -258,9 +256,7 @@ def measured_and_simulated(result: OptimizeResult, folder: Path) -> tuple[list[i
     run = measure(folder / "step.onnx", feeds, settings=SessionSettings(threads=1), runs=1).runs[0]
     used_bytes = map(sum, zip(run.held_bytes, run.workspace_bytes, strict=True))
     measured = dict(zip(run.order, itertools.accumulate(used_bytes, max), strict=True))
-    operators = [
-        step.operator.name for step in planned.schedule.instructions if not isinstance(step, Release)
-    ]
+    operators = [step.operator.name for step in planned.schedule.instructions if not isinstance(step, Release)]
     simulated = dict(zip(operators, itertools.accumulate(planned.profile.timeline, max), strict=True))
     names = [name for name in operators if name in measured]
     assert len(names) > len(operators) // 2
@@ -268,8 +264,7 @@ def measured_and_simulated(result: OptimizeResult, folder: Path) -> tuple[list[i
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name if name in DEFAULT_CASES else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+    "name", [name if name in DEFAULT_CASES else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_the_simulated_peak_equals_the_measured_peak(name: str, tmp_path: Path) -> None:
     result = optimize(model(CASES[name]), loss="mse", solver="store-all")
@@ -307,16 +302,9 @@ def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "filters, kernel, threads, expected",
-    [
-        (8, 3, 1, 65536),
-        (8, 3, 2, 2 * 65536),
-        (512, 3, 1, 16 * 9 * 256 * 4),
-        (8, 1, 1, 0),
-    ],
+    [(8, 3, 1, 65536), (8, 3, 2, 2 * 65536), (512, 3, 1, 16 * 9 * 256 * 4), (8, 1, 1, 0)],
 )
-def test_the_workspace_of_a_convolution(
-    filters: int, kernel: int, threads: int, expected: int, tmp_path: Path
-) -> None:
+def test_the_workspace_of_a_convolution(filters: int, kernel: int, threads: int, expected: int, tmp_path: Path) -> None:
     """The tensors are too small for slack in their chunks. The simulator assumes a single thread."""
     margin = kernel // 2
     text = (
@@ -366,9 +354,7 @@ def test_operators_run_in_place_exactly_as_in_the_runtime(operator: str) -> None
     call = MOVING.get(operator) or (f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)")
     if operator == "ScatterElements":
         call = "ScatterElements <axis = 0> (t, place, x)"
-    text = (
-        f"g ({IMAGE} x) => (float total) {{ t = Mul(x, x) u = {call} total = ReduceSum <keepdims = 0> (u) }}"
-    )
+    text = f"g ({IMAGE} x) => (float total) {{ t = Mul(x, x) u = {call} total = ReduceSum <keepdims = 0> (u) }}"
     step = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
     constants = {
         "place": np.zeros((N, C, H, W)),

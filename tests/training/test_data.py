@@ -182,10 +182,7 @@ def test_all_forms_of_data_give_the_same_run(tmp_path: Path) -> None:
     [
         ({"labels": np.array([0, 4] * 32)}, r"'labels' has 4 at \[1\], and the model has the classes 0 to 3"),
         ({"labels": np.array([0, -1] * 32)}, "'labels' has -1 at"),
-        (
-            {"x": np.zeros((64, 15), np.float32)},
-            r"'x' has the shape \[64, 15\], and the model takes \[any, 16\]",
-        ),
+        ({"x": np.zeros((64, 15), np.float32)}, r"'x' has the shape \[64, 15\], and the model takes \[any, 16\]"),
         ({"x": np.zeros((64, 16), np.int64)}, "'x' is int64, and the model takes float32; convert it first"),
         ({"labels": np.zeros(63, np.int64)}, "'labels' has 63 samples, and other inputs have 64"),
         (
@@ -205,15 +202,9 @@ def test_data_that_do_not_fit_are_rejected_in_one_line(change: dict[str, Any], w
 
 @pytest.mark.parametrize(
     "contents, words",
-    [
-        (b"text", "write one with numpy.savez"),
-        (b"", "write one with numpy.savez"),
-        (None, "the file does not exist"),
-    ],
+    [(b"text", "write one with numpy.savez"), (b"", "write one with numpy.savez"), (None, "the file does not exist")],
 )
-def test_files_that_are_not_data_are_rejected_in_one_line(
-    tmp_path: Path, contents: bytes | None, words: str
-) -> None:
+def test_files_that_are_not_data_are_rejected_in_one_line(tmp_path: Path, contents: bytes | None, words: str) -> None:
     path = tmp_path / "data.npz"
     if contents is not None:
         path.write_bytes(contents)

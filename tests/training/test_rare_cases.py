@@ -82,9 +82,7 @@ def test_frozen_weights_may_be_external(tmp_path: Path) -> None:
     assert [apart.step(samples(0)) for _ in range(2)] == [whole.step(samples(0)) for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    "inputs", ["float[N, 16] x, SHIFT", "float[8, 16] x, SHIFT", "SHIFT, float[N, 16] x"]
-)
+@pytest.mark.parametrize("inputs", ["float[N, 16] x, SHIFT", "float[8, 16] x, SHIFT", "SHIFT, float[N, 16] x"])
 def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
     source = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 17]>
@@ -105,9 +103,7 @@ def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
     np.testing.assert_allclose(trainer.array("w"), plain.array("w"), rtol=1e-5, atol=1e-7)
     found, wanted = trainer.evaluate({**data, "shift": shift}), plain.evaluate(shifted)
     assert found == pytest.approx(wanted, rel=1e-5)
-    with pytest.raises(
-        TrainingError, match=r"'shift' has the shape \[1, 15\], and the model takes \[1, 16\]"
-    ):
+    with pytest.raises(TrainingError, match=r"'shift' has the shape \[1, 15\], and the model takes \[1, 16\]"):
         trainer.step({**samples(0), "shift": shift[:, 1:]})
 
 

@@ -43,9 +43,7 @@ def test_an_invalid_learning_rate_is_rejected_in_one_line(rate: Any) -> None:
     assert trainer.learning_rate == 0.5
 
 
-@pytest.mark.parametrize(
-    "name", ["lr", "batch", "optimizer", "seed", "accumulate", "updates", "weight_decay"]
-)
+@pytest.mark.parametrize("name", ["lr", "batch", "optimizer", "seed", "accumulate", "updates", "weight_decay"])
 def test_other_assignments_are_rejected(name: str) -> None:
     with pytest.raises(TrainingError, match=f"'{name}' of a Trainer cannot be changed"):
         setattr(trainer_of(), name, 3)

@@ -107,10 +107,7 @@ def test_states_that_do_not_fit_are_rejected_in_one_line(tmp_path: Path) -> None
     ):
         with pytest.raises(TrainingError, match=words):
             other.load(path)
-    for contents, words in (
-        (b"nothing", "is not the state of a run"),
-        (None, "state file .* does not exist"),
-    ):
+    for contents, words in ((b"nothing", "is not the state of a run"), (None, "state file .* does not exist")):
         path.unlink()
         if contents is not None:
             path.write_bytes(contents)
@@ -133,9 +130,7 @@ def test_a_state_with_other_settings_is_rejected(tmp_path: Path) -> None:
     trainer.fit(samples(0, 128), 1, state=path, callbacks=[stop])
     with pytest.raises(TrainingError, match=r"with the optimizer adamw .* weight_decay 0.01.* has adamw"):
         make_trainer(chain(2), optimizer=AdamW(weight_decay=0.1), batch=32).load(path)
-    with pytest.raises(
-        TrainingError, match="was saved with batch 32, and this run has batch 64; resume with the same"
-    ):
+    with pytest.raises(TrainingError, match="was saved with batch 32, and this run has batch 64; resume with the same"):
         make_trainer(chain(2), batch=64).load(path)
     again = make_trainer(chain(2), batch=32)
     assert again.fit(samples(0, 128), 1, state=path, resume=True)[-1]["samples"] == 128

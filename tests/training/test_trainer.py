@@ -63,9 +63,7 @@ def test_trained_arrays_keep_their_addresses(data: Any) -> None:
 def test_accumulated_batches_equal_one_larger_batch(optimizer: Any) -> None:
     found = []
     for batch, accumulate in ((64, 1), (16, 4)):
-        trainer = make_trainer(
-            chain(3), optimizer=optimizer, learning_rate=0.05, batch=batch, accumulate=accumulate
-        )
+        trainer = make_trainer(chain(3), optimizer=optimizer, learning_rate=0.05, batch=batch, accumulate=accumulate)
         losses = [losses_of(trainer, samples(seed), shuffle=False) for seed in range(3)]
         assert trainer.updates == 3
         found.append((losses, trainer.parameters()))
@@ -161,9 +159,7 @@ def test_export_is_the_models_file_with_new_weights(tmp_path: Path, data: Any) -
     assert deployed.metadata_props == source.metadata_props
     assert deployed.producer_name == "somebody"
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
-    scores = np.concatenate(
-        [session.run(None, {"image": image[None]})[0] for image in data[1]["image"][:100]]
-    )
+    scores = np.concatenate([session.run(None, {"image": image[None]})[0] for image in data[1]["image"][:100]])
     found = trainer.evaluate(few((data[1],), 100))
     assert found["accuracy"] == (scores.argmax(1) == data[1]["labels"][:100]).mean()
     shifted = scores - scores.max(1, keepdims=True)
@@ -231,9 +227,7 @@ def test_a_callback_may_end_a_run() -> None:
 def test_learning_rates() -> None:
     assert [step(1.0, 2, 0.5)(done) for done in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     rates = [cosine(1.0, 4, 0.2)(done) for done in range(6)]
-    np.testing.assert_allclose(
-        rates, [1, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2, 0.2]
-    )
+    np.testing.assert_allclose(rates, [1, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2, 0.2])
     warm = with_warm_up(lambda _: 1.0, 4)
     assert [warm(done) for done in range(5)] == [0.25, 0.5, 0.75, 1, 1]
     seen: list[int] = []

@@ -76,9 +76,7 @@ def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) 
             gaps.append(Gap(storage, first, end))
             spans.append((int(low), int(high)))
             columns.append(program.column(0.0))
-            runs.require(
-                storage, columns[-1], closures.needed_for(storage, partial(_ends_before, last, start))
-            )
+            runs.require(storage, columns[-1], closures.needed_for(storage, partial(_ends_before, last, start)))
     runs.bind()
     low, high = np.asarray(spans, np.int64).reshape(-1, 2).T
     sizes = np.asarray([problem.sizes[gap.storage] for gap in gaps], np.int64)
@@ -93,9 +91,7 @@ def fixed_order_bound(problem: OperatorProblem, budget: int, time_limit: float) 
         return CoveringBound(0)
     chosen: tuple[Gap, ...] = ()
     if solution.values is not None:
-        chosen = tuple(
-            gap for gap, column in zip(gaps, columns, strict=True) if solution.values[column] > 0.5
-        )
+        chosen = tuple(gap for gap, column in zip(gaps, columns, strict=True) if solution.values[column] > 0.5)
     return CoveringBound(rounded_bound(solution, program, unit), chosen)
 
 
@@ -205,9 +201,7 @@ def duration_unit(problem: OperatorProblem) -> int:
 def rounded_bound(solution: CoveringSolution, program: CoveringProgram, unit: int) -> int:
     """A bound in whole units of time, slightly lower if the solver's arithmetic is not exact."""
     if solution.optimal and solution.values is not None:
-        exact = sum(
-            cost * round(value) for cost, value in zip(program.costs, solution.values, strict=True) if cost
-        )
+        exact = sum(cost * round(value) for cost, value in zip(program.costs, solution.values, strict=True) if cost)
         if exact < _MAX_EXACT and solution.bound >= exact * (1 - 1e-6) - 1e-6:
             return int(exact) * unit
     if not isfinite(solution.bound):
@@ -245,9 +239,7 @@ class _Chains:
     operators that depend on it: the last gap of the chain.
     """
 
-    def __init__(
-        self, problem: OperatorProblem, program: CoveringProgram, forced: ForcedMemory, unit: int
-    ) -> None:
+    def __init__(self, problem: OperatorProblem, program: CoveringProgram, forced: ForcedMemory, unit: int) -> None:
         self._problem, self._program, self._forced = problem, program, forced
         self.runs = RerunCosts(problem, program, unit)
         self._closures = RecomputeClosures(problem)

@@ -45,8 +45,7 @@ class ForcedMemory:
         at_moment = np.zeros((count, len(moments)), bool)
         at_moment[list(moments), np.arange(len(moments))] = True
         producers = [
-            tuple(dict.fromkeys(problem.producer[s] for s in operator.reads))
-            for operator in problem.operators
+            tuple(dict.fromkeys(problem.producer[s] for s in operator.reads)) for operator in problem.operators
         ]
         for index in range(count):
             for producer in producers[index]:

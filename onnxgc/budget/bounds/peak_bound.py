@@ -42,9 +42,7 @@ def floor_of_problem(problem: OperatorProblem) -> PeakBound:
     floor = PeakBound(int(own[best]), best, int(own[best]))
     for row, moment in enumerate(forced.moments):
         size = int(own[moment]) + sum(
-            live
-            for storage, live in forced.items(row)
-            if not problem.operators[problem.producer[storage]].may_repeat
+            live for storage, live in forced.items(row) if not problem.operators[problem.producer[storage]].may_repeat
         )
         if size > floor.size:
             floor = PeakBound(size, moment, int(own[moment]))

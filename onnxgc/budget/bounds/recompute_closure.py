@@ -63,9 +63,7 @@ class RerunCosts:
         self._served: dict[int, dict[tuple[int, int], list[int]]] = {}
         """By operator: columns of the gaps of others, by its output and the storage that it serves."""
 
-    def require(
-        self, storage: int, column: int, closure: Iterable[tuple[int, int]], *, is_dead: bool = False
-    ) -> None:
+    def require(self, storage: int, column: int, closure: Iterable[tuple[int, int]], *, is_dead: bool = False) -> None:
         """Add a gap of a storage with the closure that must be rerun for it.
 
         `is_dead`: the gap begins after all first runs that read the storage.
@@ -87,9 +85,7 @@ class RerunCosts:
         own, dead = self._own.get(operator, {}), self._dead.get(operator, {})
         served = self._served.get(operator, {})
         # Gaps after the last reader of an output need separate reruns.
-        groups: list[Sequence[int]] = [
-            [*own.get(read, ()), *columns] for (read, _), columns in served.items()
-        ]
+        groups: list[Sequence[int]] = [[*own.get(read, ()), *columns] for (read, _), columns in served.items()]
         covered = {read for read, _ in served}
         groups += [
             [*own.get(storage, ()), *dead.get(storage, ())]

@@ -174,9 +174,7 @@ def evaluate(tables: Tables, state: State, length: int, budget: int) -> tuple[in
         operator = sequence[position]
         first = tables.first_write[operator]
         written = tables.first_write[operator + 1] - first
-        while (
-            written > tables.min_writes[operator] and last_use[first_copy[position] + written - 1] == position
-        ):
+        while written > tables.min_writes[operator] and last_use[first_copy[position] + written - 1] == position:
             written -= 1
         for k in range(written):
             size = tables.sizes[tables.writes[first + k]]
@@ -231,9 +229,7 @@ def _copy_before(state: State, storage: int, position: int) -> int:
 @helper
 def _storage_of(tables: Tables, state: State, copy: int) -> int:
     position = state.written_at[copy]
-    number: int = tables.writes[
-        tables.first_write[state.sequence[position]] + copy - state.first_copy[position]
-    ]
+    number: int = tables.writes[tables.first_write[state.sequence[position]] + copy - state.first_copy[position]]
     return number
 
 
@@ -280,9 +276,7 @@ def _bytes_ending_at(tables: Tables, state: State, position: int) -> int:
 
 
 @helper
-def _with_inserted(
-    source: Array, length: int, position: int, chosen: Array, count: int, target: Array
-) -> int:
+def _with_inserted(source: Array, length: int, position: int, chosen: Array, count: int, target: Array) -> int:
     """Write the sequence with `count` chosen operators before a position into `target`; return its length."""
     target[:position] = source[:position]
     target[position : position + count] = chosen[:count]
@@ -390,14 +384,7 @@ class Insertions(NamedTuple):
 
 @compiled
 def repair(
-    tables: Tables,
-    state: State,
-    other: State,
-    length: int,
-    budget: int,
-    max_rounds: int,
-    noise: float,
-    max_time: int,
+    tables: Tables, state: State, other: State, length: int, budget: int, max_rounds: int, noise: float, max_time: int
 ) -> tuple[int, float, int]:
     """Insert recomputation until the budget holds or no insertion helps.
 
@@ -408,9 +395,7 @@ def repair(
     Returns the new length, the overflow left, and the work in units of one evaluation.
     """
     count = 12
-    best = Insertions(
-        np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    )
+    best = Insertions(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
     scratch = _scratch(tables)
     excess = np.zeros(len(state.sequence))
     added = rounds = work = 0
@@ -432,9 +417,7 @@ def repair(
         added += time
         if added > max_time:
             break
-        longer = _with_inserted(
-            state.sequence, length, best.position[taken], scratch.chosen, count, other.sequence
-        )
+        longer = _with_inserted(state.sequence, length, best.position[taken], scratch.chosen, count, other.sequence)
         state.sequence[:longer] = other.sequence[:longer]
         length = longer
         _, overflow = evaluate(tables, state, length, budget)
@@ -443,13 +426,7 @@ def repair(
 
 @helper
 def _find_insertions(
-    tables: Tables,
-    state: State,
-    peak_position: int,
-    noise: float,
-    excess: Array,
-    scratch: Scratch,
-    best: Insertions,
+    tables: Tables, state: State, peak_position: int, noise: float, excess: Array, scratch: Scratch, best: Insertions
 ) -> int:
     """Write the recomputations of the best estimates into `best`; return the work.
 
@@ -553,9 +530,7 @@ def _best_simulated(
         count, time = _recomputation(tables, state, best.storage[k], best.position[k], best.depth[k], scratch)
         if length + count > max_length:
             continue
-        longer = _with_inserted(
-            state.sequence, length, best.position[k], scratch.chosen, count, other.sequence
-        )
+        longer = _with_inserted(state.sequence, length, best.position[k], scratch.chosen, count, other.sequence)
         simulated += 1
         _, left = evaluate(tables, other, longer, budget)
         score = (overflow - left) / (time + 1.0)
@@ -610,9 +585,7 @@ def _empty_pool(tables: Tables, order: Array) -> Pool:
 
 
 @compiled
-def run_on_demand(
-    tables: Tables, state: State, order: Array, budget: int, by_size: float, by_distance: float
-) -> int:
+def run_on_demand(tables: Tables, state: State, order: Array, budget: int, by_size: float, by_distance: float) -> int:
     """Run operators in an order; evict storages for room, and recompute missing ones.
 
     Storages are evicted first that are cheap to recompute, large, and not needed soon: `by_size` and
@@ -772,14 +745,7 @@ def _recompute_time(tables: Tables, pool: Pool, producer: int, mark: int) -> flo
 
 
 @compiled
-def prune(
-    tables: Tables,
-    state: State,
-    other: State,
-    length: int,
-    budget: int,
-    max_passes: int,
-) -> int:
+def prune(tables: Tables, state: State, other: State, length: int, budget: int, max_passes: int) -> int:
     """Remove runs that the budget does not need, the longest first; return the new length."""
     changed = True
     while changed and max_passes > 0:

@@ -60,8 +60,7 @@ class GroupedSequence:
             self._position[operator] = position
         self.repeats = frozenset(self._repeats_in(sequence))
         self.uses = [
-            sorted(self._position[reader] for reader in readers)
-            + ([self.count] if storage in problem.kept else [])
+            sorted(self._position[reader] for reader in readers) + ([self.count] if storage in problem.kept else [])
             for storage, readers in enumerate(problem.readers)
         ]
         longest = max((self.operator(position).duration for _, position in self.repeats), default=0)

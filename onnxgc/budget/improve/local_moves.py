@@ -69,9 +69,7 @@ def _small_search() -> LocalMoves:
     return LocalMoves(problem, 3, free_order=True, seed=0)
 
 
-def order_of_least_peak(
-    problem: OperatorProblem, is_over: Callable[[], bool], seed: int = 0
-) -> tuple[int, ...]:
+def order_of_least_peak(problem: OperatorProblem, is_over: Callable[[], bool], seed: int = 0) -> tuple[int, ...]:
     """All operators once, in the order of the lowest peak found by moves of runs."""
     best = tuple(range(len(problem)))
     search = LocalMoves(problem, 0, free_order=True, seed=seed, is_over=is_over)
@@ -230,9 +228,7 @@ class LocalMoves:
             start = self._reorder(start, self._budget, _REORDER_STEPS)
         return self._repair(start, noise=1.0)
 
-    def _repair(
-        self, start: Sequence[int], noise: float = 0.0, *, to_the_end: bool = False
-    ) -> list[int] | None:
+    def _repair(self, start: Sequence[int], noise: float = 0.0, *, to_the_end: bool = False) -> list[int] | None:
         if len(start) > _MAX_REPEATS * self._count:
             return None
         self._load(start)
@@ -255,9 +251,7 @@ class LocalMoves:
     def _run_on_demand(self, start: Sequence[int], by_size: float, by_distance: float) -> list[int] | None:
         """First runs in the order of a start with evictions for each; without needless runs."""
         order = np.asarray(list(dict.fromkeys(start)), np.int64)
-        length = compiled_loops.run_on_demand(
-            self._tables, self._state, order, self._budget, by_size, by_distance
-        )
+        length = compiled_loops.run_on_demand(self._tables, self._state, order, self._budget, by_size, by_distance)
         return self._pruned(length) if length else None
 
     def _pruned(self, length: int) -> list[int]:

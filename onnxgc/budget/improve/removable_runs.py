@@ -150,9 +150,7 @@ def without_needless_repeats(problem: OperatorProblem, sequence: Sequence[int], 
     is_changed = True
     while is_changed:
         is_changed = False
-        positions = sorted(
-            runs.repeats(), key=lambda position: -operators[runs.operator_at(position)].duration
-        )
+        positions = sorted(runs.repeats(), key=lambda position: -operators[runs.operator_at(position)].duration)
         for position in positions:
             is_changed |= runs.remove(position, budget)
     return runs.sequence()

@@ -34,11 +34,7 @@ MAX_FLATTENED = 16
 
 
 def total(
-    structure: Structure,
-    views: Sequence[View],
-    weights: Sequence[WeightTensor] = (),
-    *,
-    is_partial: bool = False,
+    structure: Structure, views: Sequence[View], weights: Sequence[WeightTensor] = (), *, is_partial: bool = False
 ) -> View | None:
     """The sum of values and weights; None if their dimensions do not fit.
 

@@ -71,9 +71,7 @@ def with_weight(structure: Structure, x: View, weight: WeightTensor, *, is_added
     return weighted_along(structure, replace(x, dims=dims), weight, cover, is_added=is_added)
 
 
-def weighted_along(
-    structure: Structure, x: View, weight: WeightTensor, cover: Dim, *, is_added: bool = False
-) -> View:
+def weighted_along(structure: Structure, x: View, weight: WeightTensor, cover: Dim, *, is_added: bool = False) -> View:
     """x plus or times a weight that extends along the `cover` of x.
 
     A multiplied weight absorbs the scale of x. For an added weight, the weights that produced x do; if x has
@@ -120,12 +118,7 @@ def linear(
 
 
 def layer(
-    structure: Structure,
-    op: str,
-    weights: tuple[Any, ...],
-    size: int,
-    *operands: Any,
-    is_dense: bool = True,
+    structure: Structure, op: str, weights: tuple[Any, ...], size: int, *operands: Any, is_dense: bool = True
 ) -> tuple[int, Dim]:
     """A product with weights and its channels; `weights` begins with the name of the weight.
 
@@ -139,9 +132,7 @@ def layer(
 # -- constants that are identified by their contents -------------------------------------------
 
 
-def with_table(
-    structure: Structure, x: View, shape: tuple[int, ...], table: Table, *, is_added: bool
-) -> View:
+def with_table(structure: Structure, x: View, shape: tuple[int, ...], table: Table, *, is_added: bool) -> View:
     """x plus a table, or times a table that is scaled so that its largest number is 1."""
     x, dims, new = broadcast_with(structure, x, shape)
     largest = 1.0 if math.isinf(table.largest()) else table.largest()

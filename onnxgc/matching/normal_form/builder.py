@@ -253,6 +253,4 @@ def _dim_of_operand(views: Sequence[View], axis: int, shape: tuple[int, ...]) ->
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str | bytes) or (
-        isinstance(value, list) and all(map(_is_plain, value))
-    )
+    return isinstance(value, int | float | str | bytes) or (isinstance(value, list) and all(map(_is_plain, value)))

@@ -35,9 +35,7 @@ def part_of_layer(structure: Structure, x: View, axis: int, chosen: Sequence[int
     blocks = [number * cut.size + item for number in range(outer) for item in chosen]
     rows = tuple(block * cut.stride + row for block in blocks for row in range(cut.stride))
     value, new = _part(structure, x.value, rows)
-    dims = tuple(
-        tuple(after for atom in dim for after in _after_cut(atom, cut, len(chosen), new)) for dim in x.dims
-    )
+    dims = tuple(tuple(after for atom in dim for after in _after_cut(atom, cut, len(chosen), new)) for dim in x.dims)
     return replace(x, value=value, dims=dims)
 
 

@@ -6,12 +6,7 @@ import math
 
 from onnxgc.matching.normal_form.addition import total
 from onnxgc.matching.normal_form.affine import cover_in_result, scaled, weighted_along
-from onnxgc.matching.normal_form.alignment import (
-    are_aligned,
-    before_expansion,
-    both_orders,
-    is_over_its_elements,
-)
+from onnxgc.matching.normal_form.alignment import are_aligned, before_expansion, both_orders, is_over_its_elements
 from onnxgc.matching.normal_form.dimensions import extent
 from onnxgc.matching.normal_form.entities import View
 from onnxgc.matching.normal_form.functions import normalized, power, softmax
@@ -37,9 +32,7 @@ def product(structure: Structure, x: View, y: View) -> View | None:
     x, y = before_expansion(structure, x, y), before_expansion(structure, y, x)
     for one, other in both_orders(x, y):
         weighted = structure.facts.get(one.value)
-        if isinstance(weighted, Weighted) and isinstance(
-            structure.facts.get(weighted.value), Power | InverseDeviation
-        ):
+        if isinstance(weighted, Weighted) and isinstance(structure.facts.get(weighted.value), Power | InverseDeviation):
             return _weighted_last(structure, one, weighted, other)
     recognized = _normalization(structure, x, y) or _softmax(structure, x, y) or _polynomial(structure, x, y)
     if recognized is not None:

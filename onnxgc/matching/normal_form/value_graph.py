@@ -33,12 +33,7 @@ class Structure:
     _index: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def value(
-        self,
-        op: str,
-        *term: Any,
-        weights: tuple[Any, ...] = (),
-        cover: Dim = (),
-        fact: Fact | None = None,
+        self, op: str, *term: Any, weights: tuple[Any, ...] = (), cover: Dim = (), fact: Fact | None = None
     ) -> int:
         """The value of a term; the first fact about it remains."""
         value = self._entity(Entity(op, term, weights, cover=cover))
@@ -80,9 +75,7 @@ class Structure:
         rank = max(len(dims) for _, dims in operands)
         aligned = [padded(dims, rank) for _, dims in operands]
         distinct = dict.fromkeys(aligned)
-        crossing = {
-            atom.axis for one in distinct for other in distinct for atom in self._crossing(one, other)
-        }
+        crossing = {atom.axis for one in distinct for other in distinct for atom in self._crossing(one, other)}
         if not crossing:
             return [dims for _, dims in operands], ()
         # Of operands with equal keys, the leftmost is the first.
@@ -94,9 +87,7 @@ class Structure:
             seen.append(key)
             result[index] = tuple(
                 tuple(
-                    self.axis("own", atom.size, key, in_terms((atom,)), number)[0]
-                    if atom.axis in crossing
-                    else atom
+                    self.axis("own", atom.size, key, in_terms((atom,)), number)[0] if atom.axis in crossing else atom
                     for atom in dim
                 )
                 for dim in aligned[index]

@@ -217,9 +217,7 @@ def resize(builder: Builder, node: Node, x: View) -> View | None:
     factors = _factors(builder, node, sizes, out)
     if mode == "nearest":
         how += (node.attribute("nearest_mode", "round_prefer_floor"),)
-        is_whole = not any(factors) and all(
-            size % before == 0 for size, before in zip(out, sizes, strict=True)
-        )
+        is_whole = not any(factors) and all(size % before == 0 for size, before in zip(out, sizes, strict=True))
         if is_whole and how in _REPEATING:
             how = ("repeated",)
     elif how == ("pytorch_half_pixel",) and min(out) > 1:

@@ -90,9 +90,7 @@ def _of_views(builder: Builder, x: _Labelled, y: _Labelled, wanted: Labels) -> V
     return None if result is None else _Labelled(result, labels).arranged(wanted)
 
 
-def _with_weight(
-    builder: Builder, x: _Labelled, weight: WeightTensor, labels: Labels, wanted: Labels
-) -> View | None:
+def _with_weight(builder: Builder, x: _Labelled, weight: WeightTensor, labels: Labels, wanted: Labels) -> View | None:
     """A linear layer, or, without a sum, an elementwise product."""
     sizes = dict(zip(labels, weight.shape, strict=True))
     over = [label for label in labels if label not in wanted]

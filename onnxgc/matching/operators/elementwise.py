@@ -156,9 +156,7 @@ def where(builder: Builder, node: Node) -> View | None:
                 return second
         case WeightTensor(table=Table() as seen), View(), WeightTensor(number=number) if number == -math.inf:
             return _masked(builder, first, condition, seen)
-        case WeightTensor(table=Table() as hidden), WeightTensor(number=number), View() if (
-            number == -math.inf
-        ):
+        case WeightTensor(table=Table() as hidden), WeightTensor(number=number), View() if number == -math.inf:
             return _masked(builder, second, condition, hidden.mapped(lambda flag: 1 - flag))
     return functions.elementwise(structure, node.op, condition, first, second)
 

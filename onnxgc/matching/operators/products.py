@@ -64,9 +64,7 @@ def product_of_views(builder: Builder, first: View, second: View) -> View | None
     """A matrix product with batch dimensions; None if the dimensions do not fit."""
     if len(first.dims) < 2 or len(second.dims) < 2:
         return None
-    aligned, crossing = builder.structure.separated(
-        [(OfValue(v.value), v.dims[:-2]) for v in (first, second)]
-    )
+    aligned, crossing = builder.structure.separated([(OfValue(v.value), v.dims[:-2]) for v in (first, second)])
     batch = builder.structure.broadcast(*aligned)
     pairs = coinciding(first.dims[-1], second.dims[-2])
     if batch is None or pairs is None:
@@ -81,9 +79,7 @@ def product_of_views(builder: Builder, first: View, second: View) -> View | None
     batches = zip(reversed(first.dims[:-2]), reversed(second.dims[:-2]), strict=False)
     shared = tuple(p for dims in batches for p, q in coinciding(*dims) or () if p == q)
     both = unordered(OfValue(first.value), OfValue(second.value))
-    value = builder.structure.value(
-        "matmul", both, unordered(*summed), batch[1], set_in_terms(shared), *crossing
-    )
+    value = builder.structure.value("matmul", both, unordered(*summed), batch[1], set_in_terms(shared), *crossing)
     return View(value, (*batch[0], rows, columns), first.scale * second.scale)
 
 

@@ -33,9 +33,7 @@ def reduce(builder: Builder, node: Node, x: View) -> View | None:
 
 def reduced(builder: Builder, op: str, x: View, axes: Collection[int], *, is_kept: bool) -> View:
     over = atoms_at(x.dims, axes)
-    dims = tuple(
-        () if axis in axes else dim for axis, dim in enumerate(x.dims) if is_kept or axis not in axes
-    )
+    dims = tuple(() if axis in axes else dim for axis, dim in enumerate(x.dims) if is_kept or axis not in axes)
     if not over and op in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"):
         return replace(x, dims=dims)
     structure, count = builder.structure, float(extent(over))
@@ -66,9 +64,7 @@ def pool(builder: Builder, node: Node, x: View) -> View | None:
     is_average = node.op == "AveragePool"
     fills = [0.0] if is_average else [-math.inf]
     match builder.structure.facts.get(x.value):
-        case Padded(value) if not is_average and is_never_negative(
-            builder.structure, replace(x, value=value)
-        ):
+        case Padded(value) if not is_average and is_never_negative(builder.structure, replace(x, value=value)):
             fills.append(0.0)
     inner, windows = sliding_windows(builder, node, x, node.attribute("kernel_shape"), fills)
     is_padded = inner.value != x.value
@@ -129,8 +125,5 @@ def _scaled_and_shifted(builder: Builder, node: Node, x: View, inner: tuple[int,
             continue
         # A small or untrained layer has few distinct values, which are learned all the same.
         weight = replace(weight, shape=(*weight.shape, *inner), table=None)
-        if index == 1:
-            result = times(builder, result, weight)
-        else:
-            result = add_scaled(builder, [(result, 1.0), (weight, 1.0)])
+        result = times(builder, result, weight) if index == 1 else add_scaled(builder, [(result, 1.0), (weight, 1.0)])
     return result

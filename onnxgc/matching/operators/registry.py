@@ -32,8 +32,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), data_movement.reshape),
     **{op: elementwise.with_attributes(op) for op in _WITH_ATTRIBUTES},
     **dict.fromkeys(
-        ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"),
-        reductions.reduce,
+        ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"), reductions.reduce
     ),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), reductions.global_pool),
     **dict.fromkeys(("MaxPool", "AveragePool"), reductions.pool),
@@ -41,9 +40,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), reductions.softmax),
     **dict.fromkeys(("Add", "Sum", "Sub"), elementwise.add),
     **dict.fromkeys(("Max", "Min"), elementwise.limit),
-    **dict.fromkeys(
-        ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or"), elementwise.compare
-    ),
+    **dict.fromkeys(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or"), elementwise.compare),
     "Where": elementwise.where,
     "Transpose": data_movement.transpose,
     "Expand": data_movement.expand,
@@ -80,9 +77,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def structure_of(
-    model: TrainableModel, identified: Mapping[str, IdentifiedFunction] | None = None
-) -> Structure:
+def structure_of(model: TrainableModel, identified: Mapping[str, IdentifiedFunction] | None = None) -> Structure:
     """The structure of a model's forward graph with its loss, without batch statistics.
 
     `identified` has tensors that are identified as functions of other tensors.

@@ -19,15 +19,7 @@ from onnxgc.model.operators.reductions import reduced_axes
 
 # Deviations and means of samples: usual ones, large ones, those near an epsilon that is added to a deviation,
 # and those of which a first activation leaves little or all.
-_DISTRIBUTIONS = (
-    (1.0, 0.0),
-    (1.0, 0.0),
-    (20.0, 0.0),
-    (0.003, 0.0),
-    (1e-6, 0.0),
-    (1.0, -12.0),
-    (1.0, 12.0),
-)
+_DISTRIBUTIONS = ((1.0, 0.0), (1.0, 0.0), (20.0, 0.0), (0.003, 0.0), (1e-6, 0.0), (1.0, -12.0), (1.0, 12.0))
 _MAX_ROW_LENGTH = 8192
 _MAX_COMPARED = 64
 TOLERANCE = 1e-6
@@ -100,11 +92,7 @@ class RowFunctions:
             if operand is None:
                 return None
             shape = self.model.types[name].shape
-            if (
-                not isinstance(operand, float)
-                and shape != out
-                and (shape, out) != (_reduced(full, over), full)
-            ):
+            if not isinstance(operand, float) and shape != out and (shape, out) != (_reduced(full, over), full):
                 return None
             operands.append(operand)
         return _Row(of, over, np.asarray(rule(node, operands), np.float64))

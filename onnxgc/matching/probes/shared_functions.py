@@ -67,9 +67,7 @@ def functions_of(model: TrainableModel) -> dict[str, Function]:
         return of_numbers | RowFunctions(model, of_numbers).find()
 
 
-def _inside_unshared(
-    model: TrainableModel, side: Mapping[str, IdentifiedFunction], shared: Set[int]
-) -> set[str]:
+def _inside_unshared(model: TrainableModel, side: Mapping[str, IdentifiedFunction], shared: Set[int]) -> set[str]:
     """The functions inside a larger function that the other model does not have."""
     results: dict[str, list[str]] = {name: [] for name in side}
     inside: set[str] = set()

@@ -19,11 +19,7 @@ from onnx import helper
 
 Array = npt.NDArray[Any]
 EMPTY_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_SUB_BYTE_BITS: dict[int, int] = {
-    onnx.TensorProto.INT4: 4,
-    onnx.TensorProto.UINT4: 4,
-    onnx.TensorProto.FLOAT4E2M1: 4,
-}
+_SUB_BYTE_BITS: dict[int, int] = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4, onnx.TensorProto.FLOAT4E2M1: 4}
 
 
 @dataclass(frozen=True, slots=True)

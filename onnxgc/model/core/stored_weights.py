@@ -147,9 +147,7 @@ def constant_value(node: onnx.NodeProto, folder: str) -> Weight:
         if attribute.name in _VALUE_DTYPES:
             value = helper.get_attribute_value(attribute)
             return ArrayWeight(np.asarray(value, dtype=_VALUE_DTYPES[attribute.name]))
-    raise ModelFileError(
-        f"the Constant node of tensor '{node.output[0]}' has no value; export the model again"
-    )
+    raise ModelFileError(f"the Constant node of tensor '{node.output[0]}' has no value; export the model again")
 
 
 def filled_value(node: Node, weights: Mapping[str, Weight]) -> FilledWeight | None:

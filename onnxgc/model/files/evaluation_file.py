@@ -48,9 +48,7 @@ class EvaluationFile:
         """
         proto = deepcopy(self._file)
         graph = proto.graph
-        missing = {
-            name: _tensor(name, value_of(name, dtype), dtype) for name, dtype in self._supplied.items()
-        }
+        missing = {name: _tensor(name, value_of(name, dtype), dtype) for name, dtype in self._supplied.items()}
         for tensor in graph.initializer:
             if tensor.name in missing:
                 tensor.raw_data = missing.pop(tensor.name).raw_data
@@ -91,11 +89,7 @@ def _tensor(name: str, value: Array, dtype: int) -> onnx.TensorProto:
 
 
 def _without_contents(
-    source: onnx.ModelProto,
-    folder: str,
-    nodes: Iterable[Node],
-    weights: frozenset[str],
-    supplied: Mapping[str, int],
+    source: onnx.ModelProto, folder: str, nodes: Iterable[Node], weights: frozenset[str], supplied: Mapping[str, int]
 ) -> onnx.ModelProto:
     """A copy of the file in which supplied weights are empty and all others are embedded."""
     shell = onnx.ModelProto(**_fields_except("graph", source))

@@ -30,17 +30,13 @@ def to_proto(model: TrainableModel, values: Mapping[str, Array] | None = None) -
         [_value_info(name, model.types[name]) for name in outputs],
         initializers,
         value_info=[
-            _value_info(name, kind)
-            for name, kind in model.types.items()
-            if name not in outputs and name not in inputs
+            _value_info(name, kind) for name, kind in model.types.items() if name not in outputs and name not in inputs
         ],
     )
     domains = {node.domain for node in model.nodes if node.domain}
     imports = [helper.make_opsetid("", model.opset)]
     imports += [helper.make_opsetid(domain, model.domains.get(domain, 1)) for domain in sorted(domains)]
-    proto = helper.make_model(
-        graph, opset_imports=imports, ir_version=model.ir_version, producer_name="onnxgc"
-    )
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=model.ir_version, producer_name="onnxgc")
     helper.set_model_props(proto, dict(model.metadata))
     return proto
 

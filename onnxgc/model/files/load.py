@@ -167,15 +167,11 @@ def _loaded(path: str) -> onnx.ModelProto:
 
 def _check_graph(model: onnx.ModelProto, label: str) -> None:
     if not model.HasField("graph") or (not model.ir_version and not model.graph.node):
-        raise ModelFileError(
-            f"{label} is not an ONNX model, or is truncated: it has no graph; export it again"
-        )
+        raise ModelFileError(f"{label} is not an ONNX model, or is truncated: it has no graph; export it again")
     if not model.graph.node:
         raise ModelFileError(f"{label} has an empty graph: there is no operator to train; export it again")
     if not model.graph.output:
-        raise ModelFileError(
-            f"{label} has no outputs, so nothing can be trained; export it with the scores as output"
-        )
+        raise ModelFileError(f"{label} has no outputs, so nothing can be trained; export it with the scores as output")
 
 
 def _without_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
@@ -313,9 +309,7 @@ def _with_payloads(inlined: onnx.ModelProto, source: onnx.GraphProto) -> onnx.Mo
 
 def _check_model(model: onnx.ModelProto, label: str) -> None:
     shell = onnx.ModelProto(
-        ir_version=model.ir_version,
-        opset_import=model.opset_import,
-        graph=_with_weights_as_inputs(model.graph),
+        ir_version=model.ir_version, opset_import=model.opset_import, graph=_with_weights_as_inputs(model.graph)
     )
     uses_default = any(node.domain in ONNX_DOMAINS for node in model.graph.node)
     if shell.opset_import and not uses_default and _default_opset(shell.opset_import) is None:
@@ -331,9 +325,7 @@ def _check_model(model: onnx.ModelProto, label: str) -> None:
         if "topologically sorted" in str(error):
             # Lifting sorts the nodes, and its errors are clearer.
             return
-        raise ModelFileError(
-            f"{label} is not a valid ONNX model: {_first_line(error)}; export it again"
-        ) from error
+        raise ModelFileError(f"{label} is not a valid ONNX model: {_first_line(error)}; export it again") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -6,14 +6,7 @@ from collections.abc import Iterable
 
 import onnx
 
-from onnxgc.model.core.draft import (
-    ONNX_DOMAINS,
-    Draft,
-    NameSource,
-    attributes_of,
-    operator_name,
-    topologically_sorted,
-)
+from onnxgc.model.core.draft import ONNX_DOMAINS, Draft, NameSource, attributes_of, operator_name, topologically_sorted
 from onnxgc.model.core.export_marks import MARK, MARKS
 from onnxgc.model.core.ir import Node, Weight
 from onnxgc.model.core.stored_weights import constant_value, filled_value, initializers
@@ -104,7 +97,5 @@ def with_node_names(nodes: Iterable[Node]) -> tuple[Node, ...]:
         elif name in seen:
             name = names.fresh(name)
         seen.add(name)
-        named.append(
-            node.with_changes(name=name, origin=node.origin or name, rule=node.rule or operator_name(node))
-        )
+        named.append(node.with_changes(name=name, origin=node.origin or name, rule=node.rule or operator_name(node)))
     return tuple(named)

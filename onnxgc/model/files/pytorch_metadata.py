@@ -90,9 +90,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-def _marked_role(
-    name: str, marks: Mapping[str, Mapping[str, str]], declared: Mapping[str, str]
-) -> ExportedAs:
+def _marked_role(name: str, marks: Mapping[str, Mapping[str, str]], declared: Mapping[str, str]) -> ExportedAs:
     mark = marks.get(name, {})
     if kind := mark.get(_KIND):
         return ExportedAs.PARAMETER if kind == "PARAMETER" else ExportedAs.BUFFER

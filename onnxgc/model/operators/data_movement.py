@@ -56,9 +56,7 @@ _RANDOM = ("RandomNormal", "RandomUniform")
 _SEQUENCES = ("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SplitToSequence")
 
 FACTS: Mapping[str, OperatorFacts] = {
-    **dict.fromkeys(
-        (*_RANDOM, *_SEQUENCES, "Compress", "Constant", "ScatterND", "Unique"), OperatorFacts(flops=0)
-    ),
+    **dict.fromkeys((*_RANDOM, *_SEQUENCES, "Compress", "Constant", "ScatterND", "Unique"), OperatorFacts(flops=0)),
     **dict.fromkeys(_COMPUTED_SIZE, OperatorFacts(flops=0, has_gradient=False)),
     **dict.fromkeys(("RandomNormalLike", "RandomUniformLike"), pointwise(0, has_gradient=False)),
     **dict.fromkeys(
@@ -70,16 +68,13 @@ FACTS: Mapping[str, OperatorFacts] = {
         OperatorFacts(flops=0, independent=all_axes, is_view=True, passes_weights=True),
     ),
     **dict.fromkeys(
-        ("DepthToSpace", "SpaceToDepth"),
-        OperatorFacts(flops=0, independent=axes_of_data(0), passes_weights=True),
+        ("DepthToSpace", "SpaceToDepth"), OperatorFacts(flops=0, independent=axes_of_data(0), passes_weights=True)
     ),
     "Bernoulli": pointwise(0),
     "Col2Im": OperatorFacts(independent=first_axis),
     "DFT": OperatorFacts(independent=axes_of_data(0)),
     "Gather": OperatorFacts(
-        flops=0,
-        independent=lambda place: place.index == 1 or place.axis != place.own_axis(0),
-        parameters=(0,),
+        flops=0, independent=lambda place: place.index == 1 or place.axis != place.own_axis(0), parameters=(0,)
     ),
     "GatherElements": OperatorFacts(flops=0, independent=all_but_named_axis(0, 0, 1, 2)),
     "GatherND": OperatorFacts(flops=0, independent=_independent_gather_nd, parameters=(0,)),
@@ -95,18 +90,13 @@ FACTS: Mapping[str, OperatorFacts] = {
         passes_weights=True,
     ),
     "Resize": OperatorFacts(
-        flops=8,
-        independent=all_axes,
-        workspace=_resize_workspace,
-        settings=Settings((1, 2), "region and scales"),
+        flops=8, independent=all_axes, workspace=_resize_workspace, settings=Settings((1, 2), "region and scales")
     ),
     "ReverseSequence": OperatorFacts(flops=0, independent=_independent_reverse_sequence),
     "STFT": OperatorFacts(independent=axes_of_data(0), settings=Settings((2,), "window")),
     "ScatterElements": OperatorFacts(flops=0, independent=all_but_named_axis(0, 0, 1, 2), runs_in_place=True),
     "Trilu": OperatorFacts(
-        flops=0,
-        independent=lambda place: place.index == 0 and place.axis < place.rank - 2,
-        runs_in_place=True,
+        flops=0, independent=lambda place: place.index == 0 and place.axis < place.rank - 2, runs_in_place=True
     ),
     "Upsample": OperatorFacts(flops=8, independent=all_axes, settings=Settings((1,), "scales")),
     INITIAL_STATE: OperatorFacts(passes_weights=True),

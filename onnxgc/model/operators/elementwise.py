@@ -68,8 +68,7 @@ FACTS: Mapping[str, OperatorFacts] = {
     **dict.fromkeys(("Acosh", "Asinh", "Erf"), pointwise(8)),
     **dict.fromkeys(("Exp", "Log"), pointwise(4, passes_weights=True)),
     **dict.fromkeys(
-        ("Max", "Min", "Sum"),
-        pointwise(workspace=_sum_workspace, workspace_first=True, operands=_ANY_NUMBER),
+        ("Max", "Min", "Sum"), pointwise(workspace=_sum_workspace, workspace_first=True, operands=_ANY_NUMBER)
     ),
     **dict.fromkeys(("LeakyRelu", "Shrink", "ThresholdedRelu"), pointwise(2, runs_in_place=True)),
     **dict.fromkeys(("HardSigmoid", "Softsign"), pointwise(3, runs_in_place=True)),
@@ -77,9 +76,7 @@ FACTS: Mapping[str, OperatorFacts] = {
     **dict.fromkeys(("Sigmoid", "Tanh"), pointwise(6, runs_in_place=True, passes_weights=True)),
     **dict.fromkeys(
         ("LogSoftmax", "Softmax"),
-        OperatorFacts(
-            flops=7, independent=_independent_softmax, runs_in_place=True, workspace=_softmax_workspace
-        ),
+        OperatorFacts(flops=7, independent=_independent_softmax, runs_in_place=True, workspace=_softmax_workspace),
     ),
     "Cast": pointwise(0, passes_weights=True),
     "CastLike": pointwise(0, settings=Settings((1,), "determines only the type"), passes_weights=True),

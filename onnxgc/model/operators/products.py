@@ -197,14 +197,9 @@ def _equation(node: Node, types: Types) -> Equation:
 
 FACTS: Mapping[str, OperatorFacts] = {
     "Attention": OperatorFacts(flops=_attention_flops, independent=_independent_attention),
-    "Conv": OperatorFacts(
-        flops=_conv_flops, independent=axes_of_data(0), workspace=_conv_workspace, parameters=(1, 2)
-    ),
+    "Conv": OperatorFacts(flops=_conv_flops, independent=axes_of_data(0), workspace=_conv_workspace, parameters=(1, 2)),
     "ConvTranspose": OperatorFacts(
-        flops=_conv_transpose_flops,
-        independent=axes_of_data(0),
-        workspace=_conv_transpose_workspace,
-        parameters=(1, 2),
+        flops=_conv_transpose_flops, independent=axes_of_data(0), workspace=_conv_transpose_workspace, parameters=(1, 2)
     ),
     "DeformConv": OperatorFacts(parameters=(1, 3)),
     "Einsum": OperatorFacts(
@@ -215,34 +210,21 @@ FACTS: Mapping[str, OperatorFacts] = {
         parameters=tuple(range(8)),
     ),
     "GRU": OperatorFacts(
-        flops=_recurrent_flops(3),
-        independent=_independent_recurrent,
-        parameters=(1, 2, 3),
-        initial_states=(5,),
+        flops=_recurrent_flops(3), independent=_independent_recurrent, parameters=(1, 2, 3), initial_states=(5,)
     ),
     "Gemm": OperatorFacts(flops=_gemm_flops, independent=_independent_gemm, parameters=(0, 1, 2)),
     "LSTM": OperatorFacts(
-        flops=_recurrent_flops(4),
-        independent=_independent_recurrent,
-        parameters=(1, 2, 3, 7),
-        initial_states=(5, 6),
+        flops=_recurrent_flops(4), independent=_independent_recurrent, parameters=(1, 2, 3, 7), initial_states=(5, 6)
     ),
     "com.microsoft::FusedMatMul": OperatorFacts(flops=_fused_matmul_flops),
     "MatMul": OperatorFacts(flops=_matmul_flops, independent=_independent_matmul, parameters=(0, 1)),
     "RNN": OperatorFacts(
-        flops=_recurrent_flops(1),
-        independent=_independent_recurrent,
-        parameters=(1, 2, 3),
-        initial_states=(5,),
+        flops=_recurrent_flops(1), independent=_independent_recurrent, parameters=(1, 2, 3), initial_states=(5,)
     ),
-    "RotaryEmbedding": OperatorFacts(
-        independent=first_axis, settings=Settings((1, 2), "table of sines and cosines")
-    ),
+    "RotaryEmbedding": OperatorFacts(independent=first_axis, settings=Settings((1, 2), "table of sines and cosines")),
     "DequantizeLinear": OperatorFacts(quantised_bias=(), has_gradient=False),
     "DynamicQuantizeMatMul": OperatorFacts(quantised_bias=(4,)),
-    "GatherBlockQuantized": OperatorFacts(
-        settings=Settings(tuple(range(1, 16)), "scale of a quantised weight")
-    ),
+    "GatherBlockQuantized": OperatorFacts(settings=Settings(tuple(range(1, 16)), "scale of a quantised weight")),
     "MatMulBnb4": OperatorFacts(quantised_bias=()),
     "MatMulNBits": OperatorFacts(quantised_bias=(5,)),
     "QuantizeLinear": OperatorFacts(quantised_bias=()),

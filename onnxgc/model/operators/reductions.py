@@ -96,13 +96,9 @@ def _independent_loss(place: Place) -> bool:
 
 FACTS: Mapping[str, OperatorFacts] = {
     **dict.fromkeys(REDUCTIONS, OperatorFacts(independent=_independent_reduction)),
-    **dict.fromkeys(
-        ("ReduceL2", "ReduceSumSquare"), OperatorFacts(flops=2, independent=_independent_reduction)
-    ),
+    **dict.fromkeys(("ReduceL2", "ReduceSumSquare"), OperatorFacts(flops=2, independent=_independent_reduction)),
     "ReduceLogSumExp": OperatorFacts(flops=6, independent=_independent_reduction),
-    **dict.fromkeys(
-        ("ArgMax", "ArgMin"), OperatorFacts(independent=all_but_named_axis(0, 0), has_gradient=False)
-    ),
+    **dict.fromkeys(("ArgMax", "ArgMin"), OperatorFacts(independent=all_but_named_axis(0, 0), has_gradient=False)),
     "TopK": OperatorFacts(independent=all_but_named_axis(-1, 0)),
     **dict.fromkeys(
         ("AveragePool", "LpPool", "MaxPool"), OperatorFacts(flops=_pool_flops, independent=axes_of_data(0, 1))
@@ -110,10 +106,7 @@ FACTS: Mapping[str, OperatorFacts] = {
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), OperatorFacts(independent=axes_of_data(0, 1))),
     "GlobalLpPool": OperatorFacts(flops=4, independent=axes_of_data(0, 1)),
     "BatchNormalization": OperatorFacts(
-        flops=2,
-        independent=lambda place: place.index == 0 and place.axis != 1,
-        parameters=(1, 2),
-        statistics=(3, 4),
+        flops=2, independent=lambda place: place.index == 0 and place.axis != 1, parameters=(1, 2), statistics=(3, 4)
     ),
     **dict.fromkeys(
         ("GroupNormalization", "InstanceNormalization"),
@@ -125,7 +118,6 @@ FACTS: Mapping[str, OperatorFacts] = {
     "MeanVarianceNormalization": OperatorFacts(flops=8),
     "RMSNormalization": OperatorFacts(flops=5, independent=_independent_axes_in_front, parameters=(1,)),
     **dict.fromkeys(
-        LOSSES,
-        OperatorFacts(independent=_independent_loss, settings=Settings((1, 2), "weights of classes")),
+        LOSSES, OperatorFacts(independent=_independent_loss, settings=Settings((1, 2), "weights of classes"))
     ),
 }

@@ -200,11 +200,7 @@ def _with_origin(node: Node, source: Node | None) -> Node:
 
 
 def _is_shown(weight: Weight) -> bool:
-    return (
-        not weight.type.is_floating
-        and weight.type.element_count <= _MAX_SHOWN_ELEMENTS
-        and not is_external(weight)
-    )
+    return not weight.type.is_floating and weight.type.element_count <= _MAX_SHOWN_ELEMENTS and not is_external(weight)
 
 
 def _value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:

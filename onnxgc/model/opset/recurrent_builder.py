@@ -40,9 +40,7 @@ class RecurrentBuilder:
         """Adds a node with one output, and returns that output's name."""
         return self.emit_many(op, inputs, (wanted,), **attributes)[0]
 
-    def emit_many(
-        self, op: str, inputs: Sequence[str], wanted: Sequence[str], **attributes: Any
-    ) -> tuple[str, ...]:
+    def emit_many(self, op: str, inputs: Sequence[str], wanted: Sequence[str], **attributes: Any) -> tuple[str, ...]:
         outputs = tuple(self.writer.names.fresh(name) for name in wanted)
         self.add(op, inputs, outputs, **attributes)
         return outputs

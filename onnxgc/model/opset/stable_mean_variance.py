@@ -38,9 +38,7 @@ def _write_stable(node: Node, kind: TensorType, writer: GraphWriter) -> None:
         output = writer.names.fresh(f"{y}_{part}") if part else y
         name = f"{node.name}/{output}"
         writer.nodes.append(
-            node.with_changes(
-                op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=op
-            )
+            node.with_changes(op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=op)
         )
         return output
 

@@ -84,9 +84,7 @@ def merged(changes: Iterable[AxisChange], target: Sequence[int]) -> tuple[AxisCh
     )
 
 
-def resolved_target(
-    entries: Sequence[int], shape: Sequence[int], keeps_zeros: bool = False
-) -> tuple[int, ...] | None:
+def resolved_target(entries: Sequence[int], shape: Sequence[int], keeps_zeros: bool = False) -> tuple[int, ...] | None:
     """The shape that Reshape infers from its target, which may contain -1 and 0; None where none fits.
 
     >>> resolved_target([0, -1], (2, 3, 4))

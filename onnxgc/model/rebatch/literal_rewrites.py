@@ -11,14 +11,7 @@ from onnxgc.model.core.ir import Array, Node
 from onnxgc.model.operators.einsum_equation import equation_labels
 from onnxgc.model.operators.facts import has_input
 from onnxgc.model.operators.registry import POINTWISE
-from onnxgc.model.rebatch.axis_change import (
-    AxisChange,
-    changed_shape,
-    differing,
-    merged,
-    reshaped,
-    resolved_target,
-)
+from onnxgc.model.rebatch.axis_change import AxisChange, changed_shape, differing, merged, reshaped, resolved_target
 from onnxgc.model.rebatch.per_sample_constants import OperandFitter
 from onnxgc.model.rebatch.shape_pair import RESHAPING, ShapePair, ShapeWalk
 
@@ -131,10 +124,7 @@ class LiteralRewriter:
         parts = [p for name in node.inputs if (p := walks.change_along(name, joined)) is not None]
         if len(parts) == len(node.inputs) and len({part.layout[1:] for part in parts}) == 1:
             read = [change for name in node.inputs for change in walks.changes_of(name)]
-            rest = (
-                walks.propagated_change(node, AxisChange(a, g.before, g.after), read)
-                for a, g in other.items()
-            )
+            rest = (walks.propagated_change(node, AxisChange(a, g.before, g.after), read) for a, g in other.items())
             is_assumed = any(part.is_assumed for part in parts)
             whole = replace(parts[0], outer=sum(part.outer for part in parts), is_assumed=is_assumed)
             walks.placed[node.outputs[0]] = (*rest, whole)

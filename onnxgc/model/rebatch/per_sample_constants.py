@@ -30,9 +30,7 @@ class OperandFitter:
         Axes count from the last, which is 1.
         """
         ranks = {i: len(self._walks.shape(node.inputs[i])) for i in indices if has_input(node, i)}
-        changes = [
-            (rank - g.axis, g) for i, rank in ranks.items() for g in self._walks.changes_of(node.inputs[i])
-        ]
+        changes = [(rank - g.axis, g) for i, rank in ranks.items() for g in self._walks.changes_of(node.inputs[i])]
         for distance, change in changes:
             for index, rank in ranks.items():
                 if nearest <= distance <= rank:
@@ -132,9 +130,7 @@ class OperandFitter:
                 return None
         return replace(change, axis=axis) if walks.is_independent(source, 0, axis) else None
 
-    def _single_sample(
-        self, name: str, source: Node | None, change: AxisChange, before: tuple[int, ...]
-    ) -> str:
+    def _single_sample(self, name: str, source: Node | None, change: AxisChange, before: tuple[int, ...]) -> str:
         """The tensor with one sample that an expansion copies; empty where there is none."""
         if change.before == 1:
             return name

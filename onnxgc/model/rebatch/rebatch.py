@@ -59,9 +59,7 @@ class Rebatcher:
         for index, output in enumerate(node.outputs):
             if output in kinds and output not in walks.added:
                 may_lose = node.op in REDUCTIONS | LOSSES or (node.op == "BatchNormalization" and index > 0)
-                walks.changes[output] = self._output_changes(
-                    node, output, kinds[output].shape, input_changes, may_lose
-                )
+                walks.changes[output] = self._output_changes(node, output, kinds[output].shape, input_changes, may_lose)
 
     def notes(self) -> tuple[str, ...]:
         """A note on the rewritten literals."""
@@ -70,9 +68,7 @@ class Rebatcher:
             return ()
         listed = ", ".join(f"'{name}'" for name in names[:3]) + (", ..." if len(names) > 3 else "")
         batch = self._walks.batch
-        sizes = (
-            f"batch of {batch[0]} and were rewritten for {batch[1]}" if batch else "sizes and were rewritten"
-        )
+        sizes = f"batch of {batch[0]} and were rewritten for {batch[1]}" if batch else "sizes and were rewritten"
         return (f"{len(names)} literal shapes contained the file's {sizes} ({listed})",)
 
     def outputs_with_file_batch(self, outputs: Sequence[str]) -> dict[str, str]:
@@ -84,18 +80,12 @@ class Rebatcher:
             is_sure = set(after) == {1} or not all(change.is_strict for change in walks.changes_of(name))
             if before[:1] == after[:1] == (old,) and not is_sure:
                 messages[name] = (
-                    f"output '{name}' of {list(after)} keeps the file's batch of {old} where {new} is "
-                    f"wanted; {REMEDY}"
+                    f"output '{name}' of {list(after)} keeps the file's batch of {old} where {new} is wanted; {REMEDY}"
                 )
         return messages
 
     def _output_changes(
-        self,
-        node: Node,
-        output: str,
-        after: tuple[int, ...],
-        input_changes: Sequence[AxisChange],
-        may_lose: bool,
+        self, node: Node, output: str, after: tuple[int, ...], input_changes: Sequence[AxisChange], may_lose: bool
     ) -> tuple[AxisChange, ...]:
         walks = self._walks
         before = walks.shape_in_file(output)
@@ -106,9 +96,7 @@ class Rebatcher:
             if changed_shape(before, placed) != after:
                 raise walks.refusal(node, f"'{output}' changes from {list(before)} to {list(after)}")
             return placed
-        changes = tuple(
-            walks.propagated_change(node, change, input_changes) for change in differing(before, after)
-        )
+        changes = tuple(walks.propagated_change(node, change, input_changes) for change in differing(before, after))
         is_strict = any(change.is_strict for change in input_changes)
         if is_strict and not may_lose and not any(change.is_strict for change in changes):
             raise walks.refusal(node, f"'{output}' of {list(after)} does not change with the inputs")
@@ -127,8 +115,7 @@ class Rebatcher:
         if change.is_strict and not walks.is_independent(node, index, change.axis):
             raise walks.refusal(
                 node,
-                f"it works along axis {change.axis} of '{name}', "
-                "whose position is inferred from a literal shape only",
+                f"it works along axis {change.axis} of '{name}', whose position is inferred from a literal shape only",
             )
         if not walks.must_check_constants(change):
             return

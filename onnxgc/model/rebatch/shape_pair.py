@@ -52,9 +52,7 @@ class ShapePair:
     walk.
     """
 
-    def __init__(
-        self, in_file: ShapeWalk, new: ShapeWalk, draft: Draft, batch: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, in_file: ShapeWalk, new: ShapeWalk, draft: Draft, batch: tuple[int, int] | None) -> None:
         self.in_file = in_file
         self.new = new
         self.batch = batch
@@ -179,9 +177,7 @@ class ShapePair:
 def copied_per_sample(value: Array, change: AxisChange) -> Array | None:
     """A value with one copy for each new sample; None where samples differ in the file."""
     axis = change.axis
-    apart = value.reshape(
-        *value.shape[:axis], change.outer, change.old, change.inner, *value.shape[axis + 1 :]
-    )
+    apart = value.reshape(*value.shape[:axis], change.outer, change.old, change.inner, *value.shape[axis + 1 :])
     copied = np.take(apart, [0] * change.new, axis=axis + 1)
     if not np.array_equal(np.take(apart, [0] * change.old, axis=axis + 1), apart):
         return None

@@ -16,9 +16,7 @@ _WINDOWED = frozenset(["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPoo
 _SCALED_TRAILING_AXES = frozenset(["LayerNormalization", "RMSNormalization"])
 
 
-def inconsistency(
-    node: Node, inputs: Sequence[TensorType | None], output: TensorType | None, value_of: ValueOf
-) -> str:
+def inconsistency(node: Node, inputs: Sequence[TensorType | None], output: TensorType | None, value_of: ValueOf) -> str:
     """The contradiction between a node and its inputs, or "".
 
     `output` is the inferred type of the node's first output.
@@ -44,9 +42,7 @@ def _wrong_channels(node: Node, shapes: Sequence[Shape | None]) -> str:
     expected = weight[1] * int(node.attribute("group", 1)) if node.op == "Conv" else weight[0]
     if source[1] == expected:
         return ""
-    return (
-        f"its weight '{node.inputs[1]}' expects {expected} channels, but '{node.inputs[0]}' has {source[1]}"
-    )
+    return f"its weight '{node.inputs[1]}' expects {expected} channels, but '{node.inputs[0]}' has {source[1]}"
 
 
 def _misfit_scale(node: Node, shapes: Sequence[Shape | None]) -> str:

@@ -105,12 +105,7 @@ class ContribBuilder:
             raise self.unsupported(f"its output '{output}' has no meaning outside of that operator")
 
     def _visit(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        attributes: Mapping[str, Any],
-        domain: str = "",
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, Any], domain: str = ""
     ) -> None:
         self._walk.visit(
             self.node.with_changes(

@@ -107,9 +107,7 @@ def _activate(f: ContribBuilder, x: str, settings: Sequence[float]) -> str:
 def _fused_matmul(f: ContribBuilder) -> None:
     """alpha A' B', where the attributes choose whether ' transposes."""
     left, right = (
-        _transposed(
-            f, tensor, bool(f.attribute(f"trans{side}", 0)), bool(f.attribute(f"transBatch{side}", 0))
-        )
+        _transposed(f, tensor, bool(f.attribute(f"trans{side}", 0)), bool(f.attribute(f"transBatch{side}", 0)))
         for tensor, side in zip(f.inputs, "AB", strict=False)
     )
     product = f.emit("MatMul", left, right)
@@ -161,9 +159,7 @@ def _nhwc_conv(f: ContribBuilder) -> None:
 def _layer_normalize(f: ContribBuilder, x: str, scale: str, bias: str) -> str:
     domain = "" if f.opset >= LAYER_NORMALIZATION_OPSET else RUNTIME_DOMAIN
     epsilon = float(f.attribute("epsilon", 1e-12))
-    return f.emit(
-        "LayerNormalization", *filter(None, (x, scale, bias)), domain=domain, axis=-1, epsilon=epsilon
-    )
+    return f.emit("LayerNormalization", *filter(None, (x, scale, bias)), domain=domain, axis=-1, epsilon=epsilon)
 
 
 def _rms_normalize(f: ContribBuilder, x: str, scale: str, axis: int, epsilon: float) -> str:
@@ -270,9 +266,7 @@ def _attend(f: ContribBuilder, query: str, key: str, value: str, *, mask: str, b
     f.set_output(f.emit("Reshape", result, f.ints(batch, rows, f.shape(value)[2])))
 
 
-def _additive_mask(
-    f: ContribBuilder, mask: str, batch: int, rows: int, columns: int, masked_score: float
-) -> str:
+def _additive_mask(f: ContribBuilder, mask: str, batch: int, rows: int, columns: int, masked_score: float) -> str:
     """0 for valid positions and `masked_score` elsewhere; broadcasts to the scores [N, heads, S, T]."""
     shape = f.shape(mask)
     dtype = f.type_of(f.inputs[0]).dtype

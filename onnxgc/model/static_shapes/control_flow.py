@@ -114,8 +114,7 @@ class ControlFlow:
             rows.append(outputs[len(state) :])
         declared = [value.type for value in body.output[len(state) :]]
         axes, backward = (
-            node.attribute(f"scan_output_{setting}") or [0] * len(declared)
-            for setting in ("axes", "directions")
+            node.attribute(f"scan_output_{setting}") or [0] * len(declared) for setting in ("axes", "directions")
         )
         return self._bind_outputs(node, state, _columns(rows, backward), axes, declared)
 
@@ -126,8 +125,7 @@ class ControlFlow:
     def _scan_slices(self, node: Node, sources: Sequence[str]) -> list[list[str]] | None:
         """For each scanned input its slices in the order of the steps; None without a static shape."""
         axes, backward = (
-            node.attribute(f"scan_input_{setting}") or [0] * len(sources)
-            for setting in ("axes", "directions")
+            node.attribute(f"scan_input_{setting}") or [0] * len(sources) for setting in ("axes", "directions")
         )
         slices: list[list[str]] = []
         for source, axis, is_backward in zip(sources, axes, backward, strict=True):
@@ -254,8 +252,7 @@ class ControlFlow:
 def _columns(rows: Sequence[Sequence[str]], backward: Sequence[int]) -> list[list[str]]:
     """For each output of a step the parts to stack; `rows` has the outputs by step."""
     return [
-        [row[index] for row in (reversed(rows) if is_backward else rows)]
-        for index, is_backward in enumerate(backward)
+        [row[index] for row in (reversed(rows) if is_backward else rows)] for index, is_backward in enumerate(backward)
     ]
 
 

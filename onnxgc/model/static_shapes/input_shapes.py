@@ -53,9 +53,7 @@ def with_input_shapes(
     firsts = ((types_in_file[name].shape[:1], types[name].shape[:1]) for name in draft.inputs)
     batch = next(((old[0], new[0]) for old, new in firsts if old != new), None)
     if batch is not None:
-        unchanged = (
-            name for name, kind in types.items() if name not in given and kind.shape[:1] == batch[:1]
-        )
+        unchanged = (name for name, kind in types.items() if name not in given and kind.shape[:1] == batch[:1])
         notes += (_unchanged_batch_note(name, types[name].shape, batch) for name in unchanged)
     file = FileShapes(types_in_file, batch) if types_in_file != types else None
     # Declared inner shapes belong to the file's own input shapes.
@@ -73,9 +71,7 @@ def _unchanged_batch_note(name: str, shape: tuple[int, ...], batch: tuple[int, i
 
 def _declared_shape(name: str, declared: onnx.TypeProto) -> list[int | str] | None:
     if not declared.HasField("tensor_type"):
-        raise ShapeError(
-            f"input '{name}' is not a tensor; models with sequence or optional inputs are not supported"
-        )
+        raise ShapeError(f"input '{name}' is not a tensor; models with sequence or optional inputs are not supported")
     if not declared.tensor_type.HasField("shape"):
         return None
     return [
@@ -101,8 +97,7 @@ def _literal_sizes(declared: Sequence[int | str] | None, shape: tuple[int, ...])
     if declared is None:
         return shape
     return tuple(
-        size if isinstance(size, int) and size else chosen
-        for size, chosen in zip(declared, shape, strict=True)
+        size if isinstance(size, int) and size else chosen for size, chosen in zip(declared, shape, strict=True)
     )
 
 
@@ -128,9 +123,7 @@ def _choose_shape(
     if 0 in shape:
         # Valid ONNX, but some exporters write 0 for an unknown size.
         template = ",".join("N" if size == 0 else str(size) for size in shape)
-        notes.append(
-            f"input '{name}' is declared empty, {list(shape)}; pass --input-shapes {name}:{template}"
-        )
+        notes.append(f"input '{name}' is declared empty, {list(shape)}; pass --input-shapes {name}:{template}")
     unknown = [size for size in declared if isinstance(size, str) and size not in known_sizes]
     if unknown:
         template = ",".join(str(known_sizes.get(str(size), size)) for size in declared)
@@ -140,16 +133,12 @@ def _choose_shape(
     return shape
 
 
-def _checked_shape(
-    name: str, declared: Sequence[int | str] | None, given: tuple[int, ...]
-) -> tuple[int, ...]:
+def _checked_shape(name: str, declared: Sequence[int | str] | None, given: tuple[int, ...]) -> tuple[int, ...]:
     if declared is not None and len(given) != len(declared):
         raise ShapeError(
             f"--input-shapes gives input '{name}' {len(given)} dimensions ({list(given)}), "
             f"but it has {len(declared)} ([{', '.join(map(str, declared))}]); give a size for each"
         )
     if any(size < 1 for size in given):
-        raise ShapeError(
-            f"--input-shapes gives input '{name}' the shape {list(given)}; sizes must be at least 1"
-        )
+        raise ShapeError(f"--input-shapes gives input '{name}' the shape {list(given)}; sizes must be at least 1")
     return tuple(int(size) for size in given)

@@ -46,9 +46,7 @@ class Sequences:
         if node.op in ("SequenceAt", "SequenceErase", "SequenceInsert"):
             return self._lower_at_position(node, members)
         if node.op == "SequenceLength":
-            count = self._walk.add_fresh_constant(
-                f"{node.outputs[0]}_count", np.asarray(len(members), np.int64)
-            )
+            count = self._walk.add_fresh_constant(f"{node.outputs[0]}_count", np.asarray(len(members), np.int64))
             return [_plain(node, "Identity", (count,), node.outputs)]
         if node.op == "ConcatFromSequence" and members:
             return self._concatenate(node, members, taken)
@@ -116,29 +114,17 @@ class Sequences:
         split = self._with_setting(node, "Split", parts, "split", sizes, axis=axis)
         return [split, *self._on_each(node, "Squeeze", parts, names, axis)]
 
-    def _on_each(
-        self, node: Node, op: str, sources: Sequence[str], outputs: Sequence[str], axis: int
-    ) -> list[Node]:
+    def _on_each(self, node: Node, op: str, sources: Sequence[str], outputs: Sequence[str], axis: int) -> list[Node]:
         """Squeeze or Unsqueeze, applied to each tensor."""
         return [
             self._with_setting(
-                node.with_changes(inputs=(source,), name=f"{node.name}_{index}"),
-                op,
-                (output,),
-                "axes",
-                [axis],
+                node.with_changes(inputs=(source,), name=f"{node.name}_{index}"), op, (output,), "axes", [axis]
             )
             for index, (source, output) in enumerate(zip(sources, outputs, strict=True))
         ]
 
     def _with_setting(
-        self,
-        node: Node,
-        op: str,
-        outputs: tuple[str, ...],
-        setting: str,
-        values: list[int],
-        **attributes: int,
+        self, node: Node, op: str, outputs: tuple[str, ...], setting: str, values: list[int], **attributes: int
     ) -> Node:
         """An operator on the node's first input; its setting is an input or an attribute, by the opset."""
         source = node.inputs[0]

@@ -61,20 +61,14 @@ class ShapeMessages:
         subject = f"tensor '{tensor}' (node {node.label}, {operator_name(node)}) has no static shape"
         if any(True for _ in subgraphs(node)):
             decision = "which branch runs" if node.op == "If" else "the number of iterations"
-            return (
-                f"{subject}: {self._deciding_values(node)} {decision}; "
-                "export the model without this control flow"
-            )
+            return f"{subject}: {self._deciding_values(node)} {decision}; export the model without this control flow"
         computed = [read for read in node.inputs if read and read not in self._walk.weights]
         values = ", ".join(f"'{read}'" for read in computed) or "nothing"
         replacement = REPLACEMENTS.get(operator_name(node))
         advice = (
             f"export the model with {replacement}"
             if replacement
-            else (
-                "export the model with static shapes, or pass other --input-shapes "
-                f"(now {self._input_shapes()})"
-            )
+            else (f"export the model with static shapes, or pass other --input-shapes (now {self._input_shapes()})")
         )
         return f"{subject}: it depends on the values of {values}, which are known only at run time; {advice}"
 

@@ -13,13 +13,7 @@ from collections.abc import Mapping
 
 from onnxgc.errors import ShapeError
 from onnxgc.model.core import node_rewrites
-from onnxgc.model.core.constant_folding import (
-    MAX_FOLDED_INPUT,
-    MAX_FOLDED_OUTPUT,
-    evaluate,
-    may_fold,
-    shape_value,
-)
+from onnxgc.model.core.constant_folding import MAX_FOLDED_INPUT, MAX_FOLDED_OUTPUT, evaluate, may_fold, shape_value
 from onnxgc.model.core.draft import Draft, NameSource, reads_of, unused_name
 from onnxgc.model.core.ir import Array, Node, TensorType, Weight
 from onnxgc.model.core.stored_weights import ArrayWeight, is_external

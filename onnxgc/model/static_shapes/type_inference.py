@@ -15,9 +15,7 @@ from onnxgc.model.static_shapes.shape_errors import ShapeMessages, UnresolvedSha
 
 _MAX_SETTING_ELEMENTS = 1024
 """Larger tensors are never shapes, axes, scales or ratios."""
-_SAME_AS_INPUT = frozenset(
-    ["GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "RotaryEmbedding"]
-)
+_SAME_AS_INPUT = frozenset(["GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "RotaryEmbedding"])
 """Operators whose output has the type of their first input, which ONNX's inference does not know."""
 _POOLING = frozenset(["AveragePool", "LpPool", "MaxPool"])
 
@@ -47,9 +45,7 @@ class TypeInference:
         self._messages = messages
         self._settings: dict[str, onnx.TensorProto] = {}
         self._ir_version = max(draft.ir_version, 4)
-        self._opsets = [
-            helper.make_opsetid(*entry) for entry in (("", draft.opset), *draft.other_domains.items())
-        ]
+        self._opsets = [helper.make_opsetid(*entry) for entry in (("", draft.opset), *draft.other_domains.items())]
 
     def infer(self, node: Node) -> Protos:
         """The types of the node's outputs; a type may lack sizes that depend on the data.
@@ -64,9 +60,7 @@ class TypeInference:
         missing = next((name for name in reads if name not in self._walk.protos), None)
         if missing is not None:
             output = next(filter(None, node.outputs))
-            raise UnresolvedShapeError(
-                self._walk.problems.get(missing, self._messages.not_static(output, node))
-            )
+            raise UnresolvedShapeError(self._walk.problems.get(missing, self._messages.not_static(output, node)))
         types = {name: self._walk.protos[name] for name in reads}
         inferred = self._by_schema(node, version, types)
         if any(name and static_type(inferred.get(name)) is None for name in node.outputs):
@@ -207,9 +201,7 @@ def _drop_windows_in_padding(node: Node, types: Mapping[str, onnx.TypeProto], in
             continue
         spatial = tuple(
             extent - 1 if (extent - 1) * stride >= size + begin else extent
-            for extent, stride, size, begin in zip(
-                kind.shape[2:], strides, source.shape[2:], pads[:rank], strict=True
-            )
+            for extent, stride, size, begin in zip(kind.shape[2:], strides, source.shape[2:], pads[:rank], strict=True)
         )
         inferred[output] = type_proto(TensorType(kind.dtype, (*kind.shape[:2], *spatial)))
 

@@ -75,8 +75,7 @@ def with_batch_statistics(
         if node.attribute(EVALUATED):
             lowering.nodes.append(_without_mark(node))
             lowering.notes.append(
-                f"BatchNormalization {node.label} keeps its running statistics: "
-                "the file marks it as in evaluation mode"
+                f"BatchNormalization {node.label} keeps its running statistics: the file marks it as in evaluation mode"
             )
         elif node.op == "BatchNormalization" and not node.domain:
             lowering.lower(node)
@@ -109,9 +108,7 @@ class _BatchStatistics(GraphWriter):
 
     def lower(self, node: Node) -> None:
         if any(node.outputs[1:]):
-            self.notes.append(
-                f"BatchNormalization {node.label} is unchanged, because other nodes read its statistics"
-            )
+            self.notes.append(f"BatchNormalization {node.label} is unchanged, because other nodes read its statistics")
             self.nodes.append(node)
             return
         source, scale, bias, running_mean, running_variance = node.inputs
@@ -129,8 +126,7 @@ class _BatchStatistics(GraphWriter):
         count = kind.element_count // kind.shape[1]
         if count == 1:
             self.notes.append(
-                f"BatchNormalization {node.label} reads one value per channel, so its variance is 0; "
-                "use a larger batch"
+                f"BatchNormalization {node.label} reads one value per channel, so its variance is 0; use a larger batch"
             )
         unbiased = count / (count - 1) if count > 1 else 1.0
         self.variances.add(running_variance)
@@ -156,14 +152,10 @@ class _BatchStatistics(GraphWriter):
         kept = self._statistic(node, "ReduceMean", (source, axes), f"{output}_batch_mean_kept", keepdims=1)
         centred = self._statistic(node, "Sub", (source, kept), f"{output}_centred")
         squared = self._statistic(node, "Mul", (centred, centred), f"{output}_squared")
-        variance = self._statistic(
-            node, "ReduceMean", (squared, axes), f"{output}_batch_variance", keepdims=0
-        )
+        variance = self._statistic(node, "ReduceMean", (squared, axes), f"{output}_batch_variance", keepdims=0)
         return self._statistic(node, "Squeeze", (kept, axes), f"{output}_batch_mean"), variance
 
-    def _update(
-        self, node: Node, running: str, batch: str, momentum: float, share: float, kind: TensorType
-    ) -> None:
+    def _update(self, node: Node, running: str, batch: str, momentum: float, share: float, kind: TensorType) -> None:
         """Adds `running * momentum + batch * share`."""
         if running not in self.draft.weights:
             return
@@ -267,9 +259,7 @@ class _BatchStatisticsOnCuda(_BatchStatistics):
         share = self.shared_constant("onnxgc_image_share", np.asarray(1.0 / shape[0], np.float32), "images")
         return self._statistic(node, "Mul", (total, share), wanted)
 
-    def _update(
-        self, node: Node, running: str, batch: str, momentum: float, share: float, kind: TensorType
-    ) -> None:
+    def _update(self, node: Node, running: str, batch: str, momentum: float, share: float, kind: TensorType) -> None:
         if self._uses[running] > 1 or running not in self.draft.weights:
             super()._update(node, running, batch, momentum, share, kind)
             return
@@ -280,9 +270,7 @@ class _BatchStatisticsOnCuda(_BatchStatistics):
         for (momentum, share, _), updates in self._waiting.items():
             first = updates[0]
             if len(updates) == 1:
-                self._write_update(
-                    first.node, first.running, first.running, first.batch, momentum, share, first.kind
-                )
+                self._write_update(first.node, first.running, first.running, first.batch, momentum, share, first.kind)
                 continue
             old, new = (
                 self._statistic(first.node, "Concat", parts, f"{first.running}_{name}", axis=0)

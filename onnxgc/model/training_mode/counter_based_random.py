@@ -132,9 +132,7 @@ class _CounterBasedForms(GraphWriter):
 
     def normal(self, node: Node) -> bool:
         """sqrt(-2 ln a) cos(2 pi b) of two uniform numbers a, b. Source: Box and Muller, 1958."""
-        mean, scale = (
-            float(node.attribute(key, default)) for key, default in (("mean", 0.0), ("scale", 1.0))
-        )
+        mean, scale = (float(node.attribute(key, default)) for key, default in (("mean", 0.0), ("scale", 1.0)))
         kind = self.draft.required_type(node.outputs[0])
         length = self._emit(node, "Log", self._unit(node, kind.shape, above=0.5))
         length = self._emit(node, "Sqrt", self._emit(node, "Mul", length, self._number(-2.0 * scale**2)))
@@ -211,9 +209,7 @@ class _CounterBasedForms(GraphWriter):
         """Adds an operator, which takes the name of the replaced node if it computes its output."""
         name = node.name if output == node.outputs[0] else self.node_names.fresh(f"{node.name}_{op}")
         self.nodes.append(
-            node.with_changes(
-                op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=rule
-            )
+            node.with_changes(op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=rule)
         )
 
     def _finish(self, node: Node, op: str, *inputs: str, dtype: int = TensorProto.FLOAT) -> None:

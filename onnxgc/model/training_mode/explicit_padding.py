@@ -85,9 +85,7 @@ def _total_pads(node: Node, draft: Draft) -> list[int] | None:
         )
     return [
         (extent - 1) * stride + size - total
-        for total, extent, size, stride in zip(
-            source.shape[2:], result.shape[2:], kernel, strides, strict=True
-        )
+        for total, extent, size, stride in zip(source.shape[2:], result.shape[2:], kernel, strides, strict=True)
     ]
 
 

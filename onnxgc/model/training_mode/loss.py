@@ -225,9 +225,7 @@ class _LossBuilder(GraphWriter):
     def target(self, role: str, kind: TensorType) -> str:
         """Adds an input for labels or targets."""
         name = self.roles[role] = self.names.fresh(role)
-        self.draft = self.draft.with_changes(
-            inputs=(*self.draft.inputs, name), types={**self.draft.types, name: kind}
-        )
+        self.draft = self.draft.with_changes(inputs=(*self.draft.inputs, name), types={**self.draft.types, name: kind})
         return name
 
     def in_float32(self, name: str) -> str:

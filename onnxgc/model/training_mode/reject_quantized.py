@@ -43,9 +43,7 @@ def check_not_quantized(draft: Draft, parameters: Iterable[str]) -> None:
             quantizing[operator_name(node)].append(node.label)
     if not quantizing:
         return
-    listed = ", ".join(
-        f"{len(names)} {operator} (first {names[0]})" for operator, names in sorted(quantizing.items())
-    )
+    listed = ", ".join(f"{len(names)} {operator} (first {names[0]})" for operator, names in sorted(quantizing.items()))
     raise UnsupportedOperatorError(
         f"the model is quantised, and integers have no gradient: {listed}; train the floating-point "
         "model from which it was made, and quantise the result"

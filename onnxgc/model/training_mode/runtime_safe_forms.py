@@ -140,9 +140,7 @@ def _expand(writer: _SafeFormWriter, node: Node) -> bool:
     if source is None or result is None:
         return False
     aligned = (1,) * (len(result) - len(source)) + source
-    emptied = [
-        axis for axis, (old, new) in enumerate(zip(aligned, result, strict=True)) if old == 1 and new == 0
-    ]
+    emptied = [axis for axis, (old, new) in enumerate(zip(aligned, result, strict=True)) if old == 1 and new == 0]
     if not emptied:
         return False
     tensor = node.inputs[0]
@@ -221,9 +219,7 @@ def _pad_transposed_convolution(writer: _SafeFormWriter, node: Node) -> bool:
     rank = len(sizes) - 2
     strides, dilations = (node.attribute(name) or (1,) * rank for name in ("strides", "dilations"))
     begins, ends = [], []
-    for size, width, stride, dilation, extra in zip(
-        sizes[2:], kernel[2:], strides, dilations, padding, strict=True
-    ):
+    for size, width, stride, dilation, extra in zip(sizes[2:], kernel[2:], strides, dilations, padding, strict=True):
         reach = (size - 1) * stride + dilation * (width - 1) + 1
         total = max(reach + extra - size * stride, 0)
         begin = total // 2 if auto_pad == "SAME_UPPER" else (total + 1) // 2

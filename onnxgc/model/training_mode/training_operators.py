@@ -37,9 +37,7 @@ def in_current_form(draft: Draft) -> Draft:
     draft = _without_updated_statistics(draft)
     read = {*draft.consumers(), *draft.outputs}
     # If some nodes are marked as training, the others are in evaluation mode.
-    has_training_marks = any(
-        n.op == "BatchNormalization" and n.attribute("training_mode", 0) for n in draft.nodes
-    )
+    has_training_marks = any(n.op == "BatchNormalization" and n.attribute("training_mode", 0) for n in draft.nodes)
     nodes: list[Node] = []
     for node in draft.nodes:
         if node.domain or node.op not in _OPTIONAL_OUTPUTS:
@@ -90,16 +88,10 @@ def with_dropout_on(draft: Draft) -> Draft:
         is_dropout = node.op == "Dropout" and not node.domain
         ratio = _ratio(node, draft) if is_dropout else None
         if is_dropout and ratio is None:
-            writer.notes.append(
-                f"Dropout {node.label} is unchanged, because its ratio is computed in the graph"
-            )
+            writer.notes.append(f"Dropout {node.label} is unchanged, because its ratio is computed in the graph")
         elif ratio == 0.0 and not any(node.outputs[1:]):
             node = node.with_changes(
-                op="Identity",
-                inputs=node.inputs[:1],
-                outputs=node.outputs[:1],
-                attributes={},
-                rule="Identity",
+                op="Identity", inputs=node.inputs[:1], outputs=node.outputs[:1], attributes={}, rule="Identity"
             )
         elif ratio is not None:
             ratio_name = _optional(node.inputs, 1) or writer.names.fresh(f"{node.outputs[0]}_ratio")
@@ -175,7 +167,6 @@ def with_stopped_gradients(draft: Draft) -> Draft:
     """The draft with Identity nodes that stop the gradient if they are marked so."""
     return draft.with_changes(
         nodes=tuple(
-            node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node
-            for node in draft.nodes
+            node.with_changes(attributes={}, rule="") if node.attribute(STOPPED) else node for node in draft.nodes
         )
     )

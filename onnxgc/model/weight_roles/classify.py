@@ -109,9 +109,7 @@ def _without_angle_tables(
                 tables |= {one: f"sines or cosines, paired with '{two}'"}
                 tables |= {two: f"sines or cosines, paired with '{one}'"}
     return [
-        replace(d, role=Role.CONSTANT, reason=f"{tables[d.name]}: {d.reason}", doubt="")
-        if d.name in tables
-        else d
+        replace(d, role=Role.CONSTANT, reason=f"{tables[d.name]}: {d.reason}", doubt="") if d.name in tables else d
         for d in decisions
     ]
 

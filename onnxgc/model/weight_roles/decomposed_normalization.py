@@ -16,9 +16,7 @@ from onnxgc.model.weight_roles.graph_context import GraphContext
 from onnxgc.model.weight_roles.value_patterns import has_several_axes
 
 # Operators that keep a weight's values.
-_REARRANGING = frozenset(
-    {"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Cast"}
-)
+_REARRANGING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Cast"})
 _SCALING = _REARRANGING | {"Mul", "Div", "Reciprocal"}
 _MAX_EPSILON = 0.1
 

@@ -48,9 +48,7 @@ def with_untied_parameters(draft: Draft, decisions: Iterable[ParameterDecision])
             separate = names.fresh(decision.name)
             weights[separate] = draft.weights[decision.name]
             slot.names[slot.index] = separate
-        notes.append(
-            f"parameter '{decision.name}' was shared by {len(slots)} nodes; each now has a separate parameter"
-        )
+        notes.append(f"parameter '{decision.name}' was shared by {len(slots)} nodes; each now has a separate parameter")
     nodes = tuple(reader.renamed() for reader in readers)
     return draft.with_changes(nodes=nodes, weights=weights).with_notes(*notes)
 
@@ -73,9 +71,7 @@ class _Reader:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._inputs = list(node.inputs)
-        self._graphs = {
-            key: deepcopy(value) for key, value in node.attributes.items() if isinstance(value, GraphProto)
-        }
+        self._graphs = {key: deepcopy(value) for key, value in node.attributes.items() if isinstance(value, GraphProto)}
         self.slots = _slots(node.domain, node.op, self._inputs)
         for graph in self._graphs.values():
             for proto in nodes_in(graph):

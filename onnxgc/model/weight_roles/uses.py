@@ -170,9 +170,7 @@ class WeightUses:
                 return operand.constant("single number")
             return operand.parameter()
         if index in facts.initial_states:
-            return (
-                operand.constant("initial state") if is_zero(weight) else operand.parameter("initial state")
-            )
+            return operand.constant("initial state") if is_zero(weight) else operand.parameter("initial state")
         if index in facts.operands:
             return self._use_in_arithmetic(operand)
         if node.op in _SCATTERING and not is_initializer(weight):

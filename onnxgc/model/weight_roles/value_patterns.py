@@ -124,9 +124,7 @@ def is_of_a_formula(number: float) -> bool:
     if size == 0 or not size < _MAX_FORMULA_NUMBER:
         return True
     forms = (size, size**2, 1 / size, 1 / size**2)
-    whole = any(
-        form < _MAX_FORMULA_NUMBER and math.isclose(form, round(form), rel_tol=1e-6) for form in forms
-    )
+    whole = any(form < _MAX_FORMULA_NUMBER and math.isclose(form, round(form), rel_tol=1e-6) for form in forms)
     return whole or any(math.isclose(size, constant, rel_tol=1e-6) for constant in _GELU)
 
 

@@ -201,9 +201,7 @@ def _lifetimes(step: TrainingStep, schedule: Schedule, runs: Sequence[Run]) -> l
         operator = allocation.operator
         if operator.workspace_bytes:
             name, size = operator.name, operator.workspace_bytes
-            lifetimes.append(
-                Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, "", runs[index].module)
-            )
+            lifetimes.append(Lifetime(name, name, index, index, size, MemoryRole.WORKSPACE, "", runs[index].module))
         for storage in allocation.freed:
             end(storage, index)
     for storage in tuple(begun):
@@ -265,9 +263,7 @@ def _fate(outputs: Sequence[Lifetime]) -> TensorFate:
     return TensorFate.RETURNED if MemoryRole.OUTPUT in roles else TensorFate.TEMPORARY
 
 
-def operator_kinds(
-    step: TrainingStep, curve: MemoryCurve, durations_ns: Mapping[str, int]
-) -> tuple[OperatorKind, ...]:
+def operator_kinds(step: TrainingStep, curve: MemoryCurve, durations_ns: Mapping[str, int]) -> tuple[OperatorKind, ...]:
     """Figures by kind of operator, in decreasing order of kept bytes."""
     runs = {phase: Counter(run.kind for run in curve.runs if run.phase is phase) for phase in Phase}
     forward, again, backward = runs.values()
@@ -285,13 +281,7 @@ def operator_kinds(
     kinds = sorted(forward | backward, key=lambda kind: (-kept[kind], -once_ns[kind], kind))
     return tuple(
         OperatorKind(
-            kind,
-            forward[kind],
-            backward[kind],
-            kept[kind],
-            again[kind],
-            once_ns[kind] + again_ns[kind],
-            again_ns[kind],
+            kind, forward[kind], backward[kind], kept[kind], again[kind], once_ns[kind] + again_ns[kind], again_ns[kind]
         )
         for kind in kinds
     )

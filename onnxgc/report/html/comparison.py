@@ -62,19 +62,14 @@ def comparison_page(report: PlansReport, plans: Sequence[ShownPlan]) -> str:
     pictures, curves, network = _pictures(drawn, left_out)
     sections: list[Section] = [("plans", "Plans", [_plans_table(report), bullets(plans_lines(report))])]
     if (difference := report["difference"]) is not None:
-        parts = [
-            _cells(difference_table(difference, most=MAX_DIFFERING)),
-            bullets(difference_lines(difference)),
-        ]
+        parts = [_cells(difference_table(difference, most=MAX_DIFFERING)), bullets(difference_lines(difference))]
         sections.append(("difference", "Difference between the two plans", parts))
     sections += [*pictures, ("assumed", "Assumptions", [bullets(_assumed(report))])]
     title = f"{os.path.basename(report['model'])}: plans for one training step"
     return document(title, _best_of(report), sections, payload(curves, network))
 
 
-def networks_page(
-    report: NetworksReport, plans: Sequence[ShownPlan], carried: Sequence[Sequence[ShownPlan]]
-) -> str:
+def networks_page(report: NetworksReport, plans: Sequence[ShownPlan], carried: Sequence[Sequence[ShownPlan]]) -> str:
     """The HTML for one network in several files.
 
     The main curves are those of the first of `plans`. `carried` has, for each pair of files, the plans of the

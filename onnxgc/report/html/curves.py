@@ -75,11 +75,7 @@ def memory_figure(
         role="img",
         aria_label=summary,
     )
-    areas = (
-        " The coloured areas are ",
-        tag("span", shown.label, class_="shown"),
-        "; the rows below are phases.",
-    )
+    areas = (" The coloured areas are ", tag("span", shown.label, class_="shown"), "; the rows below are phases.")
     return tag(
         "figure",
         _key(curves, budget_bytes),
@@ -212,9 +208,7 @@ def _summary(curves: Sequence[MemoryCurve], peaks: Sequence[int], budget_bytes: 
     if budget_bytes is not None:
         sentences.append(f"Budget: {megabytes(budget_bytes)}.")
     if state_bytes(curves[0]):
-        sentences.append(
-            f"The {MemoryRole.STATE.value}, {megabytes(state_bytes(curves[0]))}, is live throughout."
-        )
+        sentences.append(f"The {MemoryRole.STATE.value}, {megabytes(state_bytes(curves[0]))}, is live throughout.")
     return " ".join(sentences)
 
 

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from onnxgc.report.data.memory_curve import ForwardOperator, TensorFate, step_number
-from onnxgc.report.html.svg import (
-    WIDTH,
-    blocks_path,
-    columns,
-    coordinate,
-    place_marks,
-    stretched,
-)
+from onnxgc.report.html.svg import WIDTH, blocks_path, columns, coordinate, place_marks, stretched
 from onnxgc.report.html.tables import Column, count, key, size, swatch, table
 from onnxgc.report.html.tags import Html, name_in_module, name_tag, tag
 from onnxgc.report.text.units import megabytes
@@ -100,8 +93,7 @@ def _bars(network: Sequence[ForwardOperator], places: Sequence[range], largest: 
             top = coordinate(_BOTTOM - BARS * operator.size_bytes / largest)
             paths[operator.fate] += f"M{left} {_BOTTOM}V{top}H{right}V{_BOTTOM}Z"
     return [
-        tag("path", d=paths[fate], class_=f"area fate-{number}", data_fate=number)
-        for fate, number in _FATES.items()
+        tag("path", d=paths[fate], class_=f"area fate-{number}", data_fate=number) for fate, number in _FATES.items()
     ]
 
 

@@ -129,9 +129,7 @@ def _patterns() -> Html:
 
     def pattern(name: str, size: int, *shapes: Html) -> Html:
         ground = tag("rect", width=size, height=size, class_="ground")
-        return tag(
-            "pattern", ground, *shapes, id=name, width=size, height=size, patternUnits="userSpaceOnUse"
-        )
+        return tag("pattern", ground, *shapes, id=name, width=size, height=size, patternUnits="userSpaceOnUse")
 
     def stroke(path: str) -> Html:
         return tag("path", d=path, class_="hatch")
@@ -204,10 +202,7 @@ def _bound(report: OptimizeReport) -> list[tuple[str, str]]:
         bound_text(report["lower_bound_bytes"], report["bound_operator"], report["modules"]),
     )
     if budget is None:
-        return [
-            on_peak,
-            ("gap", percent(report["gap"]) if report["gap"] > 0 else "none: the plan is optimal"),
-        ]
+        return [on_peak, ("gap", percent(report["gap"]) if report["gap"] > 0 else "none: the plan is optimal")]
     limit = "none: the lowest peak" if budget["bytes"] is None else megabytes(budget["bytes"])
     gap = f"{percent(budget['gap'])} of the time, {percent(budget['gap_of_extra'])} of the extra time"
     facts = [("budget", limit), ("operator order", budget["order"])]

@@ -61,14 +61,7 @@ def blocks_path(filled: Sequence[bool], top: float, height: float, share: float 
 
 def stretched(height: int, *shapes: str) -> Html:
     """The inner picture."""
-    return tag(
-        "svg",
-        *shapes,
-        viewBox=f"0 0 {WIDTH} {height}",
-        preserveAspectRatio="none",
-        width="100%",
-        height=height,
-    )
+    return tag("svg", *shapes, viewBox=f"0 0 {WIDTH} {height}", preserveAspectRatio="none", width="100%", height=height)
 
 
 def quarters(count: int) -> list[str]:
@@ -99,13 +92,7 @@ def label_beside(text: str, share: float, y: float, gap: int, class_: str) -> Ht
     """A label at a distance from a share of the width, on the side with more room."""
     side, anchor = (-1, "end") if share > 0.5 else (1, "start")
     return tag(
-        "text",
-        text,
-        x=percent_of_width(share),
-        dx=side * gap,
-        y=coordinate(y),
-        text_anchor=anchor,
-        class_=class_,
+        "text", text, x=percent_of_width(share), dx=side * gap, y=coordinate(y), text_anchor=anchor, class_=class_
     )
 
 

@@ -49,10 +49,7 @@ def table(
     """A table with a caption; the first cell of a row is its heading, and the last row may be a total."""
     head = tag(
         "tr",
-        *(
-            tag("th", column.heading, scope="col", class_="number" if column.written else None)
-            for column in headings
-        ),
+        *(tag("th", column.heading, scope="col", class_="number" if column.written else None) for column in headings),
     )
     written = [_row(headings, row) for row in rows]
     end = len(written) - 1 if footer else len(written)
@@ -134,9 +131,7 @@ def nanoseconds(value: float) -> str:
 def kinds_table(kinds: Sequence[OperatorKind], label: str) -> Html:
     """Operators by kind: their number, the bytes they keep for backward, and their time."""
     figures = [astuple(kind)[1:] for kind in kinds]
-    rows: list[list[str | int]] = [
-        [name_tag(kind.kind), *row] for kind, row in zip(kinds, figures, strict=True)
-    ]
+    rows: list[list[str | int]] = [[name_tag(kind.kind), *row] for kind, row in zip(kinds, figures, strict=True)]
     rows.append(["all", *(sum(row[number] for row in figures) for number in range(6))])
     headings = [
         Column("operator"),

@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxgc.report.data.optimize_report import OptimizeReport
-from onnxgc.report.html.svg import (
-    WIDTH,
-    coordinate,
-    label_beside,
-    level_lines,
-    percent_of_width,
-    stretched,
-    ticks,
-)
+from onnxgc.report.html.svg import WIDTH, coordinate, label_beside, level_lines, percent_of_width, stretched, ticks
 from onnxgc.report.html.tables import Column, table
 from onnxgc.report.html.tags import Html, joined, tag
 from onnxgc.report.text.trade_off import FRONTIER_HEADINGS, chosen_point, frontier_cells
@@ -107,11 +99,6 @@ def trade_off_table(report: OptimizeReport) -> Html:
     """A row for the chosen plan, and one for each budget."""
     points = sorted(report["frontier"], key=lambda point: -point["budget_bytes"])
     budget, *others = frontier_cells(report, chosen_point(report))
-    rows = [
-        [joined(tag("strong", "chosen: "), budget), *others],
-        *(frontier_cells(report, point) for point in points),
-    ]
-    headings = [
-        Column(heading, megabytes if number else None) for number, heading in enumerate(FRONTIER_HEADINGS)
-    ]
+    rows = [[joined(tag("strong", "chosen: "), budget), *others], *(frontier_cells(report, point) for point in points)]
+    headings = [Column(heading, megabytes if number else None) for number, heading in enumerate(FRONTIER_HEADINGS)]
     return table("Extra time for each budget", headings, rows)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from onnxgc.report.data.optimize_report import FrontierFigures, LargestReport, OptimizeReport
-from onnxgc.report.terminal.command_tables import (
-    add_device_memory,
-    figure_columns,
-    step_table,
-    titled_table,
-)
+from onnxgc.report.terminal.command_tables import add_device_memory, figure_columns, step_table, titled_table
 from onnxgc.report.terminal.plots import CHOSEN, POINT, scatter_plot
 from onnxgc.report.text.trade_off import FRONTIER_HEADINGS, OPTIMAL, chosen_point, frontier_cells
 from onnxgc.report.text.units import duration, megabytes, percent
@@ -60,8 +55,7 @@ def frontier_table(report: OptimizeReport) -> Table:
 def frontier_plot(report: OptimizeReport) -> str:
     """The trade-off as a plot of extra time over simulated peak."""
     marked = [
-        ((point["simulated_peak_bytes"], point["extra_time_ratio"]), mark or POINT)
-        for mark, point in _points(report)
+        ((point["simulated_peak_bytes"], point["extra_time_ratio"]), mark or POINT) for mark, point in _points(report)
     ]
     peaks = [peak for (peak, _), _ in marked]
     extras = [extra for (_, extra), _ in marked]
@@ -103,9 +97,7 @@ def sizes_plot(report: LargestReport) -> str:
     points = [((point["size"], point["per_second"]), POINT) for point in report["points"]]
     sizes, rates = ([place[axis] for place, _ in points] for axis in (0, 1))
     picture = scatter_plot(
-        points,
-        (f"{min(sizes):,}", "size", f"{max(sizes):,}"),
-        (f"{min(rates):,.1f}", "", f"{max(rates):,.1f}"),
+        points, (f"{min(sizes):,}", "size", f"{max(sizes):,}"), (f"{min(rates):,.1f}", "", f"{max(rates):,.1f}")
     )
     return f"sizes a second, expected\n{picture}"
 

@@ -63,9 +63,7 @@ def add_device_memory(table: Table, report: OptimizeReport) -> None:
     share = after["total_bytes"] / before["total_bytes"] if before["total_bytes"] else 0
     if memory["device_bytes"] is not None:
         table.add_row("memory of the device", "", megabytes(memory["device_bytes"]), "")
-    table.add_row(
-        "all memory", megabytes(before["total_bytes"]), megabytes(after["total_bytes"]), f"{share:.0%}"
-    )
+    table.add_row("all memory", megabytes(before["total_bytes"]), megabytes(after["total_bytes"]), f"{share:.0%}")
     for label, size_bytes in (
         ("weights", memory["weight_bytes"]),
         ("optimizer state", memory["optimizer_state_bytes"]),
@@ -135,12 +133,7 @@ def card_table(costs: Sequence[CardFigures]) -> Table:
     columns = figure_columns("nodes", "kernels", "GB", "of slow reductions", "GFLOP", "ms")
     table = titled_table("expected on a card", Column("operator"), *columns)
     for cost in costs:
-        row = (
-            cost["moved_bytes"] / 1e9,
-            cost["slow_bytes"] / 1e9,
-            cost["flops"] / 1e9,
-            cost["seconds"] * 1e3,
-        )
+        row = (cost["moved_bytes"] / 1e9, cost["slow_bytes"] / 1e9, cost["flops"] / 1e9, cost["seconds"] * 1e3)
         figures = (f"{figure:.2f}" for figure in row)
         table.add_row(cost["operator"], f"{cost['nodes']:,}", f"{cost['kernels']:,}", *figures)
     return table
@@ -159,8 +152,7 @@ def measured_line(report: VerifyReport) -> str:
     regular, planned = report["regular"], report["planned"]
     before, after = regular["measured_in_use_bytes"], planned["measured_in_use_bytes"]
     return (
-        f"measured peak in use: baseline {megabytes(before)}, planned {megabytes(after)} "
-        f"({after / max(before, 1):.0%})"
+        f"measured peak in use: baseline {megabytes(before)}, planned {megabytes(after)} ({after / max(before, 1):.0%})"
     )
 
 

@@ -16,9 +16,7 @@ WIDTH, HEIGHT = 60, 13
 """Columns and rows between the axes; with labels a plot fits 80 columns."""
 
 
-def scatter_plot(
-    points: Sequence[tuple[tuple[float, float], str]], x_labels: Labels, y_labels: Labels
-) -> str:
+def scatter_plot(points: Sequence[tuple[tuple[float, float], str]], x_labels: Labels, y_labels: Labels) -> str:
     """Points with their marks between two axes that end at the outermost points.
 
     Of points at the same place the last is visible.
@@ -52,9 +50,7 @@ def curve_of(schedule: Schedule, profile: MemoryProfile, state_bytes: int = 0) -
     return [live + state_bytes for live in profile.timeline], next(backward, len(steps))
 
 
-def memory_plot(
-    regular: Curve, planned: Curve, size: Callable[[float], str], *, is_plain: bool = False
-) -> str:
+def memory_plot(regular: Curve, planned: Curve, size: Callable[[float], str], *, is_plain: bool = False) -> str:
     """Memory over one step: the plan's is filled, the baseline's above it is shaded.
 
     Forward and backward have the same columns in both, in proportion to the baseline's steps; a column shows

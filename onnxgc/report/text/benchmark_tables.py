@@ -30,15 +30,7 @@ def paper_row(report: BenchReport) -> Cells:
         _share(report["extra_time_ratio"]),
     )
     shapes = ", ".join(map(shape_text, report["inputs"].values()))
-    headings = (
-        "network, batch",
-        "baseline MB",
-        "planned MB",
-        "peak reduction",
-        "baseline",
-        "planned",
-        "extra time",
-    )
+    headings = ("network, batch", "baseline MB", "planned MB", "peak reduction", "baseline", "planned", "extra time")
     return Cells(f"{report['model']}, {shapes}: one training step", headings, [row])
 
 

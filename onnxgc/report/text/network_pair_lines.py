@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from onnxgc.report.data.compare_report import (
-    FileReport,
-    NetworksReport,
-    PairReport,
-    PeakFigures,
-    TransferredPlan,
-)
+from onnxgc.report.data.compare_report import FileReport, NetworksReport, PairReport, PeakFigures, TransferredPlan
 from onnxgc.report.text.plan_difference_lines import tensor_list, tensor_sum
 from onnxgc.report.text.text_table import Cells
 from onnxgc.report.text.units import figure, in_module, megabytes
@@ -26,11 +20,7 @@ def file_label(place: int) -> str:
 
 def files_title(report: NetworksReport) -> str:
     """Whether the files contain one network."""
-    others = [
-        file_label(number)
-        for number, pair in enumerate(report["pairs"], start=1)
-        if not pair["is_same_network"]
-    ]
+    others = [file_label(number) for number, pair in enumerate(report["pairs"], start=1) if not pair["is_same_network"]]
     if not others:
         return "one network in several files"
     verb = "differs" if len(others) == 1 else "differ"

@@ -89,7 +89,5 @@ def tensor_list(items: Sequence[TensorFigures], modules: Mapping[str, str]) -> s
     named = []
     for item in items:
         detail = f" ({item['detail']})" if "detail" in item else ""
-        named.append(
-            f"'{item['tensor']}'{in_module(item['tensor'], modules)} {megabytes(item['bytes'])}{detail}"
-        )
+        named.append(f"'{item['tensor']}'{in_module(item['tensor'], modules)} {megabytes(item['bytes'])}{detail}")
     return ", ".join(named)

@@ -42,9 +42,7 @@ PLAN_COLUMNS = (
     _column("extra flops", lambda row: row["extra_flops_ratio"], percent),
     PlanColumn("lower bound", _bound, lambda row: row["lower_bound_bytes"]),
     PlanColumn(
-        "gap",
-        lambda row: "none" if row["status"] == "optimal" else percent(row["gap"]),
-        lambda row: row["gap"],
+        "gap", lambda row: "none" if row["status"] == "optimal" else percent(row["gap"]), lambda row: row["gap"]
     ),
 )
 """Columns whose figures are the same in every run, unlike the time of the search."""

@@ -19,13 +19,7 @@ from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.baselines.reversal_plan import reversal_plan
 from onnxgc.solvers.families import GraphFamily
 from onnxgc.solvers.plan_bounds import paper_lower_bound_bytes
-from onnxgc.solvers.reversal_schedule import (
-    Action,
-    ReversalObjective,
-    check_sizes,
-    default_slots,
-    unroll,
-)
+from onnxgc.solvers.reversal_schedule import Action, ReversalObjective, check_sizes, default_slots, unroll
 
 _Table: TypeAlias = NDArray[np.int64]
 

@@ -80,9 +80,7 @@ def search_greedily(problem: CheckpointProblem, options: SolverOptions) -> Findi
 def _grid(square: int) -> list[int]:
     """Evenly spaced budgets in bytes from B / sqrt(2) to sqrt(2) B, given B squared."""
     low, high = isqrt(square // 2), isqrt(2 * square)
-    return list(
-        dict.fromkeys(low + (high - low) * step // (BUDGETS_TRIED - 1) for step in range(BUDGETS_TRIED))
-    )
+    return list(dict.fromkeys(low + (high - low) * step // (BUDGETS_TRIED - 1) for step in range(BUDGETS_TRIED)))
 
 
 def _plan_under(

@@ -74,8 +74,7 @@ def _least_peak(problem: CheckpointProblem) -> Finding:
         for kept in range(1 << len(vertices))
     )
     peak, _, plan = min(
-        ((joint.profile(plan).peak_bytes, len(plan.checkpoints), plan) for plan in plans),
-        key=lambda item: item[:2],
+        ((joint.profile(plan).peak_bytes, len(plan.checkpoints), plan) for plan in plans), key=lambda item: item[:2]
     )
     return Finding(plan, Status.OPTIMAL, peak)
 
@@ -155,9 +154,7 @@ class _Neighbourhood:
         waiting = [part for n, part in enumerate(waiting) if n < len(components) or part & ~sum(components)]
         done = 0
         while waiting:
-            ready = [
-                part for part in waiting if not self._union(self._feeding, part) & self._all & ~(done | part)
-            ]
+            ready = [part for part in waiting if not self._union(self._feeding, part) & self._all & ~(done | part)]
             if not ready:
                 return False
             done |= sum(ready)

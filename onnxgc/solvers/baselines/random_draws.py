@@ -56,7 +56,5 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
 
 
 RANDOM = Solver(
-    name="random",
-    summary="the paper's baseline: the best of 10 random valid sets of 1 to 5 checkpoints",
-    search=search,
+    name="random", summary="the paper's baseline: the best of 10 random valid sets of 1 to 5 checkpoints", search=search
 )

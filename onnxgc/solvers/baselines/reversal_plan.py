@@ -10,15 +10,7 @@ from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.planning.schedule import Operator
 from onnxgc.planning.schedule_from_sequence import StepOperators
-from onnxgc.solvers.reversal_schedule import (
-    Action,
-    Advance,
-    Backward,
-    ReleaseState,
-    Restore,
-    Store,
-    first_sweep_states,
-)
+from onnxgc.solvers.reversal_schedule import Action, Advance, Backward, ReleaseState, Restore, Store, first_sweep_states
 
 
 def reversal_plan(problem: CheckpointProblem, schedule: tuple[Action, ...]) -> CheckpointPlan:
@@ -55,9 +47,7 @@ class _ReversalSequence:
         self._members = [set(joint.members[vertex]) for vertex in vertices]
         self._forward: list[list[Operator]] = [[] for _ in vertices]
         self._backward: list[deque[Operator]] = [deque() for _ in vertices]
-        position_of = {
-            operator.name: position for operator, position in zip(step.forward, positions, strict=True)
-        }
+        position_of = {operator.name: position for operator, position in zip(step.forward, positions, strict=True)}
         for operator in step.forward:
             self._forward[position_of[operator.name]].append(operator)
         for chunk, source in zip(step.chunks, step.sources, strict=True):

@@ -15,12 +15,7 @@ from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.baselines.reversal_plan import reversal_plan
 from onnxgc.solvers.families import GraphFamily
 from onnxgc.solvers.plan_bounds import paper_lower_bound_bytes
-from onnxgc.solvers.reversal_schedule import (
-    Action,
-    ReversalObjective,
-    default_slots,
-    unroll,
-)
+from onnxgc.solvers.reversal_schedule import Action, ReversalObjective, default_slots, unroll
 
 
 def reversal_schedule(steps: int, slots: int) -> tuple[Action, ...]:
@@ -80,11 +75,7 @@ def _split(steps: int, slots: int) -> int:
     long as r - 1 repeats can reverse with one slot less.
     """
     repeats = _repeats(steps, slots)
-    return min(
-        steps - 1,
-        comb(slots + repeats - 1, slots),
-        steps - comb(slots + repeats - 2, slots - 1),
-    )
+    return min(steps - 1, comb(slots + repeats - 1, slots), steps - comb(slots + repeats - 2, slots - 1))
 
 
 REVOLVE = Solver(

@@ -136,8 +136,5 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
 
 
 ACG = Solver(
-    name="acg",
-    summary="the paper's optimal search over independent segments",
-    search=search,
-    exact_for=Objective.PAPER,
+    name="acg", summary="the paper's optimal search over independent segments", search=search, exact_for=Objective.PAPER
 )

@@ -48,18 +48,14 @@ class CutSearch:
     pairs. After `deadline` it includes neighbouring cuts only.
     """
 
-    def __init__(
-        self, problem: IndexedProblem, order: Sequence[int], max_bytes: int, deadline: float
-    ) -> None:
+    def __init__(self, problem: IndexedProblem, order: Sequence[int], max_bytes: int, deadline: float) -> None:
         self._problem = problem
         self._order = order
         position = [0] * len(problem)
         for index, vertex in enumerate(order):
             position[vertex] = index
         self._position = position
-        self._last_read = [
-            max([position[v], *(position[head] for head in problem.successors[v])]) for v in order
-        ]
+        self._last_read = [max([position[v], *(position[head] for head in problem.successors[v])]) for v in order]
         self._paths_left = MAX_PATH_EFFORT // len(problem)
         self._convex: dict[tuple[int, int], bool] = {}
         self._tables = self._tabulate(max_bytes, deadline)

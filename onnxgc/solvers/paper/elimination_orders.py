@@ -24,9 +24,7 @@ def frontier_widths(problem: IndexedProblem, order: Sequence[int]) -> list[int]:
     return widths
 
 
-def narrow_part(
-    problem: IndexedProblem, order: Sequence[int], max_width: int
-) -> tuple[IndexedProblem, list[int]]:
+def narrow_part(problem: IndexedProblem, order: Sequence[int], max_width: int) -> tuple[IndexedProblem, list[int]]:
     """A problem on some of the vertices, and an order of it with a frontier of up to `max_width` vertices.
 
     The optimum of the part is a lower bound on the whole problem: a valid set restricted to the part is

@@ -156,9 +156,7 @@ def _advance(groups: Groups, step: Elimination, cap: int, max_kept: int) -> Grou
             for component in merged:
                 total += weights[component]
             if total <= cap and kept <= max_kept:
-                advanced_states.append(
-                    (kept, tuple([weights[s] if s >= 0 else total for s in sources]), vertices)
-                )
+                advanced_states.append((kept, tuple([weights[s] if s >= 0 else total for s in sources]), vertices))
         if advanced_states:
             advanced.setdefault(transition.shape, []).extend(advanced_states)
     return advanced
@@ -195,11 +193,7 @@ def _relaxed(ranked: list[_Ranked], max_states: int) -> Groups:
     for (kept, weights, _), (labels, paths) in rest:
         known = merged.get(labels)
         if known is not None:
-            kept, weights, paths = (
-                min(kept, known[0]),
-                tuple(map(min, weights, known[1])),
-                paths & known[2],
-            )
+            kept, weights, paths = (min(kept, known[0]), tuple(map(min, weights, known[1])), paths & known[2])
         merged[labels] = (kept, weights, paths)
     by_cost = sorted(merged.items(), key=lambda item: (item[1][0], item[0]))
     limit = max_states // 2 - 1

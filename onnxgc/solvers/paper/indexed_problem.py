@@ -56,9 +56,7 @@ class IndexedProblem:
             return None
         return EvaluatedSet(
             kept=tuple(v for v in range(len(self)) if is_kept[v]),
-            interior_bytes=sum(
-                size for v, size in enumerate(self.sizes) if is_kept[v] and not self.forced[v]
-            ),
+            interior_bytes=sum(size for v, size in enumerate(self.sizes) if is_kept[v] and not self.forced[v]),
             heaviest_segment_bytes=max(
                 (sum(self.sizes[vertex] for vertex in segment) for segment in segments), default=0
             ),

@@ -111,9 +111,7 @@ def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
     )
 
 
-def _best_cuts(
-    problem: IndexedProblem, order: Sequence[int], best: EvaluatedSet, deadline: float
-) -> EvaluatedSet:
+def _best_cuts(problem: IndexedProblem, order: Sequence[int], best: EvaluatedSet, deadline: float) -> EvaluatedSet:
     """The better of `best` and the cuts over an order, at caps found by bisection."""
     cuts = CutSearch(problem, order, best.total_bytes, deadline)
     unexplored: list[Interval] = [(0, 0, best.total_bytes, 0)]
@@ -143,12 +141,7 @@ class _CapSearch:
     """
 
     def __init__(
-        self,
-        problem: IndexedProblem,
-        frontier: FrontierSearch,
-        best: EvaluatedSet,
-        deadline: float,
-        max_effort: float,
+        self, problem: IndexedProblem, frontier: FrontierSearch, best: EvaluatedSet, deadline: float, max_effort: float
     ) -> None:
         self.best = best
         self._problem = problem

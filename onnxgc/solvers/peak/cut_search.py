@@ -207,8 +207,7 @@ class OrderSearch:
             waiting = costs.waiting_after(source.cut, cut, source.waiting)
             # A label that keeps no more, its additional waiting storages included, dominates.
             if any(
-                other.kept_bytes + sum(costs.model.storages[s].size for s in other.waiting - waiting)
-                <= kept_bytes
+                other.kept_bytes + sum(costs.model.storages[s].size for s in other.waiting - waiting) <= kept_bytes
                 for other in kept
             ):
                 continue
@@ -254,9 +253,7 @@ def plan_of_cuts(order: tuple[Vertex, ...], model: StepModel, cuts: Sequence[int
     """The plan that keeps the tensors of all cuts, and every tensor after the last cut."""
     kept = {position for cut in cuts for position in range(cut + 1) if model.crosses(position, cut)}
     kept.update(range(cuts[-1] + 1 if cuts else 0, len(order)))
-    return CheckpointPlan(
-        tuple(order[position] for position in sorted(kept)), order, keeps_last_segment=False
-    )
+    return CheckpointPlan(tuple(order[position] for position in sorted(kept)), order, keeps_last_segment=False)
 
 
 def search(problem: CheckpointProblem, options: SolverOptions) -> Finding:
@@ -335,9 +332,7 @@ def _search_orders(
     for model, start in starts:
         order = start.order or orders[0]
         position = {vertex: number for number, vertex in enumerate(order)}
-        kept = descend_peak(
-            model, (position[v] for v in start.checkpoints), _MAX_EVENTS // len(starts), deadline
-        )[1]
+        kept = descend_peak(model, (position[v] for v in start.checkpoints), _MAX_EVENTS // len(starts), deadline)[1]
         candidates.append(replace(start, checkpoints=tuple(order[number] for number in kept)))
     return candidates
 

@@ -29,9 +29,7 @@ class FirstForward:
                 late[cut - position] = sum(size for size, last in self._late[position] if last <= cut)
         return self._needs[cut][:width], np.cumsum(late)
 
-    def need(
-        self, lower: int, cut: int, waiting: frozenset[int], used: Sequence[int], backward_need: int
-    ) -> int:
+    def need(self, lower: int, cut: int, waiting: frozenset[int], used: Sequence[int], backward_need: int) -> int:
         """Memory of one phase, including waiting storages of its lower cut; exact above `backward_need`."""
         storages = self._model.storages
         live_bytes = sum(storages[s].size for s in waiting)

@@ -90,11 +90,7 @@ def _first_forward(model: StepModel, needed: list[bool]) -> int:
 
 
 def descend_peak(
-    model: StepModel,
-    kept: Iterable[int],
-    max_events: int,
-    deadline: float,
-    changeable: Sequence[int] | None = None,
+    model: StepModel, kept: Iterable[int], max_events: int, deadline: float, changeable: Sequence[int] | None = None
 ) -> tuple[int, list[int]]:
     """Keep or discard vertices one by one while the peak falls; returns the peak and the kept positions.
 

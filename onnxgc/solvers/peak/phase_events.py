@@ -54,9 +54,7 @@ class EventWriter:
                 operator = model.operators[index]
                 if operator.once:
                     continue
-                slots = [
-                    slot for s in operator.writes if (slot := self._first_need(s, first, wanted)) is not None
-                ]
+                slots = [slot for s in operator.writes if (slot := self._first_need(s, first, wanted)) is not None]
                 if not slots:
                     continue
                 slot = min(slots)
@@ -87,10 +85,7 @@ class EventWriter:
         ]
         begin = dict.fromkeys(kept, 0)
         begin.update(
-            (s, at)
-            for index, at in operator_at.items()
-            for s in model.operators[index].writes
-            if s not in begin
+            (s, at) for index, at in operator_at.items() for s in model.operators[index].writes if s not in begin
         )
         return self._as_arrays(lowest, cut, positions, base, begin, frozenset(kept), operator_at, slot_at)
 
@@ -146,12 +141,7 @@ class EventWriter:
         return min(by_slot, by_operator)
 
     def last_event(
-        self,
-        number: int,
-        first: int,
-        operator_at: Mapping[int, int],
-        slot_at: Mapping[int, int],
-        lower: int = -1,
+        self, number: int, first: int, operator_at: Mapping[int, int], slot_at: Mapping[int, int], lower: int = -1
     ) -> int | None:
         """The last event above the cut `lower` at which a storage is live, from the slot `first` on."""
         model, storage = self.model, self.model.storages[number]
@@ -180,6 +170,4 @@ class EventWriter:
         positions += [slot.position for slot in model.slots[:end]]
         base += [slot.peak_bytes for slot in model.slots[:end]]
         begin = {s: at for index, at in operator_at.items() for s in model.operators[index].writes}
-        return self._as_arrays(
-            lowest, model.positions - 1, positions, base, begin, frozenset(), operator_at, slot_at
-        )
+        return self._as_arrays(lowest, model.positions - 1, positions, base, begin, frozenset(), operator_at, slot_at)

@@ -215,9 +215,7 @@ class PhaseCosts:
         before = self._latest_usual
         older = self.waiting_after(before, cut, self._usual[before])
         storages = self.model.storages
-        waiting = frozenset(events.kept_unused).union(
-            s for s in older if storages[s].position < events.lowest
-        )
+        waiting = frozenset(events.kept_unused).union(s for s in older if storages[s].position < events.lowest)
         self._usual[cut] = waiting
         self._latest_usual = cut
         self._waiting_bytes[cut + 1] = sum(self.model.storages[s].size for s in waiting)
@@ -234,9 +232,7 @@ class PhaseCosts:
         idle = np.zeros(width, np.bool_)
         live: list[tuple[int, int, int, int]] = []
         first_cut = next((c for c in range(lowest_cut, cut) if c in self._usual), cut)
-        made_above = (
-            s for position in range(max(lowest_cut + 1, 0), cut) for s in model.storages_of[position]
-        )
+        made_above = (s for position in range(max(lowest_cut + 1, 0), cut) for s in model.storages_of[position])
         for number in dict.fromkeys((*self.usual_waiting(first_cut), *made_above)):
             if number not in self._waits:
                 continue
@@ -259,8 +255,7 @@ class PhaseCosts:
                         at = seen - 1 if model.operators[readers[next_reader]].reuses == number else seen
                     next_reader += 1
                 stop = max(
-                    first,
-                    model.operators[readers[next_reader]].position if next_reader < len(readers) else first,
+                    first, model.operators[readers[next_reader]].position if next_reader < len(readers) else first
                 )
                 rows = slice(cut - 1 - lower, cut - stop)
                 if at is not None:

@@ -83,9 +83,7 @@ def adopt_decisions(
     return candidate if joint.profile(candidate).peak_bytes <= max_bytes else plan
 
 
-def _model_in_order(
-    problem: CheckpointProblem, order: Sequence[Vertex]
-) -> tuple[StepModel, dict[Vertex, int]]:
+def _model_in_order(problem: CheckpointProblem, order: Sequence[Vertex]) -> tuple[StepModel, dict[Vertex, int]]:
     """The step in an order of the vertices (the graph's own if it is empty), and each vertex's position."""
     joint, vertices = problem.joint(), order or problem.graph.vertices
     step = joint.step_in(order) if order else joint.step

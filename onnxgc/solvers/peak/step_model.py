@@ -100,9 +100,7 @@ class StepModel:
         return bool(storage.slots) and storage.slots[0] < self.first_slot[cut + 1]
 
 
-def step_model(
-    step: StepGraph, members: Mapping[Vertex, tuple[str, ...]], order: Sequence[Vertex]
-) -> StepModel:
+def step_model(step: StepGraph, members: Mapping[Vertex, tuple[str, ...]], order: Sequence[Vertex]) -> StepModel:
     """The model of a step whose forward operators are sorted by the vertices of `order`."""
     positions = vertex_of_operators(step, members, order)
     position_of = {tensor: number for number, vertex in enumerate(order) for tensor in members[vertex]}
@@ -187,9 +185,7 @@ def _slots(
 ) -> list[Slot]:
     """Backward, divided before each chunk that reads other storages than the chunk before it."""
     profile = simulate(build_schedule(step, frozenset(), str), step)
-    position_of = {
-        operator.name: position for operator, position in zip(step.forward, positions, strict=True)
-    }
+    position_of = {operator.name: position for operator, position in zip(step.forward, positions, strict=True)}
     chunks: list[tuple[int, frozenset[int], int, int]] = []
     last_chunk: dict[int, int] = {}
     run = len(step.forward)
@@ -225,9 +221,7 @@ def _slots(
     return slots
 
 
-def _forward_base(
-    step: StepGraph, operators: Sequence[StepOperator], storages: Sequence[StepStorage]
-) -> list[int]:
+def _forward_base(step: StepGraph, operators: Sequence[StepOperator], storages: Sequence[StepStorage]) -> list[int]:
     alone = StepGraph(step.forward, (), (), step.sizes, step.resident, step.outputs, step.parameter_gradients)
     profile = simulate(build_schedule(alone, frozenset(), str), alone)
     base: list[int] = []
@@ -238,9 +232,7 @@ def _forward_base(
         base.append(live_bytes - live)
         if operator.reuses is not None and storages[operator.reuses].readers[-1] == index:
             base[-1] += storages[operator.reuses].size
-        live -= sum(
-            storages[number].size for number in operator.reads if storages[number].readers[-1] == index
-        )
+        live -= sum(storages[number].size for number in operator.reads if storages[number].readers[-1] == index)
         live -= sum(storage.size for storage in written if not storage.readers)
     return base
 

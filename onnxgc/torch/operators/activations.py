@@ -52,9 +52,7 @@ def prelu(x: Tensor, slope: Tensor) -> Tensor:
 
 
 def selu(x: Tensor, *, alpha: float = _SELU_ALPHA, gamma: float = _SELU_GAMMA) -> Tensor:
-    is_default = math.isclose(alpha, _SELU_ALPHA, rel_tol=1e-7) and math.isclose(
-        gamma, _SELU_GAMMA, rel_tol=1e-7
-    )
+    is_default = math.isclose(alpha, _SELU_ALPHA, rel_tol=1e-7) and math.isclose(gamma, _SELU_GAMMA, rel_tol=1e-7)
     return F.selu(x) if is_default else gamma * F.elu(x, alpha)
 
 

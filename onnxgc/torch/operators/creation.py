@@ -60,7 +60,5 @@ def bernoulli(x: Tensor, *, dtype: torch.dtype | None = None, seed: float = 0.0)
     return torch.bernoulli(x).to(dtype or x.dtype)
 
 
-def multinomial(
-    x: Tensor, *, sample_size: int = 1, dtype: torch.dtype = torch.int32, seed: float = 0.0
-) -> Tensor:
+def multinomial(x: Tensor, *, sample_size: int = 1, dtype: torch.dtype = torch.int32, seed: float = 0.0) -> Tensor:
     return torch.multinomial(x.softmax(-1), sample_size, replacement=True).to(dtype)

@@ -67,9 +67,7 @@ def split(
     return parts[0] if outputs == 1 else parts
 
 
-def slice_(
-    x: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None
-) -> Tensor:
+def slice_(x: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Tensor:
     begins, stops = ints(starts), ints(ends)
     along = [axis % x.ndim for axis in ints(axes)] if axes is not None else list(range(len(begins)))
     strides = ints(steps) if steps is not None else [1] * len(begins)
@@ -95,12 +93,7 @@ def _slice_range(begin: int, stop: int, step: int, extent: int) -> range:
 
 
 def pad(
-    x: Tensor,
-    pads: Ints,
-    value: Number | None = None,
-    axes: Ints | None = None,
-    *,
-    mode: str = "constant",
+    x: Tensor, pads: Ints, value: Number | None = None, axes: Ints | None = None, *, mode: str = "constant"
 ) -> Tensor:
     """Negative pads crop, for constants after padding and otherwise before it."""
     given = ints(pads)
@@ -194,11 +187,7 @@ def col2im(
 
 
 def _block_indices(
-    image: Sequence[int],
-    block: Sequence[int],
-    counts: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
+    image: Sequence[int], block: Sequence[int], counts: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> Tensor:
     """The index in the flat image of each element of each block: [elements x blocks]."""
     rank = len(image)

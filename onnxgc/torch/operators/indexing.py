@@ -47,9 +47,7 @@ def _flat_index(indices: Tensor, extents: Sequence[int], flat: Tensor) -> Tensor
     return flat
 
 
-def scatter_elements(
-    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
-) -> Tensor:
+def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
     positions = wrap_negative(indices.long(), x.shape[axis])
     if reduction == "none":
         return x.scatter(axis, positions, updates)

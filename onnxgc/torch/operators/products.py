@@ -93,8 +93,7 @@ def conv_transpose(
     if output_shape is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         # Runtimes do not extend the output where a stride exceeds the kernel's extent.
         output_shape = [
-            min(size * stride, r + f)
-            for size, stride, r, f in zip(x.shape[2:], strides, reached, further, strict=True)
+            min(size * stride, r + f) for size, stride, r, f in zip(x.shape[2:], strides, reached, further, strict=True)
         ]
     if output_shape is not None:
         wanted = output_shape[-rank:]

@@ -16,9 +16,7 @@ def _reduction(reduce: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[
     Without axes it reduces along all of them, or each element by itself if `noop_with_empty_axes`.
     """
 
-    def reduced(
-        x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-    ) -> Tensor:
+    def reduced(x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
         along = [] if axes is None else ints(axes)
         if not along and noop_with_empty_axes:
             return reduce(x.unsqueeze(-1), [-1], False)

@@ -27,12 +27,7 @@ _Taps = tuple[int, Array, Array]
 
 
 def grid_sample(
-    x: Tensor,
-    grid: Tensor,
-    *,
-    align_corners: int = 0,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
+    x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Tensor:
     return F.grid_sample(x, grid, _GRID_MODES.get(mode, mode), padding_mode, bool(align_corners))
 
@@ -72,9 +67,7 @@ def _numbers(setting: Sequence[float] | Tensor | None) -> tuple[float, ...] | No
     return tuple(setting.tolist() if isinstance(setting, Tensor) else setting) or None
 
 
-def _output_shape(
-    shape: tuple[int, ...], axes: Sequence[int], given: dict[str, Any], policy: str
-) -> tuple[int, ...]:
+def _output_shape(shape: tuple[int, ...], axes: Sequence[int], given: dict[str, Any], policy: str) -> tuple[int, ...]:
     """Source: ONNX, Resize, `scales`, `sizes` and `keep_aspect_ratio_policy`."""
     result = list(shape)
     if given["scales"] is not None:
@@ -92,20 +85,14 @@ def _output_shape(
 
 
 def _interpolation(
-    x: Tensor,
-    shape: tuple[int, ...],
-    scales: tuple[float, ...] | None,
-    axes: Sequence[int],
-    attributes: dict[str, Any],
+    x: Tensor, shape: tuple[int, ...], scales: tuple[float, ...] | None, axes: Sequence[int], attributes: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The settings of torch's equivalent interpolation, or None."""
     mode = attributes.get("mode", "nearest")
     torch_mode = _INTERPOLATIONS[mode].get(x.ndim - 2)
     is_plain = not any(attributes.get(name) for name in ("antialias", "exclude_outside"))
     is_plain = is_plain and attributes.get("keep_aspect_ratio_policy", "stretch") == "stretch"
-    fits = scales is None or all(
-        x.shape[axis] * scale == shape[axis] for axis, scale in zip(axes, scales, strict=True)
-    )
+    fits = scales is None or all(x.shape[axis] * scale == shape[axis] for axis, scale in zip(axes, scales, strict=True))
     if torch_mode is None or shape[:2] != tuple(x.shape[:2]) or not is_plain or not fits:
         return None
     coordinates = attributes.get("coordinate_transformation_mode", "half_pixel")
