@@ -130,8 +130,9 @@ def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
                 row |= _compared(model, export, provider, truth, options)
             except OnnxgcError as error:
                 row |= {"error": str(error), "holds": False}
-            if provider == "cuda" and "distance_median" in row:
-                row["of_cpu_forms"] = row["distance_median"] / rows[-1].get("distance_median", np.nan)
+            if options.cuda_forms and "distance_median" in row:
+                in_cpu_forms = row if provider == "cpu" else rows[-1]
+                row["of_cpu_forms"] = row["distance_median"] / in_cpu_forms.get("distance_median", np.nan)
                 row["holds"] = not failures(row)
             rows.append(row)
     return rows
