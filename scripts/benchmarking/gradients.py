@@ -10,9 +10,9 @@ float32, so that torch's distance is the largest of several runs (`SINGLE_RUNS`)
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,22 +23,20 @@ import onnx
 from onnxgc.api import optimize
 from onnxgc.errors import OnnxgcError
 from onnxgc.model.core.ir import Array
-from scripts.benchmarking import file_gradients
-from scripts.benchmarking.command_options import add_only, add_threads
+from scripts.benchmarking.gradient_comparison import Options as ComparisonOptions
 from scripts.benchmarking.gradient_comparison import (
-    Options,
-    cells,
+    comparison_table,
     distances,
     failed_checks,
-    failures,
+    failed_rows,
     is_too_far,
     outputs_of,
     peak_figures,
-    versions,
 )
-from scripts.benchmarking.processes import result_of_process, write_result
-from scripts.benchmarking.records import Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, print_table
+from scripts.benchmarking.gradient_comparison import failures as failures_of
+from scripts.benchmarking.processes import rows_of_processes, write_result
+from scripts.benchmarking.records import Progress, Record, installed_versions
+from scripts.benchmarking.tables import machine_of
 
 if TYPE_CHECKING:
     from scripts.benchmarking.torch_truth import Truth
@@ -50,50 +48,30 @@ SEEDS = (1, 2, 3)
 
 A wrong rule fails on all of them.
 """
-HEADINGS = (
-    "model, export", "parameters", "distance: median", "largest", "planned / baseline", "passes",
-)  # fmt: skip
 _USUAL_EXPORTS = ("dynamo-dynamic", "script-static")
+_DISTRIBUTIONS = ("torch", "torchvision", "timm", "transformers", "onnxscript")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_threads(parser)
-    add_only(parser, "a model")
-    parser.add_argument("--full", action="store_true", help="models in their published size")
-    parser.add_argument("--no-verify", action="store_true", help="omit `onnxgc verify`")
-    parser.add_argument("--all-exports", action="store_true", help="static and symbolic batch by each exporter")
-    parser.add_argument("--files", type=Path, help="ONNX files below this folder in place of PyTorch models")
+@dataclass(frozen=True, slots=True)
+class Options(ComparisonOptions):
+    """With `all_exports`, each exporter writes a static and a symbolic batch; else each writes one of them."""
+
+    small: bool = True
+    all_exports: bool = False
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a comparison fails."""
-    options = Options(
-        tuple(arguments.only), not arguments.full, arguments.threads, not arguments.no_verify, arguments.all_exports
-    )
-    if arguments.files:
-        name, figures = ("gradients_of_files", file_gradients.run_files(arguments.files, options, Progress()))
-    else:
-        name, figures = "gradients", run_gradients(options, Progress())
-    write_record(name, figures, threads=options.threads, folder=arguments.record)
-    headings = ("parameters", "median", "max", "of", "planned", "fails")
-    rows = [[row.get("file") or f"{row['model']} {row.get('export', '')}", *cells(row)] for row in figures["rows"]]
-    title = "distance to torch float64, as a multiple of torch float32's"
-    print_table(title, headings, rows, width=180)
-    return 0 if all(row["holds"] for row in figures["rows"]) else 1
-
-
-def run_gradients(options: Options, progress: Callable[[str], None]) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """One row for each export of each model, with an error in place of figures if one occurs."""
     from scripts.exports.torch_models import TORCH_MODELS
 
-    rows: list[dict[str, Any]] = []
-    for name in TORCH_MODELS:
-        if options.only and name not in options.only:
-            continue
-        progress(name)
-        found = result_of_process("scripts.benchmarking.gradients", name, options)
-        rows += [{"model": name, **found, "holds": False}] if "error" in found else found
-    return {"size": "small" if options.small else "full", "versions": versions(), "rows": rows}
+    names = [name for name in TORCH_MODELS if not options.only or name in options.only]
+    rows = rows_of_processes("gradients", "model", names, options, progress)
+    size, versions = "small" if options.small else "full", installed_versions(_DISTRIBUTIONS)
+    return {"size": size, "versions": versions, "rows": [{"holds": False, **row} for row in rows]}
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return failed_rows(figures["rows"])
 
 
 def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
@@ -118,7 +96,7 @@ def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
         if not options.all_exports and export.suffix not in _USUAL_EXPORTS:
             continue
         progress(f"{name} {export.suffix}")
-        row: dict[str, Any] = {"model": name, "export": export.suffix}
+        row: dict[str, Any] = {"export": export.suffix}
         try:
             row |= _compared(model, export, truth, options)
         except OnnxgcError as error:
@@ -130,7 +108,7 @@ def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
 def results_section(record: Record) -> str:
     figures = record["figures"]
     known = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
-    table = markdown_table(HEADINGS, list(map(_document_row, figures["rows"])))
+    table = comparison_table("model, export", figures["rows"])
     return (
         f"**Gradients of whole models**, exported from PyTorch in a {figures['size']} size and trained for "
         "one step. *Distance* is the distance of each parameter's gradient to torch float64 of the module "
@@ -138,15 +116,6 @@ def results_section(record: Record) -> str:
         "2 and the planned file is bit-identical to the baseline "
         f"({known}):\n\n{table}\n\n{machine_of(record)}."
     )
-
-
-def _document_row(row: Mapping[str, Any]) -> list[str]:
-    label = f"{row['model']}, {row['export']}"
-    if "error" in row:
-        return [label, "", "", "", "", row["error"]]
-    ratios = (f"{row[key]:.2f}" for key in ("ratio_median", "ratio_max", "planned_of_regular"))
-    parameters = f"{row['parameters']} of {row['parameters_of']}"
-    return [label, parameters, *ratios, "yes" if row["holds"] else "NO"]
 
 
 def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], options: Options) -> dict[str, Any]:
@@ -163,10 +132,7 @@ def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], 
         proto = onnx.load(source)
         matches = match_parameters(module, proto)
         del module
-        row: dict[str, Any] = {
-            "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
-            "nodes": len(proto.graph.node),
-        }
+        row: dict[str, Any] = {}
         shapes = {name: tuple(value.shape) for name, value in batch.items()} if export.dynamic else None
         result = optimize(source, training, loss=model.loss, input_shapes=shapes)
         planned = result.planned
@@ -177,7 +143,7 @@ def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], 
             outputs = outputs_of(training, {**true.batch, target: true.target}, options.threads)
             loss = float(outputs[planned.model.loss])
             gradients = {name: outputs[found] for name, found in planned.step.parameter_gradients.items()}
-            row |= {"batch": seed, "loss": loss, "loss_distance": abs(loss - true.loss) / abs(true.loss)}
+            row |= {"batch": seed, "loss_distance": abs(loss - true.loss) / abs(true.loss)}
             row |= distances(_by_parameter(gradients, matches, true.exact), true.exact, true.singles)
             if not is_too_far(row):
                 break
@@ -188,7 +154,7 @@ def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], 
         row |= peak_figures(result)
         if options.verify:
             row["verify"] = failed_checks(source, training, options.threads)
-    row["holds"] = not failures(row)
+    row["holds"] = not failures_of(row)
     return row
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.registry import SOLVERS
-from scripts.benchmarking import growth_picture
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
-from scripts.benchmarking.records import BENCHMARKS, Progress, Record, write_record
-from scripts.benchmarking.tables import print_table
+from scripts.benchmarking.records import Progress, Record
 
 TIMED = ("acg", "general", "peak")
 CHAIN_VERTICES = (500, 1_000, 2_000, 5_000, 10_000)
@@ -37,26 +33,14 @@ _REPEATED_BELOW_SECONDS = 5.0
 _REPEATS = 3
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--most-vertices", type=int, default=10_000, help="skip larger graphs")
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Larger graphs are skipped."""
+
+    most_vertices: int = 10_000
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    rows = run_growth(arguments.most_vertices, Progress())
-    found = exponents(rows)
-    write_record("growth", {"graphs": rows, "exponents": found}, folder=arguments.record)
-    if arguments.record == BENCHMARKS:
-        growth_picture.PICTURE.write_text(growth_picture.draw(rows), encoding="utf-8")
-    names = [name for name in TIMED if any(name in row["seconds"] for row in rows)]
-    headings = ("vertices", "edges", *names, "paper's code", "over acg")
-    print_table("seconds of a search", headings, [_terminal_row(row, names) for row in rows], width=140)
-    for family, powers in found.items():
-        shown = ", ".join(f"{name} {power:.2f}" for name, power in powers.items())
-        print(f"{family}: time grows with the number of vertices to the power of {shown}")
-    return 0
-
-
-def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """Seconds of each solver on each graph, the division tree included; `None` where it was skipped.
 
     A solver is skipped if quadratic growth from the preceding size would exceed `MAX_SECONDS`. Short searches
@@ -64,14 +48,12 @@ def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, str], tuple[int, float]] = {}
-    for case in cases(most_vertices):
+    for case in cases(options.most_vertices):
         problem = case.make()
         vertices = len(problem.graph)
         progress(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
         seconds: dict[str, float | None] = {}
         for name in TIMED:
-            if name not in SOLVERS:
-                continue
             known = before.get((case.family, name))
             if known and known[1] * (vertices / known[0]) ** 2 > MAX_SECONDS:
                 seconds[name] = None
@@ -84,28 +66,15 @@ def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
                 "family": case.family,
                 "name": case.name,
                 "vertices": vertices,
-                "edges": len(problem.graph.edges),
                 "seconds": seconds,
                 "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
             }
         )
-    return rows
+    return {"graphs": rows}
 
 
-def exponents(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By family and solver, the power of the number of vertices with which time grows, from first to last."""
-    found: dict[str, dict[str, float]] = {}
-    for family in dict.fromkeys(row["family"] for row in rows if row["family"] != "network"):
-        for name in TIMED:
-            timed = [
-                (row["vertices"], row["seconds"][name])
-                for row in rows
-                if row["family"] == family and row["seconds"].get(name)
-            ]
-            if len(timed) > 1:
-                (few, short), (many, long) = timed[0], timed[-1]
-                found.setdefault(family, {})[name] = math.log(long / short) / math.log(many / few)
-    return found
+def failures(figures: Any) -> list[str]:
+    return []
 
 
 def results_section(record: Record) -> str:
@@ -209,16 +178,3 @@ def _timed(name: str, problem: CheckpointProblem) -> float:
     while len(seconds) < _REPEATS and seconds[0] < _REPEATED_BELOW_SECONDS:
         seconds.append(solver.solve(problem).seconds)
     return min(seconds)
-
-
-def _terminal_row(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    published = row["paper_code_seconds"]
-    seconds = (row["seconds"][name] for name in names)
-    compared = ["", ""] if published is None else [published, published / row["seconds"]["acg"]]
-    return [
-        row["name"],
-        f"{row['vertices']:,}",
-        f"{row['edges']:,}",
-        *("skipped" if taken is None else f"{taken:.4f}" for taken in seconds),
-        *(figure if isinstance(figure, str) else f"{figure:,.0f}" for figure in compared),
-    ]

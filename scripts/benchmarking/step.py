@@ -8,7 +8,6 @@ and of torch are interleaved; ratios are of the best times.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from typing import Any
 from onnxgc.api import optimize
 from onnxgc.report.text.units import shape_text
 from onnxgc.runtime.ort import SessionSettings, make_session
-from scripts.benchmarking.command_options import add_only, add_rounds, add_small, add_threads, options_of
-from scripts.benchmarking.processes import result_of_process, write_result
-from scripts.benchmarking.records import Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.processes import failed_processes, rows_of_processes, write_result
+from scripts.benchmarking.records import Progress, Record
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 from scripts.benchmarking.timing import interleaved_seconds
 
-# Highest aim for the time of a step, as a multiple of torch eager's.
-GOALS = {"resnet50": 1.2, "vit_b_16": 1.2, "bert": 1.3, "gpt2": 1.3, "mobilenet_v3_large": 2.0}
+MODELS = ("resnet50", "vit_b_16", "bert", "gpt2", "mobilenet_v3_large")
 STORE_ALL, PLANNED, EAGER = "store-all", "planned", "torch eager"
 
 
@@ -39,31 +36,14 @@ class Options:
     threads: int = 1
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_threads(parser, 1)
-    add_only(parser, "a model")
-    add_rounds(parser, 5)
-    add_small(parser)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a process failed."""
-    options = options_of(Options, arguments)
-    figures = run_step(options, Progress())
-    write_record("step", figures, threads=options.threads, folder=arguments.record)
-    headings = ("torch eager, s", "baseline", "planned", "goal")
-    rows = list(map(_terminal_row, figures["rows"]))
-    print_table("time of a step, as a multiple of torch eager's", headings, rows)
-    return 1 if any("error" in row for row in figures["rows"]) else 0
-
-
-def run_step(options: Options, progress: Progress) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """One row a model: times of each contender, and ratios to torch eager."""
-    rows = []
-    for name in options.only or tuple(GOALS):
-        progress(name)
-        rows.append({"model": name, **result_of_process("scripts.benchmarking.step", name, options)})
-    return {"rounds": options.rounds, "rows": rows}
+    names = options.only or MODELS
+    return {"rounds": options.rounds, "rows": rows_of_processes("step", "model", names, options, progress)}
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return failed_processes(figures["rows"])
 
 
 def time_model(name: str, options: Options) -> dict[str, Any]:
@@ -98,14 +78,9 @@ def time_model(name: str, options: Options) -> dict[str, Any]:
             feeds = {key: value.numpy() for key, value in {**batch, label: target}.items()}
             steps[contender] = _session_step(training, feeds, options.threads)
         seconds = interleaved_seconds(steps, options.rounds, progress)
-    best = {contender: min(times) for contender, times in seconds.items()}
     return {
-        "model": name,
         "inputs": {key: list(value.shape) for key, value in batch.items()},
-        "seconds": seconds,
-        "store_all_of_torch": best[STORE_ALL] / best[EAGER],
-        "planned_of_torch": best[PLANNED] / best[EAGER],
-        "goal": GOALS.get(name),
+        "seconds": {contender: min(times) for contender, times in seconds.items()},
         "peak_bytes": peaks,
     }
 
@@ -140,21 +115,10 @@ def _session_step(training: Path, feeds: Mapping[str, Any], threads: int) -> Cal
     return run
 
 
-def _terminal_row(row: Mapping[str, Any]) -> list[str]:
-    if "error" in row:
-        return [row["model"], row["error"], "", "", ""]
-    goal = "" if row["goal"] is None else f"{row['goal']:.1f}"
-    return [row["model"], *_times(row), goal]
-
-
 def _document_row(row: Mapping[str, Any]) -> list[str]:
-    peaks = (megabytes(row["peak_bytes"][kind]) for kind in (STORE_ALL, PLANNED))
-    return [inputs_label(row), *_times(row), *peaks]
-
-
-def _times(row: Mapping[str, Any]) -> list[str]:
-    figures = (min(row["seconds"][EAGER]), row["store_all_of_torch"], row["planned_of_torch"])
-    return [f"{figure:.2f}" for figure in figures]
+    eager, *ours = (row["seconds"][contender] for contender in (EAGER, STORE_ALL, PLANNED))
+    peaks = (megabytes(row["peak_bytes"][contender]) for contender in (STORE_ALL, PLANNED))
+    return [inputs_label(row), f"{eager:.2f}", *(f"{seconds / eager:.2f}" for seconds in ours), *peaks]
 
 
 if __name__ == "__main__":
