@@ -104,10 +104,9 @@ _EXPORTERS: Mapping[Recipe, Callable[[nn.Module, Mapping[str, Tensor], Path, boo
 }
 
 
-def write_torch_model(name: str, model: TorchModel, folder: Path, export: Export, small: bool) -> Path:
+def write_torch_model(path: Path, model: TorchModel, export: Export, small: bool) -> None:
     """Exports a model with its batch (`.npz`) and the initializers of each parameter (`.json`)."""
     module, batch = model.module(small), model.batch(small)
-    path = folder / f"{name}-{'small' if small else 'full'}-{export.suffix}.onnx"
     export_module(module, batch, path, export)
     with torch.no_grad():
         target = model.target(module(*batch.values()))
@@ -120,7 +119,6 @@ def write_torch_model(name: str, model: TorchModel, folder: Path, export: Export
         "parameters": {key: [list(match) for match in found] for key, found in matches.items()},
     }
     path.with_suffix(".json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    return path
 
 
 def match_parameters(module: nn.Module, proto: onnx.ModelProto) -> dict[str, list[tuple[str, bool]]]:
