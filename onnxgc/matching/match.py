@@ -118,7 +118,6 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
 
 
 def _tensor_pairs(a: NetworkView, b: NetworkView, values: MatchedValues) -> list[Pair]:
-    """The tensors of matched values."""
     own = {value: value for value in values.pairs}
     labels = {other: value for value, other in values.pairs.items()}
     pairs_of = TensorPairs(a, b, a.uses(own), b.uses(labels)).pairs_of

@@ -61,7 +61,6 @@ def expanded(structure: Structure, x: View, dims: Dims, new: Sequence[Dim]) -> V
 
 
 def with_weight(structure: Structure, x: View, weight: WeightTensor, *, is_added: bool) -> View:
-    """x plus or times a weight."""
     x, dims, new = broadcast_with(structure, x, weight.shape)
     if weight.number is not None and new:
         apply = plus_number if is_added else scaled

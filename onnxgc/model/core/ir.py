@@ -108,9 +108,7 @@ class Weight(Protocol):
     @property
     def type(self) -> TensorType: ...
 
-    def load(self) -> Array:
-        """The value, in the weight's shape."""
-        ...
+    def load(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,6 @@ class RecurrentBuilder:
         return self._parts[key][direction.index]
 
     def weight(self, index: int, direction: Direction, name: str, *shape: int) -> str:
-        """One direction's part of input `index`, in the given shape."""
         part = self.part(index, direction, axis=0)
         return self.reshape(part, f"{direction.prefix}/{name}", *shape)
 

@@ -221,7 +221,6 @@ class ControlFlow:
             self._emit(node, "Identity", [source], [output])
 
     def _scalar(self, name: str) -> Array | None:
-        """The value of a constant with one element."""
         value = self._walk.value(name) if name else None
         return value.reshape(()) if value is not None and value.size == 1 else None
 

@@ -31,7 +31,6 @@ class _Decomposition:
         return node.outputs[0]
 
     def number(self, part: str, value: npt.ArrayLike) -> str:
-        """A constant of the first input's element type."""
         return self._constant(part, np.asarray(value, helper.tensor_dtype_to_np_dtype(self.kind.dtype)))
 
     def ints(self, part: str, values: npt.ArrayLike) -> str:

@@ -9,7 +9,6 @@ from onnxgc.solvers.plan_bounds import plan_lower_bound
 
 
 def keep_all(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The plan that keeps every tensor."""
     bound, operator = plan_lower_bound(problem, options.objective)
     return Finding(CheckpointPlan(problem.graph.vertices), Status.FEASIBLE, bound, operator)
 
