@@ -11,15 +11,12 @@ from typing import Any
 
 import onnxgc
 from onnxgc.api.bare_graphs import solve_operator_graph
-from onnxgc.api.feeds import feeds_of
-from onnxgc.emission.atomic_files import write_model
 from onnxgc.errors import BudgetError
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from onnxgc.runtime.measure import measure
-from onnxgc.runtime.ort import SessionSettings
 from scripts.benchmarking.command_options import CORES
 from scripts.benchmarking.layered import layered_graph
+from scripts.benchmarking.peaks import measured
 from scripts.benchmarking.records import MODELS, Progress, Record
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 
@@ -207,16 +204,7 @@ def _measured(entry: NetworkBudgets, budget_bytes: int, path: Path, options: Opt
         seed=options.seed,
         values=draw_weights(read_model(path, input_shapes=shapes), options.seed),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "planned.onnx"
-        write_model(result.training_graph.model, file)
-        found = measure(
-            file,
-            feeds_of(result.planned, options.seed),
-            settings=SessionSettings(threads=options.threads),
-            runs=_RUNS,
-            keep_outputs=False,
-        )
+    found = measured(result, options.threads, options.seed, _RUNS)
     return {
         "budget_bytes": budget_bytes,
         "simulated_peak_bytes": result.planned.profile.peak_bytes,

@@ -65,12 +65,10 @@ def _source(name: str, folder: Path) -> tuple[Path, Mapping[str, tuple[int, ...]
     """A model's file, and the shapes of its inputs if they are not the file's."""
     if name in NETWORKS:
         return MODELS / f"{name}.onnx", {"x": NETWORKS[name]}
-    from scripts.exports.torch_export import Export, export_module
-    from scripts.exports.torch_models import TORCH_MODELS, Recipe
+    from scripts.exports.torch_export import export_model
 
-    model = TORCH_MODELS[name]
     path = folder / "model.onnx"
-    export_module(model.module(False), model.batch(False), path, Export(Recipe.DYNAMO, dynamic=False))
+    export_model(name, path, small=False)
     return path, None
 
 

@@ -167,17 +167,17 @@ def _row(path: Path, plan: str, options: Options) -> dict[str, Any]:
     found, result = _planned(path, plan, network_shapes(path, options.batch, options.pixels), options)
     planned = result.planned
     (name,) = planned.model.inputs
-    measured = _measured(result, options)
+    run = measured(result, options.threads, options.seed, _STEPS)
     arena = simulate_arena(planned.schedule, planned.step.graph, ARENA, steps=_STEPS)
-    worst = max(residuals(result, measured.runs[0]), key=lambda residual: abs(residual.bytes))
+    worst = max(residuals(result, run.runs[0]), key=lambda residual: abs(residual.bytes))
     return {
         "network": path.stem,
         "input": list(planned.model.types[name].shape),
         "plan": found,
         "simulated_bytes": planned.profile.peak_bytes,
-        "requested_bytes": measured.requested_peak_bytes,
+        "requested_bytes": run.requested_peak_bytes,
         "arena_bytes": arena.peak_bytes,
-        "in_use_bytes": measured.in_use_peak_bytes,
+        "in_use_bytes": run.in_use_peak_bytes,
         "worst": {"node": worst.node, "what": worst.what, "bytes": worst.bytes}
         if abs(worst.bytes) >= _MIN_RESIDUAL
         else None,
@@ -203,16 +203,17 @@ def _planned(
     if plan == REGULAR:
         return plan, optimize(solver="store-all")
     if plan == PLANNED:
-        return plan, optimize()
+        return plan, optimize(solver="peak")
     try:
         return plan, optimize(budget=plan)
     except BudgetError:
         return LEAST, optimize(budget=LEAST)
 
 
-def _measured(result: OptimizeResult, options: Options) -> Measurement:
+def measured(result: OptimizeResult, threads: int, seed: int, runs: int) -> Measurement:
+    """The peaks of a plan's training file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.onnx"
         write_model(result.training_graph.model, file)
-        settings = SessionSettings(threads=options.threads)
-        return measure(file, feeds_of(result.planned, options.seed), settings=settings, runs=_STEPS)
+        settings = SessionSettings(threads=threads)
+        return measure(file, feeds_of(result.planned, seed), settings=settings, runs=runs, keep_outputs=False)

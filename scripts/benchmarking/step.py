@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,24 +51,23 @@ def time_model(name: str, options: Options) -> dict[str, Any]:
     """The row of one model, in this process."""
     import torch
 
-    from scripts.exports.torch_export import Export, export_module
-    from scripts.exports.torch_models import TORCH_MODELS, Recipe
+    from scripts.exports.torch_export import export_model
+    from scripts.exports.torch_models import TORCH_MODELS
 
     progress = Progress()
     torch.set_num_threads(options.threads)
     model = TORCH_MODELS[name]
-    module, batch = model.module(options.small), model.batch(options.small)
-    with torch.no_grad():
-        target = model.target(module(*batch.values()))
-
-    def eager() -> None:
-        module.zero_grad()
-        model.loss_of(module(*batch.values()), target).backward()  # type: ignore[no-untyped-call]
-
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "model.onnx"
-        export_module(module, batch, source, Export(Recipe.DYNAMO, dynamic=False))
-        steps: dict[str, Callable[[], None]] = {EAGER: eager}
+        module, batch = export_model(name, source, options.small)
+        with torch.no_grad():
+            target = model.target(module(*batch.values()))
+
+        def eager() -> None:
+            module.zero_grad()
+            model.loss_of(module(*batch.values()), target).backward()  # type: ignore[no-untyped-call]
+
+        steps: dict[str, Callable[[], object]] = {EAGER: eager}
         peaks = {}
         for contender, solver in ((STORE_ALL, "store-all"), (PLANNED, None)):
             progress(f"{name}: {contender}")
@@ -104,15 +104,10 @@ def inputs_label(row: Mapping[str, Any]) -> str:
     return f"{row['model']}, {' and '.join(map(shape_text, row['inputs'].values()))}"
 
 
-def _session_step(training: Path, feeds: Mapping[str, Any], threads: int) -> Callable[[], None]:
+def _session_step(training: Path, feeds: Mapping[str, Any], threads: int) -> Callable[[], object]:
     session = make_session(training, settings=SessionSettings(threads=threads))
     names = {value.name for value in session.get_inputs()}
-    fed = {key: value for key, value in feeds.items() if key in names}
-
-    def run() -> None:
-        session.run(None, fed)
-
-    return run
+    return partial(session.run, None, {key: value for key, value in feeds.items() if key in names})
 
 
 def _document_row(row: Mapping[str, Any]) -> list[str]:

@@ -92,17 +92,11 @@ def _resnet50(options: Options, folder: Path, progress: Progress) -> dict[str, A
 
 
 def _transformer(options: Options, folder: Path, progress: Progress) -> dict[str, Any]:
-    import torch
-
-    from scripts.exports.torch_export import Export, export_module
-    from scripts.exports.torch_models import TORCH_MODELS, Recipe
+    from scripts.exports.torch_export import export_model
 
     progress(f"exporting {TRANSFORMER}")
-    model = TORCH_MODELS[TRANSFORMER]
-    torch.manual_seed(0)
     path = folder / f"{TRANSFORMER}.onnx"
-    export = Export(Recipe.DYNAMO, dynamic=False)
-    export_module(model.module(options.small), model.batch(options.small), path, export)
+    export_model(TRANSFORMER, path, options.small)
     return _timed(path, TRANSFORMER, {}, options, folder, progress)
 
 

@@ -17,7 +17,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from scripts.exports.torch_models import Recipe, TorchModel
+from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
 
 _SCRIPT_OPSET = 17
 
@@ -47,6 +47,13 @@ def export_module(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, e
         warnings.simplefilter("ignore")
         _EXPORTERS[export.recipe](module, inputs, path, export.dynamic)
     module.train(training)
+
+
+def export_model(name: str, path: Path, small: bool) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Writes a model of `TORCH_MODELS` with a static batch; returns its module and the batch."""
+    module, batch = TORCH_MODELS[name].module(small), TORCH_MODELS[name].batch(small)
+    export_module(module, batch, path, Export(Recipe.DYNAMO, dynamic=False))
+    return module, batch
 
 
 def _by_dynamo(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, dynamic: bool) -> None:

@@ -47,11 +47,7 @@ class RecurrentBuilder:
 
     def add(self, op: str, inputs: Sequence[str], outputs: tuple[str, ...], **attributes: Any) -> None:
         name = self.writer.node_names.fresh(outputs[0])
-        self.writer.nodes.append(
-            self.node.with_changes(
-                op=op, inputs=tuple(inputs), outputs=outputs, attributes=attributes, name=name, rule=op
-            )
-        )
+        self.writer.nodes.append(self.node.as_operator(op, inputs, outputs, name, **attributes))
 
     def number(self, wanted: str, value: float) -> str:
         return self.constant(wanted, np.asarray(value, self.dtype))

@@ -104,14 +104,7 @@ class ContribBuilder:
     def _visit(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, Any], domain: str = ""
     ) -> None:
-        self._walk.visit(
-            self.node.with_changes(
-                op=op,
-                inputs=tuple(inputs),
-                outputs=tuple(outputs),
-                attributes=attributes,
-                name=self._names.fresh(f"{self.node.name}/{op}_node"),
-                rule=f"{domain}::{op}" if domain else op,
-                domain=domain,
-            )
+        node = self.node.as_operator(
+            op, inputs, outputs, self._names.fresh(f"{self.node.name}/{op}_node"), **attributes
         )
+        self._walk.visit(node.with_changes(rule=f"{domain}::{op}", domain=domain) if domain else node)

@@ -210,11 +210,7 @@ class ControlFlow:
         elif setting:
             attributes[setting] = list(values)
         name = fresh_name(f"{source.name}/{op}_{outputs[0]}", self._node_names)
-        self._walk.visit(
-            source.with_changes(
-                op=op, inputs=tuple(inputs), outputs=tuple(outputs), attributes=attributes, name=name, rule=op
-            )
-        )
+        self._walk.visit(source.as_operator(op, inputs, outputs, name, **attributes))
 
     def _bind(self, node: Node, source: str, output: str) -> None:
         if output:

@@ -24,7 +24,7 @@ class _Decomposition:
 
     def emit(self, op: str, inputs: Sequence[str], part: str = "", **attributes: object) -> str:
         """Adds the operator that computes a part, or without a name the node's output."""
-        node = self.node.with_changes(op=op, inputs=tuple(inputs), attributes=attributes, rule=op)
+        node = self.node.as_operator(op, inputs, **attributes)
         if part:
             node = node.with_changes(outputs=(f"{node.outputs[0]}/{part}",), name=f"{node.name}/{part}")
         self.nodes.append(node)
