@@ -88,7 +88,7 @@ def refine_digests(
     }
 
 
-# -- the graph of values -------------------------------------------------------------------------
+# -- the graph of values --
 
 
 def _values_in(entity: Entity) -> Iterable[int]:
@@ -149,7 +149,7 @@ def nearest_live_operands(cones: ConeDigests, value: int) -> set[int]:
     return {operand for operand, _ in edges if operand in cones.backward}
 
 
-# -- layers --------------------------------------------------------------------------------------
+# -- layers --
 
 
 @dataclass(frozen=True, slots=True)

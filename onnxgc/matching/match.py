@@ -195,7 +195,7 @@ def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
     )
 
 
-# -- tensors without a counterpart ---------------------------------------------------------------
+# -- tensors without a counterpart --
 
 
 def _values_of_unmatched(side: NetworkView, matched: Mapping[str, str]) -> set[tuple[int, object]]:

@@ -138,7 +138,7 @@ class ShapePair:
         self.added[name] = before
         self.changes[name] = (change,)
 
-    # -- settings, as attributes or inputs --------------------------------------------------------
+    # -- settings, as attributes or inputs --
 
     def setting(self, node: Node, key: str, index: int, walk: ShapeWalk | None = None) -> list[int] | None:
         """The numbers of an attribute or a constant input; None where absent or computed."""

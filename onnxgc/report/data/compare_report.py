@@ -228,6 +228,3 @@ class NetworksReport(TypedDict):
     files: list[FileReport]
     pairs: list[PairReport]
     seconds: NotRequired[float]
-
-
-CompareReport = PlansReport | EachReport | NetworksReport
