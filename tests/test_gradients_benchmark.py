@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from onnxgc.model.core.ir import Array
 from scripts import benchmark
 from scripts.benchmarking import file_gradients, gradients
-from scripts.benchmarking.gradient_comparison import cells, distances, failures, outputs_of
+from scripts.benchmarking.gradient_comparison import cells, distances, outputs_of
+from scripts.benchmarking.gradient_comparison import failures_of as failures
 from scripts.benchmarking.gradients import Options
 from scripts.benchmarking.records import Progress
 from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth

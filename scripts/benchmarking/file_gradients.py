@@ -27,16 +27,16 @@ from onnxgc.api.feeds import feeds_of
 from onnxgc.errors import OnnxgcError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
-from scripts.benchmarking.gradient_comparison import Options as ComparisonOptions
 from scripts.benchmarking.gradient_comparison import (
+    ComparisonOptions,
     comparison_table,
     distances,
     failed_checks,
     failed_rows,
+    failures_of,
     outputs_of,
     peak_figures,
 )
-from scripts.benchmarking.gradient_comparison import failures as failures_of
 from scripts.benchmarking.processes import rows_of_processes, write_result
 from scripts.benchmarking.records import Progress, Record
 

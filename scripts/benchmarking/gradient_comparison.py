@@ -28,7 +28,7 @@ _HEADINGS = ("parameters", "distance: median", "largest", "planned / baseline", 
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ComparisonOptions:
     """Models or files by name."""
 
     only: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def failed_checks(source: Path, training: Path, threads: int) -> dict[str, str]:
     return {check.name: check.detail for check in checks if not check.holds}
 
 
-def failures(row: Mapping[str, Any]) -> list[str]:
+def failures_of(row: Mapping[str, Any]) -> list[str]:
     """Short reasons why a comparison fails; none if it holds."""
     if "error" in row:
         return [row["error"]]
@@ -105,7 +105,7 @@ def is_too_far(row: Mapping[str, Any]) -> bool:
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """Cells of a table: parameters, median and largest ratio, peak ratio, and `yes` or the failures."""
-    verdict = "yes" if row["holds"] else ", ".join(failures(row)) or "NO"
+    verdict = "yes" if row["holds"] else ", ".join(failures_of(row)) or "NO"
     if "error" in row:
         return ["", "", "", "", verdict]
     ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("ratio_median", "ratio_max")]

@@ -23,17 +23,17 @@ import onnx
 from onnxgc.api import optimize
 from onnxgc.errors import OnnxgcError
 from onnxgc.model.core.ir import Array
-from scripts.benchmarking.gradient_comparison import Options as ComparisonOptions
 from scripts.benchmarking.gradient_comparison import (
+    ComparisonOptions,
     comparison_table,
     distances,
     failed_checks,
     failed_rows,
+    failures_of,
     is_too_far,
     outputs_of,
     peak_figures,
 )
-from scripts.benchmarking.gradient_comparison import failures as failures_of
 from scripts.benchmarking.processes import rows_of_processes, write_result
 from scripts.benchmarking.records import Progress, Record, installed_versions
 from scripts.benchmarking.tables import machine_of

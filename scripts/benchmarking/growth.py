@@ -48,26 +48,25 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
     """
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, str], tuple[int, float]] = {}
-    for case in cases(options.most_vertices):
-        problem = case.make()
+    for family, name, problem in cases(options.most_vertices):
         vertices = len(problem.graph)
-        progress(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
+        progress(f"{name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
         seconds: dict[str, float | None] = {}
-        for name in TIMED:
-            known = before.get((case.family, name))
+        for solver in TIMED:
+            known = before.get((family, solver))
             if known and known[1] * (vertices / known[0]) ** 2 > MAX_SECONDS:
-                seconds[name] = None
-                progress(f"  {name} skipped")
+                seconds[solver] = None
+                progress(f"  {solver} skipped")
                 continue
-            seconds[name] = _timed(name, problem)
-            before[case.family, name] = vertices, seconds[name] or 0.0
+            seconds[solver] = _timed(solver, problem)
+            before[family, solver] = vertices, seconds[solver] or 0.0
         rows.append(
             {
-                "family": case.family,
-                "name": case.name,
+                "family": family,
+                "name": name,
                 "vertices": vertices,
                 "seconds": seconds,
-                "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
+                "paper_code_seconds": PAPER_CODE_SECONDS.get(name),
             }
         )
     return {"graphs": rows}
@@ -96,20 +95,11 @@ def results_section(record: Record) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A graph of a family; `make` builds it."""
-
-    family: str
-    name: str
-    make: Callable[[], CheckpointProblem]
-
-
-def cases(most_vertices: int) -> Iterator[Case]:
-    """All graphs of up to `most_vertices` vertices, each family from small to large."""
+def cases(most_vertices: int) -> Iterator[tuple[str, str, CheckpointProblem]]:
+    """All graphs of up to `most_vertices` vertices by family and name, each family from small to large."""
     for network, graph in sorted(PAPER_GRAPHS.items(), key=lambda item: item[1].vertices):
         if graph.vertices <= most_vertices:
-            yield Case("network", network, lambda network=network: paper_problem(network))  # type: ignore[misc]
+            yield "network", network, paper_problem(network)
     families: tuple[tuple[str, str, Sequence[int], Callable[[int], CheckpointProblem]], ...] = (
         ("chain", "chain of {:,}", CHAIN_VERTICES, random_chain),
         ("random", "random, {:,}", RANDOM_VERTICES, random_dag),
@@ -118,7 +108,7 @@ def cases(most_vertices: int) -> Iterator[Case]:
     for family, name, sizes, make in families:
         for size in sizes:
             if size <= most_vertices:
-                yield Case(family, name.format(size), lambda make=make, size=size: make(size))  # type: ignore[misc]
+                yield family, name.format(size), make(size)
 
 
 def random_chain(vertices: int) -> CheckpointProblem:

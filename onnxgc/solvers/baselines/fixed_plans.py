@@ -9,7 +9,6 @@ from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.plan_bounds import plan_lower_bound
 
-
 _OBJECTIVES = (Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS)
 
 
