@@ -38,17 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.origin == "torch" and not options.twins:
         return _torch(options)
-    python: str | Path = sys.executable
+    python = sys.executable
     if options.origin != "torch":
         environment = options.folder.resolve() / f".environment-{options.origin}_models"
-        python = environment / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-        if not python.exists():
+        python = str(environment / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+        if not Path(python).exists():
             venv.create(environment, with_pip=True)
-            install = [str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS[options.origin]]
+            install = [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[options.origin]]
             if status := subprocess.run(install).returncode:
                 return status
     module = f"scripts.exports.{options.origin}_{'twins' if options.twins else 'models'}"
-    return subprocess.run([str(python), "-m", module, str(options.folder.resolve())], cwd=ROOT).returncode
+    return subprocess.run([python, "-m", module, str(options.folder.resolve())], cwd=ROOT).returncode
 
 
 def _torch(options: argparse.Namespace) -> int:

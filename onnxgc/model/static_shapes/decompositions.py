@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ class _Decomposition:
         self.walk = walk
         self.nodes: list[Node] = []
 
-    def emit(self, op: str, inputs: Sequence[str], part: str = "", **attributes: object) -> str:
+    def emit(self, op: str, inputs: Sequence[str], part: str = "", **attributes: Any) -> str:
         """Adds the operator that computes a part, or without a name the node's output."""
         node = self.node.as_operator(op, inputs, **attributes)
         if part:

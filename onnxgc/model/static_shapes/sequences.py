@@ -8,6 +8,7 @@ so no sequence remains in the graph.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -123,12 +124,12 @@ class Sequences:
         ]
 
     def _with_setting(
-        self, node: Node, op: str, outputs: tuple[str, ...], setting: str, values: list[int], **attributes: int
+        self, node: Node, op: str, outputs: tuple[str, ...], setting: str, values: list[int], **attributes: Any
     ) -> Node:
         """An operator on the node's first input; its setting is an input or an attribute, by the opset."""
         source = node.inputs[0]
         if self._opset < SETTINGS_AS_INPUTS:
-            return node.as_operator(op, (source,), outputs, **attributes, **{setting: values})
+            return node.as_operator(op, (source,), outputs, **(attributes | {setting: values}))
         constant = self._walk.add_fresh_constant(f"{outputs[0]}_{setting}", np.asarray(values, np.int64))
         return node.as_operator(op, (source, constant), outputs, **attributes)
 
