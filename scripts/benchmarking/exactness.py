@@ -114,7 +114,7 @@ def run(options: Options, progress: Progress) -> list[dict[str, Any]]:
     for number, (what, draw) in enumerate(_DRAWS.items(), seed + 4):
         on, count = f"{what}, up to {MAX_VERTICES_OF_SCHEDULES} vertices", options.schedules // len(_DRAWS)
         problems = _drawn(draw, Random(number), MAX_VERTICES_OF_SCHEDULES)
-        searches = {"peak": solve["peak"], "best plan of all": peak}
+        searches: Searches = {"peak": solve["peak"], "best plan of all": peak}
         compare(problems, count, on, "all schedules", _least_of_schedules, searches)
     return rows
 
