@@ -102,7 +102,6 @@ class Residual:
 
     node: str
     operator: str
-    tensor: str
     what: str
     bytes: int
 
@@ -125,11 +124,10 @@ def residuals(result: OptimizeResult, run: RunProfile) -> Iterator[Residual]:
             more = held - simulated - difference
             difference += more
             kind = planned.step.nodes[source_of.get(operator.name, operator.name)].op
-            tensor = operator.outputs[0]
-            yield Residual(operator.name, kind, tensor, "outputs", more)
+            yield Residual(operator.name, kind, "outputs", more)
             over = workspace - operator.workspace_bytes
             if workspace and not 0 <= over < ARENA.max_dead_bytes:
-                yield Residual(operator.name, kind, tensor, "workspace", over)
+                yield Residual(operator.name, kind, "workspace", over)
         simulated -= sum(storage.size_bytes for storage in step.freed)
 
 
