@@ -146,6 +146,16 @@ def case(rule: str, name: str, body: str, **settings: Any) -> Case:
     return Case(rule, name, body, operands, constants, target=target, **others)
 
 
+def call(rule: str, name: str, attributes: str = "", **settings: Any) -> Case:
+    """The case of y = rule<attributes>(operands and constants in their order)."""
+    inputs = ", ".join(key for key, value in settings.items() if isinstance(value, Draw) or _is_constant(value))
+    return case(rule, name, f"y = {operator(rule, attributes)}({inputs})", **settings)
+
+
+def operator(op: str, attributes: str) -> str:
+    return f"{op}<{attributes}>" if attributes else op
+
+
 def _is_constant(value: object) -> bool:
     return isinstance(value, (list, np.ndarray)) or type(value) is np.float32
 
@@ -160,6 +170,14 @@ def _weight(case: Case, operand: str) -> str:
 
 def _parsed(body: str) -> list[onnx.NodeProto]:
     return list(parser.parse_graph(f"body () => () {{ {body} }}").node)
+
+
+def backward_operators(entry: Case, views: tuple[str, ...] = ("Identity", "Reshape")) -> list[str]:
+    """The operators that the rule of a case emits, without views."""
+    step, _ = emitted(entry)
+    sources = {node.name for node in step.model.nodes if node.op == entry.rule}
+    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source in sources]
+    return [node.op for chunk in chunks for node in chunk.nodes if node.op not in views]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 
 from onnxgc.matching.normal_form.constant_tables import Table, table_of
 from onnxgc.model.read import read_model
-from tests.matching.networks import BATCH, TOKENS, Network
+from tests.matching.networks import BATCH, TOKENS, start
 
 _SHAPE = (BATCH, TOKENS, TOKENS)
 _SEEN = np.tril(np.ones((TOKENS, TOKENS), bool))
@@ -18,10 +18,9 @@ _DRAWN = np.random.default_rng(0).standard_normal((TOKENS, TOKENS)).astype(np.fl
 
 def _table(values: np.ndarray, is_trained: bool = False) -> Table | None:
     """The table of a constant that is added to a product."""
-    net = Network()
-    product = net.node("MatMul", "x", net.weight(TOKENS, TOKENS))
-    net.weights.append(onnx.numpy_helper.from_array(values, "table"))
-    proto = net.model(net.node("Add", product, "table"), _SHAPE, _SHAPE)
+    x = start()
+    x.net.weights.append(onnx.numpy_helper.from_array(values, "table"))
+    proto = x.net.model((x @ x.weight(TOKENS, TOKENS) + "table").name, _SHAPE, _SHAPE)
     trained, frozen = (["table"], []) if is_trained else ([], ["table"])
     return table_of(read_model(proto, trainable=trained, freeze=frozen), "table")
 

@@ -9,8 +9,7 @@ import pytest
 from onnxgc.matching.normal_form.signs import is_never_negative
 from onnxgc.matching.operators.registry import structure_of
 from onnxgc.model.read import read_model
-from tests.matching.expressions import Expr, Part
-from tests.matching.networks import BATCH, CHANNELS, TOKENS, Network
+from tests.matching.networks import BATCH, CHANNELS, SEQUENCE, Expr, Part, start
 
 _NEVER: Mapping[str, Part] = {
     "Relu": lambda x: x.Relu(),
@@ -38,10 +37,10 @@ _MAYBE: Mapping[str, Part] = {
 
 
 def _is_never_negative(part: Part) -> bool:
-    x = Expr(Network(), "x")
+    x = start()
     y = part(x @ x.weight(CHANNELS, CHANNELS))
     pooled = y.ReduceMean([1, 2], keepdims=0)
-    structure = structure_of(read_model(y.net.model(pooled.name, (BATCH, TOKENS, CHANNELS), (BATCH,))))
+    structure = structure_of(read_model(y.net.model(pooled.name, SEQUENCE, (BATCH,))))
     return is_never_negative(structure, structure.views[y.name])
 
 

@@ -46,15 +46,11 @@ def loss_of(model: TrainableModel, x: Array, target: Array) -> float:
 @pytest.mark.parametrize(
     "shape, nodes, opset, label_shape, axis",
     [
-        ((4, 5), (), 18, (4,), 1),
         ((4, 5), ("y = Softmax(z)",), 18, (4,), 1),
         ((4, 5), ("y = LogSoftmax(z)",), 18, (4,), 1),
         ((4, 5, 1, 1), (), 18, (4,), 1),
-        ((4, 5, 1, 1), ("y = Softmax<axis=1>(z)",), 9, (4,), 1),
-        ((4, 5, 1, 1), ("v = Softmax<axis=1>(z)", "y = Flatten(v)"), 18, (4,), 1),
         ((4, 5, 1, 1), ("f = Flatten(z)", "v = Softmax<axis=1>(f)", "y = Identity(v)"), 11, (4,), 1),
         ((4, 5, 3, 2), ("y = Softmax<axis=1>(z)",), 18, (4, 3, 2), 1),
-        ((4, 3, 5), ("y = Softmax<axis=-1>(z)",), 18, (4, 3), 2),
         ((4, 3, 5), ("y = Softmax<axis=2>(z)",), 9, (4, 3), 2),
     ],
 )
@@ -86,12 +82,8 @@ def test_large_logits_do_not_overflow() -> None:
     assert loss_of(model, x, np.asarray([1, 2])) == pytest.approx(1000 + np.log(2) / 2, rel=1e-5)
 
 
-def test_explicit_cross_entropy_over_axis_1() -> None:
-    model = read_model(linear((2, 5, 3)), loss="cross-entropy")
-    assert model.types["labels"].shape == (2, 3)
-
-
 def test_explicit_cross_entropy_of_a_language_model_has_classes_last() -> None:
+    assert read_model(linear((2, 5, 3)), loss="cross-entropy").types["labels"].shape == (2, 3)
     source = with_weights(text_model("(float[2,3,4] x) => (float[2,3,7] y) { y = MatMul(x, w) }"), w=normal(4, 7))
     model = read_model(source, loss="cross-entropy")
     assert model.types["labels"].shape == (2, 3)
@@ -100,25 +92,17 @@ def test_explicit_cross_entropy_of_a_language_model_has_classes_last() -> None:
     assert loss_of(model, x, labels) == pytest.approx(cross_entropy(logits, labels, 2), rel=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 3), (4, 3, 2, 2)])
+@pytest.mark.parametrize("shape", [(4, 2, 3), (4, 3, 2, 2), (4, 1), (4,)])
 def test_other_outputs_have_mean_squared_error(shape: tuple[int, ...]) -> None:
     model = read_model(linear(shape))
     assert model.loss_kind == "mse"
     assert model.types["target"] == model.types["y"]
 
 
-@pytest.mark.parametrize("nodes", ["y = MatMul(x, w)", "z = MatMul(x, w) y = Squeeze(z, a)"])
-def test_one_output_per_sample_has_mean_squared_error(nodes: str) -> None:
-    body = f"(float[4,3] x) => (float[a] y) <int64[1] a = {{1}}> {{ {nodes} }}"
-    model = read_model(with_weights(text_model(body), w=normal(3, 1)))
-    assert model.loss_kind == "mse"
-
-
 @pytest.mark.parametrize("kind", ["mse", "l1", "bce"])
-@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 4)])
-def test_elementwise_losses(kind: str, shape: tuple[int, ...]) -> None:
-    model = read_model(linear(shape), loss=kind)
-    x, target = normal(*shape), np.random.default_rng(1).random(shape).astype(np.float32)
+def test_elementwise_losses(kind: str) -> None:
+    model = read_model(linear((2, 3, 4)), loss=kind)
+    x, target = normal(2, 3, 4), np.random.default_rng(1).random((2, 3, 4)).astype(np.float32)
     difference = (x - target).astype(np.float64)
     probability = 1 / (1 + np.exp(-x.astype(np.float64)))
     expected = {
@@ -143,15 +127,12 @@ def test_explicit_mse_keeps_the_softmax() -> None:
     assert "Softmax" in [node.op for node in model.nodes]
 
 
-def test_float16_logits_are_summed_in_float32() -> None:
+def test_the_loss_of_other_types_is_float32() -> None:
     model = read_model(linear((4, 5), dtype="float16"))
     x = normal(4, 5).astype(np.float16)
     labels = np.asarray([0, 1, 2, 3])
     assert loss_of(model, x, labels) == pytest.approx(cross_entropy(x.astype(np.float32), labels, 1), rel=1e-5)
-    assert model.types["target" if "target" in model.types else "y"].dtype == onnx.TensorProto.FLOAT16
-
-
-def test_the_loss_of_a_float64_model_is_float32() -> None:
+    assert model.types["y"].dtype == onnx.TensorProto.FLOAT16
     model = read_model(linear((4, 5), dtype="double"), loss="mse")
     x = normal(4, 5).astype(np.float64)
     assert loss_of(model, x, x * 0) == pytest.approx(float(np.mean(x**2)), rel=1e-6)
@@ -191,7 +172,7 @@ def test_a_note_reports_the_chosen_output() -> None:
     assert model.outputs == ("a",)
 
 
-@pytest.mark.parametrize("loss", ["auto", "mse", "l1", "bce", "cross-entropy"])
+@pytest.mark.parametrize("loss", ["auto", "bce", "cross-entropy"])
 def test_an_output_without_parameters_is_not_chosen(loss: str) -> None:
     body = """(float[2,3] x) => (float s, float[2,3] copy, float[2,4] y) {
         s = ReduceSum<keepdims=0>(x)  copy = Identity(x)  y = MatMul(x, w) }"""

@@ -49,14 +49,11 @@ def test_marks_of_the_newer_exporter_decide() -> None:
     assert reasons["t"] == "a constant, as marked by the exporter"
 
 
-def test_a_weight_folded_from_a_parameter_trains_and_a_note_reports_it() -> None:
+def test_a_weight_folded_from_a_parameter_trains_and_one_folded_from_constants_does_not() -> None:
     model = exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "['layer.g', 'layer.v']"}})
     assert parameters(model) == ["w", "t"]
     notes = read_model(model, loss="mse").notes
     assert any("computed from 'layer.g', 'layer.v'" in note and "optimize=False" in note for note in notes)
-
-
-def test_a_weight_folded_from_constants_does_not_train() -> None:
     assert parameters(exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "val_1,val_2"}})) == ["w"]
 
 
@@ -123,14 +120,10 @@ def by_older(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_all_numbers_train_in_files_of_the_older_exporter() -> None:
-    assert parameters(by_older(exported({}))) == ["w", "s", "k", "t", "e"]
-
-
-def test_all_numbers_train_in_files_of_version_1() -> None:
+def test_all_numbers_train_in_files_of_the_older_exporter_and_of_version_1() -> None:
     model = exported({})
     model.producer_version = "1.9"
-    assert parameters(model) == ["w", "s", "k", "t", "e"]
+    assert parameters(model) == parameters(by_older(exported({}))) == ["w", "s", "k", "t", "e"]
 
 
 def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
