@@ -1,7 +1,3 @@
-"""Cases of Attention, which reading decomposes."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Cases of convolution and of matrix products."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,13 +19,15 @@ CONVOLUTION_CASES = (
     # by offset, the general form
     _conv("3x3", (2, 3, 6, 5), (4, 3, 3, 3)),
     _conv("without bias", (2, 3, 6, 5), (4, 3, 3, 3), has_bias=False),
-    _conv("kernel not square", (2, 3, 6, 7), (4, 3, 2, 5), "kernel_shape=[2,5], pads=[0,2,1,2]"),
-    _conv("pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"),
-    _conv("stride 2 leaves a row unused", (2, 3, 8, 7), (4, 3, 3, 3), "strides=[2,2]"),
+    _conv(
+        "pads larger than the kernel, stride 3",
+        (2, 3, 4, 5),
+        (4, 3, 2, 2),
+        "kernel_shape=[2,2], pads=[3,4,5,3], strides=[3,3]",
+    ),
     _conv("stride 2 unused pads and rows", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,3], pads=[1,0,2,1]"),
     _conv("stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"),
     _conv("dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"),
-    _conv("one output position", (2, 3, 3, 3), (4, 3, 3, 3)),
     _conv("auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'),
     _conv("auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'),
     _conv(
@@ -47,7 +45,6 @@ CONVOLUTION_CASES = (
         "group=3, strides=[2,3], dilations=[2,1], pads=[0,1,2,1]",
     ),
     _conv("groups of 1x1", (2, 4, 5, 6), (6, 2, 1, 1), "group=2, strides=[2,2]"),
-    _conv("groups 3D", (2, 4, 3, 4, 5), (2, 2, 2, 2, 2), "group=2, pads=[1,0,1,0,1,0]"),
     # depthwise
     _conv("depthwise", (2, 4, 6, 5), (4, 1, 3, 3), "group=4, pads=[1,1,1,1]"),
     _conv("depthwise, stride 2 of odd size", (2, 4, 7, 8), (4, 1, 3, 3), "group=4, strides=[2,2], pads=[1,1,1,1]"),
@@ -57,23 +54,19 @@ CONVOLUTION_CASES = (
         _conv("depthwise in parts of the batch", (4, 8, 180, 184), (8, 1, 3, 3), "group=8, pads=[1,1,1,1]"),
         tolerance=1e-4,
     ),
-    _conv("depthwise 1x1", (2, 4, 5, 5), (4, 1, 1, 1), "group=4"),
     # pointwise: one Gemm, or a batched product from either side
     _conv("1x1 by Gemm", (2, 5, 2, 2), (6, 5, 1, 1)),
     _conv("1x1 by Gemm, stride 2 of odd size", (2, 7, 5, 3), (8, 7, 1, 1), "strides=[2,2]"),
     _conv("1x1 by product, fewer inputs", (2, 3, 8, 8), (5, 3, 1, 1)),
     _conv("1x1 by product, more inputs", (2, 5, 8, 8), (3, 5, 1, 1)),
-    _conv("1x1 by product, strides 3 and 2", (2, 5, 12, 13), (3, 5, 1, 1), "strides=[3,2]"),
     _conv("1x1 with pads", (2, 3, 4, 5), (4, 3, 1, 1), "pads=[1,0,2,1]"),
     _conv("3D of kernel 1", (2, 3, 4, 4, 4), (4, 3, 1, 1, 1), "strides=[2,1,3]"),
-    _conv("1x1 on one position", (3, 4, 1, 1), (5, 4, 1, 1)),
     # stem: exchanged
     _conv("stem 7x7 stride 2 pad 3", (2, 3, 16, 15), (4, 3, 7, 7), "strides=[2,2], pads=[3,3,3,3]"),
     _conv("stem that leaves rows unused", (1, 3, 18, 16), (4, 3, 5, 5), "strides=[3,4]"),
     _conv("stem with unused end padding", (2, 1, 12, 12), (4, 1, 5, 5), "strides=[3,3], pads=[1,1,3,2]"),
     _conv("stem 5x5 stride 3 pad 1 on 32", (1, 3, 32, 32), (4, 3, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
     _conv("stem, dilation", (2, 2, 14, 15), (3, 2, 5, 5), "dilations=[2,3], strides=[2,1], pads=[1,2,0,1]"),
-    _conv("stem 3D", (1, 1, 7, 6, 8), (2, 1, 5, 5, 5), "strides=[2,1,2], pads=[1,1,1,1,1,1]"),
 )
 
 
@@ -98,14 +91,11 @@ def _transposed(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: s
 TRANSPOSED_CASES = (
     _transposed("2x2 stride 2", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]"),
     _transposed("without bias", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]", bias=False),
-    _transposed("pads differ", (2, 3, 5, 4), (3, 4, 3, 3), "pads=[0,2,1,0], strides=[2,2]"),
     _transposed("output padding", (2, 3, 3, 4), (3, 2, 3, 3), "strides=[2,3], pads=[1,1,1,1], output_padding=[1,2]"),
     _transposed("dilation and stride", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], strides=[3,2]"),
     _transposed("1x1 stride 2", (2, 3, 4, 5), (3, 4, 1, 1), "strides=[2,2], output_padding=[1,0]"),
-    _transposed("one position", (3, 4, 1, 1), (4, 5, 4, 4)),
     _transposed("large kernel onto few channels", (2, 4, 6, 7), (4, 3, 5, 5), "strides=[2,2], pads=[2,2,2,2]"),
     _transposed("two groups", (2, 4, 4, 5), (4, 3, 3, 3), "group=2, strides=[2,2], pads=[1,1,1,1]", groups=2),
-    _transposed("depthwise", (2, 4, 4, 5), (4, 1, 4, 4), "group=4, strides=[2,2], pads=[1,1,1,1]", groups=4),
     _transposed("depthwise, multiplier 2", (2, 4, 4, 5), (4, 2, 3, 3), "group=4, strides=[2,1]", groups=4),
     _transposed("1D", (2, 3, 6), (3, 4, 3), "strides=[2], pads=[1,0], output_padding=[1]"),
     _transposed(
@@ -163,16 +153,11 @@ EINSUM_CASES = (
     _einsum("implicit output in alphabetical order", "ba", (3, 4)),
     _einsum("implicit output with an ellipsis", "...ij,...jk", (2, 3, 4), (2, 4, 5)),
     _einsum("spaces", " i j , j k -> i k ", (3, 4), (4, 5), as_torch="ij,jk->ik"),
-    _einsum("both transposed", "ji,kj->ik", (4, 3), (5, 4)),
-    _einsum("attention values", "bhij,bhjd->bhid", (2, 3, 4, 5), (2, 3, 5, 6)),
     _einsum("heads last", "bihd,bjhd->bhij", (2, 4, 3, 5), (2, 6, 3, 5)),
-    _einsum("several contracted", "abc,cbd->ad", (2, 3, 4), (4, 3, 5)),
     _einsum("batch in another place", "ibj,bjk->kib", (3, 2, 4), (2, 4, 5)),
     _einsum("outer product", "i,j->ij", (3,), (4,)),
-    _einsum("elementwise, transposed", "ij,ji->ij", (3, 4), (4, 3)),
     _einsum("scaled columns, transposed", "ij,j->ji", (3, 4), (4,)),
     _einsum("inner product", "i,i->", (4,), (4,), is_scalar=True),
-    _einsum("bilinear form", "i,ij,j->", (3,), (3, 4), (4,), is_scalar=True),
     _einsum("sum", "ij->", (3, 4), is_scalar=True),
     _einsum("transposition", "ijk->kij", (2, 3, 4)),
     _einsum("labels of both operands summed", "aij,jkb->ik", (2, 3, 4), (4, 5, 2)),
@@ -183,10 +168,8 @@ EINSUM_CASES = (
     _einsum("three operands of one label", "i,i,i->i", (4,), (4,), (4,)),
     _einsum("four operands", "ab,bc,cd,de->ae", (2, 3), (3, 2), (2, 4), (4, 3)),
     _einsum("ellipsis that broadcasts", "...ij,...jk->...ik", (2, 1, 3, 4), (1, 5, 4, 2)),
-    _einsum("ellipsis in the middle", "i...j,j...k->i...k", (3, 2, 4), (4, 2, 5)),
     _einsum("ellipsis of nothing", "...ij,...jk->...ik", (3, 4), (4, 5)),
     _einsum("ellipsis moved", "...i->i...", (2, 3, 4)),
-    _einsum("axes of one", "bij,bjk->bik", (1, 3, 1), (1, 1, 4)),
     case(
         "Einsum",
         "an operand with itself",
@@ -204,21 +187,15 @@ PRODUCT_CASES = (
     _gemm("B transposed, scaled", "transB=1, alpha=-1.5, beta=0.5", (3, 4), (5, 4), (1, 5)),
     _gemm("both transposed, scaled", "transA=1, transB=1, alpha=2.0, beta=0.25", (4, 3), (5, 4), (3, 5)),
     _gemm("C a scalar", "", (3, 4), (4, 5), ()),
-    _gemm("C of one element", "beta=2.0", (3, 4), (4, 5), (1,)),
-    _gemm("one row", "transB=1", (1, 4), (5, 4), (5,)),
     _gemm("one column", "", (3, 4), (4, 1), (1,)),
     case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
     _matmul("2D x 2D", (3, 4), (4, 5)),
     case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)),
-    _matmul("1D x 2D", (4,), (4, 5)),
     _matmul("2D x 1D", (3, 4), (4,)),
     _matmul("1D x 3D", (4,), (2, 4, 5)),
-    _matmul("3D x 1D", (2, 3, 4), (4,)),
     _matmul("3D x 2D", (2, 3, 4), (4, 5)),
-    _matmul("2D x 4D", (3, 4), (2, 3, 4, 5)),
     _matmul("batches alike", (2, 3, 4), (2, 4, 5)),
     _matmul("batch broadcast on both sides", (2, 1, 3, 4), (1, 5, 4, 2)),
-    _matmul("batch ranks differ", (3, 2, 4), (2, 3, 4, 5)),
     _matmul("batch ranks differ, left broadcast", (1, 2, 4), (2, 3, 4, 5)),
     _matmul("rows, columns and inner of one", (2, 1, 1), (2, 1, 1)),
     case("MatMul", "a times itself", "y = MatMul(a, a)", a=normal(2, 3, 3)),

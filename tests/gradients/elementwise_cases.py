@@ -1,7 +1,3 @@
-"""Cases of elementwise operators, and of sums and products with broadcasting."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -159,12 +155,10 @@ ELEMENTWISE_CASES = (
         b=normal(3, 4),
         frozen=("b",),
     ),
-    case("Pow", "exponent of float64", "d = Cast<to=11>(b) y = Pow(a, d)", a=positive(3, 4), b=normal(4)),
     case("Pow", "opset 7", "y = Pow(a, b)", a=positive(3, 4), b=normal(4), opset=7),
     case("Pow", "scalars", "s = Pow(a, b) y = Mul(s, spread)", a=positive(), b=normal(), spread=normal(2)),
     case("Where", "computed condition", "c = Greater(a, b) y = Where(c, a, b)", a=normal(3, 4), b=normal(4)),
     case("Where", "condition broadcast", "y = Where(c, a, b)", c=_MASK[:1], a=normal(3, 4), b=normal(3, 1)),
-    case("Where", "both broadcast by the condition", "y = Where(c, a, b)", c=_MASK, a=normal(), b=normal(4)),
     case(
         "Where",
         "scalar condition",
@@ -185,7 +179,6 @@ ELEMENTWISE_CASES = (
     ),
     case("Where", "opset 9", "y = Where(c, a, b)", c=_MASK, a=normal(3, 4), b=normal(4), opset=9),
     case("Mod", "shapes alike", "y = Mod<fmod=1>(a, b)", a=normal(4, 5, mean=4.0), b=positive(4, 5)),
-    case("Mod", "negative and broadcast", "y = Mod<fmod=1>(a, b)", a=normal(4, 5, mean=-4.0), b=positive(5)),
     case("Mod", "negative divisor", "n = Neg(b) y = Mod<fmod=1>(a, n)", a=normal(5, mean=4.0), b=positive(3, 1)),
     *(
         case(
@@ -205,7 +198,6 @@ ELEMENTWISE_CASES = (
         )
     ),
     case("Trilu", "upper", "y = Trilu(x)", x=normal(4, 5)),
-    case("Trilu", "batches", "y = Trilu<upper=0>(x)", x=normal(2, 3, 4, 4)),
     *(
         case("Trilu", f"{side}, diagonal {k}", f"y = Trilu<upper={upper}>(x, k)", x=normal(2, 4, 5), k=np.asarray(k))
         for side, upper in (("upper", 1), ("lower", 0))
@@ -214,13 +206,6 @@ ELEMENTWISE_CASES = (
     # Reading removes every other Identity; this one copies an output under another name.
     case("Identity", "between two outputs", "z = Exp(x) y = Identity(z)", x=normal(2, 3), outputs=("y", "z")),
     case("Cast", "to float64 and back", "d = Cast<to=11>(x) e = Exp(d) y = Cast<to=1>(e)", x=normal(2, 3)),
-    case(
-        "Cast",
-        "to float16 and on to float64",
-        "d = Cast<to=10>(x) e = Cast<to=11>(d) n = Exp(e) y = Cast<to=1>(n)",
-        x=normal(2, 3),
-        tolerance=1e-3,
-    ),
     case("Cast", "from a float64 parameter", "y = Cast<to=1>(x)", x=normal(2, 3, dtype=np.float64)),
     case(
         "Exp", "behind a Dropout of ratio zero", "z = Dropout(x, ratio) y = Exp(z)", x=normal(6, 7), ratio=np.float32(0)

@@ -3,8 +3,6 @@
 ONNX's reference evaluator runs the source graph with every floating tensor in float64.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The first operand of a case is the sum of a fed tensor and a parameter, every ot
 so the gradient of each of the operator's inputs is that of a parameter.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

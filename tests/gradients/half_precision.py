@@ -1,7 +1,5 @@
 """Cases of float16 and bfloat16, derived from those of float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""Cases of loss heads."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mutation of gradient rules, to test that the gradient cases detect wrong rules."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,3 @@
-"""Cases of pooling."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -83,12 +79,6 @@ def _lp_over_one_axis(operands: Mapping[str, Tensor]) -> Tensor:
     return F.lp_pool1d(F.pad(operands["x"].abs(), (1, 0)), 2.0, 3, 2)
 
 
-def _lp_over_three_axes(operands: Mapping[str, Tensor]) -> Tensor:
-    squares = operands["x"].square().reshape(-1, 1, *operands["x"].shape[2:])
-    total = F.conv3d(squares, torch.ones((1, 1, 2, 3, 2), dtype=squares.dtype), stride=(2, 1, 1))
-    return total.sqrt().reshape(*operands["x"].shape[:2], *total.shape[2:])
-
-
 def _lp_beside_zeros(operands: Mapping[str, Tensor]) -> Tensor:
     first = operands["v"][:, :, :2].norm(dim=2, keepdim=True)
     return operands["x"] + torch.cat([first, torch.zeros_like(first)], dim=2)
@@ -120,8 +110,6 @@ def _unpooled_at(places: Sequence[int], size: tuple[int, ...]) -> Formula:
     return unpooled
 
 
-_PLACES = np.asarray([0, 3, 9, 10, 16, 31, 20, 24], np.int64)
-
 POOLING_CASES = (
     case(
         "MaxPool",
@@ -131,18 +119,12 @@ POOLING_CASES = (
         small=np.float32(0.01),
         formula=lambda o: _times_places(o["x"]),
     ),
-    _lp("2x2 stride 2", "kernel_shape=[2,2], strides=[2,2]", _lp_formula(2, (2, 2), (2, 2))),
     _lp("p 1", "kernel_shape=[3,2], p=1", _lp_formula(1, (3, 2))),
     _lp("p 3", "kernel_shape=[3,2], p=3, strides=[2,1]", _lp_formula(3, (3, 2), (2, 1))),
     _lp(
         "pads differ, stride 2",
         "kernel_shape=[3,3], pads=[0,1,2,1], strides=[2,2], p=3",
         _lp_formula(3, (3, 3), (2, 2), (0, 1, 2, 1)),
-    ),
-    _lp(
-        "SAME_UPPER",
-        'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"',
-        _lp_formula(2, (3, 2), (2, 2), (0, 0, 1, 1)),
     ),
     _lp(
         "SAME_LOWER",
@@ -161,7 +143,6 @@ POOLING_CASES = (
     ),
     _lp("ceil_mode", "kernel_shape=[3,3], strides=[2,2], ceil_mode=1", _lp_formula(2, (3, 3), (2, 2), (0, 0, 1, 0))),
     _lp("1D", "kernel_shape=[3], strides=[2], pads=[1,0]", _lp_over_one_axis, (2, 3, 9)),
-    _lp("3D", "kernel_shape=[2,3,2], strides=[2,1,1]", _lp_over_three_axes, (2, 2, 4, 5, 3)),
     _lp("opset 9", "kernel_shape=[2,2], strides=[2,2]", _lp_formula(2, (2, 2), (2, 2)), opset=9),
     case(
         "LpPool",
@@ -187,7 +168,7 @@ POOLING_CASES = (
     *(
         _whole(f"Global{kind}Pool", f"{len(shape) - 2}D", shape)
         for kind in ("Max", "Average")
-        for shape in ((2, 3, 5), (2, 3, 1, 1), (2, 3, 2, 5, 4))
+        for shape in ((2, 3, 5), (2, 3, 2, 5))
     ),
     case(
         "GlobalMaxPool",
@@ -210,14 +191,6 @@ POOLING_CASES = (
     ),
     case(
         "MaxUnpool",
-        "given places",
-        "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(x, places)",
-        x=normal(1, 2, 2, 2),
-        places=_PLACES.reshape(1, 2, 2, 2),
-        formula=_unpooled_at(_PLACES.tolist(), (1, 2, 4, 4)),
-    ),
-    case(
-        "MaxUnpool",
         "pads",
         "y = MaxUnpool<kernel_shape=[3], strides=[2], pads=[1,0]>(x, places)",
         x=normal(1, 2, 3),
@@ -225,7 +198,6 @@ POOLING_CASES = (
         formula=_unpooled_at((0, 1, 3, 4, 5, 10), (1, 2, 6)),
     ),
     _max("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
-    _max("overlapping, stride 2, pads", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
     _max("ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
     _max("dilations", (2, 3, 9, 8), "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
     _max("SAME_UPPER, far", _FEW, 'kernel_shape=[1,2], strides=[4,5], auto_pad="SAME_UPPER"'),
@@ -234,11 +206,8 @@ POOLING_CASES = (
     _max("3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], strides=[2,1,1], pads=[1,0,1,0,1,0]"),
     _max("column-major indices", _FEW, "kernel_shape=[3,3], strides=[2,2], storage_order=1"),
     _max("column-major indices 3D", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], storage_order=1"),
-    _mean("stride 1, pads differ", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3]"),
     _mean("stride 1, pads differ, counted", _FEW, "kernel_shape=[3,4], pads=[0,1,2,3], count_include_pad=1"),
     _mean("stride 2, pads counted", _FEW, "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1"),
-    _mean("stride 3, one pad", (2, 3, 11, 10), "kernel_shape=[3,2], strides=[3,3], pads=[1,0,0,1]"),
-    _mean("ceil_mode, stride 1", _FEW, "kernel_shape=[3,3], ceil_mode=1"),
     _mean(
         "ceil_mode and pads counted",
         _FEW,
@@ -250,14 +219,6 @@ POOLING_CASES = (
     _mean("SAME_LOWER, far", _FEW, 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_LOWER"'),
     _mean("1D, stride 1", (2, 3, 9), "kernel_shape=[3], pads=[1,1]"),
     _mean("3D, stride 1", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], pads=[1,1,1,0,1,0]"),
-    _mean(
-        "dilations and pads",
-        _FEW,
-        "kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1]",
-        opset=19,
-        change=_at_opset_19,
-        formula=_dilated_mean((3, 3), (2, 2), 1, counts_pads=False),
-    ),
     _mean(
         "dilations and pads counted",
         _FEW,

@@ -1,7 +1,3 @@
-"""Cases of reductions and of softmax at any axis."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

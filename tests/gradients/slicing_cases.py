@@ -1,7 +1,3 @@
-"""Cases of Slice, Pad and CenterCropPad."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,12 +75,10 @@ SLICING_CASES = (
     _slice("one axis in the middle", [1], [4], [1]),
     _slice("everything", [0, 0], [_LAST, 6], [0, 2]),
     _slice("no axes, fewer than the rank", [1, 2], [3, 4]),
-    _slice("start in front of the axis, end behind it", [-99, 2], [3, 99], [1, 0]),
     _slice("negative axes out of order", [1, 2], [4, 4], [-1, -3]),
     _slice("step 2, even length", [0], [_LAST], [2], [2]),
     _slice("step 2, odd length", [0], [_LAST], [1], [2]),
     _slice("step 3, cut on both sides", [2], [_LAST], [0], [3], x=normal(13, 2)),
-    _slice("step 3, several blocks free on both sides", [7], [12], [1], [3], x=normal(2, 20)),
     _slice("step longer than the axis", [3], [_LAST], [1], [7]),
     _slice("step -1, whole axis", [-1], [_FIRST], [2], [-1]),
     _slice("step -1, part", [4], [1], [2], [-1]),
@@ -94,7 +88,6 @@ SLICING_CASES = (
     _slice(
         "step -1, start in front of the axis", [-99], [_FIRST], [0], [-1], formula=lambda operands: operands["x"][:1]
     ),
-    _slice("several axes and steps", [0, 3, -1], [_LAST, 1, _FIRST], [0, 1, 2], [2, -1, -2]),
     case(
         "Slice",
         "steps without axes",
@@ -132,7 +125,6 @@ SLICING_CASES = (
         opset=9,
     ),
     _pad("zeros around", [0, 1, 2, 0, 3, 1]),
-    _pad("another constant", [0, 1, 2, 0, 3, 1], "x, pads, value", value=np.float32(1.5)),
     _pad("negative", [0, -1, -1, 0, 0, -2]),
     _pad("negative and positive", [1, -1, 2, 0, 2, -3]),
     case(
@@ -151,15 +143,6 @@ SLICING_CASES = (
     _pad_mode("reflect", "and cut", [0, -1, 2, 0, 1, -1]),
     _pad_mode("edge", "and cut", [2, -1, -1, 0, 4, 2]),
     _pad_mode("wrap", "more than once", [3, 1, 9, 0, 5, 1], opset=19),
-    _pad_mode("wrap", "and cut", [2, -1, 3, 0, 5, -1], opset=19),
-    case(
-        "Pad",
-        "reflect, opset 9",
-        'v = Pad<mode="reflect", pads=[0,1,2,0,0,1]>(x) y = Exp(v)',
-        x=normal(*_CUBE),
-        opset=9,
-        formula=_padded_as("reflect", [0, 1, 2, 0, 0, 1]),
-    ),
     case(
         "Pad",
         "reflect along axes",
@@ -177,18 +160,6 @@ SLICING_CASES = (
         a=normal(2),
         pads=[0, 1, -1, 2, 0, 3],
         formula=lambda operands: torch.exp(_constant_pad(operands["x"], operands["a"].sum())),
-    ),
-    case(
-        "Pad",
-        "by a trained constant along an axis",
-        "v = Pad(x, pads, a, axes) y = Exp(v)",
-        x=normal(*_CUBE),
-        a=normal(),
-        pads=[1, 2],
-        axes=[1],
-        formula=lambda operands: torch.exp(
-            torch.cat([operands["a"].expand(2, 1, 4), operands["x"], operands["a"].expand(2, 2, 4)], 1)
-        ),
     ),
     case("Pad", "attributes, opset 9", "y = Pad<pads=[0,1,2,0,0,1], value=0.5>(x)", x=normal(*_CUBE), opset=9),
     _crop("crop", (5, 7), [2, 4], [(1, 3), (1, 5)]),

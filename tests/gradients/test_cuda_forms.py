@@ -1,7 +1,5 @@
 """Training files in the forms for CUDA: what they avoid, and that planning leaves values and peaks alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

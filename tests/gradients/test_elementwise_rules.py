@@ -1,7 +1,5 @@
 """Elementwise rules at special values (ties, zeros, infinities), in other types, and their reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Forms of the gradients of gathering and resampling, and the settings that these rules reject."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

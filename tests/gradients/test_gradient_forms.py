@@ -1,7 +1,5 @@
 """The forms of gradients in each setting, and LRN in a setting that ONNX Runtime cannot run forward."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""The engine: sums of gradients, frozen weights, names, errors."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

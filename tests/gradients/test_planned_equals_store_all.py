@@ -1,7 +1,5 @@
 """Recomputation changes no bit: planned training graphs against the baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""Convolutions, pooling and Einsum in random settings, against torch float64."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forms of operators that no rule differentiates: an error of one line, not a wrong gradient."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

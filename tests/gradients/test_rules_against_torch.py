@@ -1,7 +1,5 @@
 """Every gradient rule in every setting, against torch float64 and finite differences of the loss."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,3 @@
-"""Every gradient rule on float16 tensors: in models of that type, and in models that cast to it."""
-
-from __future__ import annotations
-
 import pytest
 
 from onnxgc.gradients.registry import RULES

@@ -284,39 +284,28 @@ def with_block_twice(model: onnx.ModelProto, start: str, end: str) -> onnx.Model
     needed = {end}
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output) and not dependent.isdisjoint(node.output):
-            inside.append(node)
+            inside.insert(0, node)
             needed.update(name for name in node.input if name != start)
-    copied = {output for node in inside for output in node.output}
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    made = {node.output[0]: node for node in graph.node if node.op_type == "ConstantOfShape"}
-    names: dict[str, str] = {start: end}
-    copies: list[onnx.NodeProto] = []
-    for node in reversed(inside):
-        for name in (*node.input, *node.output):
-            if name in tensors and name not in names:
-                copy = onnx.TensorProto()
-                copy.CopyFrom(tensors[name])
-                copy.name = names[name] = f"{name}_again"
-                graph.initializer.append(copy)
-            elif name in made and name not in names:
-                names[name] = f"{name}_again"
-                copies.append(helper.make_node("ConstantOfShape", made[name].input, [names[name]]))
-                copies[-1].attribute.extend(made[name].attribute)
-            elif name in copied:
-                names[name] = f"{name}_again"
-        copy_of_node = onnx.NodeProto()
-        copy_of_node.CopyFrom(node)
-        copy_of_node.name = f"{node.name}_again"
-        copy_of_node.input[:] = [names.get(name, name) for name in node.input]
-        copy_of_node.output[:] = [names[name] for name in node.output]
-        copies.append(copy_of_node)
-    last = [node.output[0] for node in graph.node].index(end)
-    for node in graph.node[last + 1 :]:
+    read = {name for node in inside for name in node.input}
+    filled = [node for node in graph.node if node.op_type == "ConstantOfShape" and node.output[0] in read]
+    weights = [tensor for tensor in graph.initializer if tensor.name in read]
+    written = [name for node in (*filled, *inside) for name in node.output]
+    names = {name: f"{name}_again" for name in (*written, *(tensor.name for tensor in weights))} | {start: end}
+    for tensor in weights:
+        graph.initializer.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+        graph.initializer[-1].name = names[tensor.name]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*filled, *inside)]
+    for copy in copies:
+        copy.name = f"{copy.name}_again"
+        copy.input[:] = [names.get(name, name) for name in copy.input]
+        copy.output[:] = [names[name] for name in copy.output]
+    last = [node.output[0] for node in graph.node].index(end) + 1
+    for node in graph.node[last:]:
         node.input[:] = [names[end] if name == end else name for name in node.input]
-    kept = [*graph.node[: last + 1], *copies, *graph.node[last + 1 :]]
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    nodes = [*graph.node[:last], *copies, *graph.node[last:]]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(kept)
     return result
 
 

@@ -1,7 +1,3 @@
-"""Comparisons of two spellings of a part of a network."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -1,7 +1,3 @@
-"""Attention, packed projections, masks and Einstein sums in different spellings."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -146,11 +142,6 @@ def _two_uses(*transposed: int) -> Part:
     return part
 
 
-def _linear_by_gemm(x: Expr) -> Expr:
-    weight, bias = x.weight(CHANNELS, CHANNELS), x.weight(CHANNELS)
-    return x.Reshape([BATCH * TOKENS, CHANNELS]).Gemm(weight, bias).Reshape(SEQUENCE)
-
-
 # -- Einstein sums ---------------------------------------------------------------------------------
 
 
@@ -203,19 +194,18 @@ def _by_sum_of_einsum(x: Expr) -> Expr:
 
 
 _CAUSAL = np.tril(np.ones((TOKENS, TOKENS), bool))
-_WINDOW = _CAUSAL & ~np.tril(_CAUSAL, -2)
 
 
-def _masked(mask: Part, factor: float = 0.5) -> Part:
+def _masked(mask: Part) -> Part:
     def part(x: Expr) -> Expr:
         query, key, value = _projections_of(x)
-        return mask(query @ _transposed(key) * factor).Softmax() @ value
+        return mask(query @ _transposed(key) * 0.5).Softmax() @ value
 
     return part
 
 
-def _added(seen: np.ndarray, lowest: float = -1e9) -> Part:
-    return lambda scores: scores + np.where(seen, 0, lowest).astype(np.float32)
+def _added(seen: np.ndarray) -> Part:
+    return lambda scores: scores + np.where(seen, 0, -1e9).astype(np.float32)
 
 
 def _where_seen(scores: Expr) -> Expr:
@@ -236,7 +226,6 @@ def _flagged(*flags: float) -> Part:
 
 
 _SAME: Mapping[str, tuple[Part, Part]] = {
-    "linear, by Gemm": (linear, _linear_by_gemm),
     "attention, transposed": (_attention, _attention_transposed),
     "flags of pairs, in either order": (_by_flags_of_pairs(is_reversed=False), _by_flags_of_pairs(is_reversed=True)),
     "projections, packed and sliced": (_projections, _projections_sliced(0, CHANNELS, 2 * CHANNELS)),
@@ -245,7 +234,6 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "overlapping projections": (_projections_sliced(0, 2, 8), _projections_gathered(0, 2, 8)),
     "attention by einsum": (_attention_of_heads, _attention_by_einsum()),
     "sum by einsum": (_by_sum, _by_sum_of_einsum),
-    "mask of infinity": (_masked(_added(_CAUSAL)), _masked(_added(_CAUSAL, -math.inf))),
     "mask for each sample": (_masked(_added(_CAUSAL)), _masked(_added(np.stack([_CAUSAL] * BATCH)))),
     "mask by choice": (_masked(_added(_CAUSAL)), _masked(_where_seen)),
     "mask by filling": (_masked(_added(_CAUSAL)), _masked(_where_hidden)),
@@ -254,17 +242,14 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "softmax over queries": (_attention, _attention_over_queries),
     "a transposed guard": (_guarded_attention(is_transposed=False), _guarded_attention(is_transposed=True)),
     "scores plus their transpose, over rows and columns": (_with_transposed_scores(1), _with_transposed_scores(2)),
-    "separate and overlapping projections": (_projections, _projections_sliced(0, 2, 8)),
     "projections with different overlaps": (_projections_sliced(0, 2, 8), _projections_sliced(0, 1, 8)),
     "overlapping projections, split twice": (_projections, _projections_split_twice(2)),
     "projections also read as a whole": (_projections_and_all(is_packed=True), _projections_and_all(is_packed=False)),
     "values of queries, by einsum": (_attention_of_heads, _attention_by_einsum("bhqk,bqhd->bkhd")),
     "features paired with others": (_scores_of("bqhd,bkhd->bqk"), _scores_of("bqhd,bkdh->bqk")),
     "a matrix transposed in its second use": (_two_uses(0, 0), _two_uses(0, 1)),
-    "causal mask and window": (_masked(_added(_CAUSAL)), _masked(_added(_WINDOW))),
     "mask of the past and of the future": (_masked(_added(_CAUSAL)), _masked(_added(_CAUSAL.T))),
     "mask and learned biases": (_masked(_added(_CAUSAL)), _masked(_learned)),
-    "masked scores of another factor": (_masked(_added(_CAUSAL), 0.5), _masked(_added(_CAUSAL), 1.0)),
     "other masked tokens": (_flagged(1, 0, 1, 0, 1), _flagged(0, 1, 0, 1, 0)),
     "other factors of tokens": (_flagged(1, 2, 3, 4, 5), _flagged(5, 4, 3, 2, 1)),
 }

@@ -1,7 +1,3 @@
-"""Constants are identified by their contents, weights are not."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -34,13 +30,11 @@ def _contents(values: np.ndarray) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     "values",
     [
-        np.where(_SEEN, 0, -1e9).astype(np.float32),
         np.where(_SEEN, 0, np.finfo(np.float32).min).astype(np.float32),
         np.stack([_MASK, _MASK]),
-        _MASK[np.newaxis],
         np.where(_SEEN, 0, np.where(_SEEN.T, -2e4, -1e9)).astype(np.float32),
     ],
-    ids=["1e9", "lowest", "of each sample", "of one sample", "of two numbers"],
+    ids=["lowest", "of each sample", "of two numbers"],
 )
 def test_spellings_of_one_mask_have_equal_contents(values: np.ndarray) -> None:
     assert _contents(values) == _contents(_MASK)
@@ -54,13 +48,8 @@ def test_each_axis_has_its_own_contents() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        _DRAWN,
-        np.sign(_DRAWN[:1]) * np.asarray([0.1, 0.2, 0.3, 0.4, 0.5], np.float32),
-        np.full((TOKENS, TOKENS), 0.5, np.float32),
-        np.full((TOKENS, TOKENS), np.nan, np.float32),
-    ],
-    ids=["many numbers", "each once", "one number", "none"],
+    [_DRAWN, np.full((TOKENS, TOKENS), 0.5, np.float32), np.full((TOKENS, TOKENS), np.nan, np.float32)],
+    ids=["many numbers", "one number", "none"],
 )
 def test_frozen_weights_are_not_tables(values: np.ndarray) -> None:
     assert _table(values) is None

@@ -1,7 +1,5 @@
 """Differences between models of one network, and positions at which networks diverge."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

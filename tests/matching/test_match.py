@@ -1,7 +1,3 @@
-"""Results of matching: pairs, reasons for unmatched tensors, points of divergence, and extra tensors."""
-
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

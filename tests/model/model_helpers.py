@@ -1,7 +1,5 @@
 """Light models, models in text form, and runs on ONNX Runtime, for tests of reading."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases of LSTM, GRU and RNN: pairs of settings and activations, with the equations in torch as reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any

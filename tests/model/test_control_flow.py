@@ -1,7 +1,3 @@
-"""Lowering of If, Loop and Scan: gradients against torch in float64, and unsupported cases."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -121,7 +117,6 @@ def number(value: int) -> np.ndarray:
 
 TRUE = np.asarray(True)
 CASES = [
-    case("If", "then", _BRANCHES, x=draw(2, 3), w=draw(3, 3), c=TRUE, formula=lambda o: torch.exp(o["x"] @ o["w"])),
     case(
         "If",
         "else",
@@ -334,28 +329,7 @@ CASES += [
         flat=[-1],
         formula=_crossed,
     ),
-    case(
-        "Scan",
-        "in a Loop",
-        """y = Loop<body = outer (int64 i, bool before, float[3] h) => (bool before, float[3] n) {
-            n = Scan<num_scan_inputs=1, body = inner (float[3] g, float[3] row) => (float[3] k) {
-                p = Mul(g, w)  q = Add(p, row)  k = Tanh(q) }>(h, x) }>(m, c, s)""",
-        x=draw(4, 3),
-        s=draw(3),
-        w=draw(3),
-        m=number(2),
-        c=TRUE,
-        formula=lambda o: _scan_twice(o),
-    ),
 ]
-
-
-def _scan_twice(operands: Mapping[str, Tensor]) -> Tensor:
-    h = operands["s"]
-    for _ in range(2):
-        for row in operands["x"]:
-            h = torch.tanh(h * operands["w"] + row)
-    return h
 
 
 @pytest.mark.parametrize("entry", CASES, ids=str)

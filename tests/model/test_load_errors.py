@@ -1,7 +1,3 @@
-"""Every invalid file, option or model raises an error of one clear line."""
-
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""Loss operators inside of a model: gradients against torch in float64."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,7 +19,7 @@ _SHAPES: Mapping[str, tuple[tuple[int, ...], list[object]]] = {
 }
 
 
-def loss_case(operator: str, shape: str, reduction: str, weighted: bool, ignored: int | None, opset: int = 18) -> Case:
+def loss_case(operator: str, shape: str, reduction: str, weighted: bool, ignored: int | None, opset: int) -> Case:
     size, labels = _SHAPES[shape]
     attributes = [f'reduction="{reduction}"', *([] if ignored is None else [f"ignore_index={ignored}"])]
     inputs = "s, labels, weight" if weighted else "s, labels"
@@ -58,22 +54,20 @@ def _with_log_probabilities(operands: Mapping[str, Tensor]) -> Tensor:
     return torch.exp(logs) * functional.nll_loss(logs, labels)
 
 
-_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 CASES = [
     *(
-        loss_case(operator, "[N, C]", reduction, weighted, ignored)
-        for operator in _OPERATORS
-        for reduction in _REDUCTIONS
-        for weighted in (False, True)
-        for ignored in (None, 2)
+        loss_case(operator, shape, reduction, weighted, ignored, opset)
+        for operator in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+        for shape, reduction, weighted, ignored, opset in (
+            *(("[N, C]", reduction, False, None, 18) for reduction in _REDUCTIONS),
+            ("[N, C]", "none", True, 2, 12),
+            ("[N, C]", "sum", True, 2, 13),
+            ("[N, C]", "mean", True, None, 22),
+            ("[N, C]", "mean", False, 2, 18),
+            ("[N, C, d]", "mean", True, 2, 18),
+            ("[N, C, d, d]", "none", True, None, 18),
+        )
     ),
-    *(
-        loss_case(operator, shape, reduction, weighted, ignored)
-        for operator in _OPERATORS
-        for shape in ("[N, C, d]", "[N, C, d, d]")
-        for reduction, weighted, ignored in (("none", True, None), ("sum", False, 2), ("mean", True, 2))
-    ),
-    *(loss_case(operator, "[N, C]", "mean", True, 2, opset) for operator in _OPERATORS for opset in (12, 13, 22)),
     case(
         "SoftmaxCrossEntropyLoss",
         "with its second output",

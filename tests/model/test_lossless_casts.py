@@ -1,7 +1,3 @@
-"""Lossless casts, compared with numpy on the extreme values of each type."""
-
-from __future__ import annotations
-
 import itertools
 
 import ml_dtypes
@@ -61,13 +57,9 @@ def test_chains_of_a_boolean_become_one_cast(chain: list[str], kept: list[str]) 
     assert casts("c = Greater(z, zero)", chain) == kept
 
 
-def test_a_lossless_round_trip_of_casts_is_removed() -> None:
-    assert casts("c = Identity(z)", ["DOUBLE", "FLOAT"]) == []
-
-
-@pytest.mark.parametrize("chain", [["INT64", "FLOAT"], ["FLOAT16", "FLOAT"], ["BFLOAT16", "FLOAT"]])
-def test_casts_that_round_stay(chain: list[str]) -> None:
-    assert casts("c = Identity(z)", chain) == chain
+@pytest.mark.parametrize("kind", ["INT64", "FLOAT16", "BFLOAT16", "DOUBLE"])
+def test_only_round_trips_that_round_stay(kind: str) -> None:
+    assert casts("c = Identity(z)", [kind, "FLOAT"]) == ([] if kind == "DOUBLE" else [kind, "FLOAT"])
 
 
 def casts(start: str, chain: list[str]) -> list[str]:

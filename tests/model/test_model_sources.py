@@ -1,7 +1,3 @@
-"""A model as a path, a proto, an exporter's program or an `onnx_ir.Model`."""
-
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx

@@ -1,7 +1,5 @@
 """Models of any opset are read at opset 18 with the same results, or keep their opset and a note says so."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The role that PyTorch's exporters state for a weight overrides the role inferred from its use."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 
@@ -82,14 +80,6 @@ def test_a_note_names_parameters_that_the_exporter_removed() -> None:
     assert notes[0].startswith("parameters of the module are not in the file: 'gone'; forward does not use")
 
 
-def test_a_note_asks_about_a_learned_exponent() -> None:
-    model = text_model("(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }")
-    model = with_weights(model, w=normal(4, 4), e=np.full((1,), 3, np.float32))
-    model.producer_name = "pytorch"
-    notes = read_model(by_older(model), loss="mse").notes
-    assert any(note.startswith("'e': classified as a constant, like all single numbers") for note in notes)
-
-
 def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> None:
     """The optimizer keeps the weight's name, derives the bias's name from it, and marks neither."""
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"
@@ -133,11 +123,7 @@ def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
     for node in model.graph.node:
         node.name = f"node_{node.op_type}"
     assert parameters(model) == ["w", "k", "t", "e"]
-
-
-def test_a_number_with_a_module_name_trains_without_marks() -> None:
-    model = exported({})
-    model.producer_version = "2.14.1"
+    # A number with the name of a module trains.
     model.graph.initializer[1].name = model.graph.node[1].input[1] = "block.scale"
     assert "block.scale" in parameters(model)
 

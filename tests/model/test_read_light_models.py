@@ -1,7 +1,5 @@
 """The nine light models of the `onnx` package, from file to a trainable graph."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -60,7 +58,7 @@ def assert_well_formed(model: TrainableModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, batch", [*((name, 2) for name in LIGHT_MODELS), ("light_shufflenet", 5), ("light_vgg19", 5)]
+    "name, batch", [(name, 5 if name in ("light_shufflenet", "light_vgg19") else 2) for name in LIGHT_MODELS]
 )
 def test_reads_at_another_batch(name: str, batch: int) -> None:
     model = read_light(name, batch)
@@ -93,7 +91,7 @@ def test_reading_is_deterministic() -> None:
     assert first.notes == second.notes
 
 
-@pytest.mark.parametrize("name", ["light_squeezenet", "light_inception_v1"])
+@pytest.mark.parametrize("name", ["light_squeezenet", pytest.param("light_inception_v1", marks=pytest.mark.slow)])
 def test_forward_equals_the_source(name: str) -> None:
     path = light_path(name)
     source, image = onnx.load(path), image_input(path)
@@ -119,7 +117,7 @@ def test_forward_equals_the_source(name: str) -> None:
     "name",
     [
         "light_shufflenet",
-        "light_inception_v2",
+        pytest.param("light_inception_v2", marks=pytest.mark.slow),
         pytest.param("light_resnet50", marks=pytest.mark.slow),
         pytest.param("light_densenet121", marks=pytest.mark.slow),
     ],

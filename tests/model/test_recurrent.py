@@ -1,7 +1,3 @@
-"""LSTM, GRU and RNN: forward equals ONNX Runtime's operators, gradients equal those of torch in float64."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Training mode: batch statistics, active Dropout, no Identity nodes."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -94,13 +90,6 @@ def test_nodes_update_a_shared_running_statistic_one_after_the_other() -> None:
     assert any("shared" in note for note in model.notes)
 
 
-def test_one_value_per_channel_has_a_note() -> None:
-    model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
-    assert any("'bn' reads one value per channel" in note for note in model.notes)
-    (variance,) = run_read(model, {"x": normal(1, 3, 1, 1), "target": normal(1, 3, 1, 1)}, "v_new")
-    np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
-
-
 def dropout_model(nodes: str, opset: int = 18) -> TrainableModel:
     body = f"""(float[64,64] x) => (float[64,64] y) <float half = {{0.5}}, float none = {{0.0}}> {{
         z = Mul(x, w)  {nodes} }}"""
@@ -111,8 +100,6 @@ def test_dropout_is_on_and_seeded() -> None:
     model = dropout_model("a = Dropout(z, half)  y = Dropout(a)")
     first, second = [node for node in model.nodes if node.op == "Dropout"]
     assert first.attribute("seed") != second.attribute("seed")
-    assert (len(first.inputs), len(first.outputs)) == (3, 2)
-    assert model.constant(first.inputs[2]) is not None
     assert bool(model.weights[first.inputs[2]].load()) is True
     assert [float(model.weights[node.inputs[1]].load()) for node in (first, second)] == [0.5, 0.5]
     assert model.types[first.outputs[1]].dtype == onnx.TensorProto.BOOL
@@ -152,6 +139,13 @@ def test_unread_indices_are_removed() -> None:
         z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
     model = read_model(with_weights(text_model(body), w=normal(8)), loss="mse")
     assert model.nodes[1].outputs == ("y",)
+
+
+def test_one_value_per_channel_has_a_note() -> None:
+    model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
+    assert any("'bn' reads one value per channel" in note for note in model.notes)
+    (variance,) = run_read(model, {"x": normal(1, 3, 1, 1), "target": normal(1, 3, 1, 1)}, "v_new")
+    np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
 
 
 def test_freeze_bn_keeps_the_running_statistics() -> None:

@@ -1,7 +1,3 @@
-"""Time limits and their shares, on a clock that stands still."""
-
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,5 +1,3 @@
-"""The paper's objective by hand, and by connected components."""
-
 from random import Random
 
 import networkx as nx

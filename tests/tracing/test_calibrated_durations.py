@@ -1,7 +1,3 @@
-"""Durations from measured operators: which measurement determines which duration."""
-
-from __future__ import annotations
-
 import pytest
 
 from onnxgc.tracing.calibrated_durations import Calibration, MeasuredOperator

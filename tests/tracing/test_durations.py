@@ -1,7 +1,3 @@
-"""Durations from data sheets, and the work from which they follow."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

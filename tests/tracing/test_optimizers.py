@@ -1,7 +1,5 @@
 """Updates in the training graph: PyTorch's results, in place, after every reader of the old value."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase

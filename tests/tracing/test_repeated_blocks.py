@@ -1,7 +1,3 @@
-"""Checkpoints by repeated blocks and by transformer layers."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

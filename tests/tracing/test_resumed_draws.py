@@ -1,7 +1,3 @@
-"""Training graphs with counter-based random numbers: resumed, planned, measured."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

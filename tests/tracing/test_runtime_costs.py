@@ -4,8 +4,6 @@ Each case is a small training step whose peak depends on the operator, with tens
 rule is off by far more than the tolerance.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

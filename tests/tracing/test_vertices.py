@@ -1,7 +1,3 @@
-"""Vertices of the computation graph: transient tensors merge into their reader."""
-
-from __future__ import annotations
-
 import numpy as np
 
 from onnxgc.api.planned_step import trace_problem
