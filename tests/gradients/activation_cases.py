@@ -49,7 +49,6 @@ def _at_own_opset(rule: str, name: str, opset: int, formula: Callable[[Tensor], 
 
 
 def _limited(operands: Any) -> Tensor:
-    """Clip with limits that have a gradient."""
     return torch.minimum(torch.maximum(operands["x"], operands["low"]), operands["high"])
 
 

@@ -10,7 +10,6 @@ from tests.gradients.gradient_case import Case, Formula, call, case, normal
 
 
 def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", has_bias: bool = True) -> Case:
-    """y = Conv(x, w, b): x [N, C, spatial...], w [K, C / groups, kernel...]."""
     bias = {"b": normal(w[0])} if has_bias else {}
     return call("Conv", name, attributes, x=normal(*x), w=normal(*w), **bias)
 
@@ -81,7 +80,6 @@ def _transposed_formula(begin: Sequence[int], end: Sequence[int], *, strides: in
 
 
 def _transposed(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    """y = ConvTranspose(x, w, b): x [N, C, spatial...], w [C, K / groups, kernel...]."""
     operands = {"x": normal(*x), "w": normal(*w)}
     if settings.pop("bias", True):
         operands["b"] = normal(w[1] * settings.pop("groups", 1))

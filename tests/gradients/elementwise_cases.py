@@ -51,7 +51,6 @@ def _moved(rule: str, name: str, shift: float, scale: float = 1.0) -> Case:
 
 
 def _extremes(rule: str) -> tuple[Case, ...]:
-    """Cases of Max or Min."""
     other = {"Max": "Min", "Min": "Max"}[rule]
     low = np.float32(-6e4)
     return (

@@ -93,7 +93,6 @@ def difference_error(case: Case, found: Outcome) -> float | None:
 
 
 def _in_training(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with BatchNormalization in training mode, as in the pipeline."""
     for node in model.graph.node:
         if node.op_type == "BatchNormalization" and model.opset_import[0].version >= 14:
             node.attribute.append(helper.make_attribute("training_mode", 1))

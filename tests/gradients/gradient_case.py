@@ -104,7 +104,6 @@ class Case:
         return {FED: np.asarray((value - 0.5) / 10, draw.dtype)}
 
     def model(self) -> onnx.ModelProto:
-        """The forward graph with its weights."""
         fed = self.fed()[FED]
         first = next(iter(self.operands))
         nodes = [helper.make_node("Add", [FED, _weight(self, first)], [first]), *self._computing()]
@@ -180,8 +179,6 @@ def backward_operators(entry: Case, views: tuple[str, ...] = ("Identity", "Resha
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and gradients of one step, with its target and Dropout masks."""
-
     loss: float
     gradients: Mapping[str, Array]
     target: Array
@@ -202,7 +199,6 @@ def emitted(case: Case, forms: str = "cpu") -> tuple[TrainingStep, TrainingGraph
 
 
 def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu") -> Outcome:
-    """The result of the emitted training graph in ONNX Runtime."""
     step, graph = emitted(case, forms)
     written = {info.name for info in graph.model.graph.value_info}
     mask_of = {
@@ -220,7 +216,6 @@ def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, 
 
 
 def feeds_of(case: Case, step: TrainingStep) -> tuple[dict[str, Array], Array]:
-    """The inputs of a step of the case, and its target (empty if there is none)."""
     feeds, target = case.fed(), np.zeros(0)
     if step.model.targets:
         (name,) = step.model.targets
@@ -249,7 +244,6 @@ def _target(case: Case, kind: TensorType) -> Array:
 
 
 def truth(case: Case, target: Array, masks: Mapping[str, Array]) -> tuple[float, dict[str, Array]]:
-    """Loss and gradients in torch float64."""
     if case.formula is not None:
         return _by_formula(case, target)
     step = reference_step(
@@ -283,7 +277,6 @@ def errors(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, f
 
 
 def errors_of(case: Case, found: Outcome) -> dict[str, float]:
-    """`errors` of a known outcome."""
     loss, gradients = truth(case, found.target, found.masks)
     compared = {"loss": abs(found.loss - loss) / max(abs(loss), MIN_NORM)}
     for name, expected in gradients.items():

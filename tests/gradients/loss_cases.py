@@ -13,7 +13,6 @@ def _labels(*shape: int, classes: int, ignored: int = 0) -> np.ndarray:
 
 
 def _head(name: str, body: str, *shapes: tuple[int, ...], rule: str = "LogSoftmax", **settings: Any) -> Case:
-    """A loss head on x and w; `rule` is an operator that the head adds."""
     operands = {key: normal(*shape) for key, shape in zip("xw", shapes, strict=False)}
     return case(rule, f"loss {name}", body, **operands, **settings)
 

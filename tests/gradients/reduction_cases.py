@@ -76,7 +76,6 @@ _ELEMENTWISE = {
 
 
 def _with_given(rule: str, name: str, values: Given, axes: list[int], *, smooth: bool = False) -> Case:
-    """The reduction of given values, plus drawn ones."""
     return case(
         rule,
         name,

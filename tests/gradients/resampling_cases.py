@@ -39,7 +39,6 @@ def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...]
 
 
 def _resize(name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    """y = Resize(x) by scales or sizes, tested against ONNX Runtime's result."""
     constants: dict[str, Array] = {}
     for key, kind in (("roi", np.float32), ("scales", np.float32), ("sizes", np.int64)):
         if key in settings:
@@ -72,7 +71,6 @@ def _of_all_modes() -> tuple[Case, ...]:
 
 
 def _older(name: str, call: str, shape: tuple[int, ...], scales: list[float], opset: int) -> Case:
-    """Upsample, and Resize before it had coordinate modes."""
     constants = {"scales": np.asarray(scales, np.float32)} if "scales)" in call else {}
     formula = as_runtime(call, constants, shape, opset)
     return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, opset=opset, **constants)

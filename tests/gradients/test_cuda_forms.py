@@ -22,7 +22,7 @@ from onnxgc.runtime.ort import make_session
 from onnxgc.tracing.card_costs import OperatorCost
 from onnxgc.tracing.devices import device
 from scripts.benchmarking.cuda_results import networks_in_forms, step_seconds
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of
 
 MODELS = Path(__file__).parents[2] / "models"
 SHAPES = {"x": (4, 3, 64, 64)}
@@ -127,7 +127,7 @@ def test_sums_over_many_images_have_a_fixed_order() -> None:
 def test_the_form_of_a_weight_gradient(weight: tuple[int, ...], attributes: str, form: str) -> None:
     assert [entry.name for entry in WEIGHT_FORMS["cuda"]] == ["pointwise", "depthwise", "by columns"]
     body = f"(float[2, 4, 8, 8] x) => (float[a,b,c,d] y) {{ y = Conv{attributes}(x, w) }}"
-    model = read_model(with_weights(text_model(body), w=normal(*weight)), provider="cuda")
+    model = read_model(model_of(body, w=weight), provider="cuda")
     operators = {node.op for node in plan_step(model, "store-all").step.differentiated.backward}
     assert ("Gather" in operators) == (form == "by columns")
 

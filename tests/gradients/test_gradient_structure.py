@@ -136,7 +136,6 @@ def test_inputs_and_statistics_have_no_gradient() -> None:
 
 @pytest.fixture
 def fewer_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the rules of two operators."""
     kept = {name: rule for name, rule in RULES.items() if name not in ("Acosh", "Asinh")}
     monkeypatch.setattr(registry, "RULES", kept)
 

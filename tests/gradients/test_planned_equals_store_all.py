@@ -13,7 +13,7 @@ from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.solvers.base import SolverOptions
 from tests.gradients.gradient_case import Draw
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 _IMAGES = (4, 6, 10, 9)
 _CHANNELS = 6
@@ -42,7 +42,6 @@ class _Network:
         return name
 
     def model(self, last: str, channels: int) -> onnx.ModelProto:
-        """The network with a classifier on top of `last`."""
         self.lines += [f"pooled = GlobalAveragePool({last})", "flat = Flatten(pooled)", "y = Gemm(flat, fc, fc_b)"]
         self.weights |= {"fc": (channels, 5), "fc_b": (5,)}
         body = f"(float[4,6,10,9] x) => (float[4,5] y) {{ {' '.join(self.lines)} }}"

@@ -45,7 +45,6 @@ _BY_SUMS = {"Div", "Expand", "GatherElements", "Max", "Min", "Mul", "PRelu", "Po
 
 
 def _forms_case(entry: Case) -> object:
-    """A case of the default run if its rule has a form of its own."""
     return pytest.param(entry, marks=[pytest.mark.slow] * (entry.rule in _BY_SUMS), id=str(entry))
 
 

@@ -92,7 +92,6 @@ class Expr:
         return self.MatMul(other)
 
     def weight(self, *shape: int) -> Expr:
-        """A new parameter of the network."""
         return Expr(self.net, self.net.weight(*shape))
 
     def stored(self, *shape: int, seed: int = 0) -> Expr:
@@ -100,7 +99,6 @@ class Expr:
         return self.parameter(np.random.default_rng(seed).standard_normal(shape))
 
     def parameter(self, values: np.ndarray) -> Expr:
-        """A new parameter with these elements."""
         return Expr(self.net, self.net.stored(values))
 
 
@@ -126,18 +124,15 @@ def _name(net: Network, operand: Operand) -> str:
 
 
 def start() -> Expr:
-    """The input of a new network."""
     return Expr(Network(), "x")
 
 
 def ended(y: Expr, shape: Sequence[int] = IMAGE) -> onnx.ModelProto:
-    """The network with a linear layer on the means of `y` over positions."""
     head = y.ReduceMean([2, 3] if len(shape) == 4 else [1], keepdims=0) @ y.weight(CHANNELS, 3)
     return y.net.model(head.name, shape, (shape[0], 3))
 
 
 def conv(x: Expr, kernel: int = 1, *, has_bias: bool = False) -> Expr:
-    """A convolution that keeps the size."""
     bias = [x.weight(CHANNELS)] if has_bias else []
     return x.Conv(x.weight(CHANNELS, CHANNELS, kernel, kernel), *bias, pads=[kernel // 2] * 4)
 
@@ -168,12 +163,10 @@ def _composed(x: Expr) -> Expr:
 
 
 def _twins(x: Expr) -> Expr:
-    """Two equal branches."""
     return _convolution(x) + _convolution(x)
 
 
 def _ordered_twins(x: Expr) -> Expr:
-    """Two branches that only the order of a subtraction distinguishes."""
     return _convolution(x) - _convolution(x)
 
 
@@ -310,7 +303,6 @@ def with_block_twice(model: onnx.ModelProto, start: str, end: str) -> onnx.Model
 
 
 def with_activation(model: onnx.ModelProto, tensor: str, op: str) -> onnx.ModelProto:
-    """The model with another operator as producer of a tensor."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     (node,) = [node for node in result.graph.node if tensor in node.output]
@@ -319,5 +311,4 @@ def with_activation(model: onnx.ModelProto, tensor: str, op: str) -> onnx.ModelP
 
 
 def activations(model: onnx.ModelProto) -> list[str]:
-    """The results of activations, which `with_activation` may replace."""
     return [node.output[0] for node in model.graph.node if node.op_type in ("Relu", "Tanh", "Sigmoid")]

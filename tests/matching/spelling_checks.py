@@ -29,7 +29,6 @@ def compared(first: onnx.ModelProto, second: onnx.ModelProto, *, freeze_bn: bool
 
 
 def assert_same(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
-    """Checks that two models are one network, and that matched tensors have the same elements."""
     found = compared(first, second)
     assert found.is_same_network
     assert all(pair.is_same_function for pair in found.pairs)
@@ -48,7 +47,6 @@ def assert_same(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
 
 
 def assert_equal_parts(*parts: Part) -> None:
-    """Checks that two spellings compute the same and are one network."""
     first, second = map(network_of, parts)
     x = normal(*SEQUENCE)
     np.testing.assert_allclose(run(first, {"x": x})[0], run(second, {"x": x})[0], rtol=1e-4, atol=1e-5)
@@ -56,7 +54,6 @@ def assert_equal_parts(*parts: Part) -> None:
 
 
 def assert_different(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
-    """Checks that two models are different networks, and that the divergence has two ends."""
     found = compared(first, second)
     assert not found.is_same_network
     assert found.last_from_inputs

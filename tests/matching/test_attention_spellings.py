@@ -221,7 +221,6 @@ def _learned(scores: Expr) -> Expr:
 
 
 def _flagged(*flags: float) -> Part:
-    """Tokens times constants."""
     return lambda x: linear(x * np.asarray(flags, np.float32)[:, np.newaxis])
 
 

@@ -13,7 +13,6 @@ _DRAWN = np.random.default_rng(0).standard_normal((TOKENS, TOKENS)).astype(np.fl
 
 
 def _table(values: np.ndarray, is_trained: bool = False) -> Table | None:
-    """The table of a constant that is added to a product."""
     x = start()
     x.net.weights.append(onnx.numpy_helper.from_array(values, "table"))
     proto = x.net.model((x @ x.weight(TOKENS, TOKENS) + "table").name, _SHAPE, _SHAPE)

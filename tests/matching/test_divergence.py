@@ -151,8 +151,6 @@ def test_a_packed_projection_without_counterpart_is_read_in_parts() -> None:
 
 
 def _by_groups(groups: int, epsilon: float) -> onnx.ModelProto:
-    """A convolution and a group normalisation of one sample."""
-
     def part(x: Expr) -> Expr:
         parts = conv(x).Reshape([1, groups, -1])
         whole = parts.InstanceNormalization(x.parameter(np.ones(groups)), x.weight(groups), epsilon=epsilon)

@@ -174,8 +174,6 @@ def _softmax_guarded(x: Expr) -> Expr:
 
 
 def _shares(over: int) -> Part:
-    """Shares of a sum of activations, as in linear attention."""
-
     def part(x: Expr) -> Expr:
         active = (x - 0.5).Relu()
         return active / (active.ReduceL1([over], keepdims=1) + 0.01)

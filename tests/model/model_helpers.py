@@ -20,7 +20,6 @@ def light_path(name: str) -> Path:
 
 
 def image_input(path: Path) -> str:
-    """The one input of a light model that is not an initializer."""
     graph = onnx.load(path).graph
     initial = {tensor.name for tensor in graph.initializer}
     (name,) = [value.name for value in graph.input if value.name not in initial]
@@ -44,12 +43,20 @@ def with_weights(model: onnx.ModelProto, **values: Array) -> onnx.ModelProto:
     return copy
 
 
+def model_of(
+    body: str, *, opset: int = 18, ir_version: int = 8, domains: str = "", **values: Array | tuple[int, ...]
+) -> onnx.ModelProto:
+    """The model of a text with these initializers: values, or shapes of drawn ones."""
+    model = text_model(body, opset=opset, ir_version=ir_version, domains=domains)
+    drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return with_weights(model, **drawn)
+
+
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array], *outputs: str) -> list[Any]:
-    """Outputs of a model on ONNX Runtime's CPU kernels, one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

@@ -89,7 +89,6 @@ def _clipped(t: Tensor, clip: float) -> Tensor:
 
 
 def _biases(v: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Wb and Rb."""
     rows, dtype = v["w"].shape[0], v["w"].dtype
     return (v["b"] if "b" in v else torch.zeros(2 * rows, dtype=dtype)).split(rows)
 
@@ -147,7 +146,6 @@ def recurrent(
     lengths: Any = None,
     **settings: Any,
 ) -> Case:
-    """A case of one operator; the loss reads the concatenation of all wanted outputs."""
     count = 2 if settings.get("direction") == "bidirectional" else 1
     rows = GATES[operator] * HIDDEN
     batch_first = settings.get("layout", 0)
@@ -188,7 +186,6 @@ def recurrent(
 
 
 def _attribute_texts(settings: Mapping[str, Any]) -> list[str]:
-    """Settings of a case in ONNX text."""
     texts = [f"hidden_size={HIDDEN}"]
     texts += [f'{key}="{value}"' for key, value in settings.items() if isinstance(value, str)]
     texts += [f"{key}={value}" for key, value in settings.items() if isinstance(value, int | float)]

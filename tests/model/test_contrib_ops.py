@@ -15,7 +15,7 @@ from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 _RUNTIME = ', "com.microsoft": 1'
 Formula = Callable[[Mapping[str, Tensor]], Tensor]
@@ -377,7 +377,7 @@ def test_the_error_names_all_other_operators_outside_of_onnx() -> None:
     body = """(float[2,4,6] x) => (float[a,b,c] y) {
         u = com.microsoft.GroupNorm(x, g, g)  v = com.microsoft.Inverse(u)
         y = com.microsoft.Inverse(v) }"""
-    source = with_weights(text_model(body, opset=14, domains=_RUNTIME), g=normal(6))
+    source = model_of(body, opset=14, domains=_RUNTIME, g=(6,))
     with pytest.raises(ShapeError, match=r"GroupNorm, an operator outside of ONNX \(as are 2 com.microsoft::Inverse\)"):
         read_model(source, loss="mse")
 

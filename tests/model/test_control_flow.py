@@ -11,7 +11,7 @@ from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.static_shapes import control_flow
 from tests.gradients.gradient_case import Case, case, errors
 from tests.gradients.gradient_case import normal as draw
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 _BRANCHES = """
@@ -383,7 +383,7 @@ _BY_DATA = """(float[2,3] x) => (float[2,3] y) <float two = {2.}, float half = {
 
 @pytest.mark.parametrize("opset, sign", [(13, 1), (18, -1), (21, 1)])
 def test_a_data_dependent_branch_without_a_gradient_stays(opset: int, sign: int) -> None:
-    source = with_weights(text_model(_BY_DATA, opset=opset), w=normal(3, 3))
+    source = model_of(_BY_DATA, opset=opset, w=(3, 3))
     entry_x = np.abs(normal(2, 3)) * np.float32(sign)
     model = read_model(source, loss="mse")
     assert [node.op for node in model.nodes].count("If") == 1
@@ -409,13 +409,13 @@ def test_first_states_train_unless_they_are_zero(operator: str, is_zero: bool) -
     }
     shape = (2, 3) if operator == "Loop" else (3,)
     state = np.zeros(shape, np.float32) if is_zero else normal(*shape)
-    source = with_weights(text_model(bodies[operator]), w=normal(3), s=state)
+    source = model_of(bodies[operator], w=(3,), s=state)
     assert set(read_model(source, loss="mse").parameters) == ({"w"} if is_zero else {"w", "s"})
 
 
 def test_a_scanned_weight_trains_although_it_is_zero() -> None:
     body = f"(float[3] x) => (float[3] y) {{ y = Scan{_SCAN_STEP}(x, b) }}"
-    source = with_weights(text_model(body), w=normal(3), b=np.zeros((4, 3), np.float32))
+    source = model_of(body, w=(3,), b=np.zeros((4, 3), np.float32))
     assert set(read_model(source, loss="mse").parameters) == {"w", "b"}
 
 
@@ -436,7 +436,7 @@ _DOUBLING = """(float[2,3] x) => (float[2,3] y)
 @pytest.mark.parametrize("opset, size", [(13, 1.0), (18, 0.01), (21, 1.0)])
 def test_a_data_dependent_loop_without_a_gradient_stays(opset: int, size: float) -> None:
     x, w = np.full((2, 3), size, np.float32), normal(3, 3)
-    source = with_weights(text_model(_DOUBLING, opset=opset), w=w)
+    source = model_of(_DOUBLING, opset=opset, w=w)
     model = read_model(source, loss="mse", freeze=["d"])
     assert [node.op for node in model.nodes].count("Loop") == 1
     (expected,) = run(source, {"x": x})
@@ -511,6 +511,6 @@ _SHORT_LOOP = _looped("n = Mul(h, w) after = Identity(before)", "n", 'm, "", x')
     ids=["gradient of a branch", "gradient of a loop", "growing state", "differing shapes", "unequal lengths"],
 )
 def test_unsupported_control_flow_is_an_error(body: str, opset: int, kind: type[Exception], message: str) -> None:
-    source = with_weights(text_model(body, opset=opset), w=normal(3, 3))
+    source = model_of(body, opset=opset, w=(3, 3))
     with pytest.raises(kind, match=message):
         optimize(source, loss="mse")

@@ -6,7 +6,7 @@ import pytest
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import light_path, normal, text_model, with_weights
+from tests.model.model_helpers import light_path, model_of, normal, text_model, with_weights
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_running_variances_are_positive(shufflenet: TrainableModel) -> None:
     ],
 )
 def test_kernels_have_variance_two_over_fan_in(body: str, shape: tuple[int, ...], fan_in: int) -> None:
-    model = read_model(with_weights(text_model(body), w=np.zeros(shape)), loss="mse")
+    model = read_model(model_of(body, w=np.zeros(shape)), loss="mse")
     assert draw_weights(model, 3)["w"].std() == pytest.approx(np.sqrt(2 / fan_in), rel=0.05)
 
 
@@ -73,12 +73,12 @@ def test_scales_near_one_and_biases_small() -> None:
 def test_constants_of_formulas_are_not_drawn() -> None:
     body = """(float[4,30] x) => (float[4,30] y) <float eps = {0.5}, float two = {2.0}> {
         z = MatMul(x, w)  a = Add(z, eps)  c = Clip(a, eps)  y = Pow(c, two) }"""
-    assert draw_weights(read_model(with_weights(text_model(body), w=normal(30, 30)), loss="mse"), 0).keys() == {"w"}
+    assert draw_weights(read_model(model_of(body, w=(30, 30)), loss="mse"), 0).keys() == {"w"}
 
 
 def test_frozen_weights_are_drawn_too_or_constant_filled_ones_alone() -> None:
     body = """(float[4,30] x) => (float[4,30] y) <int64[2] s = {30, 30}> {
         v = ConstantOfShape<value = float[1] {0.5}>(s)  z = MatMul(x, w)  y = MatMul(z, v) }"""
-    model = read_model(with_weights(text_model(body), w=normal(30, 30)), freeze=["w"], loss="mse")
+    model = read_model(model_of(body, w=(30, 30)), freeze=["w"], loss="mse")
     assert draw_weights(model, 0).keys() == {"w", "v"}
     assert draw_weights(model, 0, only_constant_filled=True).keys() == {"v"}

@@ -10,13 +10,13 @@ from onnx import helper, numpy_helper
 from onnxgc.errors import LossError, ModelFileError, NoParametersError, OnnxgcError, ShapeError
 from onnxgc.model.files.load import model_files
 from onnxgc.model.read import explain_weights, read_model
-from tests.model.model_helpers import light_path, normal, text_model, with_weights
+from tests.model.model_helpers import light_path, model_of, normal, text_model, with_weights
 
 LINEAR = "(float[4,3] x) => (float[4,2] y) { y = MatMul(x, w) }"
 
 
 def linear() -> onnx.ModelProto:
-    return with_weights(text_model(LINEAR), w=normal(3, 2))
+    return model_of(LINEAR, w=(3, 2))
 
 
 def message(kind: type[OnnxgcError], source: object, **options: object) -> str:
@@ -82,14 +82,14 @@ def _sparse() -> onnx.ModelProto:
 
 def _foreign() -> onnx.ModelProto:
     body = "(float[2,3] x) => (float[2,3] y) { z = MatMul(x, w) [odd] y = acme.Warp(z) }"
-    model = with_weights(text_model(body, domains=', "acme": 1'), w=normal(3, 3))
+    model = model_of(body, domains=', "acme": 1', w=(3, 3))
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     return model
 
 
 def _product(body: str, *shape: int) -> onnx.ModelProto:
     """Nodes that read z = x w."""
-    return with_weights(text_model(body.replace("{", "{ z = MatMul(x, w) ", 1)), w=normal(*shape))
+    return model_of(body.replace("{", "{ z = MatMul(x, w) ", 1), w=shape)
 
 
 _CLASSES = "{ y = ArgMax<axis=1,keepdims=0>(z) }"
@@ -150,10 +150,10 @@ INVALID: list[tuple[type[OnnxgcError], onnx.ModelProto, dict[str, Any], tuple[st
     *(
         (
             ShapeError,
-            with_weights(
-                text_model(f"(float[0,3,8,8] x) => (float[0,3,6,6] y) {{ [window] h = {call} y = Mul(h, s) }}"),
-                w=normal(3, 3, 3, 3),
-                s=normal(6),
+            model_of(
+                f"(float[0,3,8,8] x) => (float[0,3,6,6] y) {{ [window] h = {call} y = Mul(h, s) }}",
+                w=(3, 3, 3, 3),
+                s=(6,),
             ),
             {},
             ("'window'", "'x' of [0, 3, 8, 8] has no elements"),
@@ -190,7 +190,7 @@ def test_forbidden_file(tmp_path: Path) -> None:
 )
 def test_impossible_convolution(shape: tuple[int, ...], part: str) -> None:
     body = "(float[1,3,8,8] x) => (float[1,4,6,6] y) { [conv1] y = Conv(x, w) }"
-    model = with_weights(text_model(body), w=normal(4, 3, 3, 3))
+    model = model_of(body, w=(4, 3, 3, 3))
     if not part:
         assert read_model(model, input_shapes={"x": shape}).types["y"].shape == (1, 4, 7, 7)
         return
@@ -219,7 +219,7 @@ def test_constants_that_fit_the_file_but_not_the_given_shapes(node: str, shape: 
 
 def test_run_time_shape_outside_the_loss_is_allowed() -> None:
     body = "(float[2,3] x) => (float[2,3] z, int64[2,k] i) { z = MatMul(x, w) i = NonZero(z) }"
-    model = read_model(with_weights(text_model(body), w=normal(3, 3)))
+    model = read_model(model_of(body, w=(3, 3)))
     assert [node.op for node in model.nodes][:1] == ["MatMul"]
     assert any("output 'i' does not reach the loss" in note for note in model.notes)
 

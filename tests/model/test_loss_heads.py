@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run_read, text_model
 
 
 def linear(shape: tuple[int, ...], *nodes: str, opset: int = 18, dtype: str = "float") -> onnx.ModelProto:
@@ -74,7 +74,7 @@ def test_ignored_labels_are_left_out_of_the_mean_and_large_logits_do_not_overflo
 
 def test_explicit_cross_entropy_of_a_language_model_has_classes_last() -> None:
     assert read_model(linear((2, 5, 3)), loss="cross-entropy").types["labels"].shape == (2, 3)
-    source = with_weights(text_model("(float[2,3,4] x) => (float[2,3,7] y) { y = MatMul(x, w) }"), w=normal(4, 7))
+    source = model_of("(float[2,3,4] x) => (float[2,3,7] y) { y = MatMul(x, w) }", w=(4, 7))
     model = read_model(source, loss="cross-entropy")
     assert model.types["labels"].shape == (2, 3)
     x, labels = normal(2, 3, 4), np.asarray([[0, 6, 2], [-100, 1, 5]])
@@ -82,9 +82,11 @@ def test_explicit_cross_entropy_of_a_language_model_has_classes_last() -> None:
     assert loss_of(model, x, labels) == pytest.approx(cross_entropy(logits, labels, 2), rel=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 3), (4, 3, 2, 2), (4, 1), (4,)])
-def test_other_outputs_have_mean_squared_error(shape: tuple[int, ...]) -> None:
-    model = read_model(linear(shape))
+@pytest.mark.parametrize(
+    "shape, nodes", [((4, 2, 3), ()), ((4, 3, 2, 2), ()), ((4, 1), ()), ((4, 1), ("y = Squeeze<axes=[1]>(z)",))]
+)
+def test_other_outputs_have_mean_squared_error(shape: tuple[int, ...], nodes: tuple[str, ...]) -> None:
+    model = read_model(linear(shape, *nodes, opset=11))
     assert model.loss_kind == "mse"
     assert model.types["target"] == model.types["y"]
 
@@ -128,7 +130,7 @@ def test_the_loss_of_other_types_is_float32() -> None:
 def test_scalar_output_is_the_loss(loss: str) -> None:
     body = """(float[4,3] x) => (float[4,2] y, float total) {
         y = MatMul(x, w)  q = Mul(y, y)  total = ReduceMean<keepdims=0>(q) }"""
-    model = read_model(with_weights(text_model(body), w=normal(3, 2)), loss=loss)
+    model = read_model(model_of(body, w=(3, 2)), loss=loss)
     assert (model.loss, model.loss_kind, model.targets) == ("total", "output", ())
     assert model.outputs == ("y", "total")
     assert json.loads(model.metadata["onnxgc.names"]) == {"loss": "total"}
@@ -136,14 +138,14 @@ def test_scalar_output_is_the_loss(loss: str) -> None:
 
 def test_named_output_of_one_element_becomes_a_scalar() -> None:
     body = "(float[4,3] x) => (float[1,1] s) { y = MatMul(x, w)  s = ReduceMean(y) }"
-    model = read_model(with_weights(text_model(body), w=normal(3, 2)), loss="s")
+    model = read_model(model_of(body, w=(3, 2)), loss="s")
     assert model.types[model.loss].shape == ()
     assert model.loss == "loss"
 
 
 def test_taken_names_get_a_suffix() -> None:
     body = "(float[4,3] labels) => (float[4,2] y) { loss = MatMul(labels, w)  y = Relu(loss) }"
-    model = read_model(with_weights(text_model(body), w=normal(3, 2)))
+    model = read_model(model_of(body, w=(3, 2)))
     assert (model.loss, model.targets) == ("loss_2", ("labels_2",))
     assert json.loads(model.metadata["onnxgc.names"]) == {"labels": "labels_2", "loss": "loss_2"}
 
@@ -151,7 +153,7 @@ def test_taken_names_get_a_suffix() -> None:
 def test_a_note_reports_the_chosen_output() -> None:
     body = """(float[4,3] x) => (int64[4] k, float[4,2] a, float[4,2] b) {
         a = MatMul(x, w)  b = Relu(a)  k = ArgMax<axis=1, keepdims=0>(a) }"""
-    model = read_model(with_weights(text_model(body), w=normal(3, 2)))
+    model = read_model(model_of(body, w=(3, 2)))
     note = next(note for note in model.notes if note.startswith("loss:"))
     assert "cross-entropy of output 'a' [4, 2]" in note
     assert "'k', 'b'" in note
@@ -162,7 +164,7 @@ def test_a_note_reports_the_chosen_output() -> None:
 def test_an_output_without_parameters_is_not_chosen(loss: str) -> None:
     body = """(float[2,3] x) => (float s, float[2,3] copy, float[2,4] y) {
         s = ReduceSum<keepdims=0>(x)  copy = Identity(x)  y = MatMul(x, w) }"""
-    model = read_model(with_weights(text_model(body), w=normal(3, 4)), loss=loss)
+    model = read_model(model_of(body, w=(3, 4)), loss=loss)
     assert model.parameters == ("w",)
     assert any("of output 'y' [2, 4]" in note for note in model.notes)
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from onnxgc.model.core.ir import Array
 from onnxgc.model.core.lossless_casts import keeps_all_values
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 TYPES = (
     *(TensorProto.BOOL, TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
@@ -71,7 +71,7 @@ def casts(start: str, chain: list[str]) -> list[str]:
     ]
     nodes = f"z = MatMul(x, w)  {start}  {'  '.join(steps)}  y = Mul(z, {names[-1]})"
     body = f"(float[4,6] x) => (float[4,6] y) {{ {nodes} }}"
-    source = with_weights(text_model(body), w=normal(6, 6), zero=np.zeros(()))
+    source = model_of(body, w=(6, 6), zero=np.zeros(()))
     model = read_model(source, loss="mse")
     x = normal(4, 6, seed=1)
     (found,) = run_read(model, {"x": x, "target": x}, "y")

@@ -13,8 +13,6 @@ TEXT = """<ir_version: 8, opset_import: ["" : 18]> net (float[4, 3] x) => (float
 
 @dataclass
 class Program:
-    """A model with the interface of `torch.onnx.ONNXProgram`."""
-
     model_proto: onnx.ModelProto
 
 

@@ -9,7 +9,7 @@ import pytest
 from onnxgc.errors import ModelFileError, UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 IMAGE = "(float[2,4,6,6] x) => (float[a,b] y)"
 OLD_AXES = """z = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)
@@ -22,7 +22,6 @@ WEIGHTS = {"w": normal(5, 4, 3, 3), "v": normal(3, 5), "b": normal(3)}
 
 
 def same_output(source: onnx.ModelProto, x: Array, **options: str) -> None:
-    """Asserts that reading keeps the output `y`."""
     model = read_model(source, loss="mse", **options)  # type: ignore[arg-type]
     assert (model.opset, model.ir_version) == (18, 9)
     (expected,) = run(source, {"x": x})
@@ -51,7 +50,7 @@ def test_newer_opsets(opset: int) -> None:
 def test_names_of_tensors_and_nodes_are_kept() -> None:
     body = """(float[2,4,6,6] x) => (float[2,5] y) {
         [conv] z = Conv(x, w)  [pool] y = ReduceSum<axes=[2,3],keepdims=0>(z) }"""
-    model = read_model(with_weights(text_model(body, opset=9), w=WEIGHTS["w"]), loss="mse")
+    model = read_model(model_of(body, opset=9, w=WEIGHTS["w"]), loss="mse")
     assert [(node.name, node.outputs[0]) for node in model.nodes[:2]] == [("conv", "z"), ("pool", "y")]
 
 
@@ -84,7 +83,7 @@ def test_functions_are_expanded_at_the_target_opset(opset: int, nodes: str, expa
 def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_equivalent() -> None:
     body = """(float[2,4] x) => (float[2,4] y) <int64[4] p = {0, 1, 0, 1}> {
         z = Mul(x, w)  q = Cast<to=17>(z)  r = Cast<to=1>(q)  [wrap] y = Pad<mode="wrap">(r, p) }"""
-    model = read_model(with_weights(text_model(body, opset=21, ir_version=10), w=normal(4)), loss="mse")
+    model = read_model(model_of(body, opset=21, ir_version=10, w=(4,)), loss="mse")
     assert model.opset == 21
     (note,) = [note for note in model.notes if "stays at opset 21" in note]
     assert "Cast of float8e4m3fn needs a newer opset" in note
@@ -94,7 +93,7 @@ def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_eq
 @pytest.mark.parametrize("call", ["Hardmax", "Hardmax<axis=2>"])
 def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, s)  h = {call}(z)  y = Mul(h, z) }}"
-    same_output(with_weights(text_model(body, opset=11), s=normal(6)), normal(2, 4, 6, 6))
+    same_output(model_of(body, opset=11, s=(6,)), normal(2, 4, 6, 6))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +117,6 @@ def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
     ],
 )
 def test_older_forms_are_refused(body: str, opset: int, kind: type[Exception], message: str) -> None:
-    source = with_weights(text_model(body, opset=opset, ir_version=4), w=normal(4))
+    source = model_of(body, opset=opset, ir_version=4, w=(4,))
     with pytest.raises(kind, match=message):
         read_model(source, loss="mse")

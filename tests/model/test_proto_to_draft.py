@@ -9,12 +9,12 @@ import pytest
 from onnxgc.errors import ModelFileError
 from onnxgc.model.core.stored_weights import ArrayWeight, FilledWeight, StoredWeight
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run_read, text_model, with_weights
 
 
 def test_initializers_that_are_inputs_are_weights() -> None:
     body = "(float[4,3] x, float[3,2] w) => (float[4,2] y) { y = MatMul(x, w) }"
-    model = read_model(with_weights(text_model(body, opset=9, ir_version=3), w=normal(3, 2)))
+    model = read_model(model_of(body, opset=9, ir_version=3, w=(3, 2)))
     assert model.inputs == ("x",)
     assert model.parameters == ("w",)
 
@@ -51,7 +51,7 @@ def test_constant_of_shape_is_not_materialised() -> None:
 def test_external_data_is_read_on_demand(tmp_path: Path) -> None:
     body = "(float[4,30] x) => (float[4,20] y) { z = MatMul(x, w) y = Add(z, b) }"
     weight = normal(30, 20)
-    source = with_weights(text_model(body), w=weight, b=normal(20))
+    source = model_of(body, w=weight, b=(20,))
     path = tmp_path / "a.onnx"
     onnx.save(source, path, save_as_external_data=True, location="a.data", size_threshold=0)
     model = read_model(path)
@@ -70,7 +70,7 @@ def test_a_given_model_is_not_changed() -> None:
     body = """(float[N,3,8,8] x) => (float[N,4] y) {
         z = Conv(x, w)  r = Dropout(z)  i = Identity(r)  g = GlobalAveragePool(i)  y = Flatten(g)
     }"""
-    source = with_weights(text_model(body, opset=11), w=normal(4, 3, 3, 3))
+    source = model_of(body, opset=11, w=(4, 3, 3, 3))
     onnx.helper.set_model_props(source, {"author": "someone"})
     before = source.SerializeToString(deterministic=True)
     assert read_model(source, input_shapes={"x": (2, 3, 8, 8)}).metadata["author"] == "someone"

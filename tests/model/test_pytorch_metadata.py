@@ -6,7 +6,7 @@ import onnx
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -24,7 +24,7 @@ WEIGHTS: dict[str, Array] = {
 
 
 def exported(marks: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array) -> onnx.ModelProto:
-    model = with_weights(text_model(BODY), **(weights or WEIGHTS))
+    model = with_weights(text_model(BODY), **weights or WEIGHTS)
     model.producer_name = producer
     for name, entries in marks.items():
         value = model.graph.value_info.add(name=name)
@@ -83,7 +83,7 @@ def test_a_note_names_parameters_that_the_exporter_removed() -> None:
 def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> None:
     """The optimizer keeps the weight's name, derives the bias's name from it, and marks neither."""
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"
-    model = with_weights(text_model(body), w=normal(4, 4), w_bias=normal(4), v=normal(4, 4))
+    model = model_of(body, w=(4, 4), w_bias=(4,), v=(4, 4))
     model.producer_name = "pytorch"
     model.graph.value_info.add(name="v").metadata_props.add(key=KIND, value="PARAMETER")
     signature = "p_w: PARAMETER target='w'\np_v: PARAMETER target='v'\nx: USER_INPUT"
@@ -95,7 +95,7 @@ def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> 
 
 def test_a_marked_parameter_trains_regardless_of_its_use() -> None:
     body = "(float[2,4] x) => (float[3,4] y) { z = MatMul(x, w)  y = Concat<axis=0>(z, c) }"
-    model = with_weights(text_model(body), w=normal(4, 4), c=normal(1, 4))
+    model = model_of(body, w=(4, 4), c=(1, 4))
     model.producer_name = "pytorch"
     for name in ("w", "c"):
         model.graph.value_info.add(name=name).metadata_props.add(key=KIND, value="PARAMETER")

@@ -79,7 +79,6 @@ REFUSED = {
 
 
 def exported(body: str, batch: int) -> onnx.ModelProto:
-    """A file with the batch as a literal, as exporters write it."""
     literals: dict[str, Array] = {}
 
     def named_literal(match: re.Match[str]) -> str:
@@ -96,7 +95,6 @@ def exported(body: str, batch: int) -> onnx.ModelProto:
 
 
 def read_at(source: onnx.ModelProto, batch: int) -> tuple[Array, Array]:
-    """A batch of samples, and the output of the file read for that batch."""
     x = normal(batch, 4, 6, seed=5)
     model = read_model(source, input_shapes={"x": x.shape}, loss="mse")
     target = np.zeros(model.types[model.outputs[0]].shape, np.float32)

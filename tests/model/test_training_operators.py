@@ -6,7 +6,7 @@ import torch
 from onnxgc.api import optimize
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 STATISTICS = {"g": normal(3, seed=1), "b": normal(3, seed=2), "m": normal(3, seed=3), "v": np.abs(normal(3, seed=4))}
 
@@ -93,7 +93,7 @@ def test_nodes_update_a_shared_running_statistic_one_after_the_other() -> None:
 def dropout_model(nodes: str, opset: int = 18) -> TrainableModel:
     body = f"""(float[64,64] x) => (float[64,64] y) <float half = {{0.5}}, float none = {{0.0}}> {{
         z = Mul(x, w)  {nodes} }}"""
-    return read_model(with_weights(text_model(body, opset=opset), w=normal(64)), loss="mse")
+    return read_model(model_of(body, opset=opset, w=(64,)), loss="mse")
 
 
 def test_dropout_is_on_and_seeded() -> None:
@@ -137,7 +137,7 @@ def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str
 def test_unread_indices_are_removed() -> None:
     body = """(float[1,2,8,8] x) => (float[1,2,4,4] y) {
         z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
-    model = read_model(with_weights(text_model(body), w=normal(8)), loss="mse")
+    model = read_model(model_of(body, w=(8,)), loss="mse")
     assert model.nodes[1].outputs == ("y",)
 
 
@@ -161,14 +161,19 @@ def test_freeze_bn_keeps_the_running_statistics() -> None:
     assert any("--freeze-bn" in note for note in model.notes)
 
 
+def test_float32_statistics_keep_their_type_beside_a_float16_input() -> None:
+    body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
+    values = {name: value.astype(np.float16) if name in "gb" else value for name, value in STATISTICS.items()}
+    model = read_model(with_weights(text_model(body, opset=15), **values), loss="mse")
+    (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
+    assert {model.types[name].dtype for name in (*bn.inputs[3:], "m_new")} == {onnx.TensorProto.FLOAT}
+
+
 def test_float16_statistics_are_computed_in_float32() -> None:
     kind = "float16[2,3,4,5]"
     body = f"({kind} x) => ({kind} y) {{ y = BatchNormalization(x, g, b, m, v) }}"
     halves = {name: value.astype(np.float16) for name, value in STATISTICS.items()}
     model = read_model(with_weights(text_model(body, opset=15), **halves), loss="mse")
-    (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
-    for name in (*bn.inputs[3:], "m_new"):
-        assert model.types[name].dtype == onnx.TensorProto.FLOAT
     # Squares of these overflow float16.
     x = (normal(2, 3, 4, 5) * 150).astype(np.float16)
     mean, variance = run_read(model, {"x": x, "target": np.zeros_like(x)}, "m_new", "v_new")
@@ -206,7 +211,7 @@ def test_mean_variance_normalization_of_a_constant_channel() -> None:
     w, v = np.zeros((1, 3, 4, 4)), normal(1, 3, 4, 4).astype(np.float64)
     x = normal(2, 3, 4, 4)
     x[:, 0] = 0.3
-    source = with_weights(text_model(body), w=w, v=v)
+    source = model_of(body, w=w, v=v)
     emitted = optimize(source, loss="loss", check=False).training_graph.model
     found = dict(zip([output.name for output in emitted.graph.output], run(emitted, {"x": x}), strict=True))
     assert all(np.isfinite(value).all() for value in found.values())

@@ -16,7 +16,7 @@ from onnxgc.model.weight_roles.value_patterns import (
     is_geometric,
     is_of_a_formula,
 )
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 POSITIONS, WIDTH = 6, 8
 FREQUENCIES = (10000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)).astype(np.float32)
@@ -141,7 +141,7 @@ def test_initial_values_are_no_masks(nodes: str, value: Array) -> None:
 
 
 def test_a_zero_mask_has_a_note() -> None:
-    source = with_weights(text_model(ATTENTION % "m = Add(s, k)"), w=normal(8, 8), k=NO_MASK)
+    source = model_of(ATTENTION % "m = Add(s, k)", w=(8, 8), k=NO_MASK)
     assert any("'k': classified as a mask without effect" in note for note in read_model(source).notes)
     model = read_model(source, trainable=["+k"])
     assert model.parameters == ("w", "k")
@@ -158,9 +158,9 @@ def test_a_large_negative_value_in_a_bias_is_no_mask() -> None:
 def _with_number(nodes: str, value: float, is_initializer: bool = True) -> onnx.ModelProto:
     body = LINEAR % nodes
     if is_initializer:
-        return with_weights(text_model(body), w=normal(8, 8), k=number(value))
+        return model_of(body, w=(8, 8), k=number(value))
     body = body.replace("h = ", f"k = Constant<value = float {{{value!r}}}>() h = ", 1)
-    return with_weights(text_model(body), w=normal(8, 8))
+    return model_of(body, w=(8, 8))
 
 
 @pytest.mark.parametrize(

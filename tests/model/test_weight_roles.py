@@ -9,7 +9,7 @@ import pytest
 from onnxgc.errors import NoParametersError
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 
 def roles(model: onnx.ModelProto, **options: list[str]) -> dict[str, str]:
@@ -81,13 +81,13 @@ def test_uses_of_parameters(case: str) -> None:
 )
 def test_uses_of_constants(nodes: str, value: np.ndarray) -> None:
     body = f"(float[2,3] x, bool[2,4] t) => (float[a,b] y) {{ z = MatMul(x, w)  {nodes} }}"
-    assert roles(with_weights(text_model(body), w=normal(3, 4), c=value)) == {"w": "parameter", "c": "constant"}
+    assert roles(model_of(body, w=(3, 4), c=value)) == {"w": "parameter", "c": "constant"}
 
 
 def test_a_weight_that_is_part_of_an_output_trains_with_a_note() -> None:
     body = """(float[2,5,4] x) => (float[2,6,4] y) <int64[3] s = {2, 1, 4}> {
         z = MatMul(x, m)  e = Expand(w, s)  y = Concat<axis=1>(e, z) }"""
-    model = read_model(with_weights(text_model(body), m=normal(4, 4), w=normal(1, 1, 4)), loss="mse")
+    model = read_model(model_of(body, m=(4, 4), w=(1, 1, 4)), loss="mse")
     assert model.parameters == ("m", "w")
     assert "parameter 'w' is copied into output 'y'; if it is not learned, pass --freeze 'w'" in model.notes
 
@@ -96,7 +96,7 @@ def test_zeros_that_an_exporter_adds_to_an_output_are_constant() -> None:
     body = """(float[2,5,4] x) => (float[2,6,4] y) {
         z = MatMul(x, m)  w = Constant<value = float[2,1,4] {0, 0, 0, 0, 0, 0, 0, 0}>()
         y = Concat<axis=1>(w, z) }"""
-    assert roles(with_weights(text_model(body), m=normal(4, 4)))["w"] == "constant"
+    assert roles(model_of(body, m=(4, 4)))["w"] == "constant"
 
 
 def test_neutral_values_of_a_group_normalisation_are_constants() -> None:
@@ -105,21 +105,21 @@ def test_neutral_values_of_a_group_normalisation_are_constants() -> None:
         one = Constant<value_floats = [1.0, 1.0]>()  zero = Constant<value_floats = [0.0, 0.0]>()
         r = Reshape(x, t)  n = InstanceNormalization(r, one, zero)  u = Reshape(n, s)
         v = Mul(u, g)  y = Add(v, b) }"""
-    source = with_weights(text_model(body), g=normal(4, 1), b=normal(4, 1))
+    source = model_of(body, g=(4, 1), b=(4, 1))
     assert read_model(source, loss="mse").parameters == ("g", "b")
 
 
 def test_frequencies_of_positions_are_constants() -> None:
     body = """(float[2,5,4] x, int64[2,5,1] positions) => (float[2,5,4] y) {
         z = MatMul(x, w)  p = Cast<to=1>(positions)  f = Mul(p, inv)  s = Sin(f)  y = Mul(z, s) }"""
-    model = with_weights(text_model(body), w=normal(4, 4), inv=normal(4))
+    model = model_of(body, w=(4, 4), inv=(4,))
     found = {decision.name: decision for decision in explain_weights(model)}
     assert found["inv"].role is Role.CONSTANT
     assert "frequency table" in found["inv"].reason
 
 
 def test_reason_names_the_node() -> None:
-    model = with_weights(text_model(f"{IMAGE} {{ [stem] y = Conv(x, w) }}"), w=normal(4, 3, 1, 1))
+    model = model_of(f"{IMAGE} {{ [stem] y = Conv(x, w) }}", w=(4, 3, 1, 1))
     (decision,) = explain_weights(model)
     assert decision.reason == "input 1 of Conv 'stem'"
     assert decision.used_by == ("stem",)
@@ -127,7 +127,7 @@ def test_reason_names_the_node() -> None:
 
 def test_scale_and_shift_of_the_data_both_have_a_note() -> None:
     body = "(float[2,3] x) => (float[2,4] y) { a = Mul(x, scale)  z = Add(a, shift)  y = MatMul(z, w) }"
-    source = with_weights(text_model(body), scale=normal(3), shift=normal(3, seed=1), w=normal(3, 4))
+    source = model_of(body, scale=(3,), shift=normal(3, seed=1), w=(3, 4))
     notes = read_model(source).notes
     for name in ("scale", "shift"):
         expected = f"is applied directly to input 'x'; if it normalises the data, pass --freeze '{name}'"
@@ -220,7 +220,7 @@ def test_globs_override_inferred_roles() -> None:
 
 def test_running_statistics_cannot_train() -> None:
     body = f"{IMAGE} {{ [bn] y = BatchNormalization(x, g, b, mean, v) }}"
-    model = with_weights(text_model(body), g=normal(3), b=normal(3), mean=normal(3), v=np.ones(3))
+    model = model_of(body, g=(3,), b=(3,), mean=(3,), v=np.ones(3))
     with pytest.raises(NoParametersError, match=r"--trainable 'mean' matches only running statistics.* 'bn'"):
         explain_weights(model, trainable=["mean"])
     expected = {"g": "parameter", "b": "parameter", "mean": "statistic", "v": "statistic"}
@@ -229,7 +229,7 @@ def test_running_statistics_cannot_train() -> None:
 
 def test_parameters_that_do_not_reach_the_loss_are_left_out() -> None:
     body = "(float[2,3] x) => (float[2,4] y, float[2,4] other) { y = MatMul(x, w)  other = MatMul(x, v) }"
-    model = read_model(with_weights(text_model(body), w=normal(3, 4), v=normal(3, 4)))
+    model = read_model(model_of(body, w=(3, 4), v=(3, 4)))
     assert model.parameters == ("w",)
     assert "v" not in model.weights
     assert "output 'other' does not reach the loss and is left out" in model.notes
@@ -241,7 +241,7 @@ def test_a_shared_running_statistic_becomes_a_separate_weight() -> None:
         h = MatMul(x, w)  n = BatchNormalization(h, one, zero, zero, one)  y = MatMul(n, w)
     }"""
     ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
-    model = read_model(with_weights(text_model(body), w=normal(3, 3), one=ones, zero=zeros), loss="mse")
+    model = read_model(model_of(body, w=(3, 3), one=ones, zero=zeros), loss="mse")
     assert set(model.parameters) == {"w", "one", "zero"}
     statistics = [statistic.name for statistic in model.statistics]
     assert len(statistics) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 TWO_BIASES = """(float[2,3] x) => (float[2,3] y) {
     [one] h = Gemm(x, v, b) [two] y = Gemm(h, w, b)
@@ -107,7 +107,7 @@ def test_copies_of_tables_are_reported(body: str, a: Array, b: Array, reported: 
 
 def test_copies_in_external_data_are_reported(tmp_path: Path) -> None:
     table = normal(70, 40)
-    source = with_weights(text_model(_TRANSPOSED.replace("7", "70")), a=table, b=np.ascontiguousarray(table.T))
+    source = model_of(_TRANSPOSED.replace("7", "70"), a=table, b=np.ascontiguousarray(table.T))
     path = tmp_path / "model.onnx"
     onnx.save(source, path, save_as_external_data=True, size_threshold=0)
     assert any("one transposed" in note for note in read_model(path, loss="mse").notes)

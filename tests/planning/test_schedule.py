@@ -68,7 +68,6 @@ def step_graphs(draw: st.DrawFn) -> tuple[StepGraph, frozenset[str]]:
 
 
 def check_reads(graph: StepGraph, schedule: Schedule) -> None:
-    """Every operator reads live tensors only."""
     live = set(graph.resident)
     for step in schedule.instructions:
         if isinstance(step, Release):

@@ -9,7 +9,7 @@ from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, DEVICES, Device, device
 from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 # 10 operations per byte.
 ROOFLINE = Device("test", {"float32": 1e10, "float16": 2e10}, 1e9, 1e-6, "none")
@@ -31,7 +31,7 @@ def roofline_ns(flops: int, moved_bytes: int, *, rate: float = 1e10) -> float:
     return 1e9 * (max(computing, moved_bytes / (BANDWIDTH_EFFICIENCY * 1e9)) + 1e-6)
 
 
-@pytest.mark.parametrize("flops, moved_bytes", [(10**9, 10**3), (10**3, 10**9), (0, 1)])
+@pytest.mark.parametrize("flops, moved_bytes", [(10**9, 10**3), (10**3, 10**9)])
 def test_the_duration_is_the_longer_of_computing_and_transfer(flops: int, moved_bytes: int) -> None:
     found = ROOFLINE.duration_ns(work(flops=flops, moved_bytes=moved_bytes))
     assert found == pytest.approx(roofline_ns(flops, moved_bytes), abs=1)
@@ -43,10 +43,7 @@ def test_the_element_type_determines_the_rate() -> None:
 
     assert duration("float16") == pytest.approx(roofline_ns(10**9, 1, rate=2e10), abs=1)
     assert duration("int64") == duration("float32") > duration("float16")
-
-
-def test_an_operator_that_moves_no_data_has_no_duration() -> None:
-    assert ROOFLINE.duration_ns(work("Reshape")) == 0
+    assert ROOFLINE.duration_ns(work("Reshape")) == 0, "it moves no data"
 
 
 @pytest.mark.parametrize("name", DEVICES)
