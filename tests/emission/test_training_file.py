@@ -15,7 +15,7 @@ from onnxgc.model.operators.registry import VIEW_OPERATORS
 from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.tracing.optimizers import AdamW
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import normal, text_model, with_weights
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 

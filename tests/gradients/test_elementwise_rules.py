@@ -17,7 +17,7 @@ from onnxgc.gradients.registry import STOPS, differentiate
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import case, emitted, positive
-from tests.model.model_helpers import model_of, run, text_model, with_weights
+from tests.model.model_helpers import run, text_model, with_weights
 
 INF, NAN = np.inf, np.nan
 

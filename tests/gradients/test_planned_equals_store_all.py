@@ -13,7 +13,7 @@ from onnxgc.runtime.measure import executed_order
 from onnxgc.runtime.ort import SessionSettings, make_session
 from onnxgc.solvers.base import SolverOptions
 from tests.gradients.gradient_case import Draw
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import normal, text_model, with_weights
 
 _IMAGES = (4, 6, 10, 9)
 _CHANNELS = 6

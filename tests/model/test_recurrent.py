@@ -10,7 +10,7 @@ from onnxgc.api import optimize
 from onnxgc.errors import ShapeError, UnsupportedOperatorError
 from onnxgc.model.read import read_model
 from tests.gradients.gradient_case import Case, errors
-from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
 from tests.model.recurrent_cases import BATCH, CASES, FEATURES, GATES, HIDDEN, STEPS, by_definition
 
 

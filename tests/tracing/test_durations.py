@@ -9,7 +9,7 @@ from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, DEVICES, Device, device
 from onnxgc.tracing.durations import Work, backward_works, durations_ns, forward_works
 from onnxgc.tracing.step_graph import TrainingStep, trace
-from tests.model.model_helpers import model_of, normal, text_model, with_weights
+from tests.model.model_helpers import normal, text_model, with_weights
 
 # 10 operations per byte.
 ROOFLINE = Device("test", {"float32": 1e10, "float16": 2e10}, 1e9, 1e-6, "none")
