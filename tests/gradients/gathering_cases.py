@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,15 +8,7 @@ from onnx import TensorProto
 from torch import Tensor
 
 from onnxgc.model.core.ir import Array
-from tests.gradients.gradient_case import Case, Draw, Formula, case, normal, operator, positive
-
-
-def gathered(indices: list[Any], axis: int) -> Formula:
-    def gather(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        return torch.gather(x, axis, from_start(np.asarray(indices), x.shape[axis]))
-
-    return gather
+from tests.gradients.gradient_case import Case, Formula, as_runtime, case, linear_case, normal, operator, positive
 
 
 def from_start(indices: Array, extent: int) -> Tensor:
@@ -24,14 +17,7 @@ def from_start(indices: Array, extent: int) -> Tensor:
 
 
 def _gather_elements(name: str, shape: tuple[int, ...], indices: list[Any], axis: int) -> Case:
-    return case(
-        "GatherElements",
-        name,
-        f"y = GatherElements<axis={axis}>(x, indices)",
-        x=normal(*shape),
-        indices=indices,
-        formula=gathered(indices, axis),
-    )
+    return linear_case("GatherElements", name, f"GatherElements<axis={axis}>(x, indices)", shape, indices=indices)
 
 
 # The fed values are below 1: their integer parts are zeros that constant folding cannot see.
@@ -56,37 +42,24 @@ def indexed_case(
     )
 
 
+def _indexed(
+    rule: str, name: str, call: str, shape: tuple[int, ...], indices: Any, computed: bool, **settings: Any
+) -> Case:
+    formula = as_runtime(call, {"i": np.asarray(indices)}, shape)
+    return indexed_case(rule, name, call, indices, formula, computed, x=normal(*shape), **settings)
+
+
 def _gather(
     name: str, shape: tuple[int, ...], indices: Any, axis: int = 0, computed: bool = False, **settings: Any
 ) -> Case:
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        dimension = axis % x.ndim
-        return x[(slice(None),) * dimension + (from_start(np.asarray(indices), x.shape[dimension]),)]
-
-    call = f"Gather<axis={axis}>(x, i)"
-    return indexed_case("Gather", name, call, indices, formula, computed, x=normal(*shape), **settings)
+    return _indexed("Gather", name, f"Gather<axis={axis}>(x, i)", shape, indices, computed, **settings)
 
 
-def _narrow(rule: str, call: str, x: Draw, indices: list[Any]) -> Case:
+def _narrow(rule: str, call: str, shape: tuple[int, ...], indices: list[Any]) -> Case:
     """In float16, for which ONNX Runtime's CPU kernels have no additions."""
-    constant = np.asarray(indices)
-
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        data, places = operands["x"], torch.from_numpy(constant)
-        if rule == "GatherElements":
-            return torch.exp(data.gather(0, places))
-        if rule == "GatherND":
-            return torch.exp(data[index_axes(constant, x.shape)])
-        return torch.exp(data.index_select(int("axis=1" in call), places))
-
-    return case(
-        rule,
-        f"float16, {' x '.join(map(str, x.shape))}",
-        f"v = {call} y = Exp(v)",
-        x=x,
-        i=constant,
-        formula=formula,
+    return replace(
+        linear_case(rule, f"float16, {' x '.join(map(str, shape))}", call, shape, i=indices),
+        operands={"x": normal(*shape, dtype=np.float16)},
         output_type=TensorProto.FLOAT16,
         # For the loss too, a mean over few elements.
         tolerance=5e-3,
@@ -97,17 +70,8 @@ def _narrow(rule: str, call: str, x: Draw, indices: list[Any]) -> Case:
 def _gather_nd(
     name: str, shape: tuple[int, ...], indices: Any, lead: int = 0, computed: bool = False, **settings: Any
 ) -> Case:
-    vectors = np.asarray(indices)
-
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x, depth = operands["x"], vectors.shape[-1]
-        flat = x.reshape(-1, *x.shape[lead:])
-        places = vectors.reshape(-1, *vectors.shape[lead:])
-        parts = [flat[n][index_axes(places[n], x.shape[lead : lead + depth])] for n in range(len(flat))]
-        return torch.stack(parts).reshape((*x.shape[:lead], *parts[0].shape))
-
-    call = f"GatherND<batch_dims={lead}>(x, i)" if lead else "GatherND(x, i)"
-    return indexed_case("GatherND", name, call, indices, formula, computed, x=normal(*shape), **settings)
+    call = f"GatherND<batch_dims={lead}>(x, i)"
+    return _indexed("GatherND", name, call, shape, indices, computed, **settings)
 
 
 def index_axes(vectors: Array, extents: Sequence[int]) -> tuple[Tensor, ...]:
@@ -139,24 +103,10 @@ def _top_k(name: str, shape: tuple[int, ...], attributes: str, axis: int, larges
     )
 
 
-def _one_hot(name: str, indices: list[Any], axis: int | None) -> Case:
+def _one_hot(name: str, indices: list[Any], attributes: str = "") -> Case:
     """The values for off and on train; depth 4."""
-    places = from_start(np.asarray(indices), 4)
-
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        hot = torch.nn.functional.one_hot(places, 4).movedim(-1, -1 if axis is None else axis)
-        return torch.exp(torch.where(hot == 1, x[1], x[0]))
-
-    return case(
-        "OneHot",
-        name,
-        f"v = {operator('OneHot', '' if axis is None else f'axis={axis}')}(indices, depth, x) y = Exp(v)",
-        x=normal(2),
-        indices=indices,
-        depth=[4],
-        formula=formula,
-    )
+    call = f"{operator('OneHot', attributes)}(indices, depth, x)"
+    return linear_case("OneHot", name, call, (2,), indices=indices, depth=[4])
 
 
 _RANDOM = np.random.default_rng(0)
@@ -204,7 +154,7 @@ GATHERING_CASES = (
         n=np.asarray([1, 1, 3], np.int32),
     ),
     *(
-        _narrow(rule, body, normal(*shape, dtype=np.float16), indices)
+        _narrow(rule, body, shape, indices)
         for rule, body, shape, indices in (
             ("Gather", "Gather<axis=0>(x, i)", (4, 3), [0, 2, 2]),
             ("Gather", "Gather<axis=1>(x, i)", (2, 300), [0, 2, 2]),
@@ -228,6 +178,6 @@ GATHERING_CASES = (
     _top_k("last axis", (3, 5), "", -1, True),
     _top_k("smallest of the first axis", (6, 3), "axis=0, largest=0", 0, False),
     _top_k("attribute, opset 9", (3, 5), "axis=1, k=2", 1, True, opset=9),
-    _one_hot("last axis", [0, 2, 2, -1, -4], None),
-    _one_hot("first axis", [[0, 2], [2, 3]], 0),
+    _one_hot("last axis", [0, 2, 2, -1, -4]),
+    _one_hot("first axis", [[0, 2], [2, 3]], "axis=0"),
 )

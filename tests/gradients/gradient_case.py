@@ -177,6 +177,46 @@ def backward_operators(entry: Case, views: tuple[str, ...] = ("Identity", "Resha
     return [node.op for chunk in chunks for node in chunk.nodes if node.op not in views]
 
 
+def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...], opset: int = 18) -> Formula:
+    """A linear operator on x, by its matrix in ONNX Runtime.
+
+    Where runtimes deviate from the specification, gradients follow the runtime's forward pass.
+    """
+    graph = helper.make_graph(
+        _parsed(f"y = {call}"),
+        "forward",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
+
+    def run(operands: Mapping[str, Tensor]) -> Tensor:
+        session = make_session(model, providers=CPU_ALONE, threads=1)
+        count = int(np.prod(shape))
+        inputs = (np.zeros(shape, np.float32), *np.eye(count, dtype=np.float32).reshape(count, *shape))
+        offset, *columns = (session.run(None, {"x": x})[0].astype(np.float64) for x in inputs)
+        matrix = np.stack([(column - offset).ravel() for column in columns], axis=1)
+        y = torch.from_numpy(matrix) @ operands["x"].reshape(-1)
+        return y.reshape(offset.shape) + torch.from_numpy(offset)
+
+    return run
+
+
+def linear_case(rule: str, name: str, call: str, shape: tuple[int, ...], opset: int = 18, **constants: Any) -> Case:
+    """y = exp(call), where the call is linear in x: the reference has its matrix in ONNX Runtime."""
+    linear = as_runtime(call, {key: _constant(value) for key, value in constants.items()}, shape, opset)
+    return case(
+        rule,
+        name,
+        f"v = {call} y = Exp(v)",
+        x=normal(*shape),
+        opset=opset,
+        formula=lambda operands: torch.exp(linear(operands)),
+        **constants,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     loss: float

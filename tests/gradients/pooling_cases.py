@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from onnxgc.model.core.ir import TrainableModel
-from tests.gradients.gradient_case import Case, Formula, call, case, normal
+from tests.gradients.gradient_case import Case, Formula, call, case, linear_case, normal
 from tests.gradients.reduction_cases import given
 
 _FEW = (2, 3, 8, 7)
@@ -28,21 +28,6 @@ def _times_places(x: Tensor) -> Tensor:
     pooled, places = F.max_pool2d(x, 2, return_indices=True)
     images = torch.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], 1, 1)
     return pooled * (places + images * math.prod(x.shape[2:])) * 0.01
-
-
-def _dilated_mean(kernel: Sequence[int], dilations: Sequence[int], pads: int, *, counts_pads: bool) -> Formula:
-    """AveragePool-19 with dilations and equal pads: a sum over taps by a convolution with ones."""
-
-    def mean(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
-        flat = x.reshape(-1, 1, *x.shape[2:])
-        total = F.conv2d(F.pad(flat, (pads,) * 4), ones, dilation=list(dilations))
-        here = F.pad(torch.ones_like(flat), (pads,) * 4, value=float(counts_pads))
-        mean = total / F.conv2d(here, ones, dilation=list(dilations))
-        return mean.reshape(*x.shape[:2], *mean.shape[2:])
-
-    return mean
 
 
 def _at_opset_19(model: TrainableModel) -> TrainableModel:
@@ -101,15 +86,7 @@ def _unpooled(operands: Mapping[str, Tensor]) -> Tensor:
     return F.max_unpool2d(pooled, places, [2, 2])
 
 
-def _unpooled_at(places: Sequence[int], size: tuple[int, ...]) -> Formula:
-    def unpooled(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        flat = torch.zeros(math.prod(size), dtype=x.dtype).scatter(0, torch.tensor(places), x.reshape(-1))
-        return flat.reshape(size)
-
-    return unpooled
-
-
+_DILATED_MEAN = "AveragePool<kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1], count_include_pad={}>(x)"
 POOLING_CASES = (
     case(
         "MaxPool",
@@ -189,13 +166,12 @@ POOLING_CASES = (
         frozen=("w",),
         formula=lambda o: _unpooled(o) * o["w"],
     ),
-    case(
+    linear_case(
         "MaxUnpool",
         "pads",
-        "y = MaxUnpool<kernel_shape=[3], strides=[2], pads=[1,0]>(x, places)",
-        x=normal(1, 2, 3),
-        places=np.asarray([[[0, 1, 3], [4, 5, 10]]]),
-        formula=_unpooled_at((0, 1, 3, 4, 5, 10), (1, 2, 6)),
+        "MaxUnpool<kernel_shape=[3], strides=[2], pads=[1,0]>(x, places)",
+        (1, 2, 3),
+        places=[[[0, 1, 3], [4, 5, 10]]],
     ),
     _max("2x2 stride 2", _FEW, "kernel_shape=[2,2], strides=[2,2]"),
     _max("ceil_mode and pads", (2, 3, 8, 6), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
@@ -219,12 +195,11 @@ POOLING_CASES = (
     _mean("SAME_LOWER, far", _FEW, 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_LOWER"'),
     _mean("1D, stride 1", (2, 3, 9), "kernel_shape=[3], pads=[1,1]"),
     _mean("3D, stride 1", (2, 2, 5, 6, 4), "kernel_shape=[2,3,2], pads=[1,1,1,0,1,0]"),
-    _mean(
-        "dilations and pads counted",
-        _FEW,
-        "kernel_shape=[3,3], dilations=[2,2], pads=[1,1,1,1], count_include_pad=1",
-        opset=19,
-        change=_at_opset_19,
-        formula=_dilated_mean((3, 3), (2, 2), 1, counts_pads=True),
+    *(
+        replace(
+            linear_case("AveragePool", f"dilations, counts pads {counts}", _DILATED_MEAN.format(counts), _FEW, 19),
+            change=_at_opset_19,
+        )
+        for counts in (0, 1)
     ),
 )

@@ -1,41 +1,14 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
-from onnx import TensorProto, helper, numpy_helper, parser
 from torch import Tensor
 
 from onnxgc.model.core.ir import Array
-from tests.gradients.gradient_case import Case, Formula, case, normal, operator
-
-
-def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...], opset: int = 18) -> Formula:
-    """A linear operator on x, by its matrix in ONNX Runtime.
-
-    Where runtimes deviate from the specification, gradients follow the runtime's forward pass.
-    """
-    graph = helper.make_graph(
-        list(parser.parse_graph(f"g () => () {{ y = {call} }}").node),
-        "forward",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
-
-    def run(operands: Mapping[str, Tensor]) -> Tensor:
-        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        count = int(np.prod(shape))
-        inputs = (np.zeros(shape, np.float32), *np.eye(count, dtype=np.float32).reshape(count, *shape))
-        offset, *columns = (session.run(None, {"x": x})[0].astype(np.float64) for x in inputs)
-        matrix = np.stack([(column - offset).ravel() for column in columns], axis=1)
-        y = torch.from_numpy(matrix) @ operands["x"].reshape(-1)
-        return y.reshape(offset.shape) + torch.from_numpy(offset)
-
-    return run
+from tests.gradients.gradient_case import Case, as_runtime, case, linear_case, normal, operator
 
 
 def _resize(name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
@@ -117,20 +90,10 @@ def _of_all_grids() -> tuple[Case, ...]:
 
 
 def _affine_grid(name: str, shape: tuple[int, ...], size: list[int], align_corners: bool = False) -> Case:
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        return torch.exp(torch.nn.functional.affine_grid(operands["x"], size, align_corners=align_corners))
-
-    return case(
-        "MatMul",
-        f"AffineGrid, {name}",
-        f"v = AffineGrid<align_corners={int(align_corners)}>(x, size) y = Exp(v)",
-        x=normal(*shape),
-        size=size,
-        opset=20,
-        formula=formula,
-        # The evaluator computes the grid in float32.
-        smooth=False,
-    )
+    call = f"AffineGrid<align_corners={int(align_corners)}>(x, size)"
+    entry = linear_case("MatMul", f"AffineGrid, {name}", call, shape, 20, size=size)
+    # The evaluator computes the grid in float32.
+    return replace(entry, smooth=False)
 
 
 _INSIDE = [0, 0, 0.2, 0.1, 1, 1, 0.9, 0.7]

@@ -1,10 +1,6 @@
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from tests.gradients.gradient_case import Case, Formula, case, normal, operator
+from tests.gradients.gradient_case import Case, case, linear_case, normal, operator
 
 _CUBE = (2, 3, 4)
 
@@ -18,87 +14,18 @@ def _split(name: str, body: str, *shape: int, **settings: Any) -> Case:
     return case("Split", name, body, x=normal(*(shape or (2, 7, 3))), **settings)
 
 
-def _moved(rule: str, name: str, attributes: str, shape: tuple[int, ...], formula: Formula, **settings: Any) -> Case:
-    return case(
-        rule,
-        name,
-        f"v = {rule}<{attributes}>(x) y = Exp(v)",
-        x=normal(*shape),
-        formula=lambda operands: torch.exp(formula(operands)),
-        **settings,
-    )
+def _tile(name: str, shape: tuple[int, ...], repeats: list[int]) -> Case:
+    return linear_case("Tile", name, "Tile(x, repeats)", shape, repeats=repeats)
 
 
-def _depth_to_space(block: int, mode: str) -> Formula:
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        if mode == "DCR":
-            # PyTorch's order is CRD.
-            batch, channels, *image = x.shape
-            x = x.reshape(batch, block * block, channels // block**2, *image).transpose(1, 2).flatten(1, 2)
-        return torch.nn.functional.pixel_shuffle(x, block)
-
-    return formula
-
-
-def _space_to_depth(block: int) -> Formula:
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"]
-        rows = [x[:, :, row::block, column::block] for row in range(block) for column in range(block)]
-        return torch.cat(rows, 1)
-
-    return formula
-
-
-def _col2im(
-    name: str, lead: tuple[int, int], image: tuple[int, int], block: list[int], attributes: str = "", **settings: Any
-) -> Case:
-    """`lead` are batch and channels; the number of windows follows from the image."""
-    batch, channels = lead
-    probe = torch.nn.functional.unfold(torch.zeros(1, channels, *image), tuple(block), **settings)
-    return case(
-        "Col2Im",
-        name,
-        f"v = {operator('Col2Im', attributes)}(x, image, block) y = Exp(v)",
-        x=normal(batch, *probe.shape[1:]),
-        image=list(image),
-        block=block,
-        formula=lambda operands: torch.exp(torch.nn.functional.fold(operands["x"], image, tuple(block), **settings)),
-    )
-
-
-def _reverse(name: str, shape: tuple[int, ...], lengths: list[int], time: int, batch: int, attributes: str) -> Case:
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"].movedim((batch, time), (0, 1))
-        rows = [torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(x, lengths, strict=True)]
-        return torch.exp(torch.stack(rows).movedim((0, 1), (batch, time)))
-
-    return case(
-        "ReverseSequence",
-        name,
-        f"v = {operator('ReverseSequence', attributes)}(x, lengths) y = Exp(v)",
-        x=normal(*shape),
-        lengths=lengths,
-        formula=formula,
+def _col2im(name: str, shape: tuple[int, ...], image: list[int], block: list[int], attributes: str = "") -> Case:
+    return linear_case(
+        "Col2Im", name, f"{operator('Col2Im', attributes)}(x, image, block)", shape, image=image, block=block
     )
 
 
 def _expand(name: str, shape: tuple[int, ...], to: list[int], **settings: Any) -> Case:
     return case("Expand", name, "v = Expand(x, to) y = Mul(v, w)", x=normal(*shape), to=to, **settings)
-
-
-def _tile(name: str, shape: tuple[int, ...], repeats: list[int], **settings: Any) -> Case:
-    tiled = [size * count for size, count in zip(shape, repeats, strict=True)]
-    return case(
-        "Tile",
-        name,
-        "v = Tile(x, repeats) y = Mul(v, w)",
-        x=normal(*shape),
-        w=normal(*tiled),
-        repeats=repeats,
-        formula=lambda operands: operands["x"].repeat(*repeats) * operands["w"],
-        **settings,
-    )
 
 
 SHAPE_CASES = (
@@ -165,15 +92,21 @@ SHAPE_CASES = (
         "a, b = Split<axis=1, split=[3,4]>(x) u = Exp(a) y = Concat<axis=1>(b, u)",
         opset=9,
     ),
-    _moved("DepthToSpace", "by default", "blocksize=2", (2, 8, 3, 2), _depth_to_space(2, "DCR")),
-    _moved("DepthToSpace", "DCR", 'blocksize=3, mode="DCR"', (1, 18, 2, 1), _depth_to_space(3, "DCR")),
-    _moved("DepthToSpace", "CRD", 'blocksize=2, mode="CRD"', (2, 12, 3, 2), _depth_to_space(2, "CRD")),
-    _moved("SpaceToDepth", "blocks of three", "blocksize=3", (1, 2, 3, 6), _space_to_depth(3)),
-    _col2im("plain", (2, 3), (5, 5), [2, 2]),
-    _col2im("pads and strides", (1, 2), (6, 5), [3, 2], "pads=[1,0,1,0], strides=[2,1]", padding=(1, 0), stride=(2, 1)),
-    _col2im("dilated", (1, 2), (6, 7), [2, 3], "dilations=[2,2]", dilation=(2, 2)),
-    _reverse("time first", (4, 3, 2), [4, 1, 3], 0, 1, ""),
-    _reverse("batch first", (3, 4), [2, 4, 1], 1, 0, "batch_axis=0, time_axis=1"),
+    linear_case("DepthToSpace", "by default", "DepthToSpace<blocksize=2>(x)", (2, 8, 3, 2)),
+    linear_case("DepthToSpace", "DCR", 'DepthToSpace<blocksize=3, mode="DCR">(x)', (1, 18, 2, 1)),
+    linear_case("DepthToSpace", "CRD", 'DepthToSpace<blocksize=2, mode="CRD">(x)', (2, 12, 3, 2)),
+    linear_case("SpaceToDepth", "blocks of three", "SpaceToDepth<blocksize=3>(x)", (1, 2, 3, 6)),
+    _col2im("plain", (2, 12, 16), [5, 5], [2, 2]),
+    _col2im("pads and strides", (1, 12, 12), [6, 5], [3, 2], "pads=[1,0,1,0], strides=[2,1]"),
+    _col2im("dilated", (1, 12, 12), [6, 7], [2, 3], "dilations=[2,2]"),
+    linear_case("ReverseSequence", "time first", "ReverseSequence(x, lengths)", (4, 3, 2), lengths=[4, 1, 3]),
+    linear_case(
+        "ReverseSequence",
+        "batch first",
+        "ReverseSequence<batch_axis=0, time_axis=1>(x, lengths)",
+        (3, 4),
+        lengths=[2, 4, 1],
+    ),
     _expand("an axis", (3, 1, 4), [3, 2, 4], w=normal(3, 2, 4)),
     _expand("new axes", (3, 1), [2, 1, 1, 4], w=normal(2, 1, 3, 4)),
     _expand("shorter and smaller than x", (2, 3, 1), [1, 4], w=normal(2, 3, 4)),

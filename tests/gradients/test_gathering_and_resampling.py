@@ -8,9 +8,8 @@ from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients import resize, rows_by_index
 from onnxgc.gradients.registry import differentiate
 from onnxgc.model.read import read_model
-from tests.gradients.gradient_case import Case, backward_operators, case, errors, normal
+from tests.gradients.gradient_case import Case, as_runtime, backward_operators, case, errors, normal
 from tests.gradients.gradient_cases import CASES
-from tests.gradients.resampling_cases import as_runtime
 
 _CASES = {str(entry): entry for entry in CASES}
 

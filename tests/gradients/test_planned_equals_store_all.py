@@ -77,16 +77,6 @@ def _branches() -> onnx.ModelProto:
     return net.model(source, channels)
 
 
-def _dense() -> onnx.ModelProto:
-    net, features, channels = _Network(), ["x"], _CHANNELS
-    for layer in range(4):
-        net.lines.append(f"l{layer}i = Concat<axis=1>({', '.join(features)})")
-        features.append(net.convolution(f"l{layer}", f"l{layer}i", (channels, 3)))
-        channels += 3
-    net.lines.append(f"all = Concat<axis=1>({', '.join(features)})")
-    return net.model("all", channels)
-
-
 def _dropout() -> onnx.ModelProto:
     net, source = _Network(), "x"
     for block in range(4):
@@ -150,7 +140,6 @@ def _normalised() -> onnx.ModelProto:
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "residual": _residual,
     "branches": _branches,
-    "dense": _dense,
     "dropout": _dropout,
     "shifted": _shifted,
     "normalised": _normalised,

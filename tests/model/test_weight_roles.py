@@ -19,6 +19,14 @@ def roles(model: onnx.ModelProto, **options: list[str]) -> dict[str, str]:
 IMAGE = "(float[2,3,8,8] x) => (float[a,b,c,d] y)"
 CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "convolution": (f"{IMAGE} {{ y = Conv(x, w, b) }}", {"w": (4, 3, 1, 1), "b": (4,)}),
+    "transposed convolution": (f"{IMAGE} {{ y = ConvTranspose(x, w, b) }}", {"w": (3, 4, 2, 2), "b": (4,)}),
+    "slope": (f"{IMAGE} {{ y = PRelu(x, s) }}", {"s": (3, 1, 1)}),
+    "instance norm": (f"{IMAGE} {{ y = InstanceNormalization(x, g, b) }}", {"g": (3,), "b": (3,)}),
+    "updates": ("(float[4,3] x) => (float[4,3] y) <int64[2,1] i = {0, 2}> { y = ScatterND(x, i, w) }", {"w": (2, 3)}),
+    "learned past": (
+        "(float[1,2,5,4] x) => (float[1,2,5,4] y) { y, o, q = Attention(x, x, x, , p, r) }",
+        {"p": (1, 2, 3, 4), "r": (1, 2, 3, 4)},
+    ),
     "layer norm": (f"{IMAGE} {{ y = LayerNormalization(x, g, b) }}", {"g": (8,), "b": (8,)}),
     "layer scale": (f"{IMAGE} {{ y = Mul(g, x) }}", {"g": (3, 1, 1)}),
     "product": ("(float[2,3] x) => (float[2,4] y) { y = Gemm(x, w, b) }", {"w": (3, 4), "b": (4,)}),
@@ -142,6 +150,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "(float[1,5,8] x) => (float[1,5,8] y) { y = Attention<q_num_heads=2, kv_num_heads=2>(x, x, x, s) }",
         {"s": np.triu(np.full((5, 5), -1e9, np.float32), 1)},
     ),
+    "angles": (
+        """(float[1,2,4,8] x) => (float[1,2,4,8] y) <int64[1,4] i = {0,1,2,3}> {
+            y = RotaryEmbedding(x, s, t, i) }""",
+        {"s": normal(4, 4), "t": normal(4, 4)},
+    ),
+    "no elements": ("(float[2,0] x) => (float[2,0] y) { y = Add(x, s) }", {"s": normal(0)}),
+    "no factors": ("(float[2,0] x) => (float[2,0] y) { y = Mul(x, s) }", {"s": normal(1, 0)}),
     "weights of classes": (
         "(float[4,3] x, int64[4] t) => (float y) { y = SoftmaxCrossEntropyLoss(x, t, s) }",
         {"s": normal(3)},
