@@ -115,7 +115,9 @@ class Case:
             [numpy_helper.from_array(value, name) for name, value in self.weights().items()]
             + [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
-        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", self.opset)])
+        versions = {"": self.opset} | {node.domain: 1 for node in nodes if node.domain}
+        imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+        return helper.make_model(graph, ir_version=8, opset_imports=imports)
 
     def _computing(self) -> list[onnx.NodeProto]:
         nodes = _parsed(self.body)

@@ -179,7 +179,7 @@ def _shuffled_channels(x: Expr) -> Expr:
     return _convolution(parts.Reshape(IMAGE))
 
 
-def attended(query: Expr, key: Expr, value: Expr, factor: float | None = None) -> Expr:
+def attended(query: Expr, key: Expr, value: Expr, *, factor: float | None = None) -> Expr:
     scores = query @ key.Transpose(perm=[0, 2, 1])
     return (scores if factor is None else scores * factor).Softmax() @ value
 
@@ -270,7 +270,8 @@ def with_block_twice(model: onnx.ModelProto, start: str, end: str) -> onnx.Model
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    dependent, inside = {start}, []
+    dependent: set[str] = {start}
+    inside: list[onnx.NodeProto] = []
     for node in graph.node:
         if not dependent.isdisjoint(node.input):
             dependent.update(node.output)
