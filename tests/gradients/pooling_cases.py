@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from onnxgc.model.core.ir import TrainableModel
-from tests.gradients.gradient_case import Case, Formula, call, case, linear_case, normal
+from tests.gradients.gradient_case import Case, Formula, as_runtime, call, case, linear_case, normal
 from tests.gradients.reduction_cases import given
 
 _FEW = (2, 3, 8, 7)
@@ -35,33 +35,13 @@ def _at_opset_19(model: TrainableModel) -> TrainableModel:
     return replace(model, opset=19)
 
 
-def _lp_formula(
-    p: int,
-    kernel: Sequence[int],
-    strides: Sequence[int] = (1, 1),
-    pads: Sequence[int] = (0, 0, 0, 0),
-    dilations: Sequence[int] = (1, 1),
-    cuts: Sequence[int] = (0, 0),
-) -> Formula:
-    """LpPool over two spatial axes, by a convolution with ones; `pads` in the order of ONNX."""
-
-    def pooled(operands: Mapping[str, Tensor]) -> Tensor:
-        x = operands["x"][:, :, cuts[0] :, cuts[1] :]
-        flat = F.pad(x.reshape(-1, 1, *x.shape[2:]).abs() ** p, (pads[1], pads[3], pads[0], pads[2]))
-        ones = torch.ones((1, 1, *kernel), dtype=x.dtype)
-        total = F.conv2d(flat, ones, stride=list(strides), dilation=list(dilations))
-        result: Tensor = (total ** (1 / p)).reshape(*x.shape[:2], *total.shape[2:])
-        return result
-
-    return pooled
-
-
-def _lp(name: str, attributes: str, formula: Formula, shape: tuple[int, ...] = _FEW, **settings: Any) -> Case:
-    return _whole("LpPool", name, shape, attributes, formula=formula, **settings)
-
-
-def _lp_over_one_axis(operands: Mapping[str, Tensor]) -> Tensor:
-    return F.lp_pool1d(F.pad(operands["x"].abs(), (1, 0)), 2.0, 3, 2)
+def _lp(name: str, attributes: str, p: int = 2, shape: tuple[int, ...] = _FEW, opset: int = 18) -> Case:
+    """The runtime's LpPool of p 1, which is linear on numbers that are not negative, sums the powers."""
+    summed = as_runtime(f"LpPool<{attributes}, p=1>(x)", {}, shape, opset)
+    given_p = attributes if p == 2 else f"{attributes}, p={p}"
+    return _whole(
+        "LpPool", name, shape, given_p, formula=lambda o: summed({"x": o["x"].abs() ** p}) ** (1 / p), opset=opset
+    )
 
 
 def _lp_beside_zeros(operands: Mapping[str, Tensor]) -> Tensor:
@@ -96,31 +76,17 @@ POOLING_CASES = (
         small=np.float32(0.01),
         formula=lambda o: _times_places(o["x"]),
     ),
-    _lp("p 1", "kernel_shape=[3,2], p=1", _lp_formula(1, (3, 2))),
-    _lp("p 3", "kernel_shape=[3,2], p=3, strides=[2,1]", _lp_formula(3, (3, 2), (2, 1))),
-    _lp(
-        "pads differ, stride 2",
-        "kernel_shape=[3,3], pads=[0,1,2,1], strides=[2,2], p=3",
-        _lp_formula(3, (3, 3), (2, 2), (0, 1, 2, 1)),
-    ),
-    _lp(
-        "SAME_LOWER",
-        'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_LOWER"',
-        _lp_formula(2, (3, 2), (2, 2), (1, 1, 0, 0)),
-    ),
-    _lp(
-        "SAME_LOWER, stride beyond the kernel",
-        'kernel_shape=[1,1], strides=[4,4], p=3, auto_pad="SAME_LOWER"',
-        _lp_formula(3, (1, 1), (4, 4), cuts=(1, 0)),
-    ),
-    _lp(
-        "dilations",
-        "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]",
-        _lp_formula(2, (3, 2), pads=(1, 0, 1, 1), dilations=(2, 3)),
-    ),
-    _lp("ceil_mode", "kernel_shape=[3,3], strides=[2,2], ceil_mode=1", _lp_formula(2, (3, 3), (2, 2), (0, 0, 1, 0))),
-    _lp("1D", "kernel_shape=[3], strides=[2], pads=[1,0]", _lp_over_one_axis, (2, 3, 9)),
-    _lp("opset 9", "kernel_shape=[2,2], strides=[2,2]", _lp_formula(2, (2, 2), (2, 2)), opset=9),
+    _lp("p 1", "kernel_shape=[3,2]", 1),
+    _lp("p 3", "kernel_shape=[3,2], strides=[2,1]", 3),
+    _lp("pads differ, stride 2", "kernel_shape=[3,3], pads=[0,1,2,1], strides=[2,2]", 3),
+    _lp("SAME_LOWER", 'kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_LOWER"'),
+    _lp("SAME_UPPER, far", 'kernel_shape=[2,1], strides=[4,4], auto_pad="SAME_UPPER"'),
+    _lp("SAME_LOWER, far", 'kernel_shape=[1,1], strides=[4,4], auto_pad="SAME_LOWER"', 3),
+    _lp("dilations", "kernel_shape=[3,2], dilations=[2,3], pads=[1,0,1,1]"),
+    _lp("ceil_mode", "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
+    _lp("1D", "kernel_shape=[3], strides=[2], pads=[1,0]", shape=(2, 3, 9)),
+    _lp("3D", "kernel_shape=[2,3,2], strides=[2,1,1]", shape=(2, 2, 4, 5, 3)),
+    _lp("opset 9", "kernel_shape=[2,2], strides=[2,2]", opset=9),
     case(
         "LpPool",
         "a window of zeros",
