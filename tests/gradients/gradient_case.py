@@ -329,6 +329,11 @@ def errors_of(case: Case, found: Outcome) -> dict[str, float]:
     return compared
 
 
+def wrong(entry: Case, **how: Any) -> dict[str, float]:
+    """The `errors` above the case's tolerance."""
+    return {name: error for name, error in errors(entry, **how).items() if not error <= entry.tolerance}
+
+
 def _relative_error(found: Array | None, expected: Array) -> float:
     if found is None or found.shape != expected.shape:
         return np.inf
