@@ -61,7 +61,7 @@ ACTIVATION_CASES = (
     _of("LeakyRelu", "by default", x=normal(3, 4)),
     *(
         _of("LeakyRelu", f"alpha {alpha:g}, opset {opset}", f"alpha={alpha:f}", opset=opset)
-        for alpha, opset in ((0.0, 18), (2.5, 18), (-0.3, 18), (0.1, 7))
+        for alpha, opset in ((0.0, 18), (1.0, 18), (2.5, 18), (-0.3, 18), (0.1, 7))
     ),
     _of("LeakyRelu", "negative values alone", "alpha=0.001", x=normal(3, 4, mean=-5.0)),
     _in_float64("LeakyRelu", "alpha=-0.3"),
@@ -89,6 +89,7 @@ ACTIVATION_CASES = (
     *(_of("Elu", f"alpha {alpha:g}", f"alpha={alpha:f}") for alpha in (2.0, 0.0, -0.7)),
     _wide("Elu", "wide", "alpha=1.5"),
     _in_float64("Elu", "alpha=0.4"),
+    case("Elu", "Celu by default", "y = Celu(x)", x=normal(3, 4)),
     case("Elu", "Celu of a scalar", "s = Celu<alpha=2.0>(x) y = Mul(s, spread)", x=normal(), spread=normal(2)),
     _of("Selu", "by default"),
     *(

@@ -58,6 +58,7 @@ CONVOLUTION_CASES = (
     _conv("1x1 by Gemm, stride 2 of odd size", (2, 7, 5, 3), (8, 7, 1, 1), "strides=[2,2]"),
     _conv("1x1 by product, fewer inputs", (2, 3, 8, 8), (5, 3, 1, 1)),
     _conv("1x1 by product, more inputs", (2, 5, 8, 8), (3, 5, 1, 1)),
+    _conv("1x1 on one position", (3, 4, 1, 1), (5, 4, 1, 1)),
     _conv("1x1 with pads", (2, 3, 4, 5), (4, 3, 1, 1), "pads=[1,0,2,1]"),
     _conv("3D of kernel 1", (2, 3, 4, 4, 4), (4, 3, 1, 1, 1), "strides=[2,1,3]"),
     # stem: exchanged
@@ -91,6 +92,8 @@ TRANSPOSED_CASES = (
     _transposed("without bias", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]", bias=False),
     _transposed("output padding", (2, 3, 3, 4), (3, 2, 3, 3), "strides=[2,3], pads=[1,1,1,1], output_padding=[1,2]"),
     _transposed("dilation and stride", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], strides=[3,2]"),
+    _transposed("one position", (3, 4, 1, 1), (4, 5, 4, 4)),
+    _transposed("1D in groups", (2, 4, 6), (4, 2, 3), "strides=[2], group=2", groups=2),
     _transposed("1x1 stride 2", (2, 3, 4, 5), (3, 4, 1, 1), "strides=[2,2], output_padding=[1,0]"),
     _transposed("large kernel onto few channels", (2, 4, 6, 7), (4, 3, 5, 5), "strides=[2,2], pads=[2,2,2,2]"),
     _transposed("two groups", (2, 4, 4, 5), (4, 3, 3, 3), "group=2, strides=[2,2], pads=[1,1,1,1]", groups=2),
