@@ -9,6 +9,14 @@ from onnxgc.errors import OnnxgcError
 SUM = "y = ReduceSum <keepdims = 0> (q)"
 CASES = {
     "NonZero": ("i = NonZero (a) q = Cast <to = 1> (i)", ("the values of 'a'", "a mask (Where")),
+    "Compress": (
+        "z = Cast <to = 9> (a) f = Reshape (z, flat) q = Compress (a, f)",
+        ("known only at run time", "a mask (Where"),
+    ),
+    "Range": (
+        "s = ReduceSum <keepdims = 0> (a) q = Range (zero, s, one)",
+        ("the values of 's'", "a mask over the longest one"),
+    ),
     "Unique": ("q = Unique (a)", ("the values of 'a'", "a fixed number of classes")),
     "NonMaxSuppression": (
         "b = Reshape (a, boxes) n = Reshape (a, scores) i = NonMaxSuppression (b, n) q = Cast <to = 1> (i)",
@@ -40,6 +48,9 @@ def model_of(nodes: str) -> onnx.ModelProto:
     weights = {
         "w": np.ones((8, 8), np.float32),
         "wide": np.ones((9, 8), np.float32),
+        "zero": np.float32(0),
+        "one": np.float32(1),
+        "flat": np.array([-1]),
         "start": np.array([0]),
         "end": np.array([2]),
         "boxes": np.array([1, 8, 4]),

@@ -90,7 +90,7 @@ def test_a_model_keeps_its_opset_and_the_note_lists_every_operator_without_an_eq
     assert "Pad with mode 'wrap' needs a newer opset at 'wrap'" in note
 
 
-@pytest.mark.parametrize("call", ["Hardmax", "Hardmax<axis=2>"])
+@pytest.mark.parametrize("call", ["Hardmax", "Hardmax<axis=2>", "Hardmax<axis=3>"])
 def test_hardmax_over_several_dimensions_keeps_its_meaning(call: str) -> None:
     body = f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ z = Mul(x, s)  h = {call}(z)  y = Mul(h, z) }}"
     same_output(model_of(body, opset=11, s=(6,)), normal(2, 4, 6, 6))

@@ -42,6 +42,7 @@ REWRITTEN = {
     "rows": "a = Reshape(z, {4B, 6})  b = Gemm(a, g)  y = Reshape(b, {B, 4, 6})",
     "class token": "e = Expand(token, {B, 1, 6})  y = Concat<axis=1>(e, z)",
     "token with a place": "e = Expand(token, {B, 1, 6})  f = Add(e, place)  y = Concat<axis=1>(f, z)",
+    "looked up": "i = Expand({1}, {B, 4})  e = Gather(table, i)  y = Add(z, e)",
     "elements looked up": "i = Expand({1}, {B, 4, 2})  y = GatherElements<axis=2>(z, i)",
     "elements written": """
         i = Expand({1}, {B, 4, 1})  u = Expand(half, {B, 4, 1})  y = ScatterElements<axis=2>(z, i, u)""",
@@ -72,6 +73,7 @@ REFUSED = {
         "inferred from a literal shape only|does not show which of its sizes change",
     ),
     "a certain sample": ("y = Gather<axis=0>(z, first)", "selects particular samples of 'z'"),
+    "all but a sample": ("y = Slice(z, {1}, {1000}, {0})", "selects particular samples of 'z'"),
     "a sum": ("s = ReduceSum<keepdims=0>(z)  y = Mul(s, half)", "it sums over samples"),
     "pairs": ("f = Reshape(z, {B, -1})  t = Transpose(f)  y = MatMul(f, t)", "pairs samples with samples"),
     "padded": ("y = Pad(z, {1, 0, 0, 0, 0, 0})", "pads 'z' along the batch"),

@@ -142,6 +142,21 @@ def test_node_names_are_made_unique() -> None:
     assert [node.origin for node in model.nodes[:3]] == ["a", "a", "Tanh_y"]
 
 
+def test_a_contrib_operator_keeps_its_domain() -> None:
+    body = "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.RotaryEmbedding(z, g, g, g) }"
+    node = mse(model_of(body, domains=', "com.microsoft": 1', w=(3, 4), g=(4,))).nodes[1]
+    assert (node.domain, node.op, node.rule) == (
+        "com.microsoft", "RotaryEmbedding", "com.microsoft::RotaryEmbedding"
+    )  # fmt: skip
+
+
+def test_model_without_standard_operators() -> None:
+    body = "(float[2,3] x) => (float[2,3] y) { y = com.microsoft.BiasGelu(x, b) }"
+    source = model_of(body, domains=', "com.microsoft": 1', b=(3,))
+    del source.opset_import[0]
+    assert mse(source).opset == 18
+
+
 @pytest.mark.parametrize(
     "batch_dims, indices, expected", [(0, [1, -2], ()), (0, [1], (4,)), (1, [[0], [1], [2]], (3,))]
 )
