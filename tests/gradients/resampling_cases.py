@@ -104,6 +104,7 @@ RESAMPLING_CASES = (
     _resize("nearest, fraction", (1, 1, 5, 6), scales=[1, 1, 0.6, 1.5]),
     _resize("nearest, vector doubled", (6,), scales=[2]),
     _resize("nearest, five axes", (1, 2, 2, 3, 2), scales=[1, 1, 2, 2, 3]),
+    _resize("nearest, six axes", (1, 2, 1, 3, 2, 2), scales=[1, 1, 1, 2, 2, 3]),
     _resize("linear by scales", (1, 2, 4, 3), 'mode="linear"', scales=[1, 1, 2, 2]),
     _resize("linear by other scales than sizes say", (1, 2, 4, 3), 'mode="linear"', scales=[1, 1, 1.7, 1.3]),
     _resize("linear, five axes", (1, 2, 2, 3, 2), 'mode="linear"', sizes=[1, 2, 3, 4, 5]),

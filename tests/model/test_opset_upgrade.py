@@ -54,6 +54,12 @@ def test_names_of_tensors_and_nodes_are_kept() -> None:
     assert [(node.name, node.outputs[0]) for node in model.nodes[:2]] == [("conv", "z"), ("pool", "y")]
 
 
+def test_old_resize_and_clip() -> None:
+    body = """(float[2,4,6,6] x) => (float[2,4,12,12] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
+        z = Mul(x, w)  c = Clip<min=0.0, max=1.0>(z)  y = Upsample<mode="nearest">(c, s) }"""
+    same_output(model_of(body, opset=9, w=(6,)), normal(2, 4, 6, 6))
+
+
 @pytest.mark.parametrize(
     "opset, nodes, expanded",
     [
