@@ -171,6 +171,7 @@ GATHERING_CASES = (
     _gather_nd("index vectors in two axes", (3, 4, 2), [[[0, 1], [2, 3]], [[0, 1], [1, -4]]], computed=True),
     _gather_nd("rows in order", (5, 4), [[1], [2], [3]]),
     _gather_nd("three axes, many elements, constant", (7, 9, 11), [[6, 8, 10], [0, -9, 3], [0, 0, 3]]),
+    _gather_nd("one element", (3, 4), [[2, 1]], computed=True),
     _gather_nd("a scalar", (3, 4), [1, -2]),
     _gather_nd("batch, constant", (2, 3, 4), [[[1], [1]], [[-1], [0]]], lead=1),
     _gather_nd("batch", (2, 3, 4), [[[1], [1]], [[-1], [0]]], lead=1, computed=True),

@@ -80,6 +80,14 @@ def test_a_note_names_parameters_that_the_exporter_removed() -> None:
     assert notes[0].startswith("parameters of the module are not in the file: 'gone'; forward does not use")
 
 
+def test_a_note_asks_about_a_learned_exponent() -> None:
+    body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }"
+    model = by_older(model_of(body, w=(4, 4), e=np.full((1,), 3, np.float32)))
+    model.producer_name = "pytorch"
+    notes = read_model(model, loss="mse").notes
+    assert any(note.startswith("'e': classified as a constant, like all single numbers") for note in notes)
+
+
 def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> None:
     """The optimizer keeps the weight's name, derives the bias's name from it, and marks neither."""
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"
