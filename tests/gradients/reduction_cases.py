@@ -189,6 +189,7 @@ REDUCTION_CASES = (
     ),
     *_softmaxes("Softmax"),
     *_softmaxes("LogSoftmax"),
+    _reduced("ReduceSum", "empty axes reduce nothing", "noop_with_empty_axes=1", axes=[]),
     case(
         "ReduceSum",
         "over an empty axis",

@@ -79,6 +79,8 @@ SHAPE_CASES = (
         "shorter last piece",
         "a, b, c = Split<axis=1, num_outputs=3>(x) u = Mul(a, b) v = Exp(c) y = Concat<axis=1>(u, v)",
     ),
+    _split("axis by default", "a, b = Split<num_outputs=2>(x) y = Mul(a, b)"),
+    _split("one piece", "a = Split<axis=1, num_outputs=1>(x) y = Exp(a)"),
     _split("first piece unread", "a, b = Split<axis=1>(x, sizes) y = Exp(b)", sizes=[3, 4]),
     _split(
         "a piece read by two",

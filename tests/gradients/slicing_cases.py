@@ -52,6 +52,7 @@ SLICING_CASES = (
     _slice("step 3, cut on both sides", [2], [_LAST], [0], [3], x=normal(13, 2)),
     _slice("step longer than the axis", [3], [_LAST], [1], [7]),
     _slice("step -1, whole axis", [-1], [_FIRST], [2], [-1]),
+    _slice("step -1, from behind the axis", [99], [-99], [1], [-1]),
     _slice("step -1, part", [4], [1], [2], [-1]),
     _slice("step -2", [-1], [_FIRST], [2], [-2]),
     _slice("step -3, part", [-3], [1], [0], [-3], x=normal(14, 2)),

@@ -32,7 +32,9 @@ def _model(body: str, operands: Mapping[str, Array], dy: Array, **constants: Arr
 def _gradients(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> dict[str, Array]:
     model = _model(body, operands, dy, **constants)
     graph = optimize(model, loss="total", trainable=list(operands), check=False).training_graph
-    return dict(zip(operands, run(graph.model, {"dy": dy}, *map(graph.gradient_of.get, operands)), strict=True))
+    return dict(
+        zip(operands, run(graph.model, {"dy": dy}, *(graph.gradient_of[name] for name in operands)), strict=True)
+    )
 
 
 def _floats(*values: float) -> Array:

@@ -35,6 +35,9 @@ class Network:
     def weight(self, *shape: int) -> str:
         return self.stored(np.random.default_rng(len(self.weights)).standard_normal(shape))
 
+    def ones(self, *shape: int) -> str:
+        return self.stored(np.ones(shape))
+
     def constant(self, value: float) -> str:
         return self.stored(value, letter="c")
 

@@ -53,7 +53,7 @@ _LENGTHS = np.asarray([3, 2], np.int32)
 _CAUSAL = torch.triu(torch.full((4, 4), -10000.0), 1)
 _LOW = torch.from_numpy((1.0 - _MASK) * -10000.0)[:, None, None, :]
 _BY_LENGTH = torch.where(torch.arange(4) < torch.tensor([[3], [2]]), 0.0, -10000.0)[:, None, None, :]
-_QKV = {"w": (6, 18), "b": (18,)}
+_QKV: dict[str, Any] = {"w": (6, 18), "b": (18,)}
 
 
 def _conv(o: Mapping[str, Tensor], **settings: int) -> Tensor:
