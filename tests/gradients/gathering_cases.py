@@ -173,6 +173,7 @@ GATHERING_CASES = (
     _gather_nd("three axes, many elements, constant", (7, 9, 11), [[6, 8, 10], [0, -9, 3], [0, 0, 3]]),
     _gather_nd("one element", (3, 4), [[2, 1]], computed=True),
     _gather_nd("a scalar", (3, 4), [1, -2]),
+    _gather_nd("batch, one an image", (3, 5), [[4], [0], [-2]], lead=1, computed=True),
     _gather_nd("batch, constant", (2, 3, 4), [[[1], [1]], [[-1], [0]]], lead=1),
     _gather_nd("batch", (2, 3, 4), [[[1], [1]], [[-1], [0]]], lead=1, computed=True),
     _gather_nd("batch with equal indices", (2, 3, 4), [[[1], [1]], [[1], [-2]]], lead=1),

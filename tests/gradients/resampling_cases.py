@@ -162,6 +162,7 @@ RESAMPLING_CASES = (
     *_of_all_grids(),
     _grid_sample("three sizes", (1, 2, 3, 4, 3), (4, 5, 6), "linear", "zeros", False, opset=20),
     _grid_sample("three sizes, border", (2, 1, 3, 3, 4), (4, 3, 5), "linear", "border", True, opset=20),
+    _grid_sample("one row", (1, 2, 1, 4), (3, 2), "bilinear", "reflection", False),
     _grid_sample("one row, corners", (1, 2, 1, 4), (3, 2), "bilinear", "reflection", True),
     _grid_sample("one element", (2, 3, 1, 1), (3, 2), "bilinear", "border", False, frozen=("grid",)),
     _affine_grid("image", (2, 2, 3), [2, 1, 3, 4]),
