@@ -1,7 +1,5 @@
 """A model and its external weights stay consistent if a write is interrupted at any point."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,3 @@
-"""Names of first dimensions: which tensors may share a buffer."""
-
-from __future__ import annotations
-
 import onnx
 
 from onnxgc.emission.dimension_names import dimension_names

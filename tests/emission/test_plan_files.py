@@ -1,7 +1,3 @@
-"""Plans as JSON: they survive writing and reading, and errors are one line."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,12 +50,9 @@ def test_names_of_checkpoints_are_a_plan() -> None:
     [
         ("", "is empty"),
         ("plan", "neither a plan file nor a training file"),
-        ("{}", "missing or invalid 'schema'"),
         ("[]", "is not a valid plan"),
-        ("null", "is not a valid plan"),
         ('{"schema": 99}', "has schema 99, but this onnxgc reads 1"),
         ('{"schema": 1, "checkpoints": ["a"]}', "invalid 'keeps_last_segment'"),
-        ('{"schema": 1, "checkpoints": "abc", "keeps_last_segment": true}', "invalid list of names"),
         ('{"schema": 1, "checkpoints": [1], "keeps_last_segment": true}', "invalid list of names"),
     ],
 )

@@ -1,7 +1,3 @@
-"""Cases of activation functions and of Dropout."""
-
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,27 +7,24 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from onnx import TensorProto
 from torch import Tensor
 
-from tests.gradients.gradient_case import Case, Draw, case, normal, positive
+from tests.gradients.gradient_case import Case, Draw, call, case, normal, operator, positive
 
 # Both signs, and values beyond all thresholds.
 _WIDE = (5, 8)
 
 
 def _of(rule: str, name: str, attributes: str = "", x: Draw | None = None, **settings: Any) -> Case:
-    operator = f"{rule}<{attributes}>" if attributes else rule
-    return case(rule, name, f"y = {operator}(x)", x=x or normal(3, 4), **settings)
+    return call(rule, name, attributes, x=x or normal(3, 4), **settings)
 
 
 def _wide(rule: str, name: str, attributes: str = "", **settings: Any) -> Case:
     """On values with a standard deviation of four."""
-    operator = f"{rule}<{attributes}>" if attributes else rule
-    body = f"z = Mul(x, four) y = {operator}(z)"
+    body = f"z = Mul(x, four) y = {operator(rule, attributes)}(z)"
     return case(rule, name, body, x=normal(*_WIDE), four=np.float32(4), **settings)
 
 
 def _in_float64(rule: str, attributes: str = "") -> Case:
-    operator = f"{rule}<{attributes}>" if attributes else rule
-    body = f"d = Cast<to=11>(x) r = {operator}(d) y = Cast<to=1>(r)"
+    body = f"d = Cast<to=11>(x) r = {operator(rule, attributes)}(d) y = Cast<to=1>(r)"
     return case(rule, f"in float64, {attributes}" if attributes else "in float64", body, x=normal(3, 4))
 
 
@@ -45,11 +38,10 @@ def _prelu(name: str, x: tuple[int, ...], slope: tuple[int, ...], **settings: An
 
 def _at_own_opset(rule: str, name: str, opset: int, formula: Callable[[Tensor], Tensor], attributes: str = "") -> Case:
     """In a model that reading cannot lower to another opset: its AveragePool has dilations."""
-    operator = f"{rule}<{attributes}>" if attributes else rule
     return case(
         rule,
         name,
-        f"z = AveragePool<kernel_shape=[1,1], dilations=[2,2]>(x) y = {operator}(z)",
+        f"z = AveragePool<kernel_shape=[1,1], dilations=[2,2]>(x) y = {operator(rule, attributes)}(z)",
         x=normal(1, 2, 4, 5),
         opset=opset,
         formula=lambda operands: formula(operands["x"]),
@@ -57,7 +49,6 @@ def _at_own_opset(rule: str, name: str, opset: int, formula: Callable[[Tensor], 
 
 
 def _limited(operands: Any) -> Tensor:
-    """Clip with limits that have a gradient."""
     return torch.minimum(torch.maximum(operands["x"], operands["low"]), operands["high"])
 
 
@@ -65,26 +56,18 @@ _LOW, _HIGH = np.float32(-0.6), np.float32(0.8)
 
 ACTIVATION_CASES = (
     _of("Relu", "values of both signs"),
-    _of("Relu", "three axes", x=normal(2, 3, 4)),
     case("Relu", "scalar", "s = Relu(x) y = Mul(s, spread)", x=positive(), spread=normal(2)),
     _in_float64("Relu"),
     _of("LeakyRelu", "by default", x=normal(3, 4)),
     *(
         _of("LeakyRelu", f"alpha {alpha:g}, opset {opset}", f"alpha={alpha:f}", opset=opset)
-        for alpha, opset in ((0.2, 18), (0.0, 18), (1.0, 18), (2.5, 18), (-0.3, 18), (0.1, 15), (0.1, 7))
+        for alpha, opset in ((0.0, 18), (1.0, 18), (2.5, 18), (-0.3, 18), (0.1, 7))
     ),
     _of("LeakyRelu", "negative values alone", "alpha=0.001", x=normal(3, 4, mean=-5.0)),
-    _in_float64("LeakyRelu", "alpha=0.3"),
     _in_float64("LeakyRelu", "alpha=-0.3"),
-    _prelu("slopes alike", (2, 3, 4), (2, 3, 4)),
-    _prelu("one slope", (2, 3, 4), (1,)),
     _prelu("scalar slope", (2, 3, 4), ()),
     _prelu("slope of a channel", (2, 3, 4, 5), (3, 1, 1)),
-    _prelu("slope along the last axis", (2, 3, 4), (4,)),
     _prelu("slope frozen", (2, 3, 4), (3, 1), frozen=("s",)),
-    _prelu("opset 7", (2, 3, 4), (3, 1), opset=7),
-    _prelu("opset 9", (2, 3, 4), (3, 1), opset=9),
-    case("PRelu", "constant slope", "y = PRelu(x, s)", x=normal(3, 4), s=np.float32(0.25), frozen=("s",)),
     case(
         "PRelu",
         "small slope, negative values alone",
@@ -94,7 +77,6 @@ ACTIVATION_CASES = (
         frozen=("s",),
     ),
     case("PRelu", "scalars", "s = PRelu(a, b) y = Mul(s, spread)", a=normal(mean=-2.0), b=positive(), spread=normal(2)),
-    case("PRelu", "with itself", "y = PRelu(a, a)", a=normal(3, 4)),
     case("PRelu", "of a computed slope", "s = Exp(a) y = PRelu(x, s)", x=normal(3, 4), a=normal(4)),
     case(
         "PRelu",
@@ -104,52 +86,33 @@ ACTIVATION_CASES = (
         s=normal(4),
     ),
     _of("Elu", "by default"),
-    *(_of("Elu", f"alpha {alpha:g}", f"alpha={alpha:f}") for alpha in (0.3, 2.0, 0.0, -0.7)),
+    *(_of("Elu", f"alpha {alpha:g}", f"alpha={alpha:f}") for alpha in (2.0, 0.0, -0.7)),
     _wide("Elu", "wide", "alpha=1.5"),
-    _of("Elu", "opset 7", "alpha=0.5", opset=7),
-    _of("Elu", "opset 22", opset=22),
-    _in_float64("Elu"),
     _in_float64("Elu", "alpha=0.4"),
-    case("Elu", "Celu", "y = Celu<alpha=2.0>(x)", x=normal(3, 4)),
     case("Elu", "Celu by default", "y = Celu(x)", x=normal(3, 4)),
     case("Elu", "Celu of a scalar", "s = Celu<alpha=2.0>(x) y = Mul(s, spread)", x=normal(), spread=normal(2)),
-    case("Elu", "Celu of opset 12", "y = Celu<alpha=0.5>(x)", x=normal(3, 4), opset=12),
     _of("Selu", "by default"),
-    _wide("Selu", "wide"),
     *(
         _of("Selu", f"alpha {alpha:g}, gamma {gamma:g}", f"alpha={alpha:f}, gamma={gamma:f}")
-        for alpha, gamma in ((0.4, 1.3), (1.0, 2.0), (-0.5, 1.5), (1.2, -0.8), (0.5, 0.7))
+        for alpha, gamma in ((0.4, 1.3), (-0.5, 1.5), (1.2, -0.8))
     ),
-    _of("Selu", "opset 7", opset=7),
-    _in_float64("Selu"),
     _wide("HardSigmoid", "by default"),
-    _wide("HardSigmoid", "another line", "alpha=0.7, beta=0.2"),
     _wide("HardSigmoid", "falling", "alpha=-0.3, beta=0.4"),
     _of("HardSigmoid", "nowhere limited", "alpha=0.1, beta=0.5"),
-    _wide("HardSigmoid", "opset 7", "alpha=0.4", opset=7),
     _in_float64("HardSigmoid", "alpha=0.6"),
     _wide("HardSwish", "wide"),
-    _of("HardSwish", "inside"),
-    _wide("HardSwish", "opset 14", opset=14),
-    _wide("HardSwish", "opset 22", opset=22),
-    _in_float64("HardSwish"),
-    *(_of("ThresholdedRelu", f"alpha {alpha:g}", f"alpha={alpha:f}") for alpha in (0.3, 0.0, -0.4)),
+    *(_of("ThresholdedRelu", f"alpha {alpha:g}", f"alpha={alpha:f}") for alpha in (0.3, -0.4)),
     _wide("ThresholdedRelu", "by default"),
-    _of("ThresholdedRelu", "opset 10", "alpha=0.5", opset=10),
     _in_float64("ThresholdedRelu", "alpha=-0.3"),
     _of("Softsign", "values of both signs"),
-    _wide("Softsign", "wide"),
-    _of("Softsign", "opset 7", opset=7),
     _in_float64("Softsign"),
     _wide("Shrink", "by default"),
     *(
         _wide("Shrink", f"lambd {limit:g}, bias {bias:g}", f"lambd={limit:f}, bias={bias:f}")
-        for limit, bias in ((1.5, 0.0), (1.5, 1.5), (1.0, 2.0), (1.0, -0.5), (-1.0, 0.3), (0.0, 0.4))
+        for limit, bias in ((1.5, 1.5), (1.0, -0.5), (-1.0, 0.3), (0.0, 0.4))
     ),
-    _wide("Shrink", "opset 9", "lambd=1.0", opset=9),
     _in_float64("Shrink", "lambd=0.3"),
     _of("Sigmoid", "values of both signs"),
-    _of("Sigmoid", "large values", x=normal(3, 4, mean=3.0)),
     _in_float64("Sigmoid"),
     _of("Softplus", "values of both signs"),
     _of("Softplus", "large values", x=normal(3, 4, mean=25.0)),
@@ -165,23 +128,16 @@ ACTIVATION_CASES = (
     _of("Tanh", "values of both signs"),
     _in_float64("Tanh"),
     _at_own_opset("Gelu", "exact", 20, F.gelu),
-    _at_own_opset("Gelu", "stated exact", 20, F.gelu, 'approximate="none"'),
     _at_own_opset("Gelu", "by tanh", 20, lambda x: F.gelu(x, approximate="tanh"), 'approximate="tanh"'),
     _at_own_opset("Swish", "by default", 24, F.silu),
     _at_own_opset("Swish", "alpha 1.7", 24, lambda x: x * torch.sigmoid(1.7 * x), "alpha=1.7"),
     case("Erf", "Gelu brought down", "y = Gelu(x)", x=normal(3, 4), opset=20),
     case("Tanh", "Gelu by tanh brought down", 'y = Gelu<approximate="tanh">(x)', x=normal(3, 4), opset=20),
     case("Sigmoid", "Swish brought down", "y = Swish<alpha=1.7>(x)", x=normal(3, 4), opset=24),
-    _clip("both limits", "y = Clip(x, low, high)", low=_LOW, high=_HIGH),
     _clip("lower limit", "y = Clip(x, low)", low=_LOW),
     _clip("upper limit", "y = Clip(x, , high)", high=_HIGH),
     _clip("no limit", "y = Clip(x)"),
-    _clip(
-        "ReLU6", "z = Mul(x, four) y = Clip(z, low, high)", four=np.float32(4), low=np.float32(0), high=np.float32(6)
-    ),
-    _clip("opset 6 attributes", "y = Clip<min=-0.6, max=0.8>(x)", opset=10),
     _clip("opset 6, minimum only", "y = Clip<min=-0.6>(x)", opset=10),
-    _clip("opset 11 inputs", "y = Clip(x, low, high)", low=_LOW, high=_HIGH, opset=11),
     case(
         "Clip",
         "limits with a gradient",
@@ -190,22 +146,6 @@ ACTIVATION_CASES = (
         low=normal(mean=-0.7),
         high=normal(mean=2.0),
         formula=_limited,
-    ),
-    case(
-        "Clip",
-        "upper limit with a gradient",
-        "y = Clip(x, , high)",
-        x=normal(4, 6),
-        high=normal(),
-        formula=lambda o: torch.minimum(o["x"], o["high"]),
-    ),
-    case(
-        "Clip",
-        "lower limit with a gradient",
-        "y = Clip(x, low)",
-        x=normal(4, 6),
-        low=normal(),
-        formula=lambda o: torch.maximum(o["x"], o["low"]),
     ),
     case(
         "Clip",
@@ -234,11 +174,9 @@ ACTIVATION_CASES = (
         low=normal(),
         formula=lambda o: torch.maximum(o["x"], o["low"]),
     ),
-    case("Dropout", "ratio given", "y = Dropout(x, ratio)", x=normal(6, 7), ratio=np.float32(0.3)),
     case("Dropout", "ratio by default", "y = Dropout(x)", x=normal(6, 7)),
     case(
         "Dropout", "twice", "z = Dropout(x, r) y = Dropout(z, s)", x=normal(9, 8), r=np.float32(0.2), s=np.float32(0.4)
     ),
-    case("Dropout", "opset 7 attribute", "y = Dropout<ratio=0.25>(x)", x=normal(6, 7), opset=7),
     case("Dropout", "opset 10 attribute", "y = Dropout<ratio=0.6>(x)", x=normal(6, 7), opset=10),
 )

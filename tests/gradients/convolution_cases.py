@@ -1,7 +1,3 @@
-"""Cases of convolution and of matrix products."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,51 +6,33 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from tests.gradients.gradient_case import Case, Formula, case, normal
+from tests.gradients.gradient_case import Case, Formula, call, case, normal
 
 
-def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: bool) -> Case:
-    """y = Conv(x, w, b): x [N, C, spatial...], w [K, C / groups, kernel...]."""
-    operator = f"Conv<{attributes}>" if attributes else "Conv"
-    if settings.get("bias", True):
-        return case("Conv", name, f"y = {operator}(x, w, b)", x=normal(*x), w=normal(*w), b=normal(w[0]))
-    return case("Conv", name, f"y = {operator}(x, w)", x=normal(*x), w=normal(*w))
+def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", has_bias: bool = True) -> Case:
+    bias = {"b": normal(w[0])} if has_bias else {}
+    return call("Conv", name, attributes, x=normal(*x), w=normal(*w), **bias)
 
 
 CONVOLUTION_CASES = (
     # by offset, the general form
     _conv("3x3", (2, 3, 6, 5), (4, 3, 3, 3)),
-    _conv("without bias", (2, 3, 6, 5), (4, 3, 3, 3), bias=False),
-    _conv("batch of one", (1, 3, 6, 5), (4, 3, 3, 3), "pads=[1,1,1,1]"),
-    _conv("kernel not square", (2, 3, 6, 7), (4, 3, 2, 5), "pads=[0,2,1,2]"),
-    _conv("1x3 kernel", (2, 5, 4, 6), (3, 5, 1, 3), "pads=[0,1,0,1]"),
-    _conv("same pads", (2, 3, 6, 5), (4, 3, 3, 3), "pads=[1,1,1,1]"),
-    _conv("pads on every side different", (2, 3, 6, 5), (4, 3, 3, 3), "pads=[0,2,1,3]"),
-    _conv("pads as large as the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[2,2,2,2]"),
-    _conv("pads larger than the kernel", (2, 3, 4, 4), (4, 3, 2, 2), "pads=[3,4,5,3]"),
-    _conv("pads larger than the kernel, stride 3", (2, 3, 4, 5), (4, 3, 2, 2), "pads=[3,4,5,3], strides=[3,3]"),
-    _conv("stride 2", (2, 3, 7, 9), (4, 3, 3, 3), "strides=[2,2]"),
-    _conv("stride 2 leaves a row unused", (2, 3, 8, 7), (4, 3, 3, 3), "strides=[2,2]"),
-    _conv("stride 2 leaves end padding unused", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,2], pads=[1,1,1,1]"),
+    _conv("without bias", (2, 3, 6, 5), (4, 3, 3, 3), has_bias=False),
+    _conv(
+        "pads larger than the kernel, stride 3",
+        (2, 3, 4, 5),
+        (4, 3, 2, 2),
+        "kernel_shape=[2,2], pads=[3,4,5,3], strides=[3,3]",
+    ),
     _conv("stride 2 unused pads and rows", (2, 3, 8, 8), (4, 3, 3, 3), "strides=[2,3], pads=[1,0,2,1]"),
-    _conv("strides differ", (2, 3, 9, 8), (4, 3, 3, 3), "strides=[3,1], pads=[1,1,1,1]"),
-    _conv("stride larger than the kernel", (2, 5, 10, 11), (4, 5, 2, 2), "strides=[3,4]"),
     _conv("stride much larger than the kernel", (2, 5, 12, 12), (4, 5, 2, 1), "strides=[5,7], pads=[1,0,0,1]"),
-    _conv("5x5 stride 3 pad 1 on 32", (1, 5, 32, 32), (3, 5, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
-    _conv("dilation", (2, 3, 9, 8), (4, 3, 3, 3), "dilations=[2,3], pads=[1,3,2,3]"),
     _conv("dilation and stride", (2, 3, 11, 12), (4, 3, 3, 3), "dilations=[2,3], strides=[3,2], pads=[2,1,0,3]"),
-    _conv("one output position", (2, 3, 3, 3), (4, 3, 3, 3)),
-    _conv("one input channel", (2, 1, 5, 5), (3, 1, 3, 3), "pads=[1,1,1,1]"),
-    _conv("one output channel", (2, 3, 5, 5), (1, 3, 3, 3), "pads=[1,1,1,1]"),
-    _conv("auto_pad SAME_UPPER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_UPPER"'),
-    _conv("auto_pad SAME_LOWER", (2, 3, 6, 7), (4, 3, 2, 4), 'auto_pad="SAME_LOWER"'),
     _conv("auto_pad SAME_UPPER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_UPPER", strides=[2,2]'),
     _conv("auto_pad SAME_LOWER, stride 2", (2, 3, 6, 7), (4, 3, 3, 3), 'auto_pad="SAME_LOWER", strides=[2,2]'),
     _conv(
         "auto_pad SAME_UPPER, stride 3 of kernel 2", (2, 3, 7, 8), (4, 3, 2, 2), 'auto_pad="SAME_UPPER", strides=[3,3]'
     ),
     _conv("auto_pad VALID", (2, 3, 6, 7), (4, 3, 3, 2), 'auto_pad="VALID", strides=[2,2]'),
-    _conv("kernel_shape given", (2, 3, 6, 5), (4, 3, 3, 2), "kernel_shape=[3,2]"),
     _conv("1D", (2, 3, 9), (4, 3, 3), "pads=[1,2], strides=[2], dilations=[2]"),
     _conv("3D", (2, 3, 5, 4, 6), (4, 3, 2, 3, 2), "strides=[2,1,2], pads=[1,1,0,0,1,1], dilations=[1,1,2]"),
     # grouped
@@ -66,8 +44,6 @@ CONVOLUTION_CASES = (
         "group=3, strides=[2,3], dilations=[2,1], pads=[0,1,2,1]",
     ),
     _conv("groups of 1x1", (2, 4, 5, 6), (6, 2, 1, 1), "group=2, strides=[2,2]"),
-    _conv("groups 1D", (2, 4, 9), (6, 2, 3), "group=2, strides=[2], pads=[1,0]"),
-    _conv("groups 3D", (2, 4, 3, 4, 5), (2, 2, 2, 2, 2), "group=2, pads=[1,0,1,0,1,0]"),
     # depthwise
     _conv("depthwise", (2, 4, 6, 5), (4, 1, 3, 3), "group=4, pads=[1,1,1,1]"),
     _conv("depthwise, stride 2 of odd size", (2, 4, 7, 8), (4, 1, 3, 3), "group=4, strides=[2,2], pads=[1,1,1,1]"),
@@ -77,155 +53,82 @@ CONVOLUTION_CASES = (
         _conv("depthwise in parts of the batch", (4, 8, 180, 184), (8, 1, 3, 3), "group=8, pads=[1,1,1,1]"),
         tolerance=1e-4,
     ),
-    _conv("depthwise 1D", (2, 4, 9), (4, 1, 3), "group=4, strides=[2]"),
-    _conv("depthwise 1x1", (2, 4, 5, 5), (4, 1, 1, 1), "group=4"),
     # pointwise: one Gemm, or a batched product from either side
     _conv("1x1 by Gemm", (2, 5, 2, 2), (6, 5, 1, 1)),
     _conv("1x1 by Gemm, stride 2 of odd size", (2, 7, 5, 3), (8, 7, 1, 1), "strides=[2,2]"),
     _conv("1x1 by product, fewer inputs", (2, 3, 8, 8), (5, 3, 1, 1)),
     _conv("1x1 by product, more inputs", (2, 5, 8, 8), (3, 5, 1, 1)),
-    _conv("1x1 by product, stride 2 of even size", (2, 3, 12, 14), (5, 3, 1, 1), "strides=[2,2]"),
-    _conv("1x1 by product, strides 3 and 2", (2, 5, 12, 13), (3, 5, 1, 1), "strides=[3,2]"),
-    _conv("1x1 with pads", (2, 3, 4, 5), (4, 3, 1, 1), "pads=[1,0,2,1]"),
-    _conv("1D of kernel 1", (2, 3, 9), (4, 3, 1)),
-    _conv("3D of kernel 1", (2, 3, 4, 4, 4), (4, 3, 1, 1, 1), "strides=[2,1,3]"),
     _conv("1x1 on one position", (3, 4, 1, 1), (5, 4, 1, 1)),
+    _conv("1x1 with pads", (2, 3, 4, 5), (4, 3, 1, 1), "pads=[1,0,2,1]"),
+    _conv("3D of kernel 1", (2, 3, 4, 4, 4), (4, 3, 1, 1, 1), "strides=[2,1,3]"),
     # stem: exchanged
     _conv("stem 7x7 stride 2 pad 3", (2, 3, 16, 15), (4, 3, 7, 7), "strides=[2,2], pads=[3,3,3,3]"),
-    _conv("stem 11x11 stride 4", (2, 3, 27, 31), (4, 3, 11, 11), "strides=[4,4], pads=[2,2,2,2]"),
     _conv("stem that leaves rows unused", (1, 3, 18, 16), (4, 3, 5, 5), "strides=[3,4]"),
     _conv("stem with unused end padding", (2, 1, 12, 12), (4, 1, 5, 5), "strides=[3,3], pads=[1,1,3,2]"),
     _conv("stem 5x5 stride 3 pad 1 on 32", (1, 3, 32, 32), (4, 3, 5, 5), "strides=[3,3], pads=[1,1,1,1]"),
     _conv("stem, dilation", (2, 2, 14, 15), (3, 2, 5, 5), "dilations=[2,3], strides=[2,1], pads=[1,2,0,1]"),
-    _conv("stem 1D", (2, 2, 17), (4, 2, 5), "strides=[2], pads=[2,2]"),
-    _conv("stem 3D", (1, 1, 7, 6, 8), (2, 1, 5, 5, 5), "strides=[2,1,2], pads=[1,1,1,1,1,1]"),
-    _conv("stem, SAME_UPPER", (2, 3, 13, 14), (4, 3, 7, 7), 'auto_pad="SAME_UPPER", strides=[2,2]'),
 )
 
 
-def _transposed_formula(
-    begin: Sequence[int], end: Sequence[int], *, strides: int, dilations: int = 1, bias: bool = True
-) -> Formula:
+def _transposed_formula(begin: Sequence[int], end: Sequence[int], *, strides: int) -> Formula:
     """ConvTranspose with the pads that follow from auto_pad or output_shape; negative ones add zeros."""
 
     def formula(o: Mapping[str, Tensor]) -> Tensor:
-        y = F.conv_transpose2d(o["x"], o["w"], stride=strides, dilation=dilations)
-        y = F.pad(y, [-begin[1], -end[1], -begin[0], -end[0]])
-        return y + o["b"].reshape(1, -1, 1, 1) if bias else y
+        y = F.conv_transpose2d(o["x"], o["w"], stride=strides)
+        return F.pad(y, [-begin[1], -end[1], -begin[0], -end[0]]) + o["b"].reshape(1, -1, 1, 1)
 
     return formula
 
 
 def _transposed(name: str, x: tuple[int, ...], w: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    """y = ConvTranspose(x, w, b): x [N, C, spatial...], w [C, K / groups, kernel...]."""
-    operator = f"ConvTranspose<{attributes}>" if attributes else "ConvTranspose"
     operands = {"x": normal(*x), "w": normal(*w)}
     if settings.pop("bias", True):
-        groups = settings.pop("groups", 1)
-        operands["b"] = normal(w[1] * groups)
-    call = ", ".join(operands)
-    return case("ConvTranspose", name, f"y = {operator}({call})", **operands, **settings)
+        operands["b"] = normal(w[1] * settings.pop("groups", 1))
+    return call("ConvTranspose", name, attributes, **operands, **settings)
 
 
 TRANSPOSED_CASES = (
     _transposed("2x2 stride 2", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]"),
     _transposed("without bias", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]", bias=False),
-    _transposed("3x3", (2, 3, 4, 5), (3, 4, 3, 3)),
-    _transposed("3x3 pads", (2, 3, 4, 5), (3, 4, 3, 3), "pads=[1,1,1,1]"),
-    _transposed("pads differ", (2, 3, 5, 4), (3, 4, 3, 3), "pads=[0,2,1,0], strides=[2,2]"),
-    _transposed("4x4 stride 2 pad 1", (2, 3, 3, 4), (3, 2, 4, 4), "strides=[2,2], pads=[1,1,1,1]"),
     _transposed("output padding", (2, 3, 3, 4), (3, 2, 3, 3), "strides=[2,3], pads=[1,1,1,1], output_padding=[1,2]"),
-    _transposed("output padding without pads", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,3], output_padding=[2,1]"),
-    _transposed("dilation", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], pads=[1,0,2,1]"),
     _transposed("dilation and stride", (2, 3, 4, 5), (3, 2, 3, 2), "dilations=[2,3], strides=[3,2]"),
-    _transposed("stride larger than the kernel", (2, 3, 3, 4), (3, 2, 2, 2), "strides=[3,4]"),
-    _transposed("kernel not square", (2, 5, 3, 4), (5, 2, 1, 4), "strides=[1,2], pads=[0,1,0,1]"),
-    _transposed("1x1", (2, 3, 4, 5), (3, 4, 1, 1)),
-    _transposed("1x1 stride 2", (2, 3, 4, 5), (3, 4, 1, 1), "strides=[2,2], output_padding=[1,0]"),
     _transposed("one position", (3, 4, 1, 1), (4, 5, 4, 4)),
-    _transposed("batch of one", (1, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]"),
+    _transposed("1D in groups", (2, 4, 6), (4, 2, 3), "strides=[2], group=2", groups=2),
+    _transposed("1x1 stride 2", (2, 3, 4, 5), (3, 4, 1, 1), "strides=[2,2], output_padding=[1,0]"),
     _transposed("large kernel onto few channels", (2, 4, 6, 7), (4, 3, 5, 5), "strides=[2,2], pads=[2,2,2,2]"),
-    _transposed("kernel_shape given", (2, 3, 4, 5), (3, 4, 2, 3), "kernel_shape=[2,3]"),
     _transposed("two groups", (2, 4, 4, 5), (4, 3, 3, 3), "group=2, strides=[2,2], pads=[1,1,1,1]", groups=2),
-    _transposed("depthwise", (2, 4, 4, 5), (4, 1, 4, 4), "group=4, strides=[2,2], pads=[1,1,1,1]", groups=4),
     _transposed("depthwise, multiplier 2", (2, 4, 4, 5), (4, 2, 3, 3), "group=4, strides=[2,1]", groups=4),
     _transposed("1D", (2, 3, 6), (3, 4, 3), "strides=[2], pads=[1,0], output_padding=[1]"),
-    _transposed("1D in groups", (2, 4, 6), (4, 2, 3), "strides=[2], group=2", groups=2),
     _transposed(
         "3D",
         (1, 3, 3, 2, 3),
         (3, 2, 2, 3, 2),
         "strides=[2,1,2], pads=[1,0,0,0,1,0], dilations=[1,2,1], output_padding=[1,0,1]",
     ),
-    _transposed("opset 9", (2, 3, 4, 5), (3, 4, 2, 2), "strides=[2,2]", opset=9),
-    _transposed(
-        "auto_pad VALID",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        'auto_pad="VALID", strides=[2,2]',
-        formula=_transposed_formula((0, 0), (0, 0), strides=2),
-    ),
-    _transposed(
-        "auto_pad SAME_UPPER",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        'auto_pad="SAME_UPPER", strides=[2,2]',
-        formula=_transposed_formula((0, 0), (1, 1), strides=2),
-    ),
-    _transposed(
-        "auto_pad SAME_LOWER",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        'auto_pad="SAME_LOWER", strides=[2,2]',
-        formula=_transposed_formula((1, 1), (0, 0), strides=2),
-    ),
-    _transposed(
-        "auto_pad SAME_UPPER, stride larger than the kernel",
-        (2, 3, 4, 5),
-        (3, 4, 2, 2),
-        'auto_pad="SAME_UPPER", strides=[3,3]',
-        formula=_transposed_formula((0, 0), (0, 0), strides=3),
-    ),
-    _transposed(
-        "output_shape",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        "output_shape=[8,8], strides=[2,2]",
-        formula=_transposed_formula((1, 2), (0, 1), strides=2),
-    ),
-    _transposed(
-        "output_shape overrides pads",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        "output_shape=[8,8], strides=[2,2], pads=[1,1,1,1]",
-        formula=_transposed_formula((1, 2), (0, 1), strides=2),
-    ),
-    _transposed(
-        "output_shape beyond the last window",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        "output_shape=[10,12], strides=[2,2]",
-        formula=_transposed_formula((0, 0), (-1, -1), strides=2),
-    ),
-    _transposed(
-        "output_shape, SAME_UPPER and output padding",
-        (2, 3, 4, 5),
-        (3, 4, 3, 3),
-        'output_shape=[8,9], strides=[2,2], auto_pad="SAME_UPPER", output_padding=[1,1]',
-        formula=_transposed_formula((1, 1), (0, 1), strides=2),
+    *(
+        _transposed(
+            attributes, (2, 3, 4, 5), (3, 4, k, k), attributes, formula=_transposed_formula(begin, end, strides=strides)
+        )
+        for attributes, k, begin, end, strides in (
+            ('auto_pad="VALID", strides=[2,2]', 3, (0, 0), (0, 0), 2),
+            ('auto_pad="SAME_UPPER", strides=[2,2]', 3, (0, 0), (1, 1), 2),
+            ('auto_pad="SAME_LOWER", strides=[2,2]', 3, (1, 1), (0, 0), 2),
+            ('auto_pad="SAME_UPPER", strides=[3,3]', 2, (0, 0), (0, 0), 3),
+            ("output_shape=[8,8], strides=[2,2], pads=[1,1,1,1]", 3, (1, 2), (0, 1), 2),
+            ("output_shape=[10,12], strides=[2,2]", 3, (0, 0), (-1, -1), 2),
+            ('output_shape=[8,9], strides=[2,2], auto_pad="SAME_UPPER", output_padding=[1,1]', 3, (1, 1), (0, 1), 2),
+        )
     ),
 )
 
 
-def _gemm(name: str, attributes: str, a: tuple[int, ...], b: tuple[int, ...], *c: tuple[int, ...]) -> Case:
-    operator = f"Gemm<{attributes}>" if attributes else "Gemm"
-    if c:
-        return case("Gemm", name, f"y = {operator}(a, b, c)", a=normal(*a), b=normal(*b), c=normal(*c[0]))
-    return case("Gemm", name, f"y = {operator}(a, b)", a=normal(*a), b=normal(*b))
+def _gemm(name: str, attributes: str, *shapes: tuple[int, ...]) -> Case:
+    operands = {key: normal(*shape) for key, shape in zip("abc", shapes, strict=False)}
+    return call("Gemm", name, attributes, **operands)
 
 
 def _matmul(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> Case:
-    return case("MatMul", name, "y = MatMul(a, b)", a=normal(*a), b=normal(*b))
+    return call("MatMul", name, a=normal(*a), b=normal(*b))
 
 
 def _einsum(name: str, equation: str, *shapes: tuple[int, ...], as_torch: str = "", **settings: Any) -> Case:
@@ -251,43 +154,23 @@ EINSUM_CASES = (
     _einsum("implicit output in alphabetical order", "ba", (3, 4)),
     _einsum("implicit output with an ellipsis", "...ij,...jk", (2, 3, 4), (2, 4, 5)),
     _einsum("spaces", " i j , j k -> i k ", (3, 4), (4, 5), as_torch="ij,jk->ik"),
-    _einsum("both transposed", "ji,kj->ik", (4, 3), (5, 4)),
-    _einsum("result transposed", "ij,jk->ki", (3, 4), (4, 5)),
-    _einsum("attention scores", "bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
-    _einsum("attention values", "bhij,bhjd->bhid", (2, 3, 4, 5), (2, 3, 5, 6)),
     _einsum("heads last", "bihd,bjhd->bhij", (2, 4, 3, 5), (2, 6, 3, 5)),
-    _einsum("projection to heads", "btd,dhk->bhtk", (2, 3, 4), (4, 2, 5)),
-    _einsum("several contracted", "abc,cbd->ad", (2, 3, 4), (4, 3, 5)),
     _einsum("batch in another place", "ibj,bjk->kib", (3, 2, 4), (2, 4, 5)),
     _einsum("outer product", "i,j->ij", (3,), (4,)),
-    _einsum("outer product, transposed", "i,j->ji", (3,), (4,)),
-    _einsum("elementwise", "ij,ij->ij", (3, 4), (3, 4)),
-    _einsum("elementwise, transposed", "ij,ji->ij", (3, 4), (4, 3)),
-    _einsum("scaled rows", "ij,i->ij", (3, 4), (3,)),
     _einsum("scaled columns, transposed", "ij,j->ji", (3, 4), (4,)),
     _einsum("inner product", "i,i->", (4,), (4,), is_scalar=True),
-    _einsum("bilinear form", "i,ij,j->", (3,), (3, 4), (4,), is_scalar=True),
     _einsum("sum", "ij->", (3, 4), is_scalar=True),
-    _einsum("sum over rows", "ij->j", (3, 4)),
     _einsum("transposition", "ijk->kij", (2, 3, 4)),
-    _einsum("label of one operand summed", "ij,jkl->ik", (3, 4), (4, 2, 5)),
     _einsum("labels of both operands summed", "aij,jkb->ik", (2, 3, 4), (4, 5, 2)),
-    _einsum("diagonal", "ii->i", (3, 3)),
     _einsum("trace", "ii->", (3, 3), is_scalar=True),
-    _einsum("diagonal of the last axes", "bii->bi", (2, 3, 3)),
     _einsum("diagonal around an axis", "ibi->bi", (3, 2, 3)),
     _einsum("diagonal beside a matrix", "ii,ij->j", (3, 3), (3, 4)),
     _einsum("three operands", "ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
     _einsum("three operands of one label", "i,i,i->i", (4,), (4,), (4,)),
     _einsum("four operands", "ab,bc,cd,de->ae", (2, 3), (3, 2), (2, 4), (4, 3)),
-    _einsum("low rank", "bi,ri,ro->bo", (3, 4), (2, 4), (2, 5)),
-    _einsum("ellipsis", "...ij,jk->...ik", (2, 3, 4, 5), (5, 2)),
     _einsum("ellipsis that broadcasts", "...ij,...jk->...ik", (2, 1, 3, 4), (1, 5, 4, 2)),
-    _einsum("ellipsis in the middle", "i...j,j...k->i...k", (3, 2, 4), (4, 2, 5)),
     _einsum("ellipsis of nothing", "...ij,...jk->...ik", (3, 4), (4, 5)),
     _einsum("ellipsis moved", "...i->i...", (2, 3, 4)),
-    _einsum("axes of one", "bij,bjk->bik", (1, 3, 1), (1, 1, 4)),
-    _einsum("one row", "ij,jk->ik", (1, 4), (4, 5)),
     case(
         "Einsum",
         "an operand with itself",
@@ -300,41 +183,22 @@ EINSUM_CASES = (
 
 PRODUCT_CASES = (
     _gemm("plain", "", (3, 4), (4, 5)),
-    _gemm("A transposed", "transA=1", (4, 3), (4, 5), (5,)),
-    _gemm("B transposed", "transB=1", (3, 4), (5, 4), (5,)),
-    _gemm("both transposed", "transA=1, transB=1", (4, 3), (5, 4), (5,)),
     _gemm("plain, scaled", "alpha=0.5, beta=-2.0", (3, 4), (4, 5), (5,)),
     _gemm("A transposed, scaled", "transA=1, alpha=0.5, beta=3.0", (4, 3), (4, 5), (3, 1)),
     _gemm("B transposed, scaled", "transB=1, alpha=-1.5, beta=0.5", (3, 4), (5, 4), (1, 5)),
     _gemm("both transposed, scaled", "transA=1, transB=1, alpha=2.0, beta=0.25", (4, 3), (5, 4), (3, 5)),
     _gemm("C a scalar", "", (3, 4), (4, 5), ()),
-    _gemm("C of one element", "beta=2.0", (3, 4), (4, 5), (1,)),
-    _gemm("C [M, 1]", "", (3, 4), (4, 5), (3, 1)),
-    _gemm("C [1, N]", "", (3, 4), (4, 5), (1, 5)),
-    _gemm("C [M, N]", "", (3, 4), (4, 5), (3, 5)),
-    _gemm("one row", "transB=1", (1, 4), (5, 4), (5,)),
     _gemm("one column", "", (3, 4), (4, 1), (1,)),
     case("Gemm", "A times its own transpose", "y = Gemm<transB=1, alpha=0.5>(a, a)", a=normal(3, 4)),
     _matmul("2D x 2D", (3, 4), (4, 5)),
     case("MatMul", "1D x 1D", "s = MatMul(a, b) y = Mul(s, spread)", a=normal(4), b=normal(4), spread=normal(2)),
-    _matmul("1D x 2D", (4,), (4, 5)),
     _matmul("2D x 1D", (3, 4), (4,)),
     _matmul("1D x 3D", (4,), (2, 4, 5)),
-    _matmul("3D x 1D", (2, 3, 4), (4,)),
-    _matmul("1D x 4D", (4,), (2, 3, 4, 5)),
     _matmul("3D x 2D", (2, 3, 4), (4, 5)),
-    _matmul("4D x 2D", (2, 3, 4, 5), (5, 2)),
-    _matmul("2D x 3D", (3, 4), (2, 4, 5)),
-    _matmul("2D x 4D", (3, 4), (2, 3, 4, 5)),
     _matmul("batches alike", (2, 3, 4), (2, 4, 5)),
-    _matmul("batch broadcast on the left", (1, 3, 4), (2, 4, 5)),
-    _matmul("batch broadcast on the right", (2, 3, 4), (1, 4, 5)),
     _matmul("batch broadcast on both sides", (2, 1, 3, 4), (1, 5, 4, 2)),
-    _matmul("batch ranks differ", (3, 2, 4), (2, 3, 4, 5)),
     _matmul("batch ranks differ, left broadcast", (1, 2, 4), (2, 3, 4, 5)),
-    _matmul("batch of ones", (1, 1, 3, 4), (1, 1, 4, 5)),
     _matmul("rows, columns and inner of one", (2, 1, 1), (2, 1, 1)),
-    _matmul("outer product", (3, 1), (1, 5)),
     case("MatMul", "a times itself", "y = MatMul(a, a)", a=normal(2, 3, 3)),
     case(
         "MatMul",

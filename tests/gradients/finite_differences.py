@@ -3,8 +3,6 @@
 ONNX's reference evaluator runs the source graph with every floating tensor in float64.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -95,7 +93,6 @@ def difference_error(case: Case, found: Outcome) -> float | None:
 
 
 def _in_training(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with BatchNormalization in training mode, as in the pipeline."""
     for node in model.graph.node:
         if node.op_type == "BatchNormalization" and model.opset_import[0].version >= 14:
             node.attribute.append(helper.make_attribute("training_mode", 1))

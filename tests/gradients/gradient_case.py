@@ -4,8 +4,6 @@ The first operand of a case is the sum of a fed tensor and a parameter, every ot
 so the gradient of each of the operator's inputs is that of a parameter.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +104,6 @@ class Case:
         return {FED: np.asarray((value - 0.5) / 10, draw.dtype)}
 
     def model(self) -> onnx.ModelProto:
-        """The forward graph with its weights."""
         fed = self.fed()[FED]
         first = next(iter(self.operands))
         nodes = [helper.make_node("Add", [FED, _weight(self, first)], [first]), *self._computing()]
@@ -118,7 +115,9 @@ class Case:
             [numpy_helper.from_array(value, name) for name, value in self.weights().items()]
             + [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
-        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", self.opset)])
+        versions = {"": self.opset} | {node.domain: 1 for node in nodes if node.domain}
+        imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+        return helper.make_model(graph, ir_version=8, opset_imports=imports)
 
     def _computing(self) -> list[onnx.NodeProto]:
         nodes = _parsed(self.body)
@@ -146,6 +145,16 @@ def case(rule: str, name: str, body: str, **settings: Any) -> Case:
     return Case(rule, name, body, operands, constants, target=target, **others)
 
 
+def call(rule: str, name: str, attributes: str = "", **settings: Any) -> Case:
+    """The case of y = rule<attributes>(operands and constants in their order)."""
+    inputs = ", ".join(key for key, value in settings.items() if isinstance(value, Draw) or _is_constant(value))
+    return case(rule, name, f"y = {operator(rule, attributes)}({inputs})", **settings)
+
+
+def operator(op: str, attributes: str) -> str:
+    return f"{op}<{attributes}>" if attributes else op
+
+
 def _is_constant(value: object) -> bool:
     return isinstance(value, (list, np.ndarray)) or type(value) is np.float32
 
@@ -162,10 +171,56 @@ def _parsed(body: str) -> list[onnx.NodeProto]:
     return list(parser.parse_graph(f"body () => () {{ {body} }}").node)
 
 
+def backward_operators(entry: Case, views: tuple[str, ...] = ("Identity", "Reshape")) -> list[str]:
+    """The operators that the rule of a case emits, without views."""
+    step, _ = emitted(entry)
+    sources = {node.name for node in step.model.nodes if node.op == entry.rule}
+    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source in sources]
+    return [node.op for chunk in chunks for node in chunk.nodes if node.op not in views]
+
+
+def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...], opset: int = 18) -> Formula:
+    """A linear operator on x, by its matrix in ONNX Runtime.
+
+    Where runtimes deviate from the specification, gradients follow the runtime's forward pass.
+    """
+    graph = helper.make_graph(
+        _parsed(f"y = {call}"),
+        "forward",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
+
+    def run(operands: Mapping[str, Tensor]) -> Tensor:
+        session = make_session(model, providers=CPU_ALONE, threads=1)
+        count = int(np.prod(shape))
+        inputs = (np.zeros(shape, np.float32), *np.eye(count, dtype=np.float32).reshape(count, *shape))
+        offset, *columns = (session.run(None, {"x": x})[0].astype(np.float64) for x in inputs)
+        matrix = np.stack([(column - offset).ravel() for column in columns], axis=1)
+        y = torch.from_numpy(matrix) @ operands["x"].reshape(-1)
+        return y.reshape(offset.shape) + torch.from_numpy(offset)
+
+    return run
+
+
+def linear_case(rule: str, name: str, call: str, shape: tuple[int, ...], opset: int = 18, **constants: Any) -> Case:
+    """y = exp(call), where the call is linear in x: the reference has its matrix in ONNX Runtime."""
+    linear = as_runtime(call, {key: _constant(value) for key, value in constants.items()}, shape, opset)
+    return case(
+        rule,
+        name,
+        f"v = {call} y = Exp(v)",
+        x=normal(*shape),
+        opset=opset,
+        formula=lambda operands: torch.exp(linear(operands)),
+        **constants,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and gradients of one step, with its target and Dropout masks."""
-
     loss: float
     gradients: Mapping[str, Array]
     target: Array
@@ -186,7 +241,6 @@ def emitted(case: Case, forms: str = "cpu") -> tuple[TrainingStep, TrainingGraph
 
 
 def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, forms: str = "cpu") -> Outcome:
-    """The result of the emitted training graph in ONNX Runtime."""
     step, graph = emitted(case, forms)
     written = {info.name for info in graph.model.graph.value_info}
     mask_of = {
@@ -204,7 +258,6 @@ def outcome(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, 
 
 
 def feeds_of(case: Case, step: TrainingStep) -> tuple[dict[str, Array], Array]:
-    """The inputs of a step of the case, and its target (empty if there is none)."""
     feeds, target = case.fed(), np.zeros(0)
     if step.model.targets:
         (name,) = step.model.targets
@@ -233,7 +286,6 @@ def _target(case: Case, kind: TensorType) -> Array:
 
 
 def truth(case: Case, target: Array, masks: Mapping[str, Array]) -> tuple[float, dict[str, Array]]:
-    """Loss and gradients in torch float64."""
     if case.formula is not None:
         return _by_formula(case, target)
     step = reference_step(
@@ -267,7 +319,6 @@ def errors(case: Case, threads: int = 1, providers: Sequence[str] = CPU_ALONE, f
 
 
 def errors_of(case: Case, found: Outcome) -> dict[str, float]:
-    """`errors` of a known outcome."""
     loss, gradients = truth(case, found.target, found.masks)
     compared = {"loss": abs(found.loss - loss) / max(abs(loss), MIN_NORM)}
     for name, expected in gradients.items():
@@ -276,6 +327,11 @@ def errors_of(case: Case, found: Outcome) -> dict[str, float]:
         compared[name] = _relative_error(found.gradients.get(name), expected)
     compared |= {name: np.inf for name in found.gradients if name not in gradients}
     return compared
+
+
+def wrong(entry: Case, **how: Any) -> dict[str, float]:
+    """The `errors` above the case's tolerance."""
+    return {name: error for name, error in errors(entry, **how).items() if not error <= entry.tolerance}
 
 
 def _relative_error(found: Array | None, expected: Array) -> float:

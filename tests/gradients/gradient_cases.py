@@ -1,7 +1,5 @@
 """The table of gradient cases: every rule in every setting that changes its formula."""
 
-from __future__ import annotations
-
 from tests.gradients.activation_cases import ACTIVATION_CASES
 from tests.gradients.attention_cases import ATTENTION_CASES
 from tests.gradients.convolution_cases import CONVOLUTION_CASES, EINSUM_CASES, PRODUCT_CASES, TRANSPOSED_CASES

@@ -1,7 +1,5 @@
 """Cases of float16 and bfloat16, derived from those of float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +24,6 @@ def is_in_one_type(case: Case) -> bool:
 
 
 def stored_in_float16(case: Case) -> Case:
-    """The case with operands, floating constants and output in float16."""
     return replace(
         case,
         name=f"{case.name}, float16",
@@ -42,14 +39,12 @@ def _rounded(value: Array) -> Array:
 
 
 def computed_in_float16(case: Case) -> Case:
-    """The case with float32 operands that are cast to float16, as in mixed precision."""
     return replace(
         case, name=f"{case.name}, cast to float16", tolerance=FLOAT16_TOLERANCE, compute_type=TensorProto.FLOAT16
     )
 
 
 def computed_in_bfloat16(case: Case) -> Case:
-    """The case with float32 operands that are cast to bfloat16."""
     return replace(
         case, name=f"{case.name}, cast to bfloat16", tolerance=BFLOAT16_TOLERANCE, compute_type=TensorProto.BFLOAT16
     )

@@ -1,7 +1,5 @@
 """Mutation of gradient rules, to test that the gradient cases detect wrong rules."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -59,8 +57,6 @@ class Term:
 
 @contextmanager
 def without_term(rule: str, term: Term, operand: int) -> Iterator[None]:
-    """A context in which `rule` uses one operand of a term in place of the term."""
-
     def wrong(g: GradientContext) -> None:
         with patch.object(GradientContext, "emit", _TermCounter(term, operand).emit):
             original(g)
@@ -105,7 +101,6 @@ def _lines_of_rules() -> tuple[tuple[str, int], ...]:
 
 
 def terms_in(rule: str, case: Case) -> list[Term]:
-    """The additions and subtractions that a rule emits for the nodes of a case."""
     found: dict[Term, None] = {}
 
     def observed(g: GradientContext) -> None:
@@ -122,7 +117,6 @@ def terms_in(rule: str, case: Case) -> list[Term]:
 
 
 def unnoticed_terms(rule: str, cases: Sequence[Case]) -> list[str]:
-    """The terms of a rule whose absence no case detects."""
     cases_with: dict[Term, list[Case]] = {}
     for case in map(_without_search, cases):
         for term in terms_in(rule, case):
@@ -143,7 +137,6 @@ def _replaced(rule: str, function: Rule) -> Iterator[None]:
 
 
 def given_inputs(rule: str, cases: Sequence[Case]) -> tuple[int, ...]:
-    """The inputs to which a rule gives nonempty gradients in any of the cases."""
     seen: set[int] = set()
 
     def observed(g: GradientContext) -> None:
@@ -158,7 +151,6 @@ def given_inputs(rule: str, cases: Sequence[Case]) -> tuple[int, ...]:
 
 
 def fails(case: Case) -> bool:
-    """Whether a case fails, for use while a rule is mutated."""
     try:
         return not all(error <= case.tolerance for error in errors(case).values())
     except (OnnxgcError, *RUNTIME_ERRORS):
@@ -167,7 +159,6 @@ def fails(case: Case) -> bool:
 
 
 def _without_search(case: Case) -> Case:
-    """The case without a search for a plan, on which gradients do not depend."""
     return replace(case, solver="store-all")
 
 

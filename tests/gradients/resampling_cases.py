@@ -1,78 +1,49 @@
-"""Cases of Resize and GridSample."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
-from onnx import TensorProto, helper, numpy_helper, parser
 from torch import Tensor
 
 from onnxgc.model.core.ir import Array
-from tests.gradients.gradient_case import Case, Formula, case, normal
-
-
-def as_runtime(call: str, constants: Mapping[str, Array], shape: tuple[int, ...], opset: int = 18) -> Formula:
-    """A linear operator on x, by its matrix in ONNX Runtime.
-
-    Where runtimes deviate from the specification, gradients follow the runtime's forward pass.
-    """
-    graph = helper.make_graph(
-        list(parser.parse_graph(f"g () => () {{ y = {call} }}").node),
-        "forward",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
-
-    def run(operands: Mapping[str, Tensor]) -> Tensor:
-        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        count = int(np.prod(shape))
-        inputs = (np.zeros(shape, np.float32), *np.eye(count, dtype=np.float32).reshape(count, *shape))
-        offset, *columns = (session.run(None, {"x": x})[0].astype(np.float64) for x in inputs)
-        matrix = np.stack([(column - offset).ravel() for column in columns], axis=1)
-        y = torch.from_numpy(matrix) @ operands["x"].reshape(-1)
-        return y.reshape(offset.shape) + torch.from_numpy(offset)
-
-    return run
+from tests.gradients.gradient_case import Case, as_runtime, case, linear_case, normal, operator
 
 
 def _resize(name: str, shape: tuple[int, ...], attributes: str = "", **settings: Any) -> Case:
-    """y = Resize(x) by scales or sizes, tested against ONNX Runtime's result."""
     constants: dict[str, Array] = {}
     for key, kind in (("roi", np.float32), ("scales", np.float32), ("sizes", np.int64)):
         if key in settings:
             constants[key] = np.asarray(settings.pop(key), kind)
     inputs = ", ".join(["x", *(key if key in constants else "" for key in ("roi", "scales", "sizes"))])
-    call = f"Resize<{attributes}>({inputs.rstrip(', ')})" if attributes else f"Resize({inputs.rstrip(', ')})"
+    call = f"{operator('Resize', attributes)}({inputs.rstrip(', ')})"
     formula = as_runtime(call, constants, shape, settings.get("opset", 18))
     return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, **constants, **settings)
 
 
 _TRANSFORMATIONS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_SIZES = {"larger": [1, 2, 7, 5], "smaller": [1, 2, 3, 2], "to one": [1, 2, 1, 5]}
+_SIZES = ([1, 2, 7, 5], [1, 2, 3, 2], [1, 2, 1, 5])
 
 
 def _of_all_modes() -> tuple[Case, ...]:
-    cases = []
-    for transformation in _TRANSFORMATIONS:
-        attributes = f'coordinate_transformation_mode="{transformation}"'
-        for what, sizes in _SIZES.items():
-            modes = [f'mode="nearest", nearest_mode="{nearest}"' for nearest in _NEAREST]
-            modes += ['mode="linear"', 'mode="cubic"']
-            for mode in modes:
-                name = f"{mode}, {transformation}, {what}".replace('"', "").replace("_mode=", " ").replace("=", " ")
-                cases.append(_resize(name, (1, 2, 4, 3), f"{mode}, {attributes}", sizes=sizes))
-    return tuple(cases)
+    """All transformations of nearest and linear, each once larger and once smaller or to one, and some of cubic."""
+    modes = [f'mode="nearest", nearest_mode="{nearest}"' for nearest in _NEAREST] + ['mode="linear"', 'mode="cubic"']
+    settings = product(modes, _TRANSFORMATIONS)
+    return tuple(
+        _resize(
+            f"{mode}, {transformation} to {sizes[2:]}".replace('"', "").replace("_mode=", " ").replace("=", " "),
+            (1, 2, 4, 3),
+            f'{mode}, coordinate_transformation_mode="{transformation}"',
+            sizes=sizes,
+        )
+        for number, (mode, transformation) in enumerate(settings)
+        for sizes in (_SIZES if "linear" in mode else (_SIZES[0], _SIZES[1 + number % 2]))
+    )
 
 
 def _older(name: str, call: str, shape: tuple[int, ...], scales: list[float], opset: int) -> Case:
-    """Upsample, and Resize before it had coordinate modes."""
     constants = {"scales": np.asarray(scales, np.float32)} if "scales)" in call else {}
     formula = as_runtime(call, constants, shape, opset)
     return case("Resize", name, f"y = {call}", x=normal(*shape), formula=formula, opset=opset, **constants)
@@ -119,44 +90,25 @@ def _of_all_grids() -> tuple[Case, ...]:
 
 
 def _affine_grid(name: str, shape: tuple[int, ...], size: list[int], align_corners: bool = False) -> Case:
-    def formula(operands: Mapping[str, Tensor]) -> Tensor:
-        return torch.exp(torch.nn.functional.affine_grid(operands["x"], size, align_corners=align_corners))
-
-    return case(
-        "MatMul",
-        f"AffineGrid, {name}",
-        f"v = AffineGrid<align_corners={int(align_corners)}>(x, size) y = Exp(v)",
-        x=normal(*shape),
-        size=size,
-        opset=20,
-        formula=formula,
-        # The evaluator computes the grid in float32.
-        smooth=False,
-    )
+    call = f"AffineGrid<align_corners={int(align_corners)}>(x, size)"
+    entry = linear_case("MatMul", f"AffineGrid, {name}", call, shape, 20, size=size)
+    # The evaluator computes the grid in float32.
+    return replace(entry, smooth=False)
 
 
+_INSIDE = [0, 0, 0.2, 0.1, 1, 1, 0.9, 0.7]
 RESAMPLING_CASES = (
     *_of_all_modes(),
     _resize("nearest by default", (1, 2, 3, 4), scales=[1, 1, 2, 2]),
-    _resize("nearest, uneven factors", (1, 2, 3, 2), scales=[1, 1, 3, 2]),
-    _resize("nearest, one axis", (1, 2, 3, 4), scales=[1, 1, 1, 3]),
     _resize("nearest, channels and batch too", (2, 2, 2, 3), scales=[2, 3, 2, 1]),
     _resize("nearest, fraction", (1, 1, 5, 6), scales=[1, 1, 0.6, 1.5]),
-    _resize("nearest, vector", (6,), scales=[2.5]),
     _resize("nearest, vector doubled", (6,), scales=[2]),
-    _resize("nearest, matrix", (3, 4), scales=[2, 2]),
-    _resize("nearest, three axes", (2, 3, 4), scales=[1, 1, 2]),
     _resize("nearest, five axes", (1, 2, 2, 3, 2), scales=[1, 1, 2, 2, 3]),
     _resize("nearest, six axes", (1, 2, 1, 3, 2, 2), scales=[1, 1, 1, 2, 2, 3]),
     _resize("linear by scales", (1, 2, 4, 3), 'mode="linear"', scales=[1, 1, 2, 2]),
     _resize("linear by other scales than sizes say", (1, 2, 4, 3), 'mode="linear"', scales=[1, 1, 1.7, 1.3]),
-    _resize("linear, scale without effect on one axis", (1, 1, 4, 3), 'mode="linear"', scales=[1, 1, 2.1, 1.1]),
-    _resize("linear, matrix", (4, 3), 'mode="linear"', scales=[2, 1.5]),
-    _resize("linear, three axes", (2, 3, 3), 'mode="linear"', sizes=[3, 5, 4]),
     _resize("linear, five axes", (1, 2, 2, 3, 2), 'mode="linear"', sizes=[1, 2, 3, 4, 5]),
     _resize("linear, channels last", (1, 3, 4, 2), 'mode="linear"', scales=[1, 2, 2, 1]),
-    _resize("linear in opset 11", (1, 2, 4, 3), 'mode="linear"', roi=[], scales=[1, 1, 2, 1.5], opset=11),
-    _resize("linear in opset 13, by sizes", (1, 2, 4, 3), 'mode="linear"', sizes=[1, 2, 6, 5], opset=13),
     _resize(
         "tf_half_pixel_for_nn, opset 11",
         (1, 1, 5, 3),
@@ -166,58 +118,40 @@ RESAMPLING_CASES = (
         opset=11,
     ),
     _resize("linear in blocks", (1, 1, 100, 2), 'mode="linear"', sizes=[1, 1, 170, 3]),
-    _resize("linear in blocks, last axis", (1, 1, 2, 100), 'mode="linear"', sizes=[1, 1, 2, 170]),
     _resize("nearest in blocks, some of them unread", (400,), scales=[0.008]),
     _resize("cubic in blocks", (1, 1, 100, 2), 'mode="cubic"', sizes=[1, 1, 60, 2]),
     _older("Upsample, opset 9", "Upsample(x, scales)", (1, 2, 3, 4), [1, 1, 2, 3], 9),
     _older("Upsample, opset 7", "Upsample<scales=[1.0, 1.0, 3.0, 2.5]>(x)", (1, 2, 3, 4), [], 7),
     _older("nearest, opset 10", "Resize(x, scales)", (1, 2, 3, 4), [1, 1, 2, 1.5], 10),
-    _older("nearest, smaller, opset 10", "Resize(x, scales)", (1, 2, 6, 9), [1, 1, 0.5, 0.35], 10),
-    _older("linear, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 3, 4), [1, 1, 2, 1.5], 10),
-    _older("linear, smaller, opset 10", 'Resize<mode="linear">(x, scales)', (1, 2, 6, 9), [1, 1, 0.5, 0.4], 10),
-    _older("linear Upsample, opset 9", 'Upsample<mode="linear">(x, scales)', (1, 2, 3, 4), [1, 1, 2, 3], 9),
     _older("linear Upsample, opset 7", 'Upsample<mode="linear", scales=[1.0, 1.0, 3.0, 2.5]>(x)', (1, 2, 3, 4), [], 7),
     _resize("cubic, other coefficient", (1, 2, 4, 5), 'mode="cubic", cubic_coeff_a=-0.5', sizes=[1, 2, 7, 8]),
     _resize("cubic, excluded outside", (1, 1, 4, 5), 'mode="cubic", exclude_outside=1', sizes=[1, 1, 6, 3]),
-    _resize("cubic, matrix", (4, 5), 'mode="cubic"', scales=[1.5, 0.7]),
     _resize("axes", (1, 2, 4, 3), 'mode="linear", axes=[3, 2]', sizes=[5, 7]),
-    _resize("axes with scales", (1, 2, 4, 3), 'mode="nearest", axes=[2]', scales=[1.5]),
-    _resize(
-        "not larger", (1, 2, 4, 3), 'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_larger"', sizes=[7, 9]
+    *(
+        _resize(policy, (1, 2, 4, 3), f'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="{policy}"', sizes=[7, 9])
+        for policy in ("not_larger", "not_smaller")
     ),
-    _resize(
-        "not smaller", (1, 2, 4, 3), 'mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_smaller"', sizes=[7, 9]
-    ),
-    _resize(
-        "crop",
-        (1, 2, 4, 5),
-        'mode="linear", coordinate_transformation_mode="tf_crop_and_resize"',
-        roi=[0, 0, 0.2, 0.1, 1, 1, 0.9, 0.7],
-        sizes=[1, 2, 5, 4],
-    ),
-    _resize(
-        "crop beyond the edges",
-        (1, 2, 4, 5),
-        'mode="linear", coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=1.5',
-        roi=[0, 0, -0.4, 0.1, 1, 1, 0.9, 1.3],
-        sizes=[1, 2, 5, 4],
-    ),
-    _resize(
-        "crop by nearest, axes",
-        (1, 2, 4, 5),
-        'mode="nearest", coordinate_transformation_mode="tf_crop_and_resize", axes=[3, 2]',
-        roi=[-0.2, 0.1, 0.7, 0.9],
-        sizes=[6, 5],
-    ),
-    _resize(
-        "crop by cubic to one",
-        (1, 2, 4, 5),
-        'mode="cubic", coordinate_transformation_mode="tf_crop_and_resize"',
-        roi=[0, 0, 0.2, 0.1, 1, 1, 0.9, 0.7],
-        sizes=[1, 2, 1, 3],
+    *(
+        _resize(
+            f"crop{name}",
+            (1, 2, 4, 5),
+            f'{attributes}, coordinate_transformation_mode="tf_crop_and_resize"',
+            roi=roi,
+            sizes=sizes,
+        )
+        for name, attributes, roi, sizes in (
+            ("", 'mode="linear"', _INSIDE, [1, 2, 5, 4]),
+            (
+                " beyond the edges",
+                'mode="linear", extrapolation_value=1.5',
+                [0, 0, -0.4, 0.1, 1, 1, 0.9, 1.3],
+                [1, 2, 5, 4],
+            ),
+            (" by nearest, axes", 'mode="nearest", axes=[3, 2]', [-0.2, 0.1, 0.7, 0.9], [6, 5]),
+            (" by cubic to one", 'mode="cubic"', _INSIDE, [1, 2, 1, 3]),
+        )
     ),
     _resize("antialias, linear, smaller", (1, 2, 7, 6), 'mode="linear", antialias=1', sizes=[1, 2, 3, 2]),
-    _resize("antialias, linear, larger", (1, 2, 4, 3), 'mode="linear", antialias=1', sizes=[1, 2, 7, 5]),
     _resize("antialias, cubic", (1, 1, 9, 6), 'mode="cubic", antialias=1', sizes=[1, 1, 4, 7]),
     _resize(
         "antialias, cubic, excluded outside",
@@ -225,21 +159,13 @@ RESAMPLING_CASES = (
         'mode="cubic", antialias=1, exclude_outside=1, cubic_coeff_a=-0.5',
         sizes=[1, 1, 4, 7],
     ),
-    _resize("antialias, one axis", (1, 2, 7, 3), 'mode="linear", antialias=1', scales=[1, 1, 0.4, 1]),
-    _resize("antialias, three axes", (1, 1, 4, 5, 3), 'mode="linear", antialias=1', sizes=[1, 1, 2, 3, 5]),
     *_of_all_grids(),
     _grid_sample("three sizes", (1, 2, 3, 4, 3), (4, 5, 6), "linear", "zeros", False, opset=20),
     _grid_sample("three sizes, border", (2, 1, 3, 3, 4), (4, 3, 5), "linear", "border", True, opset=20),
-    _grid_sample("three sizes, nearest", (1, 2, 3, 4, 3), (4, 5, 6), "nearest", "reflection", False, opset=20),
-    _grid_sample("cubic, opset 20", (1, 2, 5, 4), (9, 8), "cubic", "zeros", False, opset=20),
     _grid_sample("one row", (1, 2, 1, 4), (3, 2), "bilinear", "reflection", False),
     _grid_sample("one row, corners", (1, 2, 1, 4), (3, 2), "bilinear", "reflection", True),
     _grid_sample("one element", (2, 3, 1, 1), (3, 2), "bilinear", "border", False, frozen=("grid",)),
-    _grid_sample("fixed grid", (1, 2, 4, 3), (8, 5), "bilinear", "zeros", False, frozen=("grid",)),
     _affine_grid("image", (2, 2, 3), [2, 1, 3, 4]),
-    _affine_grid("image, corners", (1, 2, 3), [1, 1, 3, 4], True),
     _affine_grid("image of one row", (2, 2, 3), [2, 1, 1, 4]),
-    _affine_grid("batch of one", (1, 2, 3), [1, 3, 2, 5]),
-    _affine_grid("volume", (2, 3, 4), [2, 1, 2, 3, 4]),
     _affine_grid("volume, corners", (1, 3, 4), [1, 1, 2, 3, 4], True),
 )

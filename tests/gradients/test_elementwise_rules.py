@@ -1,16 +1,14 @@
 """Elementwise rules at special values (ties, zeros, infinities), in other types, and their reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper
 from torch import Tensor
 
 from onnxgc.api import optimize
@@ -18,36 +16,25 @@ from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.gradients.registry import STOPS, differentiate
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from onnxgc.runtime.ort import make_session
 from tests.gradients.gradient_case import case, emitted, positive
+from tests.model.model_helpers import run, text_model, with_weights
 
 INF, NAN = np.inf, np.nan
 
 
 def _model(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> onnx.ModelProto:
     """y by `body` from `operands`, and a loss whose gradient with respect to y is the input dy."""
-    nodes = parser.parse_graph(
-        f"g () => () {{ {body} weighted = Mul(y, dy) total = ReduceSum<keepdims=0>(weighted) }}"
-    ).node
-    kind = helper.np_dtype_to_tensor_dtype(dy.dtype)
-    graph = helper.make_graph(
-        list(nodes),
-        "special",
-        [helper.make_tensor_value_info("dy", kind, dy.shape)],
-        [helper.make_tensor_value_info("total", kind, None)],
-        [numpy_helper.from_array(value, name) for name, value in {**operands, **constants}.items()],
-    )
-    for node in graph.node:
-        node.name = f"net/{node.output[0]}"
-    return helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+    dims = ",".join(map(str, dy.shape))
+    nodes = f"{body} weighted = Mul(y, dy) total = ReduceSum<keepdims=0>(weighted)"
+    return with_weights(text_model(f"(float[{dims}] dy) => (float total) {{ {nodes} }}"), **operands, **constants)
 
 
 def _gradients(body: str, operands: Mapping[str, Array], dy: Array, **constants: Array) -> dict[str, Array]:
     model = _model(body, operands, dy, **constants)
     graph = optimize(model, loss="total", trainable=list(operands), check=False).training_graph
-    session = make_session(graph.model, providers=["CPUExecutionProvider"], threads=1)
-    found = session.run([graph.gradient_of[name] for name in operands], {"dy": dy})
-    return dict(zip(operands, map(np.asarray, found), strict=True))
+    return dict(
+        zip(operands, run(graph.model, {"dy": dy}, *(graph.gradient_of[name] for name in operands)), strict=True)
+    )
 
 
 def _floats(*values: float) -> Array:
@@ -94,7 +81,7 @@ def test_gradients_at_extreme_values_and_kinks(body: str, formula: Callable[[Ten
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("slope", [0.25, 0.0, -0.5, 3.0], ids=lambda slope: f"slope {slope}")
+@pytest.mark.parametrize("slope", [0.0, -0.5, 3.0])
 def test_prelu_at_zero(slope: float) -> None:
     x = _floats(-2, -0.0, 0.0, 3)
     leaves = [torch.from_numpy(value).requires_grad_() for value in (x, _floats(slope))]
@@ -109,13 +96,11 @@ _LEFT = _floats(1, 2, 2, INF, -INF, INF, -INF, 0.0, 1e-30, 3.4e38)
 _RIGHT = _floats(2, 1, 2, INF, -INF, -INF, INF, -0.0, 2e-30, -3.4e38)
 
 
-@pytest.mark.parametrize("operator", ["Max", "Min"])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_equal_operands_share_the_gradient(operator: str, swapped: bool) -> None:
-    a, b = (_RIGHT, _LEFT) if swapped else (_LEFT, _RIGHT)
+@pytest.mark.parametrize("operator, function", [("Max", torch.maximum), ("Min", torch.minimum)])
+@pytest.mark.parametrize("a, b", [(_LEFT, _RIGHT), (_RIGHT, _LEFT)])
+def test_equal_operands_share_the_gradient(operator: str, function: Callable[..., Tensor], a: Array, b: Array) -> None:
     leaves = [torch.from_numpy(value).requires_grad_() for value in (a, b)]
     dy = np.arange(1, a.size + 1, dtype=np.float32)
-    function = torch.maximum if operator == "Max" else torch.minimum
     expected = torch.autograd.grad(function(*leaves), leaves, torch.from_numpy(dy))
     found = _gradients(f"y = {operator}(a, b)", {"a": a, "b": b}, dy)
     np.testing.assert_array_equal(found["a"], expected[0].numpy())
@@ -146,7 +131,7 @@ def test_a_guarded_root_has_a_gradient_of_zero_at_guarded_elements() -> None:
     np.testing.assert_array_equal(found, _floats(0, 1, 0.25))
 
 
-@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0, 4.0, 0.5, -1.0, -0.5, -2.0, 1.5])
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0, 0.5, -1.0, -0.5, 1.5])
 @pytest.mark.parametrize("is_constant", [False, True], ids=["computed", "constant"])
 def test_powers_of_zero_and_of_negative_numbers(exponent: float, is_constant: bool) -> None:
     whole = exponent == int(exponent)
@@ -180,38 +165,26 @@ def test_mod_of_floats_with_fmod_0_raises() -> None:
     )
     # Changed after reading, since ONNX's checker rejects such a file.
     nodes = tuple(node.with_changes(attributes={"fmod": 0}) if node.op == "Mod" else node for node in model.nodes)
-    changed = type(model)(**{**_fields(model), "nodes": nodes})
-    with pytest.raises(UnsupportedOperatorError, match="Mod 'net/y' in module 'net' has fmod=0"):
-        differentiate(changed)
+    with pytest.raises(UnsupportedOperatorError, match="Mod 'Mod_y' has fmod=0"):
+        differentiate(replace(model, nodes=nodes))
 
 
-def _fields(model: Any) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in type(model).__dataclass_fields__}
+_READ_RESULT = (
+    *("Relu", "LeakyRelu", "Elu", "Selu", "HardSigmoid", "ThresholdedRelu", "Shrink", "Softsign", "Sigmoid", "Tanh"),
+    *("Exp", "Reciprocal"),
+)
 
 
 @pytest.mark.parametrize(
     "rule, body, read",
     [
-        ("Relu", "y = Relu(x)", {"y"}),
-        ("LeakyRelu", "y = LeakyRelu(x)", {"y"}),
+        *((rule, f"y = {rule}(x)", {"y"}) for rule in _READ_RESULT),
+        *((rule, f"y = {rule}(x)", {"x"}) for rule in ("HardSwish", "Softplus", "Sinh")),
         ("LeakyRelu", "y = LeakyRelu<alpha=-0.5>(x)", {"x"}),
-        ("Elu", "y = Elu(x)", {"y"}),
-        ("Selu", "y = Selu(x)", {"y"}),
-        ("HardSigmoid", "y = HardSigmoid(x)", {"y"}),
-        ("HardSwish", "y = HardSwish(x)", {"x"}),
-        ("ThresholdedRelu", "y = ThresholdedRelu(x)", {"y"}),
-        ("Shrink", "y = Shrink(x)", {"y"}),
-        ("Softsign", "y = Softsign(x)", {"y"}),
-        ("Sigmoid", "y = Sigmoid(x)", {"y"}),
-        ("Tanh", "y = Tanh(x)", {"y"}),
-        ("Softplus", "y = Softplus(x)", {"x"}),
-        ("Exp", "y = Exp(x)", {"y"}),
-        ("Reciprocal", "y = Reciprocal(x)", {"y"}),
         ("Pow", "p = Constant<value_float=2.0>() y = Pow(x, p)", {"x"}),
         ("Pow", "p = Constant<value_float=0.5>() y = Pow(x, p)", {"y"}),
         ("Pow", "p = Constant<value_float=-0.5>() y = Pow(x, p)", {"y"}),
         ("Cosh", "y = Cosh(x)", {"x", "y"}),
-        ("Sinh", "y = Sinh(x)", {"x"}),
         ("CumSum", "a = Constant<value_int=1>() y = CumSum(x, a)", set()),
         ("Trilu", "y = Trilu(x)", set()),
     ],
@@ -228,29 +201,16 @@ def test_tensors_that_backward_reads(rule: str, body: str, read: set[str]) -> No
 @pytest.mark.parametrize(
     "body",
     [
-        "y = Relu(x)",
-        "y = LeakyRelu(x)",
-        "y = PRelu(x, w)",
-        "y = Clip(x, low)",
-        "y = Max(x, w)",
-        "y = Min(x, w, x)",
-        "y = Pow(x, w)",
-        "y = Div(x, w)",
-        "y = Mod<fmod=1>(x, w)",
-        "y = Sigmoid(x)",
-        "y = Tanh(x)",
-        "y = Erf(x)",
-        "y = Trilu(x)",
-        "y = Abs(x)",
+        *(f"y = {call}" for call in ("LeakyRelu(x)", "PRelu(x, w)", "Clip(x, low)", "Max(x, w)", "Min(x, w, x)")),
+        *(f"y = {call}" for call in ("Pow(x, w)", "Div(x, w)", "Mod<fmod=1>(x, w)", "Erf(x)", "Trilu(x)", "Abs(x)")),
         "y = Cast<to=1>(x) u = Mul(y, y) z = Cast<to=16>(u)",
     ],
 )
 def test_gradients_in_bfloat16_use_operators_that_support_it(body: str) -> None:
     """ONNX Runtime has few of them on CPU, so the test checks types only."""
     last = "z" if " z = " in body else "y"
-    text = f"""<ir_version: 9, opset_import: ["" : 18]> g (bfloat16[3, 4] a) => (bfloat16[3, 4] {last})
-        <bfloat16[3, 4] v, bfloat16[4] w, bfloat16 low> {{ x = Mul(a, v) {body} }}"""
-    proto = onnx.parser.parse_model(text)
+    proto = text_model(f"""(bfloat16[3, 4] a) => (bfloat16[3, 4] {last})
+        <bfloat16[3, 4] v, bfloat16[4] w, bfloat16 low> {{ x = Mul(a, v) {body} }}""")
     shapes = {"v": (3, 4), "w": (4,), "low": ()}
     used = {name for node in proto.graph.node for name in node.input}
     del proto.graph.initializer[:]
@@ -273,25 +233,14 @@ def test_the_gradient_of_a_cast_to_bfloat16_is_float32() -> None:
     np.testing.assert_array_equal(found["x"], _floats(1, 0.5, -2, 4, 3, 1))
 
 
-@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
 @pytest.mark.parametrize(
-    "body",
-    [
-        "y = Max(x, b)",
-        "y = Min(x, b, b)",
-        "y = Where(c, x, b)",
-        "y = Pow(x, b)",
-        "y = Elu(x)",
-        "y = PRelu(x, b)",
-        "y = Mean(x, b)",
-    ],
+    "call", ["Max(x, b)", "Min(x, b, b)", "Where(c, x, b)", "Pow(x, b)", "Elu(x)", "PRelu(x, b)", "Mean(x, b)"]
 )
-def test_gradients_of_empty_tensors(body: str, shape: tuple[int, ...]) -> None:
-    operands = {"x": np.zeros(shape, np.float32), "b": _floats(1.5)}
-    if "b" not in body:
-        del operands["b"]
-    constants = {"c": np.asarray(True)} if "Where" in body else {}
-    found = _gradients(body, operands, np.zeros(shape, np.float32), **constants)
-    assert found["x"].shape == shape
+def test_gradients_of_empty_tensors(call: str) -> None:
+    x = np.zeros((2, 0, 3), np.float32)
+    operands = {"x": x, "b": _floats(1.5)} if "b" in call else {"x": x}
+    constants = {"c": np.asarray(True)} if "Where" in call else {}
+    found = _gradients(f"y = {call}", operands, x, **constants)
+    assert found["x"].shape == x.shape
     if "b" in operands:
         np.testing.assert_array_equal(found["b"], _floats(0))

@@ -1,22 +1,20 @@
 """The forms of gradients in each setting, and LRN in a setting that ONNX Runtime cannot run forward."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from onnxgc.gradients.registry import differentiate
-from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from onnxgc.runtime.ort import make_session
-from tests.gradients.gradient_case import case, emitted, errors, normal
+from tests.gradients.gradient_case import backward_operators, case, emitted, errors, normal
 from tests.gradients.gradient_cases import CASES
+from tests.model.model_helpers import run, with_weights
 from tests.torch_operators import OPERATORS
+
+_CASES = {str(entry): entry for entry in CASES}
 
 
 @pytest.mark.parametrize(
@@ -38,8 +36,7 @@ from tests.torch_operators import OPERATORS
     ],
 )
 def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> None:
-    (chosen,) = [entry for entry in CASES if str(entry) == f"Conv: {name}"]
-    step, graph = emitted(chosen)
+    step, graph = emitted(_CASES[f"Conv: {name}"])
     (chunk,) = [c for c in step.differentiated.chunks if c.gradients == (graph.gradient_of["w"],)]
     found = Counter(node.op for node in chunk.nodes)
     assert {op: found[op] for op in operators} == operators
@@ -60,8 +57,7 @@ def test_form_of_the_weight_gradient(name: str, operators: dict[str, int]) -> No
     ],
 )
 def test_form_of_the_input_gradient(name: str, operators: list[str]) -> None:
-    (chosen,) = [entry for entry in CASES if str(entry) == f"Conv: {name}"]
-    step, graph = emitted(chosen)
+    step, graph = emitted(_CASES[f"Conv: {name}"])
     (source,) = [node.name for node in step.model.nodes if node.op == "Conv"]
     gradient = graph.gradient_of["x_weight"]
     (chunk,) = [c for c in step.differentiated.chunks if c.gradients == (gradient,) and c.source == source]
@@ -84,16 +80,53 @@ def test_form_of_the_input_gradient(name: str, operators: list[str]) -> None:
     ],
 )
 def test_form_of_the_gradient_of_slice_and_pad(name: str, operators: list[str]) -> None:
-    (chosen,) = [entry for entry in CASES if str(entry) == name]
-    step, _ = emitted(chosen)
-    (source,) = [node for node in step.model.nodes if node.op == chosen.rule]
-    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source == source.name]
-    found = [node.op for chunk in chunks for node in chunk.nodes]
-    assert [op for op in found if op != "Identity"] == operators
+    assert backward_operators(_CASES[name], ("Identity",)) == operators
+    step, _ = emitted(_CASES[name])
+    (source,) = [node.name for node in step.model.nodes if node.op == _CASES[name].rule]
+    chunks = [chunk for chunk in step.differentiated.chunks if chunk.source == source]
     assert {name for chunk in chunks for name in step.differentiated.reads(chunk)} == set()
 
 
-@pytest.mark.parametrize("size", [2, 4, 6])
+@pytest.mark.parametrize(
+    "name, operators",
+    [
+        ("Gather: scalar, constant", ["Pad"]),
+        ("Gather: a range", ["Pad"]),
+        ("Gather: all backwards by negative indices", ["Slice"]),
+        ("Gather: a range in steps of two", ["Pad", "Slice"]),
+        ("Gather: a permutation", ["Gather"]),
+        ("Gather: repeated, computed", ["OneHot", "MatMul"]),
+        ("Gather: repeated, constant", ["OneHot", "MatMul"]),
+        ("Gather: vector", ["OneHot", "MatMul"]),
+        ("Gather: many rows, most of them read", ["Cast", "Expand", "Expand", "ScatterElements"]),
+        (
+            "Gather: many rows, computed",
+            ["Expand", "ScatterElements", "Gather", "Expand", "Expand", "ScatterElements", "Gather"],
+        ),
+        ("Gather: many rows, constant", ["Expand", "Expand", "ScatterElements", "Gather"]),
+        ("Gather: many rows, each once", ["Gather", "Pad", "Gather"]),
+        ("Gather: float64", ["Cast", "Expand", "Expand", "ScatterElements"]),
+        ("GatherND: rows in order", ["Pad"]),
+        ("GatherND: batch with equal indices", ["OneHot", "MatMul"]),
+        ("Expand: to its own shape", []),
+        ("Expand: an axis", ["ReduceSum"]),
+        ("Tile: once", []),
+        ("Tile: both axes", ["ReduceSum"]),
+        ("Pad: reflect, in front only", ["Slice", "Slice", "Expand", "ScatterElements"]),
+        ("Resize: nearest by default", ["AveragePool", "Mul"]),
+        ("Resize: nearest, five axes", ["AveragePool", "Mul"]),
+        ("Resize: nearest, fraction", ["MatMul", "MatMul"]),
+        ("Resize: linear by scales", ["MatMul", "MatMul"]),
+        ("Resize: linear in blocks", [*["Slice", "MatMul"] * 4, "Concat", "MatMul"]),
+        ("DepthToSpace: by default", ["Transpose"]),
+        ("Col2Im: plain", ["Conv"]),
+    ],
+)
+def test_form_of_the_gradient(name: str, operators: list[str]) -> None:
+    assert backward_operators(_CASES[name]) == operators
+
+
+@pytest.mark.parametrize("size", [2, 6])
 def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     # ONNX Runtime rejects the forward operator, so the test runs only the gradient.
     settings = {"size": size, "alpha": 0.9, "beta": 0.6, "bias": 1.5}
@@ -114,22 +147,15 @@ def test_lrn_over_an_even_number_of_channels(size: int) -> None:
     read = {name for node in chunk.nodes for name in node.inputs}
     (incoming,) = read & set(step.gradient_of.values()) - set(chunk.gradients)
     constants = {name: value for name, value in step.constants.items() if name in read}
-    nodes = [node.to_proto() for node in chunk.nodes]
-    found = _run(nodes, {"x": x, incoming: dy}, constants, chunk.gradients[0])
-    assert np.linalg.norm(found - expected.numpy()) <= 1e-5 * float(expected.norm())
-
-
-def _run(nodes: list[onnx.NodeProto], fed: dict[str, Array], constants: dict[str, Array], output: str) -> Array:
     graph = helper.make_graph(
-        nodes,
+        [node.to_proto() for node in chunk.nodes],
         "backward",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape) for name, value in fed.items()],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in ("x", incoming)],
+        [helper.make_tensor_value_info(chunk.gradients[0], TensorProto.FLOAT, None)],
     )
-    model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
-    (found,) = make_session(model, threads=1).run(None, fed)
-    return np.asarray(found)
+    backward = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+    (found,) = run(with_weights(backward, **constants), {"x": x, incoming: dy})
+    assert np.linalg.norm(found - expected.numpy()) <= 1e-5 * float(expected.norm())
 
 
 def test_the_gradient_of_a_bias_over_many_rows_is_accurate() -> None:

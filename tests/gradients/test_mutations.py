@@ -3,8 +3,6 @@
 A rule that is wrong by one percent fails all of its cases, and a rule that lacks a term fails some.
 """
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

@@ -1,7 +1,3 @@
-"""Convolutions, pooling and Einsum in random settings, against torch float64."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +19,6 @@ _MAX_EXTENT = {1: 18, 2: 12, 3: 7}
 
 @st.composite
 def windows(draw: st.DrawFn) -> dict[str, list[int]]:
-    """Extent, kernel, strides, dilations and pads of one to three spatial axes."""
     rank = draw(st.sampled_from([1, 2, 2, 3]))
 
     def each(*choices: int, count: int = rank) -> list[int]:

@@ -1,7 +1,5 @@
 """Forms of operators that no rule differentiates: an error of one line, not a wrong gradient."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -29,13 +27,12 @@ def _with_larger_result(model: TrainableModel) -> TrainableModel:
 
 _CROPPED = "that leaves 3 elements uncovered, which runtimes crop in different places"
 REFUSED: tuple[tuple[Case, str], ...] = (
-    (
-        case("ReduceSum", "axes", "y = ReduceSum(x, axes)", x=normal(2, 3), axes=[1], change=_with_computed_axes),
-        "ReduceSum 'ReduceSum_y' computes its axes in the graph",
-    ),
-    (
-        case("ReduceMax", "axes", "y = ReduceMax(x, axes)", x=normal(2, 3), axes=[1], change=_with_computed_axes),
-        "ReduceMax 'ReduceMax_y' computes its axes in the graph",
+    *(
+        (
+            case(rule, "axes", f"y = {rule}(x, axes)", x=normal(2, 3), axes=[1], change=_with_computed_axes),
+            f"{rule} '{rule}_y' computes its axes in the graph",
+        )
+        for rule in ("ReduceSum", "ReduceMax")
     ),
     (
         case("Einsum", "axis of 1", 'y = Einsum<equation="i,ij->ij">(a, b)', a=normal(1), b=normal(3, 4)),

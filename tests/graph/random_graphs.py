@@ -1,7 +1,5 @@
 """Random graphs for laws that hold for every graph, drawn from a given generator only."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 

@@ -1,7 +1,5 @@
 """Validity of a set of checkpoints under reading G (`onnxgc.graph.segments`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from onnxgc.graph.components import contracts_without_cycle

@@ -38,12 +38,8 @@ def test_sorting_keeps_every_edge_once_and_pointing_forward() -> None:
         assert all(resorted.topological_index(tail) < resorted.topological_index(head) for tail, head in resorted.edges)
 
 
-def test_topological_order_is_preserved() -> None:
-    graph = ComputationGraph.from_unsorted([3, 1, 2, 0], [(3, 0), (1, 0)])
-    assert graph.vertices == (3, 1, 2, 0)
-
-
-def test_equal_graphs_have_equal_hashes() -> None:
+def test_order_is_preserved_and_equal_graphs_have_equal_hashes() -> None:
+    assert ComputationGraph.from_unsorted([3, 1, 2, 0], [(3, 0), (1, 0)]).vertices == (3, 1, 2, 0)
     one = ComputationGraph.from_unsorted("ab", [("a", "b"), ("a", "b")])
     other = ComputationGraph(("a", "b"), (("a", "b"),))
     assert one == other

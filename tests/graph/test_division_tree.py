@@ -53,30 +53,25 @@ def random_trees(seed: int, count: int, max_vertices: int) -> list[tuple[Computa
     return [(graph, build_division_tree(graph)) for graph in graphs if len(graph) > 1]
 
 
-def test_connectors_and_members_cover_the_interior_without_overlap() -> None:
+def test_parts_cover_the_graph_once_and_are_independent_segments() -> None:
     for graph, root in random_trees(6, 400, 14):
         assert set(root.segment.interior) == set(graph.vertices[1:-1])
+        leaves = edges_of(root)
+        assert len(leaves) == len(graph.edges)
+        assert set(leaves) == set(graph.edges)
+        seen: set[int] = set()
         for tree in root.walk():
+            assert all(id(member) in seen for member in tree.members), "members come before their parents"
+            seen.add(id(tree))
             parts = [*tree.connectors, *(v for member in tree.members for v in member.segment.interior)]
             assert graph.in_order(parts) == tree.segment.interior
             assert len(parts) == len(tree.segment.interior)
-
-
-def test_every_edge_is_exactly_one_leaf() -> None:
-    for graph, root in random_trees(7, 400, 14):
-        leaves = [(t.segment.source, t.segment.target) for t in root.walk() if t.kind is DivisionKind.LEAF]
-        assert len(leaves) == len(graph.edges)
-        assert set(leaves) == set(graph.edges)
-
-
-def test_every_node_is_an_independent_segment() -> None:
-    for graph, root in random_trees(8, 300, 14):
-        for tree in root.walk():
             within = {*tree.segment.interior}
             ends = {tree.segment.source, tree.segment.target}
             for vertex in tree.segment.interior:
                 assert set(graph.predecessors(vertex)) <= within | ends - {tree.segment.target}
                 assert set(graph.successors(vertex)) <= within | ends - {tree.segment.source}
+        assert id(root) in seen
 
 
 def edges_of(tree: DivisionTree) -> list[tuple[Vertex, Vertex]]:
@@ -137,15 +132,6 @@ def test_no_smaller_segment_encloses_complicate_connectors() -> None:
             assert len(set(pairs)) == len(pairs)
             nested += bool(enclosed)
     assert nested > 50
-
-
-def test_members_come_before_their_parents() -> None:
-    for _, root in random_trees(11, 50, 12):
-        seen: set[int] = set()
-        for tree in root.walk():
-            assert all(id(member) in seen for member in tree.members)
-            seen.add(id(tree))
-        assert id(root) in seen
 
 
 def test_deep_and_long_graphs() -> None:

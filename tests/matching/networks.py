@@ -1,4 +1,4 @@
-"""Networks of random blocks, and changes to a model with known correspondences of tensors."""
+"""Networks as expressions, `x * (x + 3).Clip(0, 6) / 6`, of random blocks, and changes with known correspondences."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 BATCH, CHANNELS, EXTENT, TOKENS = 2, 4, 6, 5
+IMAGE, SEQUENCE = (BATCH, CHANNELS, EXTENT, EXTENT), (BATCH, TOKENS, CHANNELS)
 
 
 @dataclass
@@ -26,26 +27,22 @@ class Network:
         self.nodes.append(helper.make_node(op, list(inputs), [output], name=f"n_{output}", **attributes))
         return output
 
-    def weight(self, *shape: int) -> str:
-        name = f"w{len(self.weights)}"
-        values = np.random.default_rng(len(self.weights)).standard_normal(shape).astype(np.float32)
-        self.weights.append(numpy_helper.from_array(values, name))
+    def stored(self, values: Any, dtype: type = np.float32, letter: str = "w") -> str:
+        name = f"{letter}{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(values, dtype), name))
         return name
+
+    def weight(self, *shape: int) -> str:
+        return self.stored(np.random.default_rng(len(self.weights)).standard_normal(shape))
 
     def ones(self, *shape: int) -> str:
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
-        return name
+        return self.stored(np.ones(shape))
 
     def constant(self, value: float) -> str:
-        name = f"c{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
-        return name
+        return self.stored(value, letter="c")
 
     def ints(self, *values: int) -> str:
-        name = f"i{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(values, np.int64), name))
-        return name
+        return self.stored(values, np.int64, "i")
 
     def model(self, output: str, shape: Sequence[int], out: Sequence[int]) -> onnx.ModelProto:
         graph = helper.make_graph(
@@ -58,78 +55,154 @@ class Network:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def _convolution(net: Network, x: str) -> str:
-    weight = net.weight(CHANNELS, CHANNELS, 3, 3)
-    return net.node("Relu", net.node("Conv", x, weight, net.weight(CHANNELS), pads=[1, 1, 1, 1]))
+@dataclass(frozen=True, slots=True, eq=False)
+class Expr:
+    """A tensor of a network. Its methods are the operators of ONNX, which add nodes.
+
+    Operands are tensors, numbers (float32), sequences (int64), arrays (by a Constant node), or names.
+    """
+
+    net: Network
+    name: str
+
+    def __getattr__(self, op: str) -> Callable[..., Expr]:
+        if not op[0].isupper():
+            raise AttributeError(op)
+        return lambda *operands, **attributes: apply(self.net, op, self, *operands, **attributes)
+
+    def __add__(self, other: Operand) -> Expr:
+        return self.Add(other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return apply(self.net, "Add", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return self.Sub(other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return apply(self.net, "Sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return self.Mul(other)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return self.Div(other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return apply(self.net, "Div", other, self)
+
+    def __matmul__(self, other: Operand) -> Expr:
+        return self.MatMul(other)
+
+    def weight(self, *shape: int) -> Expr:
+        return Expr(self.net, self.net.weight(*shape))
+
+    def stored(self, *shape: int, seed: int = 0) -> Expr:
+        """A new parameter. All parameters of one seed and size have the same elements."""
+        return self.parameter(np.random.default_rng(seed).standard_normal(shape))
+
+    def parameter(self, values: np.ndarray) -> Expr:
+        return Expr(self.net, self.net.stored(values))
 
 
-def _normalized(net: Network, x: str) -> str:
-    y = net.node("Conv", x, net.weight(CHANNELS, CHANNELS, 1, 1))
-    statistics = [net.weight(CHANNELS) for _ in range(4)]
-    return net.node("Sigmoid", net.node("BatchNormalization", y, *statistics))
+Operand = Expr | float | Sequence[int] | np.ndarray | str
+Part = Callable[[Expr], Expr]
 
 
-def _residual(net: Network, x: str) -> str:
-    return net.node("Add", x, _convolution(net, _convolution(net, x)))
+def apply(net: Network, op: str, *operands: Operand, **attributes: Any) -> Expr:
+    return Expr(net, net.node(op, *(_name(net, operand) for operand in operands), **attributes))
 
 
-def _composed(net: Network, x: str) -> str:
+def _name(net: Network, operand: Operand) -> str:
+    match operand:
+        case Expr():
+            return operand.name
+        case str():
+            return operand
+        case np.ndarray():
+            return net.node("Constant", value=numpy_helper.from_array(operand))
+        case int() | float():
+            return net.constant(operand)
+    return net.ints(*operand)
+
+
+def start() -> Expr:
+    return Expr(Network(), "x")
+
+
+def ended(y: Expr, shape: Sequence[int] = IMAGE) -> onnx.ModelProto:
+    head = y.ReduceMean([2, 3] if len(shape) == 4 else [1], keepdims=0) @ y.weight(CHANNELS, 3)
+    return y.net.model(head.name, shape, (shape[0], 3))
+
+
+def conv(x: Expr, kernel: int = 1, *, has_bias: bool = False) -> Expr:
+    bias = [x.weight(CHANNELS)] if has_bias else []
+    return x.Conv(x.weight(CHANNELS, CHANNELS, kernel, kernel), *bias, pads=[kernel // 2] * 4)
+
+
+def batch_norm(x: Expr, **attributes: Any) -> Expr:
+    return x.BatchNormalization(*(x.weight(CHANNELS) for _ in range(4)), **attributes)
+
+
+def linear(x: Expr) -> Expr:
+    return x @ x.weight(CHANNELS, CHANNELS) + x.weight(CHANNELS)
+
+
+def _convolution(x: Expr) -> Expr:
+    return conv(x, 3, has_bias=True).Relu()
+
+
+def _normalized(x: Expr) -> Expr:
+    return batch_norm(conv(x)).Sigmoid()
+
+
+def _residual(x: Expr) -> Expr:
+    return x + _convolution(_convolution(x))
+
+
+def _composed(x: Expr) -> Expr:
     """An activation of two operators, the first of which exists in this spelling only."""
-    y = net.node("Relu", net.node("Conv", x, net.weight(CHANNELS, CHANNELS, 1, 1)))
-    limited = net.node("Min", y, net.constant(6))
-    return net.node("Add", x, net.node("Conv", limited, net.weight(CHANNELS, CHANNELS, 3, 3), pads=[1] * 4))
+    return x + conv(conv(x).Relu().Min(6), 3)
 
 
-def _twins(net: Network, x: str) -> str:
-    """Two equal branches."""
-    return net.node("Add", _convolution(net, x), _convolution(net, x))
+def _twins(x: Expr) -> Expr:
+    return _convolution(x) + _convolution(x)
 
 
-def _ordered_twins(net: Network, x: str) -> str:
-    """Two branches that only the order of a subtraction distinguishes."""
-    return net.node("Sub", _convolution(net, x), _convolution(net, x))
+def _ordered_twins(x: Expr) -> Expr:
+    return _convolution(x) - _convolution(x)
 
 
-def _concatenated(net: Network, x: str) -> str:
-    both = net.node("Concat", _convolution(net, x), net.node("Tanh", x), axis=1)
-    return net.node("Conv", both, net.weight(CHANNELS, 2 * CHANNELS, 1, 1))
+def _concatenated(x: Expr) -> Expr:
+    return _convolution(x).Concat(x.Tanh(), axis=1).Conv(x.weight(CHANNELS, 2 * CHANNELS, 1, 1))
 
 
-def _shuffled_channels(net: Network, x: str) -> str:
-    parts = net.node("Reshape", x, net.ints(BATCH, 2, CHANNELS // 2, EXTENT, EXTENT))
-    transposed = net.node("Transpose", parts, perm=[0, 2, 1, 3, 4])
-    return _convolution(net, net.node("Reshape", transposed, net.ints(BATCH, CHANNELS, EXTENT, EXTENT)))
+def _shuffled_channels(x: Expr) -> Expr:
+    parts = x.Reshape([BATCH, 2, CHANNELS // 2, EXTENT, EXTENT]).Transpose(perm=[0, 2, 1, 3, 4])
+    return _convolution(parts.Reshape(IMAGE))
 
 
-def _linear(net: Network, x: str) -> str:
-    return net.node("Add", net.node("MatMul", x, net.weight(CHANNELS, CHANNELS)), net.weight(CHANNELS))
+def attended(query: Expr, key: Expr, value: Expr, *, factor: float | None = None) -> Expr:
+    scores = query @ key.Transpose(perm=[0, 2, 1])
+    return (scores if factor is None else scores * factor).Softmax() @ value
 
 
-def _attention(net: Network, x: str) -> str:
-    query, key, value = (_linear(net, x) for _ in range(3))
-    scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
-    mixed = net.node("MatMul", net.node("Softmax", net.node("Mul", scores, net.constant(0.5))), value)
-    return net.node("Add", x, _linear(net, mixed))
+def _attention(x: Expr) -> Expr:
+    return x + linear(attended(*(linear(x) for _ in range(3)), factor=0.5))
 
 
-def _packed_attention(net: Network, x: str) -> str:
-    packed = net.node("MatMul", x, net.weight(CHANNELS, 3 * CHANNELS))
-    packed = net.node("Add", packed, net.weight(3 * CHANNELS))
-    parts = net.node("Reshape", packed, net.ints(BATCH, TOKENS, 3, CHANNELS))
-    query, key, value = (
-        net.node("Squeeze", net.node("Gather", parts, net.ints(index), axis=2), net.ints(2)) for index in range(3)
-    )
-    scores = net.node("MatMul", query, net.node("Transpose", key, perm=[0, 2, 1]))
-    return net.node("Add", x, net.node("MatMul", net.node("Softmax", scores), value))
+def _packed_attention(x: Expr) -> Expr:
+    packed = x @ x.weight(CHANNELS, 3 * CHANNELS) + x.weight(3 * CHANNELS)
+    parts = packed.Reshape([BATCH, TOKENS, 3, CHANNELS])
+    return x + attended(*(parts.Gather([index], axis=2).Squeeze([2]) for index in range(3)))
 
 
-def _perceptron(net: Network, x: str) -> str:
-    y = net.node("LayerNormalization", x, net.weight(CHANNELS), net.weight(CHANNELS), axis=-1)
-    return net.node("Add", x, _linear(net, net.node("Tanh", _linear(net, y))))
+def _perceptron(x: Expr) -> Expr:
+    y = x.LayerNormalization(x.weight(CHANNELS), x.weight(CHANNELS), axis=-1)
+    return x + linear(linear(y).Tanh())
 
 
-Block = Callable[[Network, str], str]
-IMAGE_BLOCKS: Mapping[str, Block] = {
+IMAGE_BLOCKS: Mapping[str, Part] = {
     "convolution": _convolution,
     "normalized": _normalized,
     "residual": _residual,
@@ -139,28 +212,23 @@ IMAGE_BLOCKS: Mapping[str, Block] = {
     "concatenated": _concatenated,
     "shuffled channels": _shuffled_channels,
 }
-TOKEN_BLOCKS: Mapping[str, Block] = {
+TOKEN_BLOCKS: Mapping[str, Part] = {
     "attention": _attention,
     "packed attention": _packed_attention,
     "perceptron": _perceptron,
-    "linear": _linear,
+    "linear": linear,
 }
 
 
 def network(blocks: Sequence[str]) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
     """A network of blocks, all of images or all of tokens, and the first and last tensor of each block."""
-    net, x, ends = Network(), "x", []
+    x, ends = start(), []
     is_image = blocks[0] in IMAGE_BLOCKS
-    known = IMAGE_BLOCKS if is_image else TOKEN_BLOCKS
     for name in blocks:
-        y = known[name](net, x)
-        ends.append((x, y))
+        y = (IMAGE_BLOCKS if is_image else TOKEN_BLOCKS)[name](x)
+        ends.append((x.name, y.name))
         x = y
-    axes = (2, 3) if is_image else (1,)
-    pooled = net.node("ReduceMean", x, net.ints(*axes), keepdims=0)
-    output = net.node("Gemm", pooled, net.weight(CHANNELS, 3), net.weight(3))
-    shape = (BATCH, CHANNELS, EXTENT, EXTENT) if is_image else (BATCH, TOKENS, CHANNELS)
-    return net.model(output, shape, (BATCH, 3)), ends
+    return ended(x, IMAGE if is_image else SEQUENCE), ends
 
 
 def renamed(model: onnx.ModelProto, draw: random.Random) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -205,51 +273,40 @@ def with_block_twice(model: onnx.ModelProto, start: str, end: str) -> onnx.Model
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    dependent, inside = {start}, []
+    dependent: set[str] = {start}
+    inside: list[onnx.NodeProto] = []
     for node in graph.node:
         if not dependent.isdisjoint(node.input):
             dependent.update(node.output)
     needed = {end}
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output) and not dependent.isdisjoint(node.output):
-            inside.append(node)
+            inside.insert(0, node)
             needed.update(name for name in node.input if name != start)
-    copied = {output for node in inside for output in node.output}
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    made = {node.output[0]: node for node in graph.node if node.op_type == "ConstantOfShape"}
-    names: dict[str, str] = {start: end}
-    copies: list[onnx.NodeProto] = []
-    for node in reversed(inside):
-        for name in (*node.input, *node.output):
-            if name in tensors and name not in names:
-                copy = onnx.TensorProto()
-                copy.CopyFrom(tensors[name])
-                copy.name = names[name] = f"{name}_again"
-                graph.initializer.append(copy)
-            elif name in made and name not in names:
-                names[name] = f"{name}_again"
-                copies.append(helper.make_node("ConstantOfShape", made[name].input, [names[name]]))
-                copies[-1].attribute.extend(made[name].attribute)
-            elif name in copied:
-                names[name] = f"{name}_again"
-        copy_of_node = onnx.NodeProto()
-        copy_of_node.CopyFrom(node)
-        copy_of_node.name = f"{node.name}_again"
-        copy_of_node.input[:] = [names.get(name, name) for name in node.input]
-        copy_of_node.output[:] = [names[name] for name in node.output]
-        copies.append(copy_of_node)
-    last = [node.output[0] for node in graph.node].index(end)
-    for node in graph.node[last + 1 :]:
+    read = {name for node in inside for name in node.input}
+    filled = [node for node in graph.node if node.op_type == "ConstantOfShape" and node.output[0] in read]
+    weights = [tensor for tensor in graph.initializer if tensor.name in read]
+    written = [name for node in (*filled, *inside) for name in node.output]
+    names = {name: f"{name}_again" for name in (*written, *(tensor.name for tensor in weights))} | {start: end}
+    for tensor in weights:
+        graph.initializer.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+        graph.initializer[-1].name = names[tensor.name]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*filled, *inside)]
+    for copy in copies:
+        copy.name = f"{copy.name}_again"
+        copy.input[:] = [names.get(name, name) for name in copy.input]
+        copy.output[:] = [names[name] for name in copy.output]
+    last = [node.output[0] for node in graph.node].index(end) + 1
+    for node in graph.node[last:]:
         node.input[:] = [names[end] if name == end else name for name in node.input]
-    kept = [*graph.node[: last + 1], *copies, *graph.node[last + 1 :]]
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    nodes = [*graph.node[:last], *copies, *graph.node[last:]]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(kept)
     return result
 
 
 def with_activation(model: onnx.ModelProto, tensor: str, op: str) -> onnx.ModelProto:
-    """The model with another operator as producer of a tensor."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     (node,) = [node for node in result.graph.node if tensor in node.output]
@@ -258,5 +315,4 @@ def with_activation(model: onnx.ModelProto, tensor: str, op: str) -> onnx.ModelP
 
 
 def activations(model: onnx.ModelProto) -> list[str]:
-    """The results of activations, which `with_activation` may replace."""
     return [node.output[0] for node in model.graph.node if node.op_type in ("Relu", "Tanh", "Sigmoid")]

@@ -1,32 +1,21 @@
-"""Comparisons of two spellings of a part of a network."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 
 from onnxgc.matching.match import Matching, match
 from onnxgc.model.read import read_model
-from tests.matching.expressions import Expr, Part
-from tests.matching.networks import BATCH, CHANNELS, EXTENT, TOKENS, Network
+from tests.matching.networks import BATCH, CHANNELS, SEQUENCE, Part, start
 from tests.model.model_helpers import normal, run
-
-IMAGE, SEQUENCE = (BATCH, CHANNELS, EXTENT, EXTENT), (BATCH, TOKENS, CHANNELS)
 
 
 def network_of(part: Part, shape: tuple[int, ...] = SEQUENCE, *, is_channels_last: bool = False) -> onnx.ModelProto:
     """The part between an activation and a linear layer."""
-    x = Expr(Network(), "x").Sigmoid()
+    x = start().Sigmoid()
     if is_channels_last:
         x = x.Transpose(perm=[0, 2, 3, 1])
     y = part(x).Tanh()
     axes = [1] if len(shape) == 3 else [1, 2] if is_channels_last else [2, 3]
     head = y.ReduceMean(axes, keepdims=0) @ y.stored(CHANNELS, 3, seed=7)
     return y.net.model(head.name, shape, (BATCH, 3))
-
-
-def linear(x: Expr) -> Expr:
-    return x @ x.weight(CHANNELS, CHANNELS) + x.weight(CHANNELS)
 
 
 def compared(first: onnx.ModelProto, second: onnx.ModelProto, *, freeze_bn: bool = False) -> Matching:
@@ -40,7 +29,6 @@ def compared(first: onnx.ModelProto, second: onnx.ModelProto, *, freeze_bn: bool
 
 
 def assert_same(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
-    """Checks that two models are one network, and that matched tensors have the same elements."""
     found = compared(first, second)
     assert found.is_same_network
     assert all(pair.is_same_function for pair in found.pairs)
@@ -58,13 +46,14 @@ def assert_same(first: onnx.ModelProto, second: onnx.ModelProto) -> Matching:
     return found
 
 
-def assert_equal_outputs(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
+def assert_equal_parts(*parts: Part) -> None:
+    first, second = map(network_of, parts)
     x = normal(*SEQUENCE)
     np.testing.assert_allclose(run(first, {"x": x})[0], run(second, {"x": x})[0], rtol=1e-4, atol=1e-5)
+    assert_same(first, second)
 
 
 def assert_different(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
-    """Checks that two models are different networks, and that the divergence has two ends."""
     found = compared(first, second)
     assert not found.is_same_network
     assert found.last_from_inputs

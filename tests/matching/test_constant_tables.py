@@ -1,14 +1,10 @@
-"""Constants are identified by their contents, weights are not."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
 
 from onnxgc.matching.normal_form.constant_tables import Table, table_of
 from onnxgc.model.read import read_model
-from tests.matching.networks import BATCH, TOKENS, Network
+from tests.matching.networks import BATCH, TOKENS, start
 
 _SHAPE = (BATCH, TOKENS, TOKENS)
 _SEEN = np.tril(np.ones((TOKENS, TOKENS), bool))
@@ -17,11 +13,9 @@ _DRAWN = np.random.default_rng(0).standard_normal((TOKENS, TOKENS)).astype(np.fl
 
 
 def _table(values: np.ndarray, is_trained: bool = False) -> Table | None:
-    """The table of a constant that is added to a product."""
-    net = Network()
-    product = net.node("MatMul", "x", net.weight(TOKENS, TOKENS))
-    net.weights.append(onnx.numpy_helper.from_array(values, "table"))
-    proto = net.model(net.node("Add", product, "table"), _SHAPE, _SHAPE)
+    x = start()
+    x.net.weights.append(onnx.numpy_helper.from_array(values, "table"))
+    proto = x.net.model((x @ x.weight(TOKENS, TOKENS) + "table").name, _SHAPE, _SHAPE)
     trained, frozen = (["table"], []) if is_trained else ([], ["table"])
     return table_of(read_model(proto, trainable=trained, freeze=frozen), "table")
 
@@ -35,13 +29,11 @@ def _contents(values: np.ndarray) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     "values",
     [
-        np.where(_SEEN, 0, -1e9).astype(np.float32),
         np.where(_SEEN, 0, np.finfo(np.float32).min).astype(np.float32),
         np.stack([_MASK, _MASK]),
-        _MASK[np.newaxis],
         np.where(_SEEN, 0, np.where(_SEEN.T, -2e4, -1e9)).astype(np.float32),
     ],
-    ids=["1e9", "lowest", "of each sample", "of one sample", "of two numbers"],
+    ids=["lowest", "of each sample", "of two numbers"],
 )
 def test_spellings_of_one_mask_have_equal_contents(values: np.ndarray) -> None:
     assert _contents(values) == _contents(_MASK)
@@ -55,13 +47,8 @@ def test_each_axis_has_its_own_contents() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        _DRAWN,
-        np.sign(_DRAWN[:1]) * np.asarray([0.1, 0.2, 0.3, 0.4, 0.5], np.float32),
-        np.full((TOKENS, TOKENS), 0.5, np.float32),
-        np.full((TOKENS, TOKENS), np.nan, np.float32),
-    ],
-    ids=["many numbers", "each once", "one number", "none"],
+    [_DRAWN, np.full((TOKENS, TOKENS), 0.5, np.float32), np.full((TOKENS, TOKENS), np.nan, np.float32)],
+    ids=["many numbers", "one number", "none"],
 )
 def test_frozen_weights_are_not_tables(values: np.ndarray) -> None:
     assert _table(values) is None

@@ -1,7 +1,3 @@
-"""Dimensions are reshaped and transposed as arrays are."""
-
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,34 +1,17 @@
-"""Activations, normalisations and softmax in different spellings, and functions that are nearly equal."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 
 import pytest
 from onnx import TensorProto
 
-from tests.matching.expressions import Expr, Part, apply
-from tests.matching.networks import BATCH, CHANNELS, TOKENS
-from tests.matching.spelling_checks import (
-    SEQUENCE,
-    assert_different,
-    assert_equal_outputs,
-    assert_same,
-    compared,
-    linear,
-    network_of,
-)
+from tests.matching.networks import BATCH, CHANNELS, SEQUENCE, TOKENS, Expr, Part, apply, linear
+from tests.matching.spelling_checks import assert_different, assert_equal_parts, compared, network_of
 
-# -- activations -----------------------------------------------------------------------------------
+# activations
 
 
 def _gelu(x: Expr) -> Expr:
     return x * ((x / math.sqrt(2)).Erf() + 1) * 0.5
-
-
-def _gelu_halved_first(x: Expr) -> Expr:
-    return ((x * math.sqrt(0.5)).Erf() * 0.5 + 0.5) * x
 
 
 def _gelu_of_complement(x: Expr) -> Expr:
@@ -81,7 +64,7 @@ def _threshold(least: float) -> Part:
     return lambda x: (x + -0.5).ThresholdedRelu(alpha=least)
 
 
-# -- normalisations --------------------------------------------------------------------------------
+# normalisations
 
 
 def _mean(x: Expr) -> Expr:
@@ -156,17 +139,17 @@ def _unit_length_broadcast(x: Expr) -> Expr:
     return linear(x) / length
 
 
-# -- softmax and shares ----------------------------------------------------------------------------
+# softmax and shares
 
 
 def _softmax(axis: int) -> Part:
     return lambda x: x.Softmax(axis=axis)
 
 
-def _softmax_decomposed(factor: float = 1, reduction: str = "ReduceSum") -> Part:
+def _softmax_decomposed(factor: float = 1) -> Part:
     def part(x: Expr) -> Expr:
         top = (x - x.ReduceMax([-1])).Exp()
-        return top * factor / apply(x.net, reduction, top, [-1])
+        return top * factor / top.ReduceSum([-1])
 
     return part
 
@@ -191,8 +174,6 @@ def _softmax_guarded(x: Expr) -> Expr:
 
 
 def _shares(over: int) -> Part:
-    """Shares of a sum of activations, as in linear attention."""
-
     def part(x: Expr) -> Expr:
         active = (x - 0.5).Relu()
         return active / (active.ReduceL1([over], keepdims=1) + 0.01)
@@ -206,7 +187,7 @@ def _shares_by_logarithms(x: Expr) -> Expr:
     return (active.Log() - total.Log()).Exp()
 
 
-# -- numbers that decide ---------------------------------------------------------------------------
+# numbers that decide
 
 
 def _between_layers(*parts: Part) -> Part:
@@ -225,20 +206,12 @@ def _softplus_of(number: float) -> Part:
     return _between_layers(lambda x: (x.Exp() + number).Log())
 
 
-def _logistic_of(number: float) -> Part:
-    return _between_layers(lambda x: 1 / (x.Neg().Exp() + number))
-
-
 def _tanh_of_exponential(number: float) -> Part:
     return _between_layers(lambda x: (x.Exp() - number).Tanh())
 
 
 def _sign_of(least: float) -> Part:
     return _between_layers(lambda x: x / (x * x + least).Sqrt())
-
-
-def _inverse_of(least: float) -> Part:
-    return _between_layers(lambda x: (x.Relu() + least).Reciprocal())
 
 
 def _log_softmax_above(least: float) -> Part:
@@ -270,7 +243,7 @@ def _tripled_cast(*types: int) -> Part:
     return lambda x: _cast(*types)(x * 3)
 
 
-# -- misplaced reductions --------------------------------------------------------------------------
+# misplaced reductions
 
 
 def _of_scores(part: Callable[[Expr, Part], Expr], *, is_transposed: bool) -> Part:
@@ -299,13 +272,10 @@ def _by_its_deviation(x: Expr, placed: Part) -> Expr:
 
 
 _SAME: Mapping[str, tuple[Part, Part]] = {
-    "gelu, halved first": (_gelu, _gelu_halved_first),
     "gelu, by the complement": (_gelu, _gelu_of_complement),
     "gelu by tanh, of a product": (_gelu_by_tanh, _gelu_by_tanh_of_product),
     "hard swish": (lambda x: x.HardSwish(), lambda x: x * (x + 3).Clip(0, 6) / 6),
     "relu6": (lambda x: x.Clip(0, 6), lambda x: x.Relu().Min(6)),
-    "separate limits": (_limited((0, 0.2), (0.5, 0.7)), _limited((0.5, 0.5))),
-    "tanh, by its values": (lambda x: x.Tanh(), lambda x: (x * 2).Sigmoid() * 2 - 1),
     "swish, by its values": (_swish(1.0), _swish_by_tanh),
     "mish, by its values": (lambda x: x * x.Softplus().Tanh(), _mish_as_quotient),
     "exponential, as a power of two": (
@@ -321,7 +291,6 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
     "softmax, decomposed": (_softmax(2), _softmax_decomposed()),
     "multiple of softmax": (lambda x: x.Softmax() * 3, _softmax_decomposed(3)),
     "softmax, transposed": (_softmax(2), _softmax_of_transposed),
-    "softmax, by its logarithm": (_softmax(2), _softmax_by_its_logarithm(2)),
     "softmax, without a maximum": (_softmax(2), _softmax_without_maximum),
     "softmax, guarded": (_softmax(2), _softmax_guarded),
     "logarithm of softmax": (lambda x: x.LogSoftmax(), lambda x: x - x.ReduceLogSumExp([2], keepdims=1)),
@@ -331,7 +300,6 @@ _SAME: Mapping[str, tuple[Part, Part]] = {
 _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     "gelu and its approximation": (_gelu, _gelu_by_tanh),
     "swish of another factor": (_swish(1.0), _swish(1.702)),
-    "swish and gelu": (_swish(1.702), _gelu),
     "relu and relu6": (_times_eight(lambda x: x.Relu()), _times_eight(lambda x: x.Clip(0, 6))),
     "limits in another order": (_limited((0, 1), (2, 3)), _limited((2, 3), (0, 1))),
     "thresholds close to each other": (_threshold(0.012), _threshold(0.02)),
@@ -342,14 +310,11 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
         _of_scores(_by_its_deviation, is_transposed=False),
         _of_scores(_by_its_deviation, is_transposed=True),
     ),
-    "unit length with a minimum": (_unit_length, _unit_length_clipped(1e-4)),
     "unit length with a small minimum": (
         lambda x: _unit_length(linear(x)),
         lambda x: _unit_length_clipped(1e-6)(linear(x)),
     ),
-    "softmax over another axis": (_softmax(2), _softmax(1)),
     "softmax and its double": (_softmax(2), _softmax_decomposed(2)),
-    "quotients by sums and by means": (_softmax(2), _softmax_decomposed(1, "ReduceMean")),
     "softmax over another axis, by its logarithm": (_softmax(1), _softmax_by_its_logarithm(2)),
     "sums of softmax, misplaced": (
         _of_scores(_by_its_sum, is_transposed=False),
@@ -357,33 +322,27 @@ _DIFFERENT: Mapping[str, tuple[Part, Part]] = {
     ),
     "shares over another axis": (_shares(1), _shares_by_logarithms),
     "logarithms of other sums": (_softplus_of(1), _softplus_of(3)),
-    "quotients by other sums": (_logistic_of(2), _logistic_of(3)),
     "tanh of exponentials": (_tanh_of_exponential(1), _tanh_of_exponential(0)),
     "small numbers below a root": (_sign_of(1e-8), _sign_of(1e-4)),
-    "small numbers in a quotient": (_inverse_of(1e-7), _inverse_of(1e-5)),
     "an equal function inside a different one": (_log_softmax_above(1e-7), _log_softmax_above(3e-7)),
     "negative numbers moved": (
         _between_layers(lambda x: x.Tanh()),
         _between_layers(_moved_where_negative, lambda x: x.Tanh()),
     ),
     "other expanded numbers": (_with_expanded_number("Add", 1), _with_expanded_number("Add", 2)),
-    "other expanded factors": (_with_expanded_number("Mul", 1), _with_expanded_number("Mul", 2)),
     "an expanded number, added or subtracted": (_with_expanded_number("Add", 1), _with_expanded_number("Sub", 1)),
-    "whole numbers and flags": (_tripled_cast(TensorProto.INT64), _tripled_cast(TensorProto.BOOL)),
     "flags of whole numbers": (_tripled_cast(TensorProto.INT64), _tripled_cast(TensorProto.INT64, TensorProto.BOOL)),
 }
 
 
-@pytest.mark.parametrize("name", _SAME)
-def test_spellings_of_one_function_are_the_same_network(name: str) -> None:
-    first, second = map(network_of, _SAME[name])
-    assert_equal_outputs(first, second)
-    assert_same(first, second)
+@pytest.mark.parametrize("parts", _SAME.values(), ids=_SAME)
+def test_spellings_of_one_function_are_the_same_network(parts: tuple[Part, Part]) -> None:
+    assert_equal_parts(*parts)
 
 
-@pytest.mark.parametrize("name", _DIFFERENT)
-def test_similar_functions_are_different_networks(name: str) -> None:
-    assert_different(*map(network_of, _DIFFERENT[name]))
+@pytest.mark.parametrize("parts", _DIFFERENT.values(), ids=_DIFFERENT)
+def test_similar_functions_are_different_networks(parts: tuple[Part, Part]) -> None:
+    assert_different(*map(network_of, parts))
 
 
 def test_long_chains_of_activations_are_compared() -> None:

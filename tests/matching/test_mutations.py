@@ -1,7 +1,5 @@
 """No match is wrong after tensors are renamed, nodes reordered, blocks doubled or activations replaced."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,14 +1,12 @@
 """Light models, models in text form, and runs on ONNX Runtime, for tests of reading."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
@@ -22,7 +20,6 @@ def light_path(name: str) -> Path:
 
 
 def image_input(path: Path) -> str:
-    """The one input of a light model that is not an initializer."""
     graph = onnx.load(path).graph
     initial = {tensor.name for tensor in graph.initializer}
     (name,) = [value.name for value in graph.input if value.name not in initial]
@@ -46,12 +43,20 @@ def with_weights(model: onnx.ModelProto, **values: Array) -> onnx.ModelProto:
     return copy
 
 
+def model_of(
+    body: str, *, opset: int = 18, ir_version: int = 8, domains: str = "", **values: Array | tuple[int, ...]
+) -> onnx.ModelProto:
+    """The model of a text with these initializers: values, or shapes of drawn ones."""
+    model = text_model(body, opset=opset, ir_version=ir_version, domains=domains)
+    drawn = {name: normal(*value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return with_weights(model, **drawn)
+
+
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array], *outputs: str) -> list[Any]:
-    """Outputs of a model on ONNX Runtime's CPU kernels, one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -90,51 +95,4 @@ def with_values(model: onnx.ModelProto, values: dict[str, Array]) -> onnx.ModelP
     copy.graph.initializer.extend(stored)
     copy.graph.input.extend(inputs)
     copy.ir_version = 8
-    return copy
-
-
-def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A light model for another batch: inputs, outputs and literal shapes are changed here, independently."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for value in (*copy.graph.input, *copy.graph.output):
-        dimensions = value.type.tensor_type.shape.dim
-        if len(dimensions) > 1:
-            dimensions[0].dim_value = batch
-    for tensor in copy.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.INT64 and not tensor.name.endswith("__SHAPE"):
-            target = numpy_helper.to_array(tensor).copy()
-            target[0] = batch
-            tensor.CopyFrom(numpy_helper.from_array(target, tensor.name))
-    return copy
-
-
-def with_instance_norm(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The model with each BatchNormalization as an InstanceNormalization over all samples.
-
-    An independent reference for batch statistics: [N, C, H, W] becomes [1, C, N H W].
-    `shapes` contains the shape of each BatchNormalization's input.
-    """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        if node.op_type != "BatchNormalization":
-            nodes.append(node)
-            continue
-        x, scale, bias, y = node.input[0], node.input[1], node.input[2], node.output[0]
-        batch, channels, height, width = shapes[x]
-        epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
-        flat = numpy_helper.from_array(np.asarray([1, channels, -1]), f"{y}_flat")
-        full = numpy_helper.from_array(np.asarray([channels, batch, height, width]), f"{y}_full")
-        copy.graph.initializer.extend([flat, full])
-        nodes += [
-            helper.make_node("Transpose", [x], [f"{y}_1"], perm=[1, 0, 2, 3]),
-            helper.make_node("Reshape", [f"{y}_1", flat.name], [f"{y}_2"]),
-            helper.make_node("InstanceNormalization", [f"{y}_2", scale, bias], [f"{y}_3"], epsilon=epsilon),
-            helper.make_node("Reshape", [f"{y}_3", full.name], [f"{y}_4"]),
-            helper.make_node("Transpose", [f"{y}_4"], [y], perm=[1, 0, 2, 3]),
-        ]
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
     return copy

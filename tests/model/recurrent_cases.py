@@ -1,8 +1,7 @@
 """Cases of LSTM, GRU and RNN: pairs of settings and activations, with the equations in torch as reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,6 @@ def _clipped(t: Tensor, clip: float) -> Tensor:
 
 
 def _biases(v: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Wb and Rb."""
     rows, dtype = v["w"].shape[0], v["w"].dtype
     return (v["b"] if "b" in v else torch.zeros(2 * rows, dtype=dtype)).split(rows)
 
@@ -148,7 +146,6 @@ def recurrent(
     lengths: Any = None,
     **settings: Any,
 ) -> Case:
-    """A case of one operator; the loss reads the concatenation of all wanted outputs."""
     count = 2 if settings.get("direction") == "bidirectional" else 1
     rows = GATES[operator] * HIDDEN
     batch_first = settings.get("layout", 0)
@@ -189,7 +186,6 @@ def recurrent(
 
 
 def _attribute_texts(settings: Mapping[str, Any]) -> list[str]:
-    """Settings of a case in ONNX text."""
     texts = [f"hidden_size={HIDDEN}"]
     texts += [f'{key}="{value}"' for key, value in settings.items() if isinstance(value, str)]
     texts += [f"{key}={value}" for key, value in settings.items() if isinstance(value, int | float)]
@@ -203,98 +199,51 @@ def _attribute_texts(settings: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-# A row is one case. Every pair of settings of different columns occurs in a row of each operator's table;
-# further rows pair layout 1, which exists from opset 14 on, with every other setting.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "RNN": ("direction", "clip", "lengths", "bias", "states", "outputs", "opset"),
-    "GRU": ("direction", "clip", "lengths", "bias", "states", "outputs", "opset", "linear_before_reset"),
-    "LSTM": ("direction", "clip", "lengths", "bias", "states", "outputs", "opset", "peepholes", "input_forget"),
-}
-# Lengths of the sequences: all steps, some padded, and none that reaches the last steps.
 LENGTHS: Mapping[str, list[int] | None] = {"whole": None, "padded": [5, 2, 3], "short": [3, 1, 2]}
-# fmt: off
-ROWS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
-    "RNN": (
-        ("forward", 0, "whole", 0, 0, "y", 14),
-        ("forward", 0, "padded", 1, 0, "h", 13),
-        ("forward", 0, "short", 1, 1, "h", 22),
-        ("forward", 0.7, "whole", 0, 1, "y h", 13),
-        ("forward", 0.7, "short", 0, 0, "y h", 9),
-        ("forward", 0.7, "short", 1, 1, "y h", 18),
-        ("reverse", 0, "whole", 1, 0, "y", 9),
-        ("reverse", 0, "padded", 0, 0, "h", 18),
-        ("reverse", 0, "padded", 1, 1, "y h", 14),
-        ("reverse", 0, "short", 1, 0, "y", 13),
-        ("reverse", 0.7, "padded", 0, 0, "y", 22),
-        ("bidirectional", 0, "whole", 0, 0, "h", 13),
-        ("bidirectional", 0, "padded", 0, 1, "h", 9),
-        ("bidirectional", 0.7, "whole", 0, 1, "y h", 22),
-        ("bidirectional", 0.7, "whole", 1, 1, "y", 18),
-        ("bidirectional", 0.7, "short", 0, 0, "h", 14),
-    ),
-    "GRU": (
-        ("forward", 0, "short", 0, 0, "h", 14, 1),
-        ("forward", 0.7, "whole", 0, 0, "y h", 9, 1),
-        ("forward", 0.7, "whole", 1, 1, "h", 22, 0),
-        ("forward", 0.7, "padded", 1, 1, "y", 13, 0),
-        ("forward", 0.7, "short", 0, 1, "y", 18, 1),
-        ("reverse", 0, "whole", 1, 1, "h", 18, 0),
-        ("reverse", 0, "padded", 0, 0, "y h", 22, 1),
-        ("reverse", 0, "short", 1, 0, "y", 9, 0),
-        ("reverse", 0.7, "whole", 1, 1, "y", 14, 1),
-        ("reverse", 0.7, "short", 1, 0, "y h", 13, 0),
-        ("bidirectional", 0, "whole", 0, 0, "h", 13, 1),
-        ("bidirectional", 0, "padded", 0, 0, "y h", 18, 0),
-        ("bidirectional", 0, "padded", 0, 1, "h", 9, 0),
-        ("bidirectional", 0, "short", 1, 1, "y", 22, 1),
-        ("bidirectional", 0.7, "padded", 1, 1, "y h", 14, 0),
-    ),
-    "LSTM": (
-        ("forward", 0, "whole", 0, 1, "y", 18, 0, 0),
-        ("forward", 0, "whole", 0, 1, "h", 13, 1, 0),
-        ("forward", 0, "short", 0, 0, "c", 9, 0, 1),
-        ("forward", 0, "short", 1, 0, "h", 18, 1, 1),
-        ("forward", 0.7, "whole", 1, 0, "y", 22, 0, 1),
-        ("forward", 0.7, "whole", 1, 1, "c", 14, 1, 1),
-        ("forward", 0.7, "padded", 1, 1, "c", 13, 0, 0),
-        ("forward", 0.7, "short", 1, 1, "y h c", 22, 0, 1),
-        ("reverse", 0, "whole", 1, 1, "h", 14, 0, 1),
-        ("reverse", 0, "padded", 0, 0, "c", 22, 1, 0),
-        ("reverse", 0, "short", 0, 0, "y", 13, 1, 0),
-        ("reverse", 0.7, "whole", 1, 1, "y", 9, 0, 1),
-        ("reverse", 0.7, "padded", 0, 0, "y h c", 18, 0, 1),
-        ("bidirectional", 0, "whole", 0, 0, "y h c", 13, 1, 1),
-        ("bidirectional", 0, "short", 1, 0, "y h c", 9, 0, 0),
-        ("bidirectional", 0.7, "whole", 0, 1, "c", 18, 0, 1),
-        ("bidirectional", 0.7, "whole", 1, 0, "h", 22, 0, 0),
-        ("bidirectional", 0.7, "padded", 0, 1, "h", 9, 1, 0),
-        ("bidirectional", 0.7, "padded", 1, 0, "y", 14, 1, 1),
-        ("bidirectional", 0.7, "short", 0, 1, "y h c", 14, 0, 0),
-    ),
+_SETTINGS: Mapping[str, Sequence[Any]] = {
+    "direction": ("forward", "reverse", "bidirectional"),
+    "clip": (0, 0.7),
+    "lengths": tuple(LENGTHS),
+    "bias": (0, 1),
+    "states": (0, 1),
+    "outputs": ("y", "h", "y h"),
+    "opset": (18, 22, 9),
 }
-BATCH_FIRST: Mapping[str, tuple[tuple[Any, ...], ...]] = {
-    "RNN": (
-        ("forward", 0, "whole", 0, 0, "y h", 14),
-        ("reverse", 0.7, "padded", 1, 1, "y", 18),
-        ("bidirectional", 0, "short", 1, 1, "h", 22),
-    ),
-    "GRU": (
-        ("forward", 0, "whole", 0, 0, "y h", 14, 0),
-        ("reverse", 0.7, "padded", 1, 1, "y", 18, 1),
-        ("bidirectional", 0, "short", 1, 1, "h", 22, 0),
-    ),
-    "LSTM": (
-        ("forward", 0, "whole", 0, 0, "c", 14, 0, 0),
-        ("reverse", 0.7, "padded", 1, 1, "y", 18, 1, 1),
-        ("bidirectional", 0, "short", 1, 1, "y h c", 22, 0, 0),
-        ("bidirectional", 0, "whole", 0, 1, "h", 18, 1, 0),
-    ),
+_COLUMNS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "RNN": _SETTINGS,
+    "GRU": {**_SETTINGS, "linear_before_reset": (0, 1)},
+    "LSTM": {**_SETTINGS, "outputs": ("y", "h", "c", "y h c"), "peepholes": (0, 1), "input_forget": (0, 1)},
 }
-# fmt: on
 
 
-def row_case(operator: str, row: tuple[Any, ...], layout: int = 0) -> Case:
-    settings = dict(zip(COLUMNS[operator], row, strict=True))
+def _rows_of_all_pairs(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Rows in which every pair of values of two columns occurs."""
+
+    def pairs(row: Mapping[str, Any]) -> set[frozenset[tuple[str, Any]]]:
+        return set(map(frozenset, combinations(row.items(), 2)))
+
+    missing = {
+        frozenset(((a, x), (b, y))): None for a, b in combinations(columns, 2) for x in columns[a] for y in columns[b]
+    }
+    rows = []
+    while missing:
+        row = dict(sorted(next(iter(missing))))
+        for name in columns:
+            if name not in row:
+                row[name] = max(columns[name], key=lambda x: len(pairs({**row, name: x}) & missing.keys()))
+        rows.append(row)
+        for pair in pairs(row):
+            missing.pop(pair, None)
+    return rows
+
+
+def _rows_of_all_values(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    count = max(map(len, columns.values()))
+    return [{name: values[number % len(values)] for name, values in columns.items()} for number in range(count)]
+
+
+def _row_case(operator: str, row: Mapping[str, Any], layout: int = 0) -> Case:
+    settings = dict(row)
     name = ", ".join(f"{key} {value}" for key, value in settings.items() if value)
     states = ("h0", "c0") if operator == "LSTM" else ("h0",)
     optional = [key for key, is_given in (("b", settings.pop("bias")), ("p", settings.pop("peepholes", 0))) if is_given]
@@ -306,24 +255,19 @@ def row_case(operator: str, row: tuple[Any, ...], layout: int = 0) -> Case:
     return recurrent(operator, name, optional=tuple(optional), lengths=lengths, **given)
 
 
-_ACTIVATED = [
-    ("Affine", (0.7, 0.1)),
-    ("Elu", ()),
-    ("Elu", (0.6,)),
-    ("HardSigmoid", ()),
-    ("HardSigmoid", (0.3, 0.4)),
-    ("LeakyRelu", ()),
-    ("LeakyRelu", (0.3,)),
-    ("Relu", ()),
-    ("ScaledTanh", (0.9, 0.6)),
-    ("Sigmoid", ()),
-    ("Softplus", ()),
-    ("Softsign", ()),
-    ("ThresholdedRelu", (0.2,)),
+_ACTIVATED: Sequence[tuple[str, tuple[float, ...]]] = [
+    *((name, ()) for name in ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign")),
+    *(("Affine", (0.7, 0.1)), ("Elu", (0.6,)), ("HardSigmoid", (0.3, 0.4)), ("LeakyRelu", (0.3,))),
+    *(("ScaledTanh", (0.9, 0.6)), ("ThresholdedRelu", (0.2,))),
 ]
 CASES = [
-    *(row_case(operator, row) for operator in GATES for row in ROWS[operator]),
-    *(row_case(operator, row, layout=1) for operator in GATES for row in BATCH_FIRST[operator]),
+    *(_row_case(operator, row) for operator in GATES for row in _rows_of_all_pairs(_COLUMNS[operator])),
+    # Layout 1 exists from opset 14 on.
+    *(
+        _row_case(operator, row, layout=1)
+        for operator in GATES
+        for row in _rows_of_all_values({**_COLUMNS[operator], "opset": (18, 22)})
+    ),
     *(
         recurrent("RNN", f"activation {name} {setting}", activations=[name], settings=[setting])
         for name, setting in _ACTIVATED

@@ -1,22 +1,20 @@
 """Counter-based random numbers: a function of the step's number, and statistically random."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
 from onnxgc.model.read import read_model
+from onnxgc.runtime.ort import make_session
 from tests.model.model_helpers import normal, text_model, with_weights
 
-SHAPES = [(64, 128), (2, 4, 64, 64), (7,), (3, 1, 5)]
+SHAPES = [(2, 4, 64, 64), (7,), (3, 1, 5)]
 MAX_DEVIATION = 5.0
 """In standard deviations: random numbers exceed it in one of two million cases."""
 
@@ -32,19 +30,13 @@ def counted(
 
 
 class Draws:
-    """A session of a model whose draws depend on a number."""
-
     def __init__(self, model: TrainableModel, *tensors: str) -> None:
         proto = to_proto(model)
         onnx.checker.check_model(proto, full_check=True)
         known = {value.name for value in proto.graph.output}
         added = [value for value in proto.graph.value_info if value.name in tensors and value.name not in known]
         proto.graph.output.extend(added)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, 1
-        self.session = onnxruntime.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        self.session = make_session(proto, threads=1)
         self.model, self.tensors = model, list(tensors)
 
     def __call__(self, number: int, x: Array | None = None) -> list[Array]:
@@ -85,7 +77,7 @@ def deviations(numbers: Array) -> Iterator[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("ratio", [0.1, 0.5])
 def test_masks_are_statistically_random(shape: tuple[int, ...], ratio: float) -> None:
     size = ",".join(map(str, shape))
     model = counted("a, m = Dropout(z, r)  y, n = Dropout(a, r)", shape, f", bool[{size}] m, bool[{size}] n", r=ratio)
@@ -121,8 +113,7 @@ def test_draws_never_change() -> None:
     assert np.packbits(mask).tobytes().hex() == "b0f97c517dd93d5a"
 
 
-@pytest.mark.parametrize("kind", ["float", "float16"])
-@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("kind, ratio", [("float", 0.1), ("float", 1.0), ("float16", 0.5)])
 def test_kept_elements_are_scaled(kind: str, ratio: float) -> None:
     model = counted("y, m = Dropout(z, r)", (5, 6), ", bool[5,6] m", kind, r=ratio)
     x = normal(5, 6).astype(np.float16 if kind == "float16" else np.float32)
@@ -150,10 +141,8 @@ def test_only_small_vectors_are_computed_once() -> None:
 @pytest.mark.parametrize(
     "node, mean, deviation, least, most",
     [
-        ("RandomUniform <shape = [64,64]> ()", 0.5, 12**-0.5, 0, 1),
         ("RandomUniformLike <low = -3.0, high = 1.0> (z)", -1, 4 * 12**-0.5, -3, 1),
         ("RandomNormal <shape = [64,64], mean = 2.0, scale = 0.5> ()", 2, 0.5, -1, 5),
-        ("RandomNormalLike <dtype = 10> (z)", 0, 1, -6, 6),
         ("Bernoulli (p)", 0.3, 0.21**0.5, 0, 1),
     ],
 )
@@ -175,9 +164,9 @@ def test_distributions_of_other_operators(node: str, mean: float, deviation: flo
 
 
 def test_probabilities_0_and_1_are_certain() -> None:
-    probabilities = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
-    model = counted("e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=probabilities)
-    np.testing.assert_array_equal(Draws(model, "f")(1)[0], probabilities)
+    p = np.repeat(np.asarray([0, 1], np.float32), 512).reshape(2, 512)
+    model = counted("e = Bernoulli <dtype = 9> (p)  f = Cast <to = 1> (e)  y = Mul(z, f)", (2, 512), p=p)
+    np.testing.assert_array_equal(Draws(model, "f")(1)[0], p)
 
 
 def test_a_note_names_operators_with_the_runtime_s_generator() -> None:

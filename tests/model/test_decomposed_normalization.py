@@ -1,13 +1,11 @@
 """Running statistics of normalisations that are written out in elementary operators do not train."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 HEAD = "(float[2,3,4,4] x) => (float[2,3,4,4] y) <float eps = {0.00001}, int64[4] s = {1, -1, 1, 1}> {"
 RESHAPED = "g = Reshape(gamma, s) b = Reshape(beta, s) m = Reshape(mean, s) v = Reshape(var, s)"
@@ -52,14 +50,8 @@ def test_normalisation_by_the_batch_has_no_running_statistics() -> None:
     body = """(float[4,3] x) => (float[4,3] y) <float eps = {0.00001}, int64[1] a = {0}> {
         m = ReduceMean(x, a) c = Sub(x, m) q = Mul(c, c) v = ReduceMean(q, a) e = Add(v, eps) r = Sqrt(e)
         d = Div(c, r) p = Mul(d, gamma) y = Add(p, beta) }"""
-    source = with_weights(text_model(body), gamma=normal(3), beta=normal(3, seed=1))
+    source = model_of(body, gamma=(3,), beta=normal(3, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"gamma", "beta"}
-
-
-def test_a_subtracted_weight_without_a_variance_trains() -> None:
-    body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Mul(c, k) }"
-    source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
-    assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}
 
 
 @pytest.mark.parametrize("before", ["", "i = Cast<to=1>(x) j = Div(i, number)", "j = Transpose<perm=[1,0]>(x)"])
@@ -78,11 +70,12 @@ def test_mean_and_deviation_of_the_data_do_not_train(before: str) -> None:
 def test_centres_of_clusters_train() -> None:
     body = """(float[4,1,3] x) => (float[4,5] y) <int64[1] last = {2}> {
         d = Sub(x, centres) s = Div(d, widths) y = ReduceL2<keepdims=0>(s, last) }"""
-    source = with_weights(text_model(body), centres=normal(5, 3), widths=normal(5, 1, seed=1))
+    source = model_of(body, centres=(5, 3), widths=normal(5, 1, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"centres", "widths"}
 
 
-def test_a_divisor_of_hidden_activations_trains() -> None:
-    body = "(float[4,3] x) => (float[4,3] y) { h = MatMul(x, w) c = Sub(h, m) y = Div(c, k) }"
-    source = with_weights(text_model(body), w=normal(3, 3), m=normal(3), k=normal(3, seed=1))
+@pytest.mark.parametrize("operator", ["Mul", "Div"])
+def test_a_subtracted_weight_and_a_factor_or_divisor_of_hidden_activations_train(operator: str) -> None:
+    body = f"(float[4,3] x) => (float[4,3] y) {{ h = MatMul(x, w) c = Sub(h, m) y = {operator}(c, k) }}"
+    source = model_of(body, w=(3, 3), m=(3,), k=normal(3, seed=1))
     assert set(read_model(source, loss="mse").parameters) == {"w", "m", "k"}

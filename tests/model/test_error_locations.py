@@ -1,7 +1,3 @@
-"""Errors name the operator, its node and module, the reason and the remedy."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -17,11 +13,11 @@ CASES = {
         "z = Cast <to = 9> (a) f = Reshape (z, flat) q = Compress (a, f)",
         ("known only at run time", "a mask (Where"),
     ),
-    "Unique": ("q = Unique (a)", ("the values of 'a'", "a fixed number of classes")),
     "Range": (
         "s = ReduceSum <keepdims = 0> (a) q = Range (zero, s, one)",
         ("the values of 's'", "a mask over the longest one"),
     ),
+    "Unique": ("q = Unique (a)", ("the values of 'a'", "a fixed number of classes")),
     "NonMaxSuppression": (
         "b = Reshape (a, boxes) n = Reshape (a, scores) i = NonMaxSuppression (b, n) q = Cast <to = 1> (i)",
         ("known only at run time", "the inputs of NonMaxSuppression as outputs"),
@@ -32,7 +28,6 @@ CASES = {
         ("integers have no gradient", "train the floating-point model"),
     ),
     "Cast": ("i = Cast <to = 7> (a) q = Cast <to = 1> (i)", ("the gradient stops at", "compute the loss from its")),
-    "ArgMax": ("i = ArgMax (a) q = Cast <to = 1> (i)", ("the gradient stops at", "compute the loss from its")),
     "MatMul": ("q = MatMul (a, wide)", ("does not fit its inputs", "check the input shapes")),
     "If": (
         "s = ReduceSum <keepdims = 0> (a) c = Cast <to = 9> (s) "

@@ -1,9 +1,6 @@
-"""Explicit pads in place of auto_pad: results against ONNX Runtime."""
-
-from __future__ import annotations
-
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,17 +10,16 @@ from onnxgc.api import optimize
 from onnxgc.errors import UnsupportedOperatorError
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 SIDES = ("SAME_UPPER", "SAME_LOWER")
 
 
 def pooled(operator: str, kernel: int, stride: int, side: str, size: int) -> tuple[onnx.ModelProto, Array]:
-    """A model with one pooling operator, and its output after reading."""
     body = f"""(float[1,2,{size}] x) => (float[a,b,c] y) {{
         z = Mul(x, w)
         y = {operator}<kernel_shape=[{kernel}], strides=[{stride}], auto_pad="{side}">(z) }}"""
-    source = with_weights(text_model(body), w=np.ones(size))
+    source = model_of(body, w=np.ones(size))
     model = read_model(source, loss="mse")
     assert not any("auto_pad" in node.attributes for node in model.nodes)
     x = normal(1, 2, size)
@@ -46,26 +42,25 @@ def test_auto_pad_matches_onnx_runtime(operator: str, side: str) -> None:
                 run(source, {"x": normal(1, 2, size)})
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_windows_without_padding_begin_at_the_first_element(side: str) -> None:
+@pytest.mark.parametrize("operator, reduce", [("MaxPool", np.max), ("AveragePool", np.mean)])
+def test_windows_without_padding_begin_at_the_first_element(operator: str, reduce: Any) -> None:
     x = normal(1, 2, 9)
-    for operator, reduce in (("MaxPool", np.max), ("AveragePool", np.mean)):
-        _, found = pooled(operator, 2, 6, side, 9)
-        expected = np.stack([reduce(x[..., start : start + 2], axis=-1) for start in (0, 6)], -1)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    expected = np.stack([reduce(x[..., start : start + 2], axis=-1) for start in (0, 6)], -1)
+    for side in SIDES:
+        np.testing.assert_allclose(pooled(operator, 2, 6, side, 9)[1], expected, rtol=1e-6)
 
 
 def test_auto_pad_with_dilations_is_an_error() -> None:
     body = """(float[1,1,9] x) => (float[1,1,9] y) {
         z = Mul(x, w)  [pool] y = MaxPool<kernel_shape=[2], dilations=[2], auto_pad="SAME_UPPER">(z) }"""
     with pytest.raises(UnsupportedOperatorError, match="MaxPool 'pool' has auto_pad and dilations"):
-        read_model(with_weights(text_model(body), w=normal(9)), loss="mse")
+        read_model(model_of(body, w=(9,)), loss="mse")
 
 
 def test_a_model_that_onnx_runtime_rejects_trains() -> None:
     body = """(float[1,1,9] x) => (float[1,1,2] y) {
         z = Mul(x, w)  y = MaxPool<kernel_shape=[2], strides=[6], auto_pad="SAME_UPPER">(z) }"""
-    result = optimize(with_weights(text_model(body), w=normal(9)), loss="mse")
+    result = optimize(model_of(body, w=(9,)), loss="mse")
     assert any("is not possible" in note for note in result.report["notes"])
     graph = result.training_graph
     (gradient,) = run(

@@ -1,7 +1,3 @@
-"""Lossless casts, compared with numpy on the extreme values of each type."""
-
-from __future__ import annotations
-
 import itertools
 
 import ml_dtypes
@@ -13,7 +9,7 @@ from onnx import TensorProto, helper
 from onnxgc.model.core.ir import Array
 from onnxgc.model.core.lossless_casts import keeps_all_values
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 TYPES = (
     *(TensorProto.BOOL, TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
@@ -61,13 +57,9 @@ def test_chains_of_a_boolean_become_one_cast(chain: list[str], kept: list[str]) 
     assert casts("c = Greater(z, zero)", chain) == kept
 
 
-def test_a_lossless_round_trip_of_casts_is_removed() -> None:
-    assert casts("c = Identity(z)", ["DOUBLE", "FLOAT"]) == []
-
-
-@pytest.mark.parametrize("chain", [["INT64", "FLOAT"], ["FLOAT16", "FLOAT"], ["BFLOAT16", "FLOAT"]])
-def test_casts_that_round_stay(chain: list[str]) -> None:
-    assert casts("c = Identity(z)", chain) == chain
+@pytest.mark.parametrize("kind", ["INT64", "FLOAT16", "BFLOAT16", "DOUBLE"])
+def test_only_round_trips_that_round_stay(kind: str) -> None:
+    assert casts("c = Identity(z)", [kind, "FLOAT"]) == ([] if kind == "DOUBLE" else [kind, "FLOAT"])
 
 
 def casts(start: str, chain: list[str]) -> list[str]:
@@ -79,7 +71,7 @@ def casts(start: str, chain: list[str]) -> list[str]:
     ]
     nodes = f"z = MatMul(x, w)  {start}  {'  '.join(steps)}  y = Mul(z, {names[-1]})"
     body = f"(float[4,6] x) => (float[4,6] y) {{ {nodes} }}"
-    source = with_weights(text_model(body), w=normal(6, 6), zero=np.zeros(()))
+    source = model_of(body, w=(6, 6), zero=np.zeros(()))
     model = read_model(source, loss="mse")
     x = normal(4, 6, seed=1)
     (found,) = run_read(model, {"x": x, "target": x}, "y")

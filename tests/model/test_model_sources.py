@@ -1,7 +1,3 @@
-"""A model as a path, a proto, an exporter's program or an `onnx_ir.Model`."""
-
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx
@@ -17,8 +13,6 @@ TEXT = """<ir_version: 8, opset_import: ["" : 18]> net (float[4, 3] x) => (float
 
 @dataclass
 class Program:
-    """A model with the interface of `torch.onnx.ONNXProgram`."""
-
     model_proto: onnx.ModelProto
 
 

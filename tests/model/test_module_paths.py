@@ -1,7 +1,5 @@
 """The module of a node is what the file states, in metadata or in a name that is a path."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -1,7 +1,3 @@
-"""Floating-point operations of operators, against counts by hand."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import onnx
@@ -20,8 +16,6 @@ CASES: list[tuple[str, dict[str, Any], list[tuple[int, ...]], tuple[int, ...], i
     ("Gemm", {"transA": 1}, [(7, 5), (7, 3)], (5, 3), 15 * 2 * 7),
     ("MatMul", {}, [(2, 5, 7), (7, 3)], (2, 5, 3), 2 * 30 * 7),
     ("MatMul", {}, [(7,), (7,)], (), 14),
-    ("Einsum", {"equation": "bij,bjk->bik"}, [(2, 3, 4), (2, 4, 5)], (2, 3, 5), 2 * 2 * 3 * 4 * 5),
-    ("Einsum", {"equation": "...ij,...jk->...ik"}, [(2, 3, 4), (2, 4, 5)], (2, 3, 5), 2 * 2 * 3 * 4 * 5),
     ("Einsum", {"equation": "...ij,...jk->...ik"}, [(2, 1, 3, 4), (5, 4, 6)], (2, 5, 3, 6), 2 * 2 * 5 * 3 * 4 * 6),
     ("Einsum", {"equation": "...ij, jk"}, [(2, 7, 3, 4), (4, 5)], (2, 7, 3, 5), 2 * 2 * 7 * 3 * 4 * 5),
     ("Einsum", {"equation": "bij,bjk->bik"}, [(2, 3, 4), (1, 4, 5)], (2, 3, 5), 2 * 2 * 3 * 4 * 5),
@@ -29,9 +23,7 @@ CASES: list[tuple[str, dict[str, Any], list[tuple[int, ...]], tuple[int, ...], i
     ("GlobalAveragePool", {}, [(1, 2, 4, 4)], (1, 2, 1, 1), 32),
     ("ReduceSum", {}, [(3, 4, 5)], (), 60),
     ("Add", {}, [(3, 1), (4,)], (3, 4), 12),
-    ("Relu", {}, [(3, 4)], (3, 4), 12),
     ("Softmax", {}, [(3, 4)], (3, 4), 84),
-    ("Transpose", {}, [(3, 4)], (4, 3), 0),
     ("Reshape", {}, [(3, 4), (1,)], (12,), 0),
     ("Gather", {}, [(9, 4), (2,)], (2, 4), 0),
     ("LSTM", {}, [(5, 2, 3), (1, 16, 3), (1, 16, 4)], (5, 1, 2, 4), 2 * 5 * 2 * 16 * 7),

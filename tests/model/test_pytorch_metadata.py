@@ -1,14 +1,12 @@
 """The role that PyTorch's exporters state for a weight overrides the role inferred from its use."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import explain_weights, read_model
 from onnxgc.model.weight_roles.roles import Role
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -26,7 +24,7 @@ WEIGHTS: dict[str, Array] = {
 
 
 def exported(marks: dict[str, dict[str, str]], producer: str = "pytorch", **weights: Array) -> onnx.ModelProto:
-    model = with_weights(text_model(BODY), **(weights or WEIGHTS))
+    model = with_weights(text_model(BODY), **weights or WEIGHTS)
     model.producer_name = producer
     for name, entries in marks.items():
         value = model.graph.value_info.add(name=name)
@@ -49,14 +47,11 @@ def test_marks_of_the_newer_exporter_decide() -> None:
     assert reasons["t"] == "a constant, as marked by the exporter"
 
 
-def test_a_weight_folded_from_a_parameter_trains_and_a_note_reports_it() -> None:
+def test_a_weight_folded_from_a_parameter_trains_and_one_folded_from_constants_does_not() -> None:
     model = exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "['layer.g', 'layer.v']"}})
     assert parameters(model) == ["w", "t"]
     notes = read_model(model, loss="mse").notes
     assert any("computed from 'layer.g', 'layer.v'" in note and "optimize=False" in note for note in notes)
-
-
-def test_a_weight_folded_from_constants_does_not_train() -> None:
     assert parameters(exported({"w": {KIND: "PARAMETER"}, "t": {FOLDED: "val_1,val_2"}})) == ["w"]
 
 
@@ -86,17 +81,17 @@ def test_a_note_names_parameters_that_the_exporter_removed() -> None:
 
 
 def test_a_note_asks_about_a_learned_exponent() -> None:
-    model = text_model("(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }")
-    model = with_weights(model, w=normal(4, 4), e=np.full((1,), 3, np.float32))
+    body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w) y = Pow(a, e) }"
+    model = by_older(model_of(body, w=(4, 4), e=np.full((1,), 3, np.float32)))
     model.producer_name = "pytorch"
-    notes = read_model(by_older(model), loss="mse").notes
+    notes = read_model(model, loss="mse").notes
     assert any(note.startswith("'e': classified as a constant, like all single numbers") for note in notes)
 
 
 def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> None:
     """The optimizer keeps the weight's name, derives the bias's name from it, and marks neither."""
     body = "(float[2,4] x) => (float[2,4] y) { a = MatMul(x, w)  b = Add(a, w_bias)  y = MatMul(b, v) }"
-    model = with_weights(text_model(body), w=normal(4, 4), w_bias=normal(4), v=normal(4, 4))
+    model = model_of(body, w=(4, 4), w_bias=(4,), v=(4, 4))
     model.producer_name = "pytorch"
     model.graph.value_info.add(name="v").metadata_props.add(key=KIND, value="PARAMETER")
     signature = "p_w: PARAMETER target='w'\np_v: PARAMETER target='v'\nx: USER_INPUT"
@@ -108,7 +103,7 @@ def test_a_weight_with_a_folded_normalisation_trains_and_a_note_reports_it() -> 
 
 def test_a_marked_parameter_trains_regardless_of_its_use() -> None:
     body = "(float[2,4] x) => (float[3,4] y) { z = MatMul(x, w)  y = Concat<axis=0>(z, c) }"
-    model = with_weights(text_model(body), w=normal(4, 4), c=normal(1, 4))
+    model = model_of(body, w=(4, 4), c=(1, 4))
     model.producer_name = "pytorch"
     for name in ("w", "c"):
         model.graph.value_info.add(name=name).metadata_props.add(key=KIND, value="PARAMETER")
@@ -123,14 +118,10 @@ def by_older(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_all_numbers_train_in_files_of_the_older_exporter() -> None:
-    assert parameters(by_older(exported({}))) == ["w", "s", "k", "t", "e"]
-
-
-def test_all_numbers_train_in_files_of_version_1() -> None:
+def test_all_numbers_train_in_files_of_the_older_exporter_and_of_version_1() -> None:
     model = exported({})
     model.producer_version = "1.9"
-    assert parameters(model) == ["w", "s", "k", "t", "e"]
+    assert parameters(model) == parameters(by_older(exported({}))) == ["w", "s", "k", "t", "e"]
 
 
 def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
@@ -140,11 +131,7 @@ def test_without_the_marks_of_the_newer_exporter_use_decides() -> None:
     for node in model.graph.node:
         node.name = f"node_{node.op_type}"
     assert parameters(model) == ["w", "k", "t", "e"]
-
-
-def test_a_number_with_a_module_name_trains_without_marks() -> None:
-    model = exported({})
-    model.producer_version = "2.14.1"
+    # A number with the name of a module trains.
     model.graph.initializer[1].name = model.graph.node[1].input[1] = "block.scale"
     assert "block.scale" in parameters(model)
 

@@ -1,7 +1,3 @@
-"""Every tensor gets a static shape, also where the file declares none or another."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +5,7 @@ from onnx import helper
 
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, run, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read
 
 
 def mse(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> TrainableModel:
@@ -18,37 +14,27 @@ def mse(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> TrainableModel:
 
 def test_symbolic_dimensions_become_one_with_a_note() -> None:
     body = "(float[batch,3,height,width] x) => (float[batch,4,h,w] y) { y = Conv(x, w) }"
-    model = mse(with_weights(text_model(body), w=normal(4, 3, 1, 1)))
+    model = mse(model_of(body, w=(4, 3, 1, 1)))
     assert model.types["x"].shape == (1, 3, 1, 1)
     assert any(
         "'batch', 'height', 'width' are set to 1; pass --input-shapes x:batch,3,height,width" in note
         for note in model.notes
     )
-
-
-def test_the_note_names_a_symbolic_dimension() -> None:
-    body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
-    notes = mse(with_weights(text_model(body), w=normal(3, 2))).notes
-    assert "input 'x': dimension 'N' is set to 1; pass --input-shapes x:N,3" in notes
+    given = mse(model_of(body, w=(4, 3, 1, 1)), x=(5, 3, 2, 2))
+    assert not any("set to 1" in note for note in given.notes)
 
 
 def test_a_declared_empty_dimension_is_kept_with_a_note() -> None:
     body = "(float[0,3] x) => (float[0,2] y) { y = MatMul(x, w) }"
-    model = mse(with_weights(text_model(body), w=normal(3, 2)))
+    model = mse(model_of(body, w=(3, 2)))
     assert model.types["y"].shape == (0, 2)
     assert any("declared empty, [0, 3]; pass --input-shapes x:N,3" in note for note in model.notes)
-
-
-def test_given_shapes_need_no_note() -> None:
-    body = "(float[N,3] x) => (float[N,2] y) { y = MatMul(x, w) }"
-    notes = mse(with_weights(text_model(body), w=normal(3, 2)), x=(5, 3)).notes
-    assert not any("set to 1" in note for note in notes)
 
 
 def test_a_symbol_takes_its_size_from_another_input() -> None:
     nodes = "m = ReduceMax<keepdims=0>(z, a) h = Add(x, m) y = MatMul(h, w)"
     body = f"(float[N,3] x, float[N,3,M] z) => (float[N,2] y) {{ {nodes} }}"
-    source = with_weights(text_model(body), w=normal(3, 2), a=np.array([2]))
+    source = model_of(body, w=(3, 2), a=np.array([2]))
     model = mse(source, x=(5, 3))
     assert model.types["z"].shape == (5, 3, 1)
     assert "input 'z': dimension 'N' is set to 5, as given for another input" in model.notes
@@ -57,7 +43,7 @@ def test_a_symbol_takes_its_size_from_another_input() -> None:
 
 def test_an_input_that_keeps_the_batch_of_the_file_is_reported() -> None:
     body = "(float[1,3] x, float[1,3] mask) => (float[1,2] y) { h = Add(x, mask) y = MatMul(h, w) }"
-    source = with_weights(text_model(body), w=normal(3, 2))
+    source = model_of(body, w=(3, 2))
     note = "if it holds samples too, pass --input-shapes mask:5,3"
     assert any(text.endswith(note) for text in mse(source, x=(5, 3)).notes)
     assert not any(text.endswith(note) for text in mse(source, x=(5, 3), mask=(5, 3)).notes)
@@ -66,47 +52,30 @@ def test_an_input_that_keeps_the_batch_of_the_file_is_reported() -> None:
 
 def test_stale_declared_shapes_are_dropped() -> None:
     body = "(float[1,3,8,8] x) => (float[1,4,8,8] y) { z = Conv(x, w)  y = Relu(z) }"
-    source = with_weights(text_model(body), w=normal(4, 3, 1, 1))
+    source = model_of(body, w=(4, 3, 1, 1))
     source.graph.value_info.append(helper.make_tensor_value_info("z", 1, [1, 4, 8, 8]))
     model = mse(source, x=(6, 3, 10, 12))
     assert model.types["z"].shape == model.types["y"].shape == (6, 4, 10, 12)
 
 
 @pytest.mark.parametrize(
-    "target, expected",
-    [
-        ([1, 12], (3, 12)),
-        ([1, -1], (3, 12)),
-        ([-1, 12], (3, 12)),
-        ([0, -1], (3, 12)),
-        ([1, 2, 2, 3], (3, 2, 2, 3)),
-        ([4, 3], (12, 3)),
-        ([2, 2, 3], (6, 2, 3)),
-    ],
+    "target, expected", [([1, -1], (3, 12)), ([1, 2, 2, 3], (3, 2, 2, 3)), ([4, 3], (12, 3)), ([2, 2, 3], (6, 2, 3))]
 )
 def test_literal_reshape_targets_follow_the_batch(target: list[int], expected: tuple[int, ...]) -> None:
     body = "(float[1,2,2,3] x) => (float[a] y) { z = Mul(x, w)  y = Reshape(z, s) }"
-    source = with_weights(text_model(body), w=normal(3), s=np.asarray(target))
+    source = model_of(body, w=(3,), s=np.asarray(target))
     del source.graph.output[0].type.tensor_type.shape.dim[:]
     source.graph.output[0].type.tensor_type.ClearField("shape")
     assert mse(source, x=(3, 2, 2, 3)).types["y"].shape == expected
 
 
-def test_literal_targets_that_fit_are_unchanged() -> None:
-    body = "(float[1,4] x) => (float[1,4] y) { v = Reshape(w, s)  y = Mul(x, v) }"
-    source = with_weights(text_model(body), w=normal(4), s=np.asarray([1, 4]))
-    model = mse(source, x=(3, 4))
-    assert model.types["v"].shape == (1, 4)
-    assert not any("literal" in note for note in model.notes)
-
-
-def test_shape_arithmetic_is_folded() -> None:
-    body = """(float[N,4,6] x) => (float[a,b] y)
-        <int64 zero = {0}, int64[1] axis = {0}, int64[1] rest = {-1}> {
-        s = Shape(x)  n = Gather(s, zero)  m = Unsqueeze(n, axis)  t = Concat<axis=0>(m, rest)
-        z = Mul(x, w)  y = Reshape(z, t)
-    }"""
-    model = mse(with_weights(text_model(body), w=normal(6)), x=(5, 4, 6))
+@pytest.mark.parametrize("opset", [11, 18, 21])
+def test_shape_arithmetic_is_folded(opset: int) -> None:
+    axes = "<axes=[0]>(n)" if opset < 13 else "(n, zeros)"
+    body = f"""(float[N,4,6] x) => (float[a,b] y) <int64[1] zeros = {{0}}> {{
+        s = Shape(x)  i = Constant<value = int64 {{0}}>()  n = Gather(s, i)  m = Unsqueeze{axes}
+        r = Constant<value = int64[1] {{-1}}>()  t = Concat<axis=0>(m, r)  z = Mul(x, w)  y = Reshape(z, t) }}"""
+    model = mse(model_of(body, opset=opset, w=(6,)), x=(5, 4, 6))
     assert model.types["y"].shape == (5, 24)
     assert [node.op for node in model.nodes[:2]] == ["Mul", "Reshape"]
     target = model.constant(model.nodes[1].inputs[1])
@@ -114,21 +83,16 @@ def test_shape_arithmetic_is_folded() -> None:
     assert target.tolist() == [5, -1]
 
 
-def test_float_parameters_are_never_folded() -> None:
+def test_parameters_are_not_folded_and_keep_their_names_if_frozen() -> None:
     body = """(float[2,3] x) => (float[2,4] y) <float two = {2.0}> {
-        v = Transpose(w)  u = Mul(v, two)  y = MatMul(x, u)
-    }"""
-    model = mse(with_weights(text_model(body), w=normal(4, 3)))
+        v = Transpose(w)  u = Mul(v, two)  z = MatMul(x, u)  y = Add(z, b) }"""
+    source = model_of(body, w=(4, 3), b=(4,))
+    model = mse(source)
     assert [node.op for node in model.nodes[:3]] == ["Transpose", "Mul", "MatMul"]
-    assert model.parameters == ("w",)
-
-
-def test_frozen_parameters_keep_their_names() -> None:
-    body = "(float[2,3] x) => (float[2,4] y) { v = Transpose(w)  z = MatMul(x, v)  y = Add(z, b) }"
-    source = with_weights(text_model(body), w=normal(4, 3), b=normal(4))
-    model = read_model(source, freeze=["w"], loss="mse")
-    assert model.parameters == ("b",)
-    assert "w" in model.weights
+    assert model.parameters == ("w", "b")
+    frozen = read_model(source, freeze=["w"], loss="mse")
+    assert frozen.parameters == ("b",)
+    assert "w" in frozen.weights
 
 
 def test_a_computed_zero_bias_is_constant() -> None:
@@ -136,29 +100,9 @@ def test_a_computed_zero_bias_is_constant() -> None:
     body = """(float[1,3,8,8] x) => (float[1,4,8,8] y) <float zero = {0.0}> {
         n = Shape<start=0, end=1>(w)  b = Expand(zero, n)  y = Conv(x, w, b)
     }"""
-    model = mse(with_weights(text_model(body), w=normal(4, 3, 1, 1)))
+    model = mse(model_of(body, w=(4, 3, 1, 1)))
     assert model.parameters == ("w",)
     assert model.weights["b"].load().tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("opset", [11, 12, 14, 18, 21])
-def test_shape_arithmetic_is_folded_at_every_opset(opset: int) -> None:
-    axes = "<axes=[0]>(n)" if opset < 13 else "(n, zeros)"
-    body = f"""(float[N,4,6] x) => (float[a,b] y) <int64[1] zeros = {{0}}> {{
-        s = Shape(x)  i = Constant<value = int64 {{0}}>()  n = Gather(s, i)  m = Unsqueeze{axes}
-        r = Constant<value = int64[1] {{-1}}>()  t = Concat<axis=0>(m, r)
-        z = Mul(x, w)  y = Reshape(z, t) }}"""
-    model = mse(with_weights(text_model(body, opset=opset), w=normal(6)), x=(5, 4, 6))
-    assert model.types["y"].shape == (5, 24)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_class_token_follows_the_batch(batch: int) -> None:
-    body = f"""(float[{batch},4,6] x) => (float[a,b,c] y) <int64[3] s = {{{batch}, 1, 6}}> {{
-        e = Expand(token, s)  c = Concat<axis=1>(e, x)  y = LayerNormalization(c, g) }}"""
-    model = mse(with_weights(text_model(body), token=normal(1, 1, 6), g=normal(6)), x=(3, 4, 6))
-    assert model.types["y"].shape == (3, 5, 6)
-    assert model.parameters == ("token", "g")
 
 
 def test_sequences_become_split() -> None:
@@ -167,7 +111,7 @@ def test_sequences_become_split() -> None:
         z = Mul(x, w)  q = SplitToSequence<axis=1>(z, size)
         a = SequenceAt(q, i0)  b = SequenceAt(q, i1)  y = Sub(a, b)
     }"""
-    source = with_weights(text_model(body), w=normal(5))
+    source = model_of(body, w=(5,))
     model = mse(source)
     assert [node.op for node in model.nodes[:3]] == ["Mul", "Split", "Sub"]
     x = normal(2, 5, seed=3)
@@ -178,13 +122,13 @@ def test_sequences_become_split() -> None:
 
 def test_cast_like_becomes_cast() -> None:
     body = "(float[2,3] x, float16[1] h) => (float16[2,3] y) { z = Mul(x, w)  y = CastLike(z, h) }"
-    model = mse(with_weights(text_model(body), w=normal(3)))
+    model = mse(model_of(body, w=(3,)))
     cast = model.nodes[1]
     assert (cast.op, cast.attribute("to")) == ("Cast", onnx.TensorProto.FLOAT16)
 
 
 def test_unsorted_nodes_are_sorted() -> None:
-    source = with_weights(text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Relu(z) }"), w=normal(3))
+    source = model_of("(float[2,3] x) => (float[2,3] y) { z = Mul(x, w)  y = Relu(z) }", w=(3,))
     nodes = list(source.graph.node)[::-1]
     del source.graph.node[:]
     source.graph.node.extend(nodes)
@@ -193,38 +137,33 @@ def test_unsorted_nodes_are_sorted() -> None:
 
 def test_node_names_are_made_unique() -> None:
     body = "(float[2,3] x) => (float[2,3] y) { [a] z = Mul(x, w)  [a] v = Relu(z)  y = Tanh(v) }"
-    model = mse(with_weights(text_model(body), w=normal(3)))
+    model = mse(model_of(body, w=(3,)))
     assert [node.name for node in model.nodes[:3]] == ["a", "a_2", "Tanh_y"]
     assert [node.origin for node in model.nodes[:3]] == ["a", "a", "Tanh_y"]
 
 
 def test_a_contrib_operator_keeps_its_domain() -> None:
     body = "(float[2,3] x) => (float[2,4] y) { z = MatMul(x, w)  y = com.microsoft.RotaryEmbedding(z, g, g, g) }"
-    domains = ', "com.microsoft": 1'
-    model = mse(with_weights(text_model(body, domains=domains), w=normal(3, 4), g=normal(4)))
-    node = model.nodes[1]
-    assert (node.domain, node.op) == ("com.microsoft", "RotaryEmbedding")
-    assert node.rule == "com.microsoft::RotaryEmbedding"
-    assert model.types["y"].shape == (2, 4)
+    node = mse(model_of(body, domains=', "com.microsoft": 1', w=(3, 4), g=(4,))).nodes[1]
+    assert (node.domain, node.op, node.rule) == (
+        "com.microsoft", "RotaryEmbedding", "com.microsoft::RotaryEmbedding"
+    )  # fmt: skip
 
 
 def test_model_without_standard_operators() -> None:
     body = "(float[2,3] x) => (float[2,3] y) { y = com.microsoft.BiasGelu(x, b) }"
-    source = with_weights(text_model(body, domains=', "com.microsoft": 1'), b=normal(3))
+    source = model_of(body, domains=', "com.microsoft": 1', b=(3,))
     del source.opset_import[0]
-    model = mse(source)
-    assert model.opset == 18
-    assert model.parameters == ("b",)
+    assert mse(source).opset == 18
 
 
 @pytest.mark.parametrize(
-    "batch_dims, indices, expected",
-    [(0, [1, -2], ()), (0, [1], (4,)), (0, [[1, 0], [2, 3]], (2,)), (1, [[0], [1], [2]], (3,))],
+    "batch_dims, indices, expected", [(0, [1, -2], ()), (0, [1], (4,)), (1, [[0], [1], [2]], (3,))]
 )
 def test_gather_nd_with_a_constant_index(batch_dims: int, indices: list[int], expected: tuple[int, ...]) -> None:
     body = f"""(float[3,4] x) => (float[] y) {{
         z = Mul(x, w)  v = GatherND<batch_dims={batch_dims}>(z, i)  y = Exp(v) }}"""
-    source = with_weights(text_model(body), w=normal(4), i=np.asarray(indices))
+    source = model_of(body, w=(4,), i=np.asarray(indices))
     source.graph.output[0].type.tensor_type.ClearField("shape")
     model = mse(source)
     assert model.types["y"].shape == expected

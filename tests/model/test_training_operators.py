@@ -1,7 +1,3 @@
-"""Training mode: batch statistics, active Dropout, no Identity nodes."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -10,8 +6,7 @@ import torch
 from onnxgc.api import optimize
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from onnxgc.runtime.ort import make_session
-from tests.model.model_helpers import normal, run_read, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, run, run_read, text_model, with_weights
 
 STATISTICS = {"g": normal(3, seed=1), "b": normal(3, seed=2), "m": normal(3, seed=3), "v": np.abs(normal(3, seed=4))}
 
@@ -33,7 +28,7 @@ def normalised(x: Array, epsilon: float) -> Array:
     return scaled + per_channel(STATISTICS["b"], x.ndim)
 
 
-@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2)])
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 2, 3, 2)])
 def test_batch_statistics_and_running_updates(shape: tuple[int, ...]) -> None:
     source = bn_model("<epsilon=0.001, momentum=0.8>", shape=",".join(map(str, shape)))
     model = read_model(source, loss="mse")
@@ -64,9 +59,7 @@ def test_nodes_of_a_lowered_batch_normalization() -> None:
     "attributes, opset, outputs",
     [
         ("<spatial=1>", 8, "y"),
-        ("<momentum=0.9>", 9, "y"),
         ("<momentum=0.9>", 9, "y, mo, vo, ms, vs"),
-        ("<training_mode=1>", 14, "y, mo, vo"),
         ("<training_mode=1>", 15, "y, mo, vo"),
         ("<training_mode=0>", 15, "y"),
     ],
@@ -79,12 +72,9 @@ def test_all_forms_of_batch_normalization_are_equivalent(attributes: str, opset:
 
 
 def test_frozen_scale_keeps_batch_statistics() -> None:
-    body = "(float[2,3,4,5] x) => (float[2,3,4,5] y) { z = Conv(x, w)  y = BatchNormalization(z, g, b, m, v) }"
-    source = with_weights(text_model(body, opset=15), w=normal(3, 3, 1, 1), **STATISTICS)
-    model = read_model(source, freeze=["g", "b"], loss="mse")
-    assert model.parameters == ("w",)
+    model = read_model(bn_model(), freeze=["g"], loss="mse")
+    assert model.parameters == ("b",)
     assert len(model.statistics) == 2
-    assert model.nodes[1].once
 
 
 def test_nodes_update_a_shared_running_statistic_one_after_the_other() -> None:
@@ -100,37 +90,16 @@ def test_nodes_update_a_shared_running_statistic_one_after_the_other() -> None:
     assert any("shared" in note for note in model.notes)
 
 
-def test_one_value_per_channel_has_a_note() -> None:
-    model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
-    assert any("'bn' reads one value per channel" in note for note in model.notes)
-    (variance,) = run_read(model, {"x": normal(1, 3, 1, 1), "target": normal(1, 3, 1, 1)}, "v_new")
-    np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
-
-
-def test_half_precision_input() -> None:
-    body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
-    values = {name: value.astype(np.float32) for name, value in STATISTICS.items()}
-    source = with_weights(text_model(body, opset=15), **values)
-    for tensor in list(source.graph.initializer)[:2]:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(STATISTICS[tensor.name].astype(np.float16), tensor.name))
-    model = read_model(source, loss="mse")
-    (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
-    assert model.types[bn.inputs[3]].dtype == model.types[bn.inputs[4]].dtype == onnx.TensorProto.FLOAT
-    assert model.types["m_new"].dtype == onnx.TensorProto.FLOAT
-
-
 def dropout_model(nodes: str, opset: int = 18) -> TrainableModel:
     body = f"""(float[64,64] x) => (float[64,64] y) <float half = {{0.5}}, float none = {{0.0}}> {{
         z = Mul(x, w)  {nodes} }}"""
-    return read_model(with_weights(text_model(body, opset=opset), w=normal(64)), loss="mse")
+    return read_model(model_of(body, opset=opset, w=(64,)), loss="mse")
 
 
 def test_dropout_is_on_and_seeded() -> None:
     model = dropout_model("a = Dropout(z, half)  y = Dropout(a)")
     first, second = [node for node in model.nodes if node.op == "Dropout"]
     assert first.attribute("seed") != second.attribute("seed")
-    assert (len(first.inputs), len(first.outputs)) == (3, 2)
-    assert model.constant(first.inputs[2]) is not None
     assert bool(model.weights[first.inputs[2]].load()) is True
     assert [float(model.weights[node.inputs[1]].load()) for node in (first, second)] == [0.5, 0.5]
     assert model.types[first.outputs[1]].dtype == onnx.TensorProto.BOOL
@@ -140,13 +109,8 @@ def test_dropout_is_on_and_seeded() -> None:
     np.testing.assert_allclose(found, np.where(found != 0, 4 * normal(64), 0), rtol=1e-6)
 
 
-def test_dropout_without_effect_is_removed() -> None:
-    model = dropout_model("a = Dropout(z, none)  y = Relu(a)")
-    assert [node.op for node in model.nodes[:2]] == ["Mul", "Relu"]
-
-
-def test_a_mask_with_a_reader_stays() -> None:
-    model = dropout_model("a, k = Dropout(z)  f = Cast<to=1>(k)  y = Mul(a, f)")
+def test_a_dropout_without_effect_is_removed_and_a_mask_with_a_reader_stays() -> None:
+    model = dropout_model("n = Dropout(z, none)  a, k = Dropout(n)  f = Cast<to=1>(k)  y = Mul(a, f)")
     (dropout,) = [node for node in model.nodes if node.op == "Dropout"]
     assert dropout.outputs == ("a", "k")
 
@@ -154,9 +118,7 @@ def test_a_mask_with_a_reader_stays() -> None:
 @pytest.mark.parametrize(
     "nodes, left",
     [
-        ("i = Identity(z)  y = Relu(i)", ["Mul", "Relu"]),
         ("i = Identity(z)  j = Identity(i)  y = Add(i, j)", ["Mul", "Add"]),
-        ("i = Relu(z)  y = Identity(i)", ["Mul", "Relu"]),
         ("v = Identity(w)  y = Add(z, v)", ["Mul", "Add"]),
         ("i = Cast<to=1>(z)  y = Relu(i)", ["Mul", "Relu"]),
         ("i = Relu(z)  j = Identity(i)  k = Neg(i)  l = Add(j, k)  y = Identity(l)", ["Mul", "Relu", "Neg", "Add"]),
@@ -175,8 +137,15 @@ def test_identities_are_removed_but_output_names_stay(nodes: str, left: list[str
 def test_unread_indices_are_removed() -> None:
     body = """(float[1,2,8,8] x) => (float[1,2,4,4] y) {
         z = Mul(x, w)  y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(z) }"""
-    model = read_model(with_weights(text_model(body), w=normal(8)), loss="mse")
+    model = read_model(model_of(body, w=(8,)), loss="mse")
     assert model.nodes[1].outputs == ("y",)
+
+
+def test_one_value_per_channel_has_a_note() -> None:
+    model = read_model(bn_model(shape="1,3,1,1"), loss="mse")
+    assert any("'bn' reads one value per channel" in note for note in model.notes)
+    (variance,) = run_read(model, {"x": normal(1, 3, 1, 1), "target": normal(1, 3, 1, 1)}, "v_new")
+    np.testing.assert_allclose(variance, 0.9 * STATISTICS["v"], rtol=1e-6)
 
 
 def test_freeze_bn_keeps_the_running_statistics() -> None:
@@ -190,6 +159,14 @@ def test_freeze_bn_keeps_the_running_statistics() -> None:
     assert model.statistics == ()
     assert model.parameters == ("g", "b")
     assert any("--freeze-bn" in note for note in model.notes)
+
+
+def test_float32_statistics_keep_their_type_beside_a_float16_input() -> None:
+    body = "(float16[4,3,4,5] x) => (float16[4,3,4,5] y) { y = BatchNormalization(x, g, b, m, v) }"
+    values = {name: value.astype(np.float16) if name in "gb" else value for name, value in STATISTICS.items()}
+    model = read_model(with_weights(text_model(body, opset=15), **values), loss="mse")
+    (bn,) = [node for node in model.nodes if node.op == "BatchNormalization"]
+    assert {model.types[name].dtype for name in (*bn.inputs[3:], "m_new")} == {onnx.TensorProto.FLOAT}
 
 
 def test_float16_statistics_are_computed_in_float32() -> None:
@@ -225,8 +202,7 @@ def test_batch_normalization_marked_as_evaluation_keeps_its_statistics() -> None
     assert read_model(source, loss="mse", freeze_bn=True).statistics == ()
 
 
-@pytest.mark.parametrize("opset", [13, 18])
-def test_mean_variance_normalization_of_a_constant_channel(opset: int) -> None:
+def test_mean_variance_normalization_of_a_constant_channel() -> None:
     """Its deviation is zero, so only the mean has a gradient there."""
     body = (
         "(float[2,3,4,4] x) => (float[] loss) { a = Add(x, w) y = MeanVarianceNormalization(a) p = Mul(y, v) "
@@ -235,10 +211,9 @@ def test_mean_variance_normalization_of_a_constant_channel(opset: int) -> None:
     w, v = np.zeros((1, 3, 4, 4)), normal(1, 3, 4, 4).astype(np.float64)
     x = normal(2, 3, 4, 4)
     x[:, 0] = 0.3
-    source = with_weights(text_model(body, opset=opset), w=w, v=v)
+    source = model_of(body, w=w, v=v)
     emitted = optimize(source, loss="loss", check=False).training_graph.model
-    names = [output.name for output in emitted.graph.output]
-    found = dict(zip(names, make_session(emitted).run(None, {"x": x}), strict=True))
+    found = dict(zip([output.name for output in emitted.graph.output], run(emitted, {"x": x}), strict=True))
     assert all(np.isfinite(value).all() for value in found.values())
     wt, vt = (torch.from_numpy(value).requires_grad_() for value in (w, v))
     centred = torch.from_numpy(x).double() + wt

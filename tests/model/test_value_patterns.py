@@ -1,7 +1,5 @@
 """Constants that are recognised by their values, without marks of the exporter."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -18,7 +16,7 @@ from onnxgc.model.weight_roles.value_patterns import (
     is_geometric,
     is_of_a_formula,
 )
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 POSITIONS, WIDTH = 6, 8
 FREQUENCIES = (10000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)).astype(np.float32)
@@ -80,10 +78,9 @@ def test_one_table_of_sines_and_cosines_is_a_constant(table: Array) -> None:
 
 def test_untrained_scales_and_shifts_are_no_tables() -> None:
     """Their squares sum to one, as those of sine and cosine do."""
-    found = decisions(LINEAR % "p = Mul(h, g) y = Add(p, b)", g=ONES, b=np.zeros_like(ONES))
-    assert (found["g"][0], found["b"][0]) == (Role.PARAMETER, Role.PARAMETER)
-    found = decisions(LINEAR % "p = Mul(h, g) y = Add(p, b)", g=normal(6, 8), b=normal(6, 8, seed=1))
-    assert (found["g"][0], found["b"][0]) == (Role.PARAMETER, Role.PARAMETER)
+    for scale, shift in ((ONES, np.zeros_like(ONES)), (normal(6, 8), normal(6, 8, seed=1))):
+        found = decisions(LINEAR % "p = Mul(h, g) y = Add(p, b)", g=scale, b=shift)
+        assert (found["g"][0], found["b"][0]) == (Role.PARAMETER, Role.PARAMETER)
 
 
 def test_frequencies_are_constants_for_any_other_factor() -> None:
@@ -96,8 +93,7 @@ def test_frequencies_are_constants_for_any_other_factor() -> None:
     assert decisions(body, freqs=normal(4))["freqs"][0] is Role.PARAMETER
 
 
-@pytest.mark.parametrize("nodes", ["p = Softmax(h) y = MatMul(p, k)", "p = Softmax(h) y = Mul(p, k)"])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("nodes, first", [("p = Softmax(h) y = MatMul(p, k)", 0), ("p = Softmax(h) y = Mul(p, k)", 1)])
 def test_consecutive_integers_are_constants(nodes: str, first: int) -> None:
     """Detectors and disparity networks compute the mean position of a distribution with them."""
     shape = (8, 1) if "MatMul(p" in nodes else (8,)
@@ -112,13 +108,10 @@ def test_consecutive_integers_are_constants(nodes: str, first: int) -> None:
     [
         ("m = Mul(s, k)", LOWER, "mask of zeros and ones"),
         ("o = Sub(one, k) f = Mul(o, big) m = Add(s, f)", LOWER, "mask of zeros and ones"),
-        ("o = Identity(one) g = Sub(o, k) f = Mul(g, big) m = Add(s, f)", LOWER, "mask of zeros and ones"),
         ("m = Add(s, k)", FORBIDDEN, "mask of zeros and large negative values"),
         ("m = Add(s, k)", DISTANCES, "mask of zeros and large negative values"),
         ("c = Cast<to=9>(k) m = Where(c, s, big)", LOWER, "cast to integers or Booleans"),
-        ("c = Cast<to=9>(k) d = Not(c) m = Where(d, big, s)", LOWER, "cast to integers or Booleans"),
         ("m = Add(s, k)", NO_MASK, "mask without effect"),
-        ("o = Add(s, k) m = Add(o, k)", NO_MASK, "mask without effect"),
         ("o = Add(s, k) m = Mul(o, big)", SLOPES, "distances of positions"),
         ("m = Add(s, k)", BOTH_WAYS, "distances of positions"),
     ],
@@ -135,9 +128,8 @@ def test_masks_are_constants(nodes: str, mask: Array, reason: str) -> None:
     "nodes, value",
     [
         ("y = Mul(h, k)", ONES),
-        ("y = Mul(h, k)", np.zeros_like(ONES)),
         ("y = Add(h, k)", np.zeros_like(ONES)),
-        ("y = Add(h, k)", np.ones((8,), np.float32)),
+        ("o = Add(h, k) y = Softmax<axis=-1>(o)", np.zeros_like(ONES)),
         ("y = Add(h, k)", np.arange(8, dtype=np.float32)),
         ("y = Add(h, k)", np.asarray([0, 1] * 4, np.float32)),
         ("y = Mul(h, k)", np.asarray([1, 2] * 4, np.float32)),
@@ -149,16 +141,11 @@ def test_initial_values_are_no_masks(nodes: str, value: Array) -> None:
 
 
 def test_a_zero_mask_has_a_note() -> None:
-    source = with_weights(text_model(ATTENTION % "m = Add(s, k)"), w=normal(8, 8), k=NO_MASK)
+    source = model_of(ATTENTION % "m = Add(s, k)", w=(8, 8), k=NO_MASK)
     assert any("'k': classified as a mask without effect" in note for note in read_model(source).notes)
     model = read_model(source, trainable=["+k"])
     assert model.parameters == ("w", "k")
     assert not any("'k'" in note for note in model.notes)
-
-
-def test_zeros_before_an_output_train() -> None:
-    body = LINEAR % "o = Add(h, k) y = Softmax<axis=-1>(o)"
-    assert decisions(body, k=np.zeros((6, 8), np.float32))["k"][0] is Role.PARAMETER
 
 
 def test_a_large_negative_value_in_a_bias_is_no_mask() -> None:
@@ -171,15 +158,14 @@ def test_a_large_negative_value_in_a_bias_is_no_mask() -> None:
 def _with_number(nodes: str, value: float, is_initializer: bool = True) -> onnx.ModelProto:
     body = LINEAR % nodes
     if is_initializer:
-        return with_weights(text_model(body), w=normal(8, 8), k=number(value))
+        return model_of(body, w=(8, 8), k=number(value))
     body = body.replace("h = ", f"k = Constant<value = float {{{value!r}}}>() h = ", 1)
-    return with_weights(text_model(body), w=normal(8, 8))
+    return model_of(body, w=(8, 8))
 
 
 @pytest.mark.parametrize(
     "nodes, value, is_initializer, is_reported",
     [
-        ("y = Mul(h, k)", 1.3847, True, True),
         ("y = Mul(k, h)", 1.3847, False, True),
         ("y = Div(h, k)", 0.07, True, True),
         ("y = Add(h, k)", -0.0995, True, True),
@@ -187,11 +173,8 @@ def _with_number(nodes: str, value: float, is_initializer: bool = True) -> onnx.
         ("e = Exp(k) y = Mul(h, e)", 0.0, True, True),
         ("y = Mul(h, k)", 1.0, False, False),
         ("y = Mul(h, k)", 0.35355338, True, False),
-        ("y = Mul(h, k)", 0.7978846, True, False),
         ("y = Add(h, k)", 3.0, True, False),
         ("y = Mul(h, k)", -1e9, True, False),
-        ("p = Abs(h) e = Add(p, k) y = Sqrt(e)", 0.00123, True, False),
-        ("y = Pow(h, k)", 2.2, True, False),
     ],
 )
 def test_numbers_that_may_be_learned_have_a_note(
@@ -205,25 +188,6 @@ def test_numbers_that_may_be_learned_have_a_note(
             "'k': classified as a constant, like all single numbers; if it is learned, pass --trainable +NAME"
         ]
         assert "k" in read_model(source, trainable=["+k"]).parameters
-
-
-def test_one_note_covers_several_numbers() -> None:
-    names = [f"k{number}" for number in range(5)]
-    nodes = " ".join(f"h{i + 1} = Mul(h{i}, {name})" for i, name in enumerate(names))
-    body = LINEAR % f"h0 = Identity(h) {nodes} y = Identity(h5)"
-    values = {name: number(1.1 + 0.123 * i) for i, name in enumerate(names)}
-    (note,) = (
-        note
-        for note in read_model(with_weights(text_model(body), w=normal(8, 8), **values)).notes
-        if "single numbers" in note
-    )
-    assert note.startswith("'k0', 'k1', 'k2', ... (5 weights): ")
-
-
-def test_trainable_overrides_values() -> None:
-    source = with_weights(text_model(ROTATED), w=normal(8, 8), cos=COSINES, sin=SINES)
-    assert read_model(source).parameters == ("w",)
-    assert read_model(source, trainable=["+cos"]).parameters == ("w", "cos")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])

@@ -1,7 +1,3 @@
-"""Untying of merged weights, and notes on tied weights that are stored twice."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +6,10 @@ import pytest
 
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.read import read_model
-from tests.model.model_helpers import normal, text_model, with_weights
+from tests.model.model_helpers import model_of, normal, text_model, with_weights
 
 TWO_BIASES = """(float[2,3] x) => (float[2,3] y) {
     [one] h = Gemm(x, v, b) [two] y = Gemm(h, w, b)
-}"""
-TIED = """(int64[5] x) => (float[5,7] y) {
-    [embed] h = Gather(e, x) [project] y = Gemm<transB=1>(h, e)
 }"""
 
 
@@ -39,11 +32,8 @@ def test_untie_separates_the_uses() -> None:
     assert model.parameters == ("v", "w", "b", "b_2")
     assert [node.inputs[2] for node in model.nodes if node.op == "Gemm"] == ["b", "b_2"]
     assert any("'b' was shared by 2 nodes" in note for note in model.notes)
-
-
-def test_untie_leaves_weights_whose_uses_differ() -> None:
-    model = read(TIED, untie=True, e=normal(7, 4))
-    assert model.parameters == ("e",)
+    body = "(int64[5] x) => (float[5,7] y) { h = Gather(e, x) y = Gemm<transB=1>(h, e) }"
+    assert read(body, untie=True, e=normal(7, 4)).parameters == ("e",), "uses that differ"
 
 
 COMMUTED = """(float[2,3] x) => (float[2,3] y) {
@@ -91,50 +81,33 @@ def test_a_constant_of_a_function_is_one_parameter_for_all_calls(opset: int) -> 
     assert len(read_model(source, loss="mse", untie=True).parameters) == 2
 
 
-APART = """(int64[5] x) => (float[5,7] y) {
-    [embed] h = Gather(e, x) [project] y = MatMul(h, t)
-}"""
+_TABLE = normal(7, 4)
+_IN_PART = _TABLE.T + np.eye(4, 7, 1)
+_TRANSPOSED = "(int64[5] x) => (float[5,7] y) { h = Gather(a, x) y = MatMul(h, b) }"
+_COPIED = "(int64[5] x) => (float[5,7] y) { h = Gather(a, x) y = Gemm<transB=1>(h, b) }"
+_LAYERS = "(float[2,4] x) => (float[2,4] y) { h = MatMul(x, a) y = MatMul(h, b) }"
 
 
-def test_a_transposed_copy_is_reported() -> None:
-    table = normal(7, 4)
-    notes = read(APART, e=table, t=np.ascontiguousarray(table.T)).notes
-    assert any("'e' and 't' have equal values, one transposed" in note for note in notes)
-
-
-def test_a_copied_table_is_reported() -> None:
-    body = "(int64[5] x) => (float[5,7] y) { h = Gather(e, x) y = Gemm<transB=1>(h, w) }"
-    table = normal(7, 4)
-    notes = read(body, e=table, w=table.copy()).notes
-    assert any("'e' and 'w' have equal values;" in note for note in notes)
-
-
-def test_layers_with_equal_initial_values_are_not_reported() -> None:
-    w = normal(4, 4)
-    body = "(float[2,4] x) => (float[2,4] y) { h = MatMul(x, v) y = MatMul(h, w) }"
-    assert not any("have equal values" in note for note in read(body, v=w, w=w.copy()).notes)
-
-
-def test_weights_that_are_equal_in_part_are_not_reported() -> None:
-    first = normal(7, 4)
-    second = first.T.copy()
-    second[0, 1] += 1
-    assert not any("have equal values" in note for note in read(APART, e=first, t=second).notes)
-
-
-def test_constant_filled_weights_are_not_reported() -> None:
-    body = "(float[2,4] x) => (float[2,4] y) { h = MatMul(x, v) y = MatMul(h, w) }"
-    notes = read(body, v=np.ones((4, 4)), w=np.ones((4, 4))).notes
-    assert not any("have equal values" in note for note in notes)
+@pytest.mark.parametrize(
+    "body, a, b, reported",
+    [
+        (_TRANSPOSED, _TABLE, np.ascontiguousarray(_TABLE.T), "'a' and 'b' have equal values, one transposed"),
+        (_COPIED, _TABLE, _TABLE.copy(), "'a' and 'b' have equal values;"),
+        (_TRANSPOSED, _TABLE, _IN_PART, None),
+        (_LAYERS, normal(4, 4), normal(4, 4), None),
+        (_LAYERS, np.ones((4, 4)), np.ones((4, 4)), None),
+    ],
+    ids=["transposed copy", "copied table", "equal in part", "equal initial values", "constant"],
+)
+def test_copies_of_tables_are_reported(body: str, a: Array, b: Array, reported: str | None) -> None:
+    found = [note for note in read(body, a=a, b=b).notes if "have equal values" in note]
+    assert bool(found) == bool(reported)
+    assert all(reported and reported in note for note in found)
 
 
 def test_copies_in_external_data_are_reported(tmp_path: Path) -> None:
     table = normal(70, 40)
-    source = with_weights(
-        text_model("(int64[5] x) => (float[5,70] y) { h = Gather(e, x) y = MatMul(h, t) }"),
-        e=table,
-        t=np.ascontiguousarray(table.T),
-    )
+    source = model_of(_TRANSPOSED.replace("7", "70"), a=table, b=np.ascontiguousarray(table.T))
     path = tmp_path / "model.onnx"
     onnx.save(source, path, save_as_external_data=True, size_threshold=0)
     assert any("one transposed" in note for note in read_model(path, loss="mse").notes)

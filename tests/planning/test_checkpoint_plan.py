@@ -1,5 +1,3 @@
-"""Plans of checkpoints, and the gap of a solution."""
-
 import pytest
 
 from onnxgc.errors import PlanError
@@ -16,23 +14,13 @@ def test_plan_is_sorted_and_keeps_the_ends() -> None:
     plan = CheckpointPlan.for_graph(GRAPH, ["layer1/relu", "layer1/conv", "layer1/relu"])
     assert plan.checkpoints == ("input", "layer1/conv", "layer1/relu", "output")
     assert CheckpointPlan.for_graph(GRAPH, []).checkpoints == ("input", "output")
-
-
-def test_several_sources_are_not_kept_by_default() -> None:
-    graph = ComputationGraph(("a", "b", "c"), (("a", "c"), ("b", "c")))
-    assert CheckpointPlan.for_graph(graph, []).checkpoints == ("c",)
+    two_sources = ComputationGraph(("a", "b", "c"), (("a", "c"), ("b", "c")))
+    assert CheckpointPlan.for_graph(two_sources, []).checkpoints == ("c",)
 
 
 def test_an_unknown_checkpoint_raises_with_the_closest_names_in_one_line() -> None:
-    with pytest.raises(PlanError) as raised:
+    with pytest.raises(PlanError, match=r"^.*'layer1/rleu'.*'layer1/relu'.*$"):
         CheckpointPlan.for_graph(GRAPH, ["input", "layer1/rleu"])
-    message = str(raised.value)
-    assert "'layer1/rleu'" in message
-    assert message.index("'layer1/relu'") > 0
-    assert "\n" not in message
-
-
-def test_an_unknown_checkpoint_without_close_names() -> None:
     with pytest.raises(PlanError, match="'input'"):
         CheckpointPlan.for_graph(GRAPH, ["zzz"])
     with pytest.raises(PlanError, match="did you mean '12'"):

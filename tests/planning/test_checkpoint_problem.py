@@ -1,5 +1,3 @@
-"""Sizes and costs of checkpoint problems."""
-
 import pytest
 
 from onnxgc.errors import GraphFileError

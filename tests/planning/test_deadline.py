@@ -1,7 +1,3 @@
-"""Time limits and their shares, on a clock that stands still."""
-
-from __future__ import annotations
-
 import math
 import time
 
@@ -12,7 +8,6 @@ from onnxgc.planning.deadline import Deadline
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The current moment, which a test may change."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now

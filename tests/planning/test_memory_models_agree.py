@@ -1,7 +1,5 @@
 """All models of a step's memory agree with the simulator (docs/memory-models.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

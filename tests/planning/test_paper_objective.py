@@ -1,5 +1,3 @@
-"""The paper's objective by hand, and by connected components."""
-
 from random import Random
 
 import networkx as nx
@@ -9,11 +7,6 @@ from onnxgc.errors import PlanError
 from onnxgc.planning.objective import PaperObjective, paper_objective
 from onnxgc.planning.plan import CheckpointPlan
 from tests.graph.random_graphs import chain, problem_of, random_problem
-
-
-def test_branches_between_one_pair_are_separate_segments() -> None:
-    problem = problem_of([(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)], [1, 5, 5, 1, 1])
-    assert paper_objective(problem, CheckpointPlan((0, 3, 4))) == PaperObjective(3, 5)
 
 
 def test_a_segment_may_have_several_stored_inputs() -> None:

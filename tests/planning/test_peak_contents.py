@@ -1,7 +1,3 @@
-"""The live tensors at the peak sum to it."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

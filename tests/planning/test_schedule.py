@@ -1,7 +1,3 @@
-"""Schedules: operators read live tensors, outputs survive, recomputation is as late as possible."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -72,7 +68,6 @@ def step_graphs(draw: st.DrawFn) -> tuple[StepGraph, frozenset[str]]:
 
 
 def check_reads(graph: StepGraph, schedule: Schedule) -> None:
-    """Every operator reads live tensors only."""
     live = set(graph.resident)
     for step in schedule.instructions:
         if isinstance(step, Release):
@@ -87,16 +82,10 @@ def check_reads(graph: StepGraph, schedule: Schedule) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(step_graphs())
-def test_operators_read_live_tensors(case: tuple[StepGraph, frozenset[str]]) -> None:
-    graph, discarded = case
-    check_reads(graph, build_schedule(graph, discarded, copy_name))
-
-
-@settings(max_examples=100, deadline=None)
-@given(step_graphs())
-def test_backward_reads_the_same_tensors_under_every_plan(case: tuple[StepGraph, frozenset[str]]) -> None:
+def test_backward_reads_the_same_live_tensors_under_every_plan(case: tuple[StepGraph, frozenset[str]]) -> None:
     graph, discarded = case
     schedule = build_schedule(graph, discarded, copy_name)
+    check_reads(graph, schedule)
     computed = [step for step in schedule.instructions if isinstance(step, Compute)]
     planned = [
         tuple(schedule.original_of.get(name, name) for name in step.operator.inputs)
@@ -148,12 +137,21 @@ def naive_timeline(schedule: Schedule, graph: StepGraph) -> list[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(step_graphs())
-def test_the_simulator_equals_a_naive_one(case: tuple[StepGraph, frozenset[str]]) -> None:
+def test_the_simulator_equals_a_naive_one_and_the_order_of_segments_is_topological(
+    case: tuple[StepGraph, frozenset[str]],
+) -> None:
     graph, discarded = case
     schedule = build_schedule(graph, discarded, copy_name)
     profile = simulate(schedule, graph)
     assert list(profile.timeline) == naive_timeline(schedule, graph)
     assert profile.peak_bytes == max(profile.timeline)
+    order = segment_order(graph, discarded)
+    by_name = {operator.name: operator for operator in graph.forward}
+    assert sorted(order) == sorted(by_name)
+    computed = set(graph.resident)
+    for name in order:
+        assert computed >= set(by_name[name].inputs)
+        computed |= set(by_name[name].outputs)
 
 
 def test_peak_of_a_chain_by_hand() -> None:
@@ -236,28 +234,15 @@ def test_parallel_segments_are_computed_one_after_another() -> None:
     assert segment_order(graph, frozenset()) == tuple(operator.name for operator in forward)
 
 
-@settings(max_examples=100, deadline=None)
-@given(step_graphs())
-def test_segment_order_is_topological(case: tuple[StepGraph, frozenset[str]]) -> None:
-    graph, discarded = case
-    order = segment_order(graph, discarded)
-    by_name = {operator.name: operator for operator in graph.forward}
-    assert sorted(order) == sorted(by_name)
-    computed = set(graph.resident)
-    for name in order:
-        assert computed >= set(by_name[name].inputs)
-        computed |= set(by_name[name].outputs)
+def operators(graph: StepGraph, discarded: frozenset[str]) -> list[str]:
+    instructions = build_schedule(graph, discarded, copy_name).instructions
+    return [step.operator.name for step in instructions if not isinstance(step, Release)]
 
 
 def test_recomputation_is_right_before_its_first_reader() -> None:
     graph = chain(6)
     discarded = frozenset({"t1", "t2", "t4", "t5"})
-    names = [
-        step.operator.name
-        for step in build_schedule(graph, discarded, copy_name).instructions
-        if not isinstance(step, Release)
-    ]
-    assert names[6:] == [
+    assert operators(graph, discarded)[6:] == [
         "f3__recompute", "f4__recompute", "b5", "b4", "b3",
         "f0__recompute", "f1__recompute", "b2", "b1", "b0",
     ]  # fmt: skip
@@ -274,12 +259,7 @@ def test_parallel_branches_are_recomputed_one_by_one() -> None:
     )
     sizes = dict.fromkeys(("x", "a", "b", "y", "g", "h", "i"), 1)
     graph = StepGraph(forward, chunks, ("f_y", "f_b", "f_a"), sizes, frozenset({"x"}), ("i",), frozenset())
-    names = [
-        step.operator.name
-        for step in build_schedule(graph, frozenset("ab"), copy_name).instructions
-        if not isinstance(step, Release)
-    ]
-    assert names[3:] == ["b_y", "f_b__recompute", "b_b", "f_a__recompute", "b_a"]
+    assert operators(graph, frozenset("ab"))[3:] == ["b_y", "f_b__recompute", "b_b", "f_a__recompute", "b_a"]
 
 
 def test_a_view_that_is_an_output_is_allocated() -> None:

@@ -1,7 +1,3 @@
-"""Sequences of one step on another: the same decisions, for all operators."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

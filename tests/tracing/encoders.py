@@ -1,7 +1,5 @@
 """Small networks of repeated layers, with three styles of names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,11 +1,6 @@
-"""Durations from data sheets, and the work from which they follow."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
 
 from onnxgc.errors import DurationError
@@ -36,7 +31,7 @@ def roofline_ns(flops: int, moved_bytes: int, *, rate: float = 1e10) -> float:
     return 1e9 * (max(computing, moved_bytes / (BANDWIDTH_EFFICIENCY * 1e9)) + 1e-6)
 
 
-@pytest.mark.parametrize("flops, moved_bytes", [(10**9, 10**3), (10**3, 10**9), (0, 1)])
+@pytest.mark.parametrize("flops, moved_bytes", [(10**9, 10**3), (10**3, 10**9)])
 def test_the_duration_is_the_longer_of_computing_and_transfer(flops: int, moved_bytes: int) -> None:
     found = ROOFLINE.duration_ns(work(flops=flops, moved_bytes=moved_bytes))
     assert found == pytest.approx(roofline_ns(flops, moved_bytes), abs=1)
@@ -48,10 +43,7 @@ def test_the_element_type_determines_the_rate() -> None:
 
     assert duration("float16") == pytest.approx(roofline_ns(10**9, 1, rate=2e10), abs=1)
     assert duration("int64") == duration("float32") > duration("float16")
-
-
-def test_an_operator_that_moves_no_data_has_no_duration() -> None:
-    assert ROOFLINE.duration_ns(work("Reshape")) == 0
+    assert ROOFLINE.duration_ns(work("Reshape")) == 0, "it moves no data"
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -62,7 +54,7 @@ def test_every_device_has_rates_and_a_source(name: str) -> None:
     assert found.duration_ns(work(flops=10**9, moved_bytes=10**6)) > 1e9 * found.launch_seconds
 
 
-@pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx-4090", "GeForce RTX 4090", "NVIDIA GeForce RTX 4090"])
+@pytest.mark.parametrize("name", ["rtx4090", "RTX-4090", "NVIDIA GeForce RTX 4090"])
 def test_a_device_has_several_names(name: str) -> None:
     assert device(name) is DEVICES["rtx4090"]
 
@@ -130,13 +122,10 @@ def test_moved_bytes_are_those_read_and_written(body: str, moved: int) -> None:
 
 
 PRODUCT_CASES = {
-    "MatMul": ("y = MatMul(x, w)", (2, 5, 7), (7, 3)),
     "MatMul, batched": ("y = MatMul(x, w)", (2, 5, 7), (2, 7, 3)),
-    "Gemm": ("y = Gemm(x, w)", (5, 7), (7, 3)),
     "Gemm, transposed": ("y = Gemm <transA = 1, transB = 1> (x, w)", (7, 5), (3, 7)),
     "Conv": ("y = Conv <pads = [1, 1, 1, 1]> (x, w)", (2, 8, 9, 9), (4, 8, 3, 3)),
     "Conv, strided": ("y = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w)", (2, 8, 9, 9), (4, 8, 3, 3)),
-    "Conv, pointwise": ("y = Conv(x, w)", (2, 8, 9, 9), (4, 8, 1, 1)),
     "Conv, stem": ("y = Conv <strides = [2, 2], pads = [2, 2, 2, 2]> (x, w)", (2, 3, 9, 9), (4, 3, 5, 5)),
     "Conv, grouped": ("y = Conv <group = 2> (x, w)", (2, 8, 9, 9), (4, 4, 3, 3)),
     "ConvTranspose": ("y = ConvTranspose <strides = [2, 2]> (x, w)", (2, 8, 5, 5), (8, 4, 2, 2)),
@@ -162,10 +151,7 @@ def test_each_gradient_of_a_product_has_as_many_operations_as_the_product(case: 
 def test_half_precision_moves_half_the_bytes() -> None:
     body = "(float[8, 8] x) => (float[8, 8] y) { y = MatMul(x, w) }"
     whole = step_of(body, w=normal(8, 8))
-    half = text_model(body.replace("float[", "float16["))
-    half = with_weights(half)
-    half.graph.initializer.append(onnx.numpy_helper.from_array(normal(8, 8).astype(np.float16), "w"))
-    step = trace(read_model(half), seed="loss_scale")
+    step = step_of(body.replace("float[", "float16["), w=normal(8, 8).astype(np.float16))
 
     def product(of: TrainingStep) -> Work:
         (found,) = (found for found in forward_works(of) if found.kind == "MatMul")

@@ -1,7 +1,5 @@
 """Updates in the training graph: PyTorch's results, in place, after every reader of the old value."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -11,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.api.read_options import ReadOptions
@@ -20,18 +18,17 @@ from onnxgc.model.read import read_model
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.planning.schedule import Compute, Recompute
 from onnxgc.runtime.ort import make_session
-from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer, ParameterGroup, optimizer_of
+from onnxgc.tracing.optimizers import SGD, AdamW, Optimizer, ParameterGroup
 from onnxgc.tracing.step_graph import trace
 from tests.api.chains import chain
+from tests.model.model_helpers import normal, text_model, with_weights
 from tests.tracing.encoders import encoder
 
 RATE = np.float32(1e-2)
 VIEWS = ("Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten")
 SETTINGS: Mapping[str, Optimizer] = {
-    "sgd": SGD(),
     "momentum": SGD(momentum=0.9, weight_decay=0.01),
     "nesterov": SGD(momentum=0.9, nesterov=True, groups=(ParameterGroup("w1", 0.1, 0.2),)),
-    "adamw": AdamW(),
     "clipped": AdamW(clip_norm=0.05, groups=(ParameterGroup("v", 2.0, 0.0),)),
     # Some batches have gradients below the norm. The first matching group applies.
     "clipped at times": SGD(clip_norm=0.4, groups=(ParameterGroup("w0", 2.0), ParameterGroup("w*", 0.5))),
@@ -41,30 +38,23 @@ SETTINGS: Mapping[str, Optimizer] = {
 
 def tied() -> onnx.ModelProto:
     """One matrix in three places, through a view, and a normalisation in training mode."""
-    model = parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[64, 8] x) => (float[64, 8] y) <float[8] s, float[8] b, float[8] m, float[8] v, float[64] w> {
-            shape = Constant <value = int64[2] {8, 8}> ()
-            matrix = Reshape (w, shape)
-            a = MatMul (x, matrix)
-            r = Relu (a)
-            n = BatchNormalization (r, s, b, m, v)
-            c = MatMul (n, matrix)
-            t = Tanh (c)
-            y = MatMul (t, matrix)
-        }""")
-    draw = np.random.default_rng(1)
-    for name, size in (("s", 8), ("b", 8), ("m", 8), ("v", 8), ("w", 64)):
-        value = np.abs(draw.standard_normal(size)) / 3
-        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return model
+    model = text_model("""(float[64, 8] x) => (float[64, 8] y) {
+        shape = Constant <value = int64[2] {8, 8}> ()  matrix = Reshape (w, shape)  a = MatMul (x, matrix)
+        r = Relu (a)  n = BatchNormalization (r, s, b, m, v)  c = MatMul (n, matrix)
+        t = Tanh (c)  y = MatMul (t, matrix) }""")
+    sizes = {"s": 8, "b": 8, "m": 8, "v": 8, "w": 64}
+    return with_weights(model, **{name: np.abs(normal(size, seed=ord(name))) / 3 for name, size in sizes.items()})
+
+
+def names_of(model: onnx.ModelProto) -> dict[str, Any]:
+    return json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
 
 
 class Run:
     """A training file in a session with parameters and states bound in place."""
 
     def __init__(self, model: onnx.ModelProto, session: onnxruntime.InferenceSession | None = None) -> None:
-        self.names = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
+        self.names = names_of(model)
         stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         shapes = {
             value.name: [size.dim_value for size in value.type.tensor_type.shape.dim] for value in model.graph.input
@@ -104,7 +94,7 @@ def batch(seed: int, classes: int = 4, width: int = 16, size: int = 64) -> dict[
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_hundred_steps_equal_those_of_pytorch(name: str) -> None:
+def test_fifty_steps_equal_those_of_pytorch(name: str) -> None:
     torch = pytest.importorskip("torch")
     optimizer = SETTINGS[name]
     assert isinstance(optimizer, SGD | AdamW)
@@ -126,7 +116,7 @@ def test_a_hundred_steps_equal_those_of_pytorch(name: str) -> None:
     )
     places = {key: value.data_ptr() for key, value in run.values.items()}
     norms: list[Any] = []
-    for number in range(100):
+    for number in range(50):
         feeds = batch(number)
         now = {key: value.detach().numpy() for key, value in values.items()}
         found = gradients.run(list(graph.gradient_of.values()), {**feeds, **now})
@@ -147,7 +137,7 @@ def test_a_hundred_steps_equal_those_of_pytorch(name: str) -> None:
 
 def readers_without_a_path_to_the_update(model: onnx.ModelProto) -> list[str]:
     """Nodes that read a replaced tensor or a view of it, and on which its update does not depend."""
-    names = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxgc.names"])
+    names = names_of(model)
     producer = {name: node for node in model.graph.node for name in node.output}
     found = []
     for old, new in {**names["parameters"], **names["states"]}.items():
@@ -169,35 +159,19 @@ def readers_without_a_path_to_the_update(model: onnx.ModelProto) -> list[str]:
 
 
 SOURCES = {"chain": chain(4, batch=64), "tied": tied(), "encoder": encoder(1)}
-PLANS: Mapping[str, Mapping[str, Any]] = {
-    "peak": {"solver": "peak"},
-    "store-all": {"solver": "store-all"},
-    "budget": {"budget": "min", "step_limit": 1},
-}
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "momentum": SGD(momentum=0.9, weight_decay=0.1),
-    "adamw": AdamW(),
-    "clipped": AdamW(clip_norm=1.0),
-}
 
 
-# All pairs of a source, a plan and an optimizer.
 @pytest.mark.parametrize(
     "source, plan, optimizer",
     [
-        ("chain", "peak", "clipped"),
-        ("chain", "store-all", "adamw"),
-        ("chain", "budget", "momentum"),
-        ("tied", "peak", "momentum"),
-        ("tied", "store-all", "clipped"),
-        ("tied", "budget", "adamw"),
-        ("encoder", "peak", "adamw"),
-        ("encoder", "store-all", "momentum"),
-        pytest.param("encoder", "budget", "clipped", marks=pytest.mark.slow),
+        ("chain", {"budget": "min", "step_limit": 1}, SGD(momentum=0.9, weight_decay=0.1)),
+        ("tied", {"solver": "peak"}, AdamW()),
+        ("tied", {"solver": "store-all"}, AdamW(clip_norm=1.0)),
+        ("encoder", {"solver": "peak"}, SGD(momentum=0.9, weight_decay=0.1)),
     ],
 )
-def test_an_update_waits_for_all_readers(source: str, plan: str, optimizer: str) -> None:
-    result = optimize(SOURCES[source], optimizer=OPTIMIZERS[optimizer], check=False, **PLANS[plan])
+def test_an_update_waits_for_all_readers(source: str, plan: dict[str, Any], optimizer: Optimizer) -> None:
+    result = optimize(SOURCES[source], optimizer=optimizer, check=False, **plan)
     model = result.training_graph.model
     onnx.checker.check_model(model, full_check=True)
     assert readers_without_a_path_to_the_update(model) == []
@@ -219,13 +193,16 @@ def test_a_traced_step_updates_after_all_readers(source: str) -> None:
     assert len(viewed) > len(replaced)
 
 
+def stock_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, weight_decay=0.1), AdamW()])
 def test_a_session_with_default_settings_trains_equally(optimizer: Optimizer) -> None:
     model = optimize(tied(), optimizer=optimizer, check=False).training_graph.model
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    stock = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    runs = [Run(model), Run(model, stock)]
+    runs = [Run(model), Run(model, stock_session(model))]
     for number in range(5):
         feeds = batch(number, classes=8, width=8)
         one, other = (run.step(feeds) for run in runs)
@@ -274,19 +251,15 @@ def test_a_late_recomputation_that_reads_a_parameter_delays_its_update() -> None
     assert place["w0/update/new"] > place[f"{names[0]}__recompute"]
 
 
-def test_updates_name_the_parameter_once() -> None:
+def test_the_file_contains_the_optimizer() -> None:
+    optimizer = AdamW(weight_decay=0.2, groups=(ParameterGroup("w*", 0.5),))
     source = chain(2)
     source.graph.node[0].name = "w1/update/new"
-    result = optimize(source, optimizer="adamw", check=False)
-    names = [node.name for node in result.training_graph.model.graph.node]
+    model = optimize(source, optimizer=optimizer, check=False).training_graph.model
+    names = [node.name for node in model.graph.node]
     assert len(set(names)) == len(names)
     assert {"w0/update/Sqrt", "w0/update/exp_avg_new", "w1/update/new_2"} <= set(names)
     assert not any(name.count("w0") > 1 for name in names if "/update/" in name)
-
-
-def test_the_file_contains_the_optimizer() -> None:
-    optimizer = AdamW(weight_decay=0.2, groups=(ParameterGroup("w*", 0.5),))
-    model = optimize(chain(2), optimizer=optimizer, check=False).training_graph.model
     text = {entry.key: entry.value for entry in model.metadata_props}["onnxgc.options"]
     assert ReadOptions.from_json(text).optimizer == optimizer
     roles = {entry.value for node in model.graph.node for entry in node.metadata_props if "role" in entry.key}
@@ -301,17 +274,11 @@ def test_the_file_contains_the_optimizer() -> None:
     [
         ("adam", "choose one of none, sgd, adamw"),
         (SGD(nesterov=True), "needs a momentum"),
-        (SGD(momentum=-1.0), "momentum is -1.0"),
         (AdamW(beta1=1.0), "beta1 is 1.0; it must be a number of at least 0 and below 1"),
-        (AdamW(clip_norm=0.0), "clip_norm is 0.0"),
         (SGD(weight_decay=float("nan")), "weight_decay is nan"),
+        (SGD(groups=(ParameterGroup("head"),)), "'head' matches none of the 3 parameters"),
     ],
 )
 def test_invalid_settings_raise(given: Any, words: str) -> None:
     with pytest.raises(OptimizerError, match=words):
-        optimizer_of(given)
-
-
-def test_a_group_without_parameters_raises() -> None:
-    with pytest.raises(OptimizerError, match="'head' matches none of the 3 parameters"):
-        optimize(chain(2), optimizer=SGD(groups=(ParameterGroup("head"),)), check=False)
+        optimize(chain(2), optimizer=given, check=False)

@@ -1,7 +1,3 @@
-"""Checkpoints by repeated blocks and by transformer layers."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,6 @@ MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 
 
 def inside(traced: TracedProblem, names: Names, layer: int) -> set[str]:
-    """The vertices of a layer without its output."""
     parts = "norm1 query key value scores softmax attended added norm2 wide relu narrow".split()  # noqa: SIM905
     found = {traced.vertex_of[names(layer, part)] for part in parts if names(layer, part) in traced.vertex_of}
     return found - {traced.vertex_of[names(layer, "result")]}

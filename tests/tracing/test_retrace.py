@@ -1,7 +1,3 @@
-"""Retracing in another forward order gives the same step as a new trace."""
-
-from __future__ import annotations
-
 import pytest
 
 from onnxgc.graph.orders import topological_orders

@@ -1,10 +1,8 @@
 """The simulator's allocation rules against ONNX Runtime, one operator at a time.
 
 Each case is a small training step whose peak depends on the operator, with tensors of 1 MB, so that a wrong
-rule is off by far more than the tolerance. The default run has one case for each kind of rule.
+rule is off by far more than the tolerance.
 """
-
-from __future__ import annotations
 
 import itertools
 from pathlib import Path
@@ -26,161 +24,87 @@ IMAGE = f"float[{N},{C},{H},{W}]"
 # Barriers, shapes, per-channel vectors, and the slack of a workspace's chunk.
 TOLERANCE_BYTES = 80 * 1024
 
+# One case for each kind of allocation rule. Which operators run in place is tested for each of them below.
 CASES = {
     "Relu": "b = Relu(a)",
-    "Clip": "b = Clip(a, low, high)",
-    "Sigmoid": "b = Sigmoid(a)",
-    "Tanh": "b = Tanh(a)",
-    "Softplus": "b = Softplus(a)",
-    "Exp": "b = Exp(a)",
-    "Neg": "b = Neg(a)",
-    "Abs": "b = Abs(a)",
-    **{
-        f"{operator}, activation": f"b = {operator}(a)"
-        for operator in (
-            "LeakyRelu",
-            "Elu",
-            "Selu",
-            "HardSigmoid",
-            "HardSwish",
-            "ThresholdedRelu",
-            "Softsign",
-            "Shrink",
-            "Erf",
-            "Sin",
-            "Cos",
-            "Tan",
-            "Atan",
-            "Sinh",
-            "Cosh",
-            "Asinh",
-        )
-    },
     "PRelu": "b = PRelu(a, slope)",
-    "Pow": "p = Exp(x) b = Pow(p, a)",
-    "Pow, constant exponent": "p = Exp(a) b = Pow(p, high)",
-    "Max of two": "b = Max(a, x)",
-    "Min of three": "b = Min(a, x, w)",
-    "Max of three, growing": "b = Max(low, slope, a)",
     "Max of three, broadcast": "b = Max(slope, a, low)",
-    "Mean of two": "b = Mean(a, x)",
     "Mean of three": "b = Mean(a, x, w)",
     "Where": "p = Greater(x, low) b = Where(p, a, w)",
-    "Where, a number": "p = Greater(x, low) b = Where(p, a, low)",
-    "Where, by channel": "p = Greater(slope, low) b = Where(p, a, low)",
-    "Mod": "p = Exp(x) b = Mod <fmod = 1> (p, a)",
     "CumSum": "b = CumSum(a, axis)",
-    "Trilu": "b = Trilu <upper = 0> (a)",
-    "Add": "b = Add(a, x)",
-    "Sub": "b = Sub(a, x)",
-    "Mul": "b = Mul(a, x)",
-    "Div": "p = Exp(x) b = Div(a, p)",
-    "Sum of two": "b = Sum(a, x)",
-    "Sum of three": "b = Sum(a, x, x)",
     "Sum of four, growing": "b = Sum(low, slope, row, a)",
-    "Sum of five": "b = Sum(a, x, w, x, w)",
-    "Softmax, last axis": "b = Softmax <axis = 3> (a)",
     "Softmax, channels": "b = Softmax <axis = 1> (a)",
-    "LogSoftmax, last axis": "b = LogSoftmax <axis = -1> (a)",
-    "LogSoftmax, channels": "b = LogSoftmax <axis = 1> (a)",
-    "Hardmax, last axis": "p = Hardmax <axis = -1> (a) b = Mul(a, p)",
     "Hardmax, channels": "p = Hardmax <axis = 1> (a) b = Mul(a, p)",
     "LRN": "b = LRN <size = 5> (a)",
     "BatchNormalization": "b = BatchNormalization(a, one, one, one, one)",
-    "LayerNormalization": "b = LayerNormalization <axis = 3> (a, row, row)",
     "LayerNormalization, three axes": "b = LayerNormalization <axis = 1> (a, whole)",
     "InstanceNormalization": "b = InstanceNormalization(a, one, one)",
     "LpNormalization": "b = LpNormalization <axis = 1> (a)",
-    "LpNormalization, p 1": "b = LpNormalization <p = 1, axis = 3> (a)",
-    "LpPool": "b = LpPool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
     "LpPool, overlapping": "b = LpPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], p = 3> (a)",
-    "GlobalLpPool": "b = GlobalLpPool(a)",
-    "GlobalMaxPool": "b = GlobalMaxPool(a)",
     "MaxUnpool": "p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a) "
     "b = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (p, i)",
-    "ConvTranspose 2x2 stride 2": "b = ConvTranspose <strides = [2, 2]> (a, t2)",
     "ConvTranspose, grouped": "b = ConvTranspose <group = 4, pads = [1, 1, 1, 1]> (a, kg)",
-    "Einsum, batched product": 'b = Einsum <equation = "nchw,ncvw->nchv"> (a, x)',
-    "Einsum, matrix product": 'b = Einsum <equation = "nchw,wv->nchv"> (a, square)',
     "Einsum, heads last": 'b = Einsum <equation = "nhcd,nwcd->nchw"> (a, x)',
-    "Einsum, elementwise": 'b = Einsum <equation = "nchw,nchw->nchw"> (a, x)',
-    "Einsum, scaled channels": 'b = Einsum <equation = "nchw,c->nchw"> (a, one)',
-    "Einsum, transposed": 'b = Einsum <equation = "nchw->nhwc"> (a)',
-    "Einsum, sum": 'b = Einsum <equation = "nchw->nc"> (a)',
     "Einsum, three operands": 'b = Einsum <equation = "nchw,wv,vu->nchu"> (a, square, square)',
-    **{
-        f"{reduction}, {name}": f"b = {reduction} <axes = {axes}> (a)"
-        for reduction in (
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSumExp",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceSumSquare",
-        )
-        for name, axes in (("last axes", "[2, 3]"), ("channels", "[1]"))
-    },
-    "ReduceLogSum": "p = Exp(a) b = ReduceLogSum <axes = [2, 3]> (p)",
     "MaxPool": "b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
     "AveragePool": "b = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (a)",
-    "AveragePool, stride 1": "b = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)",
-    "GlobalAveragePool": "b = GlobalAveragePool(a)",
     "Conv 3x3": "b = Conv <pads = [1, 1, 1, 1]> (a, k3)",
-    "Conv 3x3 stride 2": "b = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (a, k3)",
-    "Conv 1x1": "b = Conv(a, k1)",
     "Conv 1x1 stride 2": "b = Conv <strides = [2, 2]> (a, k1)",
     "Conv, more filters than positions": "p = Conv <strides = [16, 16]> (a, k16) b = Conv(p, wide)",
-    "Conv, grouped": "b = Conv <pads = [1, 1, 1, 1], group = 4> (a, kg)",
     "Conv, depthwise": "b = Conv <pads = [1, 1, 1, 1], group = 16> (a, kd)",
-    "Conv, depthwise, stride 2": "b = Conv <pads = [1, 1, 1, 1], strides = [2, 2], group = 16> (a, kd)",
     "Concat": "b = Concat <axis = 1> (a, x)",
-    "Slice": "p = Slice(a, three, fifty, axis) b = GlobalAveragePool(p)",
-    "Slice, stride 2": "p = Slice(a, zero, fifty, axis, two) b = GlobalAveragePool(p)",
     "Slice, backwards": "p = Slice(a, fifty, three, axis, minus) b = GlobalAveragePool(p)",
-    "Pad": "p = Pad(a, pads) b = GlobalAveragePool(p)",
-    "Pad, negative": "p = Pad(a, cuts) b = GlobalAveragePool(p)",
-    "Split": "p, q = Split <axis = 1> (a, parts) b = Mul(p, q)",
     "Split, last piece unread": "p, q, r = Split <axis = 2> (a, thirds) b = Mul(p, q)",
     "Gather": "b = Gather <axis = 2> (a, many)",
-    "Gather, one": "b = Gather <axis = 1> (a, one_index)",
+    "ScatterND": "p = Slice(x, zero, two, zero) b = ScatterND(a, rows, p)",
+    "TopK": "b, i = TopK <axis = 1> (a, eight)",
+    "Pad, reflect": 'b = Pad <mode = "reflect"> (a, pads)',
+    "DepthToSpace": "b = DepthToSpace <blocksize = 2> (a)",
+    "Resize, linear": 'b = Resize <mode = "linear"> (a, , larger)',
+    "Resize, a volume": 'p = Reshape(a, volume) b = Resize <mode = "linear"> (p, , enlarged)',
+    "GridSample": 'b = GridSample <mode = "bilinear"> (a, grid)',
+    "Dropout": "b = Dropout(a)",
+    "ReduceProd, channels": "b = ReduceProd <axes = [1]> (a)",
+    "ReduceL2, last axes": "b = ReduceL2 <axes = [2, 3]> (a)",
+}
+NIGHTLY_CASES = {
+    "Clip": "b = Clip(a, low, high)",
+    "Softplus": "b = Softplus(a)",
+    "Pow": "p = Exp(x) b = Pow(p, a)",
+    "Max of three, growing": "b = Max(low, slope, a)",
+    "Where, by channel": "p = Greater(slope, low) b = Where(p, a, low)",
+    "Mod": "p = Exp(x) b = Mod <fmod = 1> (p, a)",
+    "Trilu": "b = Trilu <upper = 0> (a)",
+    "Add": "b = Add(a, x)",
+    "Div": "p = Exp(x) b = Div(a, p)",
+    "Sum of three": "b = Sum(a, x, x)",
+    "LogSoftmax, channels": "b = LogSoftmax <axis = 1> (a)",
+    "GlobalLpPool": "b = GlobalLpPool(a)",
+    "GlobalMaxPool": "b = GlobalMaxPool(a)",
+    "ConvTranspose 2x2 stride 2": "b = ConvTranspose <strides = [2, 2]> (a, t2)",
+    "Einsum, batched product": 'b = Einsum <equation = "nchw,ncvw->nchv"> (a, x)',
+    "Einsum, sum": 'b = Einsum <equation = "nchw->nc"> (a)',
+    "AveragePool, stride 1": "b = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)",
+    "GlobalAveragePool": "b = GlobalAveragePool(a)",
+    "Conv 1x1": "b = Conv(a, k1)",
+    "Conv, grouped": "b = Conv <pads = [1, 1, 1, 1], group = 4> (a, kg)",
+    "Slice": "p = Slice(a, three, fifty, axis) b = GlobalAveragePool(p)",
+    "Pad": "p = Pad(a, pads) b = GlobalAveragePool(p)",
     "GatherElements": "b = GatherElements <axis = 2> (a, elements)",
     "GatherND": "p = GatherND(a, vectors) b = Exp(p)",
     "ScatterElements": "b = ScatterElements <axis = 2> (a, elements, x)",
     "ScatterElements, added": 'b = ScatterElements <axis = 2, reduction = "add"> (a, elements, x)',
-    "ScatterND": "p = Slice(x, zero, two, zero) b = ScatterND(a, rows, p)",
-    "TopK": "b, i = TopK <axis = 1> (a, eight)",
     "ReverseSequence": "b = ReverseSequence <batch_axis = 0, time_axis = 1> (a, lengths)",
     "Tile": "b = Tile(a, repeats)",
     "Expand": "p = ReduceMean <axes = [1]> (a) b = Expand(p, image)",
-    "Pad, reflect": 'b = Pad <mode = "reflect"> (a, pads)',
-    "DepthToSpace": "b = DepthToSpace <blocksize = 2> (a)",
-    "SpaceToDepth": "b = SpaceToDepth <blocksize = 2> (a)",
     "Resize, nearest": "b = Resize(a, , twice)",
-    "Resize, linear": 'b = Resize <mode = "linear"> (a, , larger)',
-    "Resize, a line": 'p = Reshape(a, line) b = Resize <mode = "linear"> (p, , stretched)',
-    "Resize, a volume": 'p = Reshape(a, volume) b = Resize <mode = "linear"> (p, , enlarged)',
-    "Resize, antialiased": 'b = Resize <mode = "linear", antialias = 1> (a, , twice)',
     "Resize, cubic": 'b = Resize <mode = "cubic"> (a, , larger)',
-    "GridSample": 'b = GridSample <mode = "bilinear"> (a, grid)',
     "Transpose": "b = Transpose <perm = [0, 2, 3, 1]> (a)",
     "Flatten": "b = Flatten(a)",
-    "Dropout": "b = Dropout(a)",
     "ReduceMean": "b = ReduceMean <axes = [2, 3]> (a)",
+    "ReduceLogSumExp, channels": "b = ReduceLogSumExp <axes = [1]> (a)",
+    "ReduceMax, last axes": "b = ReduceMax <axes = [2, 3]> (a)",
 }
-
-
-# One case for each kind of allocation rule; the others run nightly. Which operators run in place is tested
-# for each of them below.
-DEFAULT_CASES = (
-    "Relu", "PRelu", "Max of three, broadcast", "Mean of three", "Where", "Sum of four, growing", "CumSum",
-    "Softmax, channels", "Hardmax, channels", "LRN", "BatchNormalization", "LayerNormalization, three axes",
-    "InstanceNormalization", "LpNormalization", "LpPool, overlapping", "MaxUnpool", "ConvTranspose, grouped",
-    "Einsum, heads last", "Einsum, three operands", "ReduceProd, channels", "ReduceL2, last axes", "MaxPool",
-    "AveragePool", "Conv 3x3", "Conv 1x1 stride 2", "Conv, more filters than positions", "Conv, depthwise",
-    "Concat", "Slice, backwards", "Pad, reflect", "Split, last piece unread", "Gather", "ScatterND", "TopK",
-    "DepthToSpace", "Resize, linear", "Resize, a volume", "GridSample", "Dropout",
-)  # fmt: skip
 
 
 def normal(*shape: int) -> Array:
@@ -208,11 +132,8 @@ WEIGHTS: dict[str, Array] = {
         for name, number in {"zero": 0, "three": 3, "fifty": 50, "axis": 2, "two": 2, "minus": -1}.items()
     },
     "pads": np.asarray([0, 0, 1, 1, 0, 0, 2, 2], np.int64),
-    "parts": np.asarray([8, 8], np.int64),
     "thirds": np.asarray([10, 10, 44], np.int64),
-    "cuts": np.asarray([0, 0, 1, -1, 0, 0, -2, -2], np.int64),
     "many": np.arange(128) % 63,
-    "one_index": np.asarray(2, np.int64),
     "elements": np.arange(N * C * H * W).reshape(N, C, H, W) % H,
     "vectors": np.stack([np.arange(64) % N, np.arange(64) * 5 % C], axis=1),
     "rows": np.asarray([[0], [2]], np.int64),
@@ -222,8 +143,6 @@ WEIGHTS: dict[str, Array] = {
     "image": np.asarray([N, C, H, W], np.int64),
     "twice": np.asarray([1, 1, 2, 2], np.float32),
     "larger": np.asarray([1, 1, 1.7, 1.3], np.float32),
-    "line": np.asarray([1, 1, N * C * H * W], np.int64),
-    "stretched": np.asarray([1, 1, 2], np.float32),
     "volume": np.asarray([1, C, 16, 16, 64], np.int64),
     "enlarged": np.asarray([1, 1, 1, 2, 2], np.float32),
     "grid": np.linspace(-0.95, 0.95, N * H * W * 2, dtype=np.float32).reshape(N, H, W, 2),
@@ -232,9 +151,8 @@ WEIGHTS: dict[str, Array] = {
 
 def model(nodes: str) -> onnx.ModelProto:
     text = f"g ({IMAGE} x) => (float[?] y) {{ a = Mul(x, w) {nodes} c = Neg(b) y = Abs(c) }}"
-    # Cases use the reductions of opset 17; antialiasing needs opset 18.
-    opset = 18 if "antialias" in nodes else 17
-    built = parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}]> {text.replace("float[?]", "float")}')
+    # Cases use the reductions of opset 17.
+    built = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text.replace("float[?]", "float")}')
     used = {name for node in built.graph.node for name in node.input}
     built.graph.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in WEIGHTS.items() if name in used
@@ -244,8 +162,8 @@ def model(nodes: str) -> onnx.ModelProto:
     return built
 
 
-def measured_and_simulated(result: OptimizeResult, folder: Path) -> tuple[list[int], list[int]]:
-    """The running maximum of memory at each node of one step.
+def assert_equal_peaks(result: OptimizeResult, folder: Path) -> None:
+    """Compares the running maximum of memory at each node of one step.
 
     Measured in a separate process: workspaces are visible only in the arena's maximum, which is per process.
     """
@@ -260,28 +178,25 @@ def measured_and_simulated(result: OptimizeResult, folder: Path) -> tuple[list[i
     simulated = dict(zip(operators, itertools.accumulate(planned.profile.timeline, max), strict=True))
     names = [name for name in operators if name in measured]
     assert len(names) > len(operators) // 2
-    return [measured[name] for name in names], [simulated[name] for name in names]
+    assert [measured[name] for name in names] == pytest.approx([simulated[name] for name in names], abs=TOLERANCE_BYTES)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in DEFAULT_CASES else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "nodes",
+    [
+        *(pytest.param(nodes, id=name) for name, nodes in CASES.items()),
+        *(pytest.param(nodes, id=name, marks=pytest.mark.slow) for name, nodes in NIGHTLY_CASES.items()),
+    ],
 )
-def test_the_simulated_peak_equals_the_measured_peak(name: str, tmp_path: Path) -> None:
-    result = optimize(model(CASES[name]), loss="mse", solver="store-all")
-    measured, simulated = measured_and_simulated(result, tmp_path)
-    assert measured == pytest.approx(simulated, abs=TOLERANCE_BYTES)
+def test_the_simulated_peak_equals_the_measured_peak(nodes: str, tmp_path: Path) -> None:
+    assert_equal_peaks(optimize(model(nodes), loss="mse", solver="store-all"), tmp_path)
 
 
-def test_the_default_run_has_existing_cases() -> None:
-    assert set(DEFAULT_CASES) <= set(CASES)
-
-
-@pytest.mark.parametrize("name", ["Relu", "LRN", "Softmax, channels", "Conv 3x3"])
+@pytest.mark.parametrize("name", ["LRN", "Conv 3x3"])
 def test_the_simulated_peak_with_recomputation_equals_the_measured_peak(name: str, tmp_path: Path) -> None:
     result = optimize(model(CASES[name]), loss="mse", checkpoints=["c"])
     assert result.planned.schedule.recomputed
-    measured, simulated = measured_and_simulated(result, tmp_path)
-    assert measured == pytest.approx(simulated, abs=TOLERANCE_BYTES)
+    assert_equal_peaks(result, tmp_path)
 
 
 def test_an_unread_recomputed_output_is_freed(tmp_path: Path) -> None:
@@ -290,14 +205,11 @@ def test_an_unread_recomputed_output_is_freed(tmp_path: Path) -> None:
     result = optimize(model(nodes), loss="mse", checkpoints=["r", "b"])
     written = [node.name for node in result.training_graph.model.graph.node]
     assert any(name.endswith("/unread") for name in written)
-    measured, simulated = measured_and_simulated(result, tmp_path)
-    assert measured == pytest.approx(simulated, abs=TOLERANCE_BYTES)
+    assert_equal_peaks(result, tmp_path)
 
 
 def test_a_view_that_is_an_output_is_a_copy(tmp_path: Path) -> None:
-    result = optimize(model("b = Flatten(a)"), loss="mse", solver="store-all", keep_outputs=True)
-    measured, simulated = measured_and_simulated(result, tmp_path)
-    assert measured == pytest.approx(simulated, abs=TOLERANCE_BYTES)
+    assert_equal_peaks(optimize(model("b = Flatten(a)"), loss="mse", solver="store-all", keep_outputs=True), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +253,7 @@ MOVING = {
     "GatherElements": "GatherElements <axis = 0> (t, place)",
     "Pad": "Pad(t, none)",
     "ReverseSequence": "ReverseSequence(t, lengths)",
+    "ScatterElements": "ScatterElements <axis = 0> (t, place, x)",
     "ScatterND": "ScatterND(t, rows, x)",
     "Slice": "Slice(t, zero, far)",
     "Split": "Split <axis = 0, num_outputs = 1> (t)",
@@ -348,12 +261,10 @@ MOVING = {
 }
 
 
-@pytest.mark.parametrize("operator", [*UNARY, *BINARY, "ScatterElements", *MOVING])
+@pytest.mark.parametrize("operator", [*UNARY, *BINARY, *MOVING])
 def test_operators_run_in_place_exactly_as_in_the_runtime(operator: str) -> None:
     """If the operator runs in place, never more than one tensor is live."""
     call = MOVING.get(operator) or (f"{operator}(t)" if operator in UNARY else f"{operator}(t, x)")
-    if operator == "ScatterElements":
-        call = "ScatterElements <axis = 0> (t, place, x)"
     text = f"g ({IMAGE} x) => (float total) {{ t = Mul(x, x) u = {call} total = ReduceSum <keepdims = 0> (u) }}"
     step = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
     constants = {

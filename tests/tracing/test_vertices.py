@@ -1,35 +1,15 @@
-"""Vertices of the computation graph: transient tensors merge into their reader."""
-
-from __future__ import annotations
-
 import numpy as np
-from onnx import numpy_helper, parser
 
 from onnxgc.api.planned_step import trace_problem
 from onnxgc.model.read import read_model
+from tests.model.model_helpers import normal, text_model, with_weights
 
 
 def test_only_tensors_that_backward_does_not_read_are_transient() -> None:
-    model = parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[8, 16] x) => (float[8, 4] y) {
-            p = Neg (x)
-            a = MatMul (p, w)
-            t = Tanh (a)
-            n = Neg (t)
-            s = Neg (n)
-            first = Neg (s)
-            second = Neg (s)
-            e = Add (first, second)
-            l = Neg (e)
-            r = ReduceSum <keepdims = 1> (l, last)
-            y = MatMul (r, v)
-        }""")
-    draw = np.random.default_rng(0)
-    for name, shape in {"w": (16, 16), "v": (1, 4)}.items():
-        value = draw.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "last"))
+    model = text_model("""(float[8, 16] x) => (float[8, 4] y) {
+        p = Neg (x)  a = MatMul (p, w)  t = Tanh (a)  n = Neg (t)  s = Neg (n)  first = Neg (s)  second = Neg (s)
+        e = Add (first, second)  l = Neg (e)  r = ReduceSum <keepdims = 1> (l, last)  y = MatMul (r, v) }""")
+    model = with_weights(model, w=normal(16, 16), v=normal(1, 4), last=np.array([1]))
     traced = trace_problem(read_model(model))
     vertices = {name: traced.vertex(name) for name in "xpatnselr"}
     # Inputs are always live. Backward of MatMul reads p and r, that of Tanh its result, that of Neg and
