@@ -1,7 +1,3 @@
-"""Exports keep every parameter, and each parameter is found in the file."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +19,6 @@ EXPORTS = exports_of(TORCH_MODELS["gru"])
 
 
 class _Tied(nn.Module):
-    """A table that is read and multiplied, and a buffer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 4)

@@ -1,7 +1,3 @@
-"""The comparison of gradients with torch accepts correct gradients and rejects wrong ones."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,8 +25,6 @@ WITHOUT_VERIFY = replace(OPTIONS, verify=False)
 
 
 class Network(nn.Module):
-    """A tied table, normalisations of both kinds, and a bias without effect."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(9, 6)

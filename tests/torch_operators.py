@@ -1,7 +1,5 @@
 """Operators of ONNX in torch, for the interpreter in `tests/torch_reference.py`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -36,14 +34,10 @@ def _axes(inputs: Sequence[Tensor | None], a: Attributes) -> list[int] | None:
 
 # --- convolution and pooling ---------------------------------------------------------------
 
-_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
-    1: F.conv_transpose1d,
-    2: F.conv_transpose2d,
-    3: F.conv_transpose3d,
-}
-_MAX_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+def _by_rank(name: str, rank: int) -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = getattr(F, f"{name}{rank}d")
+    return function
 
 
 def _pads(shape: Sequence[int], window: Sequence[int], a: Attributes) -> list[tuple[int, int]]:
@@ -95,7 +89,7 @@ def _window(kernel: Sequence[int], a: Attributes) -> list[int]:
 def _conv(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     x, weight, *bias = inputs
     rank = x.ndim - 2
-    return _CONV[rank](
+    return _by_rank("conv", rank)(
         _pad(x, _pads(x.shape[2:], _window(weight.shape[2:], a), a), 0.0),
         weight,
         bias[0] if bias else None,
@@ -110,7 +104,7 @@ def _conv_transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     rank = x.ndim - 2
     if "output_shape" in a or a.get("auto_pad", "NOTSET") != "NOTSET":
         raise NotImplementedError("ConvTranspose with output_shape or auto_pad")
-    y = _CONV_TRANSPOSE[rank](
+    y = _by_rank("conv_transpose", rank)(
         x,
         weight,
         bias[0] if bias else None,
@@ -132,7 +126,7 @@ def _max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     pads = _pads(shape, window, a)
     x = _pad(_pad(x, pads, -math.inf), _ceil_pads(shape, window, pads, a), -math.inf)
     strides, dilations = a.get("strides", [1] * rank), a.get("dilations", [1] * rank)
-    return _MAX_POOL[rank](x, kernel, strides, dilation=dilations)
+    return _by_rank("max_pool", rank)(x, kernel, strides, dilation=dilations)
 
 
 def _average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
@@ -146,7 +140,7 @@ def _average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     counted = torch.ones((1, 1, *shape), dtype=x.dtype)
     counted = _pad(_pad(counted, pads, float(a.get("count_include_pad", 0))), ceil_pads, 0.0)
     x = _pad(_pad(x, pads, 0.0), ceil_pads, 0.0)
-    pool, strides = _AVERAGE_POOL[rank], a.get("strides", [1] * rank)
+    pool, strides = _by_rank("avg_pool", rank), a.get("strides", [1] * rank)
     return pool(x, kernel, strides) / pool(counted, kernel, strides)
 
 
@@ -354,29 +348,23 @@ def _pad_operator(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return _pad(x, list(zip(pads[: x.ndim], pads[x.ndim :], strict=True)), value)
 
 
+_NAMED_AS_IN_TORCH = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Neg Reciprocal Relu Sigmoid Sin Sinh Sqrt Tan Tanh"
+)
+
 OPERATORS: dict[str, Operator] = {
-    "Abs": _unary(torch.abs),
-    "Acos": _unary(torch.acos),
-    "Acosh": _unary(torch.acosh),
+    **{name: _unary(getattr(torch, name.lower())) for name in _NAMED_AS_IN_TORCH.split()},
     "Add": _binary(torch.add),
-    "Asin": _unary(torch.asin),
-    "Asinh": _unary(torch.asinh),
-    "Atan": _unary(torch.atan),
-    "Atanh": _unary(torch.atanh),
     "AveragePool": _average_pool,
     "Celu": lambda inputs, a, opset: F.celu(inputs[0], a.get("alpha", 1.0)),
     "Clip": _clip,
     "Concat": _concat,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "Cos": _unary(torch.cos),
-    "Cosh": _unary(torch.cosh),
     "CumSum": _cum_sum,
     "Div": _binary(_divide),
     "Elu": lambda inputs, a, opset: F.elu(inputs[0], a.get("alpha", 1.0)),
     "Equal": _binary(torch.eq),
-    "Erf": _unary(torch.erf),
-    "Exp": _unary(torch.exp),
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
@@ -393,7 +381,6 @@ OPERATORS: dict[str, Operator] = {
     "LayerNormalization": _layer_normalization,
     "LeakyRelu": lambda inputs, a, opset: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
     "Less": _binary(torch.lt),
-    "Log": _unary(torch.log),
     "LogSoftmax": _softmax_as(F.log_softmax),
     "MatMul": _binary(torch.matmul),
     "Max": _variadic(torch.maximum),
@@ -403,11 +390,9 @@ OPERATORS: dict[str, Operator] = {
     "Mish": _unary(F.mish),
     "Mod": _binary(torch.fmod),
     "Mul": _binary(torch.mul),
-    "Neg": _unary(torch.neg),
     "PRelu": _prelu,
     "Pad": _pad_operator,
     "Pow": _binary(torch.pow),
-    "Reciprocal": _unary(torch.reciprocal),
     "ReduceL1": _reduce_as(lambda x, dim, keepdim: x.abs().sum(dim, keepdim)),
     "ReduceL2": _reduce_as(torch.linalg.vector_norm),
     "ReduceLogSum": _reduce_as(lambda x, dim, keepdim: x.sum(dim, keepdim).log()),
@@ -418,25 +403,18 @@ OPERATORS: dict[str, Operator] = {
     "ReduceProd": _reduce_as(_product),
     "ReduceSum": _reduce_as(torch.sum),
     "ReduceSumSquare": _reduce_as(lambda x, dim, keepdim: x.square().sum(dim, keepdim)),
-    "Relu": _unary(torch.relu),
     "Selu": _selu,
     "Shape": _shape,
     "Shrink": _shrink,
-    "Sigmoid": _unary(torch.sigmoid),
-    "Sin": _unary(torch.sin),
-    "Sinh": _unary(torch.sinh),
     "Slice": _slice,
     "Softmax": _softmax_as(F.softmax),
     # F.softplus is linear above 20.
     "Softplus": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x))),
     "Softsign": _unary(F.softsign),
-    "Sqrt": _unary(torch.sqrt),
     "Squeeze": _squeeze,
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
     "Swish": lambda inputs, a, opset: inputs[0] * torch.sigmoid(a.get("alpha", 1.0) * inputs[0]),
-    "Tan": _unary(torch.tan),
-    "Tanh": _unary(torch.tanh),
     "ThresholdedRelu": lambda inputs, a, opset: F.threshold(inputs[0], a.get("alpha", 1.0), 0.0),
     "Transpose": _transpose,
     "Trilu": _trilu,

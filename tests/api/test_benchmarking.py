@@ -1,7 +1,3 @@
-"""`bench`: measured peaks equal simulated ones, and missing figures are reported."""
-
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -47,20 +43,6 @@ def test_measured_peaks_are_the_simulated_ones(found: Benchmark) -> None:
     assert found.planned.simulated_activation_peak_bytes < 0.95 * found.planned.simulated_peak_bytes
 
 
-def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
-    report: Any = found.as_json()
-    regular, planned = report["regular"], report["planned"]
-    pairs = zip(planned["step_seconds"], regular["step_seconds"], strict=True)
-    assert report["time_ratio"] == pytest.approx(np.median([one / other for one, other in pairs]))
-    assert report["extra_time_ratio"] == report["time_ratio"] - 1
-    assert planned["samples_per_second"] == 256 / min(planned["step_seconds"])
-    assert planned["median_seconds"] == pytest.approx(sum(planned["step_seconds"]) / 2)
-    assert 0 < report["predicted_extra_time_ratio"] < 1
-    assert report["timing"] == "data sheet of one core of a CPU"
-    assert (report["provider"], report["threads"], report["runs"]) == ("CPUExecutionProvider", 1, 2)
-    assert report["versions"].keys() == {"onnxgc", "onnxruntime", "onnx", "python"}
-
-
 def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     found = bench(MODEL, optimizer="adamw", provider="cpu", threads=1, runs=1, warm_up=0, check=False)
@@ -79,8 +61,6 @@ def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest
 
 
 class Runtime:
-    """Replaces the runtime: records the graphs, and fails at a given call."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails_at: int = -1, peak: int = 100) -> None:
         self.graphs: list[onnx.GraphProto] = []
         self.timed: list[list[str]] = []

@@ -1,7 +1,3 @@
-"""Plans of steps with an optimizer have the peaks of their files."""
-
-from __future__ import annotations
-
 import pytest
 
 from onnxgc import optimize

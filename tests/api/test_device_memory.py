@@ -1,7 +1,3 @@
-"""All memory of a device: its parts, plans within it, and the largest sizes that fit."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +59,6 @@ def test_sizes_and_names_of_devices() -> None:
 
 
 def symbolic() -> object:
-    """A chain whose batch and length have names."""
     model = parser.parse_model(
         '<ir_version: 9, opset_import: ["" : 17]> g (float[N,T,8] x) => (float[N,T,8] y) '
         "{ a = MatMul(x, v)  b = Tanh(a)  c = MatMul(b, w)  d = Tanh(c)  e = MatMul(d, v)  y = Tanh(e) }"

@@ -1,7 +1,3 @@
-"""`verify` passes correct files and reports failed checks without an exception."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Small random problems of many shapes, and budgets that need recomputation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -13,8 +11,6 @@ MAX_STORAGES = 10
 
 @dataclass(frozen=True)
 class _Distribution:
-    """The distribution of the operators of one problem: shares, and lists to draw from."""
-
     sizes: tuple[int, ...]
     durations: tuple[int, ...]
     reading: str
@@ -109,7 +105,6 @@ def tight_problems(seed: int, count: int, max_operators: int) -> Iterator[tuple[
 
 
 def random_sequence(random: Random, problem: OperatorProblem, max_runs: int) -> list[int]:
-    """Operators in a random topological order, with random repeats."""
     waiting = list(range(len(problem)))
     made: set[int] = set()
     sequence: list[int] = []

@@ -1,5 +1,3 @@
-"""The compiled loops: their simulator equals the plain one, and their sequences keep to the budget."""
-
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -113,7 +111,6 @@ def _fits_once(problem: OperatorProblem, budget: int) -> bool:
 
 
 def forward_and_backward(count: int) -> OperatorProblem:
-    """A chain, and a second one that reads the first's outputs backwards, all of size and duration 1."""
     forward = [ProblemOperator(f"f{i}", (i - 1,) if i else (), (i,), 1) for i in range(count)]
     backward = [
         ProblemOperator(f"b{i}", (count + i - 1, count - 1 - i), (count + i,), 1) if i else

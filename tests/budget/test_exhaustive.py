@@ -1,11 +1,7 @@
-"""The exhaustive search against the simulator, and against an enumeration of all sequences."""
-
 from itertools import product
 from random import Random
 
-import pytest
-
-from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
+from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.planning.order_choice import Order
 from tests.budget.exhaustive import least_extra
 from tests.budget.random_problems import random_problem, tight_problems
@@ -53,30 +49,3 @@ def test_no_enumerated_sequence_is_better() -> None:
             assert found.extra <= enumerated
             if len(found.sequence) <= MAX_RUNS:
                 assert found.extra == enumerated
-
-
-def test_time_never_rises_with_the_budget() -> None:
-    for problem, budget in tight_problems(3, 60, 6):
-        for order in Order:
-            found = [least_extra(problem, budget + more, order) for more in range(3)]
-            extras = [float("inf") if optimum is None else optimum.extra for optimum in found]
-            assert extras == sorted(extras, reverse=True)
-
-
-@pytest.mark.parametrize(
-    "budget, order, extra",
-    [(8, Order.FREE, None), (9, Order.FREE, 0), (9, Order.FIXED, 3), (13, Order.FIXED, 3), (14, Order.FIXED, 0)],
-)
-def test_optima_found_by_hand(budget: int, order: Order, extra: int | None) -> None:
-    """A heavy operator that is independent of a large storage; in the given order it runs after it."""
-    problem = OperatorProblem(
-        (
-            ProblemOperator("slow", (), (0,), 3),
-            ProblemOperator("cheap", (), (1,), 1),
-            ProblemOperator("heavy", (1,), (2,), 1, workspace=6),
-            ProblemOperator("end", (0, 1, 2), (3,), 1),
-        ),
-        (5, 2, 1, 0),
-    )
-    found = least_extra(problem, budget, order)
-    assert (None if found is None else found.extra) == extra

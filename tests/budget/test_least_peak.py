@@ -1,5 +1,3 @@
-"""The least peak and the trade-off, on problems with known optima."""
-
 from random import Random
 
 import pytest

@@ -1,5 +1,3 @@
-"""Simulated sequences by hand, and problems and sequences that raise."""
-
 import pytest
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence

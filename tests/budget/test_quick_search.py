@@ -1,7 +1,3 @@
-"""The quick search: within its limits, never below the optimum, and the same in each run."""
-
-from __future__ import annotations
-
 import random
 
 import pytest

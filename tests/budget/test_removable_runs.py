@@ -1,5 +1,3 @@
-"""Sequences that follow from gaps, and the memory of a sequence while runs are removed."""
-
 from itertools import pairwise
 from random import Random
 
@@ -53,7 +51,6 @@ def test_only_necessary_runs_remain() -> None:
 
 
 def gaps_of(problem: OperatorProblem) -> list[Gap]:
-    """Every pair of consecutive uses of every storage that may be recomputed."""
     gaps = []
     for storage, producer in enumerate(problem.producer):
         uses = [producer, *problem.readers[storage], *([len(problem)] if storage in problem.kept else [])]

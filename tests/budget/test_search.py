@@ -1,5 +1,3 @@
-"""The whole search on problems whose best sequences are known."""
-
 import functools
 
 import pytest

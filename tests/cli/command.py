@@ -1,14 +1,11 @@
 """Commands that run in this process."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnxgc.cli import main as command_line
 
 
 def run_command(*arguments: str) -> int:
-    """The exit code of a command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["onnxgc", *arguments])
         with pytest.raises(SystemExit) as ended:

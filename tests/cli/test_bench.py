@@ -1,7 +1,3 @@
-"""`onnxgc bench`: tables that fit, figures in the requested place, and errors of one line."""
-
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable
@@ -43,7 +39,6 @@ FOUND = Benchmark(
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The exit code of the command, which runs in this process and in a folder with a model."""
     onnx.save(chain(3, batch=64), tmp_path / "chain.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -52,7 +47,6 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, found: Benchmark) -> dict[str, Any]:
-    """Replaces `bench` by a function that returns `found`; the result records its arguments."""
     given: dict[str, Any] = {}
 
     def replacement(*arguments: Any, **options: Any) -> Benchmark:

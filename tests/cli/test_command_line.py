@@ -1,7 +1,3 @@
-"""The command line: exit codes, errors of one line, JSON keys, and complete files."""
-
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -23,21 +19,19 @@ from onnxgc.cli.arguments import parse_shapes
 from onnxgc.errors import ShapeError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RESNET18 = ROOT / "models" / "resnet18.onnx"
+MODELS = ROOT / "models"
+RESNET18 = MODELS / "resnet18.onnx"
 SMALL = ("--input-shapes", "x:2,3,64,64")
 
 
 @dataclass(frozen=True)
 class Done:
-    """Exit code and output of a command."""
-
     returncode: int
     stdout: str
     stderr: str
 
 
 def onnxgc(*arguments: str | Path, cwd: Path | None = None, width: int = 160) -> Done:
-    """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["onnxgc", *map(str, arguments)])
@@ -60,7 +54,9 @@ def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
 
 
 def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
-    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--json", "-", cwd=tmp_path)
+    assert onnxgc("optimize", RESNET18, *SMALL, "--dry-run", cwd=tmp_path).returncode == 0
+    assert not list(tmp_path.iterdir())
+    done = onnxgc("optimize", RESNET18, *SMALL, "--json", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert set(report) >= {
@@ -78,8 +74,14 @@ def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
     assert planned["simulated_peak_bytes"] >= report["lower_bound_bytes"] > 0
     assert planned["checkpoint_bytes"] + planned["heaviest_segment_bytes"] == planned["paper_objective_bytes"]
     assert "baseline" in done.stderr
-    onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+    assert report["output"] == "resnet18-training.onnx"
+    onnx.checker.check_model(str(tmp_path / "resnet18-training.onnx"), full_check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["resnet18-training.onnx"]
+    names = "layer1.1.relu2,layer3.0.relu2"
+    done = onnxgc("optimize", RESNET18, *SMALL, "--checkpoints", names, "--dry-run", "--json", "-")
+    report = json.loads(done.stdout)
+    assert (report["solver"], report["status"]) == ("manual", "feasible")
+    assert set(names.split(",")) <= set(report["checkpoints"])
 
 
 def test_the_paper_objective(tmp_path: Path) -> None:
@@ -94,47 +96,38 @@ def test_the_paper_objective(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_default_output_and_dry_run(tmp_path: Path) -> None:
-    assert onnxgc("optimize", RESNET18, *SMALL, "--dry-run", cwd=tmp_path).returncode == 0
-    assert not list(tmp_path.iterdir())
-    done = onnxgc("optimize", RESNET18, *SMALL, "--json", "figures.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.json", "resnet18-training.onnx"]
-    assert json.loads((tmp_path / "figures.json").read_text())["output"] == "resnet18-training.onnx"
-
-
-def test_given_checkpoints(tmp_path: Path) -> None:
-    names = "layer1.1.relu2,layer3.0.relu2"
-    done = onnxgc("optimize", RESNET18, *SMALL, "--checkpoints", names, "--dry-run", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["solver"] == "manual"
-    assert set(names.split(",")) <= set(report["checkpoints"])
-    assert report["status"] == "feasible"
-
-
-def test_optimize_and_verify(tmp_path: Path) -> None:
-    out = tmp_path / "out.onnx"
-    done = onnxgc("optimize", RESNET18, out, *SMALL, "--verify", "1")
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("training") / "out.onnx"
+    done = onnxgc("optimize", RESNET18, path, *SMALL, "--save-external-data", "--verify", "1")
     assert done.returncode == 0, done.stderr
     assert "bit-identical" in done.stdout
-    verified = onnxgc("verify", RESNET18, out, "--json", "-", "--threads", "1")
-    assert verified.returncode == 0, verified.stderr
-    assert json.loads(verified.stdout)["holds"] is True
+    assert path.stat().st_size < 2_000_000
+    assert path.with_name("out.onnx.data").stat().st_size > 40_000_000
+    return path
 
 
-def test_verify_detects_a_wrong_gradient(tmp_path: Path) -> None:
-    out = tmp_path / "out.onnx"
-    assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
-    model = onnx.load(out)
+def test_verify_accepts_the_file_and_rejects_others(training: Path) -> None:
+    done = onnxgc("verify", RESNET18, training, "--json", "-", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["holds"] is True
+    for model, file, words in ((RESNET18, RESNET18, "not written by onnxgc"), (MODELS / "resnet50.onnx", training, "")):
+        done = onnxgc("verify", model, file)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert words in done.stderr
+
+
+def test_verify_detects_a_wrong_gradient(training: Path, tmp_path: Path) -> None:
+    model = onnx.load(training)
     node = next(n for n in model.graph.node if n.output[0] == "fc.weight_grad")
     node.output[0] = "fc.weight_grad_right"
     index = list(model.graph.node).index(node)
     wrong = onnx.helper.make_node("Mul", ["fc.weight_grad_right", "wrong"], ["fc.weight_grad"], name="wrong")
     model.graph.node.insert(index + 1, wrong)
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(1.01, np.float32), "wrong"))
-    onnx.save(model, out)
-    done = onnxgc("verify", RESNET18, out)
+    onnx.save(model, tmp_path / "out.onnx")
+    done = onnxgc("verify", RESNET18, tmp_path / "out.onnx")
     assert done.returncode == 1
     assert "fc.weight_grad" in done.stdout
     assert "FAILED" in done.stdout
@@ -170,21 +163,13 @@ MATMUL = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
 @pytest.mark.parametrize(
     "name, content, arguments, words",
     [
-        ("missing.onnx", None, (), ("missing.onnx",)),
-        ("text.onnx", b"this is no model", (), ("text.onnx",)),
         ("empty.onnx", b"", (), ("empty.onnx",)),
-        ("truncated.onnx", RESNET18.read_bytes()[:2000], (), ("truncated.onnx",)),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "y:1,3,64,64"), ("'y'", "'x'")),
-        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,3,64"), ("x", "dimensions")),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x=1,3,64,64"), ("x:64,3,224,224",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:0,3,64,64"), ("from 1",)),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,4,64,64"), ("conv1",)),
         ("good.onnx", RESNET18.read_bytes(), ("--loss", "nonsense"), ("nonsense",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--loss", "logits"), ("logits", "single floating")),
-        ("good.onnx", RESNET18.read_bytes(), ("--freeze", "*"), ("parameter",)),
         ("good.onnx", RESNET18.read_bytes(), ("--freeze", "fc.wieght"), ("fc.wieght", "fc.weight")),
         ("good.onnx", RESNET18.read_bytes(), ("--checkpoints", "layer1.0.relu3"), ("layer1.0.relu",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--solver", "best"), ("best", "acg")),
         ("good.onnx", RESNET18.read_bytes(), ("--solver", "exhaustive"), ("exhaustive", "vertices")),
     ],
 )  # fmt: skip
@@ -193,6 +178,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "out.onnx").write_text("precious")
     before = sorted(tmp_path.iterdir())
     done = onnxgc("optimize", name, "out.onnx", *arguments, "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 2, (done.stdout, done.stderr)
@@ -203,6 +189,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     for word in words:
         assert word in lines[0]
     assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "out.onnx").read_text() == "precious"
 
 
 def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
@@ -227,38 +214,13 @@ def test_shapes_that_cannot_be_inferred(tmp_path: Path) -> None:
     assert "'n'" in done.stderr
 
 
-@pytest.mark.parametrize("output", ["nowhere/out.onnx", "folder", "nowhere/deep/out.onnx"])
+@pytest.mark.parametrize("output", ["nowhere/out.onnx", "folder"])
 def test_an_output_that_cannot_be_written(tmp_path: Path, output: str) -> None:
     (tmp_path / "folder").mkdir()
     done = onnxgc("optimize", RESNET18, output, *SMALL, cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
-
-
-def test_a_failed_run_keeps_an_existing_file(tmp_path: Path) -> None:
-    (tmp_path / "out.onnx").write_text("precious")
-    done = onnxgc("optimize", RESNET18, "out.onnx", "--loss", "nonsense", cwd=tmp_path)
-    assert done.returncode == 2
-    assert (tmp_path / "out.onnx").read_text() == "precious"
-
-
-def test_verify_rejects_other_files(tmp_path: Path) -> None:
-    done = onnxgc("verify", RESNET18, RESNET18)
-    assert done.returncode == 2
-    assert "not written by onnxgc" in done.stderr
-    out = tmp_path / "out.onnx"
-    assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
-    done = onnxgc("verify", ROOT / "models" / "resnet50.onnx", out)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_external_data(tmp_path: Path) -> None:
-    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--save-external-data", "--verify", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out.onnx").stat().st_size < 2_000_000
-    assert (tmp_path / "out.onnx.data").stat().st_size > 40_000_000
 
 
 def test_the_module_runs_as_a_program() -> None:
@@ -320,6 +282,11 @@ def test_devices_and_links_are_not_replaced(tmp_path: Path) -> None:
     done = onnxgc("optimize", "m.onnx", "pipe", cwd=tmp_path)
     assert done.returncode == 2
     assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    done = onnxgc("optimize", "m.onnx", "one", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
     (tmp_path / "real.onnx").write_text("old")
     (tmp_path / "link.onnx").symlink_to("real.onnx")
     assert onnxgc("optimize", "m.onnx", "link.onnx", cwd=tmp_path).returncode == 0
@@ -368,11 +335,8 @@ def test_verify_reads_shapes_from_the_training_file(tmp_path: Path) -> None:
     "arguments",
     [
         ("optimize", "m.onnx", "o.onnx", "--bogus"),
-        ("optimize", "m.onnx", "o.onnx", "--verify", "-1"),
-        ("optimize", "m.onnx", "o.onnx", "--seed", "-1"),
         ("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:²,6"),
         ("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:99999999999999999999,6"),
-        ("optimize", "m.onnx", "o.onnx", "--checkpoints", "c", "--solver", "acg"),
         ("optimize", "m.onnx", "o" * 300),
         ("optimize",),
         ("nonsense",),
@@ -418,15 +382,6 @@ def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: P
     written = onnx.load(tmp_path / "o.onnx")
     for one, two in zip(result.training_graph.model.graph.initializer, written.graph.initializer, strict=True):
         np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(two))
-
-
-def test_a_loop_of_links_is_rejected(tmp_path: Path) -> None:
-    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
-    (tmp_path / "one").symlink_to("two")
-    (tmp_path / "two").symlink_to("one")
-    done = onnxgc("optimize", "m.onnx", "one", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_no_arguments_show_the_help() -> None:

@@ -1,7 +1,3 @@
-"""`onnxgc train`: a run from the command line, saved, resumed and written back."""
-
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -21,7 +17,6 @@ Call = Callable[..., int]
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs a command in a folder with a model and its data."""
     monkeypatch.chdir(tmp_path)
     onnx.save(digits_network(), "model.onnx")
     train, test = digits()
@@ -80,7 +75,6 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (("nothing.onnx", "--data", "digits.npz"), "there is no file 'nothing.onnx'"),
         (("model.onnx", "--data", "nothing.npz"), "'nothing.npz' cannot be read"),
         (("model.onnx", "--data", "model.onnx"), "'model.onnx' cannot be read as an .npz file"),
         (("model.onnx", "--data", "digits.npz", "--out", "model.onnx"), "is one of the files"),
@@ -89,9 +83,7 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
         (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "apply to sgd only"),
         (("model.onnx", "--data", "digits.npz", "--budget", "1%"), "no plan fits"),
         (("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"), "is not the state of a run"),
-        (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "'inf' is not a finite number"),
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),
-        (("model.onnx", "--data", "wide.npz"), "'image' has the shape [4, 1, 9, 8]"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(
@@ -99,7 +91,6 @@ def test_mistakes_are_one_line_and_write_nothing(
 ) -> None:
     Path("bad.safetensors").write_bytes(b"no state")
     np.savez("other.npz", picture=np.zeros((4, 1, 8, 8), np.float32), mask=np.zeros(4), labels=np.zeros(4, int))
-    np.savez("wide.npz", image=np.zeros((4, 1, 9, 8), np.float32), labels=np.zeros(4, int))
     before = {path: path.read_bytes() for path in Path().iterdir()}
     assert call("train", *words) in (2, 3)
     error = capsys.readouterr().err

@@ -1,7 +1,3 @@
-"""Invalid values and files: one line of error, and no file is written."""
-
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +18,6 @@ BUDGET = ("--budget", "60%")
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The exit code of a command, which runs in this process and in a folder with a model."""
     onnx.save(chain(3, batch=8), tmp_path / "m.onnx")
     (tmp_path / "folder").mkdir()
     for name, text in (("empty.onnx", ""), ("empty.json", ""), ("text.onnx", "no model\n")):
@@ -35,7 +30,6 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error of a command that writes no file."""
     before = sorted(os.listdir())
     assert call(*arguments) == 2
     shown = capsys.readouterr()
@@ -75,16 +69,15 @@ def test_an_invalid_value_is_rejected(
     assert "Input" not in line
 
 
-@pytest.mark.parametrize("command", ["optimize", "inspect", "bench", "compare", "train", "verify"])
 @pytest.mark.parametrize(
-    "model, expected",
+    "command, model, expected",
     [
-        ("folder", "'folder' is a directory, not an ONNX file"),
-        ("none.onnx", "there is no file 'none.onnx'"),
-        ("empty.onnx", "'empty.onnx' is empty (0 bytes)"),
-        ("text.onnx", "'text.onnx' is not an ONNX file"),
-        ("pipe", "'pipe' is not a regular file"),
-        ("m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
+        ("optimize", "folder", "'folder' is a directory, not an ONNX file"),
+        ("inspect", "none.onnx", "there is no file 'none.onnx'"),
+        ("bench", "empty.onnx", "'empty.onnx' is empty (0 bytes)"),
+        ("compare", "text.onnx", "'text.onnx' is not an ONNX file"),
+        ("train", "pipe", "'pipe' is not a regular file"),
+        ("verify", "m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
     ],
 )
 def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(

@@ -1,7 +1,3 @@
-"""The page of `--report`: well formed, loads nothing, agrees with the simulator, and escapes names."""
-
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -80,8 +76,6 @@ def budgeted() -> OptimizeResult:
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, all text, and open elements."""
-
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.elements: list[tuple[str, dict[str, str | None]]] = []

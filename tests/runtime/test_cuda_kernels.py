@@ -1,7 +1,4 @@
-"""Which nodes have a CUDA kernel."""
-
-from __future__ import annotations
-
+import pytest
 from onnx import TensorProto
 
 from onnxgc.model.core.ir import Node, TensorType
@@ -10,29 +7,23 @@ from onnxgc.runtime.cuda_kernels import left_to_the_cpu
 FLOAT = TensorType(TensorProto.FLOAT, (2, 3))
 
 
-def _left(op: str, opset: int, dtype: int = TensorProto.FLOAT) -> dict[str, int]:
+@pytest.mark.parametrize(
+    "op, opset, dtype, runs_on_cuda",
+    [
+        ("Relu", 18, TensorProto.FLOAT, True),
+        ("Tan", 18, TensorProto.FLOAT, False),
+        # Registered for Flatten 13 to 20, and Flatten changed at 21, 23 and 24.
+        ("Flatten", 18, TensorProto.FLOAT, True),
+        ("Elu", 21, TensorProto.FLOAT, True),
+        ("Elu", 22, TensorProto.FLOAT, False),
+        ("HardSigmoid", 18, TensorProto.FLOAT, True),
+        ("HardSigmoid", 18, TensorProto.BFLOAT16, False),
+    ],
+)
+def test_nodes_without_a_kernel_are_counted(op: str, opset: int, dtype: int, runs_on_cuda: bool) -> None:
     kind = TensorType(dtype, (2, 3))
-    return left_to_the_cpu([Node(op, ("x",), ("y",))], {"x": kind, "y": kind}, opset)
-
-
-def test_an_operator_with_a_kernel_runs_on_cuda() -> None:
-    assert _left("Relu", 18) == {}
-
-
-def test_an_operator_without_a_kernel_runs_on_the_cpu() -> None:
-    assert _left("Tan", 18) == {"Tan": 1}
-
-
-def test_an_open_range_ends_where_the_operator_changes() -> None:
-    # Registered for Flatten 13 to 20, and Flatten changed at 21, 23 and 24.
-    assert _left("Flatten", 18) == {}
-    assert _left("Elu", 21) == {}
-    assert _left("Elu", 22) == {"Elu": 1}
-
-
-def test_the_type_decides() -> None:
-    assert _left("HardSigmoid", 18) == {}
-    assert _left("HardSigmoid", 18, TensorProto.BFLOAT16) == {"HardSigmoid": 1}
+    found = left_to_the_cpu([Node(op, ("x",), ("y",))], {"x": kind, "y": kind}, opset)
+    assert found == ({} if runs_on_cuda else {op: 1})
 
 
 def test_the_type_is_not_that_of_a_condition() -> None:

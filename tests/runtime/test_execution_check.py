@@ -1,7 +1,3 @@
-"""The check that a session executed a training file in file order."""
-
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -38,7 +34,6 @@ def test_lost_and_moved_nodes_are_named(order: list[str], lost: tuple[str, ...],
 
 
 def file_of_casts(*types: int, stored: tuple[str, ...] = ()) -> onnx.ModelProto:
-    """A chain of recomputed Casts followed by an Abs."""
     nodes, tensor = [], "x"
     for number, dtype in enumerate(types):
         nodes.append(helper.make_node("Cast", [tensor], [f"cast{number}"], name=f"cast{number}", to=dtype))

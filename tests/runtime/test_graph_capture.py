@@ -1,7 +1,3 @@
-"""CUDA graphs without a card: the models that they reject, and the arrays that capture restores."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

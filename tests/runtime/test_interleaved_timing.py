@@ -1,7 +1,3 @@
-"""Steps in turns, providers by name, and processes that end with one line."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

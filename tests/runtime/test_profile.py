@@ -1,18 +1,15 @@
-"""Figures in ONNX Runtime's profiles: bytes held, slack, workspaces and the session's memory."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
+from typing import Any
 
 from onnxgc.runtime.profile import RunProfile, read_profile
 
 
-def profile_of(runs: list[list[tuple[str, int, int, int, int]]], folder: Path) -> list[RunProfile]:
-    """A profile of nodes: name, bytes held at its end, their increase, bytes in use, highest bytes in use."""
+def profile_of(runs: list[list[tuple[Any, ...]]], folder: Path, provider: str | None = None) -> list[RunProfile]:
+    """The profile of nodes: name, bytes requested, their increase, bytes in use, highest, and another provider."""
     events: list[dict[str, object]] = [{"cat": "Session", "name": "session_initialization", "args": {}}]
     for run in runs:
-        for name, held, more, in_use, highest in run:
+        for name, held, more, in_use, highest, *other in run:
             figures = {
                 "mem_bytes_requested_in_use": held,
                 "mem_requested_in_use_delta": more,
@@ -20,12 +17,12 @@ def profile_of(runs: list[list[tuple[str, int, int, int, int]]], folder: Path) -
                 "mem_in_use_delta": more,
                 "mem_in_use_peak": highest,
             }
-            args = {"provider": "CPU", **{key: str(value) for key, value in figures.items()}}
+            args = {"provider": other[0] if other else "CPU", **{key: str(value) for key, value in figures.items()}}
             events.append({"cat": "Node", "name": f"{name}_kernel_time", "dur": 2, "args": args})
         events.append({"cat": "Session", "name": "model_run", "args": {}})
     path = folder / "profile.json"
     path.write_text(json.dumps(events))
-    return read_profile(path)
+    return read_profile(path, provider)
 
 
 def test_memory_of_the_session_is_excluded(tmp_path: Path) -> None:
@@ -53,34 +50,16 @@ def test_a_profile_without_nodes_has_no_runs(tmp_path: Path) -> None:
 def test_each_provider_has_a_separate_arena(tmp_path: Path) -> None:
     """Nodes of another provider report that provider's arena, which is not part of the peak."""
     nodes = [
-        ("CPU", "shape", 7000, 50, 9000),
-        ("GPU", "a", 110, 10, 150),
-        ("CPU", "shape2", 8000, 1000, 9000),
-        ("GPU", "b", 130, 20, 150),
+        ("shape", 7000, 50, 7000, 9000),
+        ("a", 110, 10, 110, 150, "GPU"),
+        ("shape2", 8000, 1000, 8000, 9000),
+        ("b", 130, 20, 130, 150, "GPU"),
     ]
-    events = [
-        {
-            "cat": "Node",
-            "name": f"{name}_kernel_time",
-            "dur": 2,
-            "args": {
-                "provider": provider,
-                "mem_bytes_requested_in_use": held,
-                "mem_requested_in_use_delta": more,
-                "mem_bytes_in_use": held,
-                "mem_in_use_delta": more,
-                "mem_in_use_peak": highest,
-            },
-        }
-        for provider, name, held, more, highest in nodes
-    ]
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(events))
-    (run,) = read_profile(path, "GPU")
+    (run,) = profile_of([nodes], tmp_path, "GPU")
     assert run.order == ("shape", "a", "shape2", "b")
     assert run.held_bytes == (0, 10, 10, 30)
     assert run.workspace_bytes == (0, 0, 0, 0)
-    (nothing,) = read_profile(path, "TPU")
+    (nothing,) = profile_of([nodes], tmp_path, "TPU")
     assert nothing.requested_peak_bytes == 0
 
 

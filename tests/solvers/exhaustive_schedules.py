@@ -5,8 +5,6 @@ not restrict these: operators run in any order that the data allow, and a tensor
 time. Two conditions remain: backward begins after forward, and each forward operator runs at most twice.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -154,7 +152,6 @@ class _Transitions:
         )
 
     def from_state(self, state: State) -> Iterator[tuple[int, State]]:
-        """For each possible next run: the live bytes during it, and the state after it."""
         run, twice, present = state
         live_bytes = sum(self._sizes[tensor] for tensor in _members(present))
         forward_is_over = self._forward & ~run == 0

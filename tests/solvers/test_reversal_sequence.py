@@ -1,11 +1,6 @@
-"""Reversal schedules as sequences of a step's operators."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import onnx
 import pytest
 
@@ -13,6 +8,7 @@ import onnxgc
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.solvers.baselines.reversal_plan import reversal_plan
 from onnxgc.solvers.baselines.revolve import reversal_schedule
+from tests.api.chains import chain as chain_of_layers
 from tests.graph.random_graphs import chain
 from tests.solvers.random_steps import random_step_problem
 from tests.solvers.reversal_counts import optimal_forward_steps
@@ -59,24 +55,13 @@ def test_sequences_of_any_step_are_valid() -> None:
 
 def test_a_planned_network_has_the_loss_and_gradients_of_the_baseline(tmp_path: Path) -> None:
     model, planned = tmp_path / "model.onnx", tmp_path / "planned.onnx"
-    onnx.save(_network(layers=8), model)
+    # A chain of equal tensors, with their mean as the loss.
+    network = chain_of_layers(8, batch=64, width=8)
+    network.graph.node.pop()
+    network.graph.initializer.pop()
+    network.graph.node.append(onnx.helper.make_node("ReduceMean", ["h7"], ["loss"], keepdims=0))
+    network.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    onnx.save(network, model)
     onnxgc.optimize(model, planned, solver="revolve", loss="loss")
     checks = onnxgc.verify(model, training=planned).checks
     assert [check.name for check in checks if not check.holds] == []
-
-
-def _network(layers: int, batch: int = 64, width: int = 8) -> onnx.ModelProto:
-    """A chain of equal tensors: products and Tanh, with their mean as the loss."""
-    lines, tensor = [], "x"
-    for number in range(layers):
-        lines.append(f"a{number} = MatMul({tensor}, w{number})  h{number} = Tanh(a{number})")
-        tensor = f"h{number}"
-    model = onnx.parser.parse_model(
-        f'<ir_version: 9, opset_import: ["" : 17]> g (float[{batch},{width}] x) => (float loss) '
-        f"{{ {' '.join(lines)} loss = ReduceMean<keepdims=0>({tensor}) }}"
-    )
-    generator = np.random.default_rng(0)
-    for number in range(layers):
-        weight = generator.standard_normal((width, width)).astype(np.float32) / np.sqrt(width)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(weight.astype(np.float32), f"w{number}"))
-    return model

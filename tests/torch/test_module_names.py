@@ -1,7 +1,3 @@
-"""Reports, pages and training files name the modules of PyTorch's exports."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

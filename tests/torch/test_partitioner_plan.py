@@ -1,16 +1,11 @@
-"""The tensors of an ONNX model that PyTorch's partitioner saves under its memory budget."""
-
-from __future__ import annotations
-
 import onnx
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from onnxgc.api.comparison import compare  # noqa: E402
-from onnxgc.errors import PlanError  # noqa: E402
-from onnxgc.torch.partitioner_plan import tensors_saved  # noqa: E402
-from tests.api.chains import chain  # noqa: E402
+from onnxgc.api.comparison import compare
+from onnxgc.errors import PlanError
+from onnxgc.torch.partitioner_plan import tensors_saved
+from tests.api.chains import chain
 
 
 @pytest.mark.parametrize("share, kept", [(1.0, 5), (0.7, 3), (0.5, 2), (0.3, 1), (0.0, 0)])

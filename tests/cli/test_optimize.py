@@ -1,7 +1,3 @@
-"""`optimize` with a budget: output, exit codes, JSON keys, and Ctrl-C."""
-
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -14,6 +10,11 @@ from pathlib import Path
 import onnx
 import pytest
 
+import onnxgc
+from onnxgc.api import optimize
+from onnxgc.cli import optimize as command
+from onnxgc.emission.plan_files import write_plan
+from onnxgc.errors import PlanError
 from tests.api.chains import chain
 from tests.cli.command import run_command
 
@@ -95,31 +96,14 @@ def test_the_lowest_peak_within_an_extra_time(model: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("--budget", "8Q"), "'8Q' is not a valid memory size; write 8GiB, 500MB, 60%"),
         (("--budget", "0"), "less than one byte"),
-        (("--budget", ""), "the value is empty"),
-        (("--budget", "60%", "--order", "any"), "--order"),
-        (("--budget", "60%", "--step-limit", "-1"), "--step-limit"),
-        (("--budget", "60%", "--time-limit", "-1"), "--time-limit"),
-        (("--budget", "60%", "--device", "a1000"), "did you mean 'a100'"),
-        (("--budget", "60%", "--device", "cpu", "--calibrate", "t.json"), "give one of them"),
         (("--budget", "60%", "--calibrate", "chain.onnx"), "--calibrate 'chain.onnx'"),
         (("--budget", "60%", "--calibrate", "notes.txt"), "'notes.txt' is not a calibration"),
         (("--budget", "60%", "--calibrate", "out.onnx"), "--calibrate 'out.onnx'"),
         (("--budget", "60%", "--calibrate", "no/t.json"), "no/t.json"),
         (("--budget", "60%", "--calibrate", "t.json", "--json", "t.json"), "--json 't.json'"),
-        (("--budget", "60%", "--checkpoints", "h3"), "--checkpoints chooses the plan by hand"),
         (("--budget", "60%", "--checkpoints", ""), "--checkpoints chooses the plan by hand"),
-        (("--pareto", "--solver", "acg"), "leave --solver out"),
-        (("--pareto", "--solver", "store-all"), "leave --solver out"),
-        (("--budget", "60%", "--objective", "paper"), "--objective paper does not apply to a budget"),
-        (("--budget", "60%", "--extra-time", "10%"), "give one"),
         (("--extra-time", "often"), "'often' is not a valid share"),
-        (("--solver", "budget"), "needs --budget"),
-        (("--solver", "peak", "--order", "fixed"), "--order applies to a budget only"),
-        (("--solver", "peak", "--device", "a100"), "--device applies to a budget only"),
-        (("--solver", "peak", "--calibrate", "t.json"), "--calibrate applies to a budget only"),
-        (("--solver", "peak", "--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -189,3 +173,106 @@ def test_ctrl_c_gives_the_best_plan_so_far_if_there_is_one(model: str, budget: s
     assert (code == 0) == Path("out.onnx").exists()
     if code:
         assert not shown
+
+
+def run(*arguments: str) -> int:
+    return run_command("optimize", *arguments, "--no-check")
+
+
+@pytest.mark.parametrize("options", [[], ["--budget", "60%", "--step-limit", "2"], ["--solver", "chen-sqrt"]])
+def test_a_plan_from_a_file_gives_the_same_training_file(
+    options: list[str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model, "first.onnx", "--save-plan", "plan.json", *options) == 0
+    assert "wrote plan.json" in capsys.readouterr().out
+    assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["kind"] == "onnxgc.plan"
+    assert run(model, "second.onnx", "--plan", "plan.json") == 0
+    assert run(model, "third.onnx", "--plan", "first.onnx") == 0
+    names = ("first.onnx", "second.onnx", "third.onnx")
+    graphs = [onnx.load(name).graph.SerializeToString() for name in names]
+    assert graphs[0] == graphs[1] == graphs[2]
+
+
+def test_a_plan_excludes_the_options_of_a_search(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "training.onnx") == 0
+    for option in (["--budget", "60%"], ["--solver", "acg"], ["--checkpoints", "h1"], ["--pareto"]):
+        assert run(model, "--plan", "training.onnx", *option, "--dry-run") == 2
+        assert "a plan replaces a search" in capsys.readouterr().err
+    onnx.save(chain(2), "other.onnx")
+    assert run("other.onnx", "--plan", "training.onnx", "--dry-run") == 2
+    assert "is not an operator of the step" in capsys.readouterr().err
+    assert run(model, "training.onnx", "--save-plan", "training.onnx") == 2
+    assert "--save-plan" in capsys.readouterr().err
+
+
+def test_the_result_of_a_search_is_a_plan() -> None:
+    found = onnxgc.optimize(chain(), check=False)
+    again = onnxgc.optimize(chain(), check=False, plan=found)
+    for key in ("planned", "checkpoints"):
+        assert again.report[key] == found.report[key]
+    assert again.report["solver"] == "plan"
+    with pytest.raises(PlanError, match="a plan replaces a search"):
+        onnxgc.optimize(chain(), plan=found, solver="acg")
+
+
+def test_verbose_and_quiet(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--dry-run") == 0
+    usual = capsys.readouterr().out
+    assert "memory over one step" in usual
+    assert "checkpoints: " not in usual
+    assert max(map(len, usual.splitlines())) <= 80
+    assert run(model, "--dry-run", "-v") == 0
+    more = capsys.readouterr().out
+    assert "checkpoints: x" in more
+    assert "solve 0." in more
+    assert run(model, "--dry-run", "-q", "--json", "-") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["model"] == model
+    assert not shown.err
+
+
+def test_a_plan_for_another_file_gives_a_note(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        onnx.save(chain(4), tmp_path / f"{name}.onnx")
+    found = optimize(tmp_path / "one.onnx", check=False)
+    write_plan(found.plan, tmp_path / "plan.json", solver="peak", model="folder/one.onnx")
+    notes = [
+        optimize(tmp_path / f"{name}.onnx", plan=tmp_path / "plan.json", check=False).report["notes"]
+        for name in ("one", "other")
+    ]
+    assert "the plan was made for 'folder/one.onnx'" not in notes[0]
+    assert "the plan was made for 'folder/one.onnx'" in notes[1]
+
+
+def test_a_page_is_written_with_the_settings_of_the_call(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = (model, "--dry-run", "--no-check", "--loss", "mse", "--freeze", "w0", "--freeze", "w1")
+    assert run_command("optimize", *call, "--report", "a.html", "--json", "a.json") == 0
+    assert "wrote a.html" in capsys.readouterr().out
+    text = Path("a.html").read_text(encoding="ascii")
+    assert "<dd>--loss mse; --freeze w0 w1; --no-check; --dry-run</dd>" in text
+    assert "<h1>chain.onnx: memory of one training step</h1>" in text
+    assert sorted(path.name for path in Path().iterdir()) == ["a.html", "a.json", "chain.onnx"]
+    assert run_command("optimize", *call, "--report", "b.html") == 0
+    assert Path("b.html").read_bytes() == Path("a.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--report", "chain.onnx"),
+        ("--report", "out.onnx"),
+        ("--report", "out.onnx.data"),
+        ("--report", "a.html", "--json", "./a.html"),
+        ("--report", "nowhere/a.html"),
+        ("--report", "."),
+    ],
+)
+def test_an_unusable_path_is_rejected_before_any_work(
+    model: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "optimize", lambda *_, **__: pytest.fail("work was done"))
+    assert run_command("optimize", model, "out.onnx", *arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "--report" in shown.err or arguments[1] in shown.err
