@@ -15,9 +15,9 @@ Inputs = list[Any]
 
 
 class Operator(Protocol):
-    """Computes outputs from inputs and attributes, by the rules of the model's opset."""
+    """Computes outputs from inputs and attributes; `opset` among these is the model's."""
 
-    def __call__(self, inputs: Inputs, a: Attributes, opset: int, /) -> Tensor: ...
+    def __call__(self, inputs: Inputs, a: Attributes, /) -> Tensor: ...
 
 
 def ints(tensor: Tensor | None) -> list[int]:
@@ -86,7 +86,7 @@ def _window(kernel: Sequence[int], a: Attributes) -> list[int]:
     return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
-def _conv(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _conv(inputs: Inputs, a: Attributes) -> Tensor:
     x, weight, *bias = inputs
     rank = x.ndim - 2
     return _by_rank("conv", rank)(
@@ -99,7 +99,7 @@ def _conv(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     )
 
 
-def _conv_transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _conv_transpose(inputs: Inputs, a: Attributes) -> Tensor:
     x, weight, *bias = inputs
     rank = x.ndim - 2
     if "output_shape" in a or a.get("auto_pad", "NOTSET") != "NOTSET":
@@ -120,7 +120,7 @@ def _conv_transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return y
 
 
-def _max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _max_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x, kernel = inputs[0], a["kernel_shape"]
     shape, window, rank = x.shape[2:], _window(kernel, a), x.ndim - 2
     pads = _pads(shape, window, a)
@@ -129,7 +129,7 @@ def _max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return _by_rank("max_pool", rank)(x, kernel, strides, dilation=dilations)
 
 
-def _average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _average_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x, kernel = inputs[0], a["kernel_shape"]
     shape, rank = x.shape[2:], x.ndim - 2
     if set(a.get("dilations", [1])) != {1}:
@@ -144,12 +144,12 @@ def _average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return pool(x, kernel, strides) / pool(counted, kernel, strides)
 
 
-def _global_average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _global_average_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.mean(dim=tuple(range(2, x.ndim)), keepdim=True)
 
 
-def _global_max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _global_max_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.flatten(2).max(dim=2).values.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
@@ -157,7 +157,7 @@ def _global_max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
 # --- normalisation, activation, products ---------------------------------------------------
 
 
-def _lrn(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _lrn(inputs: Inputs, a: Attributes) -> Tensor:
     x, size = inputs[0], a["size"]
     squares = (x * x).movedim(1, -1)
     squares = F.pad(squares, ((size - 1) // 2, size // 2))
@@ -167,18 +167,18 @@ def _lrn(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return result
 
 
-def _layer_normalization(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _layer_normalization(inputs: Inputs, a: Attributes) -> Tensor:
     x, scale, *bias = inputs
     shape = x.shape[a.get("axis", -1) % x.ndim :]
     return F.layer_norm(x, shape, scale, bias[0] if bias else None, a.get("epsilon", 1e-5))
 
 
-def _instance_normalization(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _instance_normalization(inputs: Inputs, a: Attributes) -> Tensor:
     x, scale, bias = inputs
     return F.instance_norm(x, weight=scale, bias=bias, eps=a.get("epsilon", 1e-5))
 
 
-def _clip(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _clip(inputs: Inputs, a: Attributes) -> Tensor:
     low, high = (*inputs[1:], None, None)[:2]
     low = a.get("min") if low is None else low.item()
     high = a.get("max") if high is None else high.item()
@@ -186,9 +186,9 @@ def _clip(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
 
 
 def _softmax_as(function: Callable[..., Tensor]) -> Operator:
-    def run(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    def run(inputs: Inputs, a: Attributes) -> Tensor:
         x: Tensor = inputs[0]
-        if opset >= 13:
+        if a["opset"] >= 13:
             return function(x, dim=a.get("axis", -1))
         axis = a.get("axis", 1) % x.ndim
         return function(x.reshape(math.prod(x.shape[:axis]), -1), dim=1).reshape(x.shape)
@@ -196,40 +196,40 @@ def _softmax_as(function: Callable[..., Tensor]) -> Operator:
     return run
 
 
-def _where(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _where(inputs: Inputs, a: Attributes) -> Tensor:
     condition, x, y = inputs
     return torch.where(condition, x, y)
 
 
-def _prelu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _prelu(inputs: Inputs, a: Attributes) -> Tensor:
     x, slope = inputs
     return torch.where(x > 0, x, x * slope)
 
 
-def _selu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _selu(inputs: Inputs, a: Attributes) -> Tensor:
     alpha = a.get("alpha", 1.67326319217681884765625)
     scale: float = a.get("gamma", 1.05070102214813232421875)
     return scale * torch.where(inputs[0] > 0, inputs[0], alpha * torch.expm1(inputs[0]))
 
 
-def _shrink(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _shrink(inputs: Inputs, a: Attributes) -> Tensor:
     x, limit, bias = inputs[0], a.get("lambd", 0.5), a.get("bias", 0.0)
     return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, 0 * x))
 
 
-def _cum_sum(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _cum_sum(inputs: Inputs, a: Attributes) -> Tensor:
     x, axis = inputs[0], ints(inputs[1])[0]
     x = x.flip(axis) if a.get("reverse", 0) else x
     total = x.cumsum(axis) - x if a.get("exclusive", 0) else x.cumsum(axis)
     return total.flip(axis) if a.get("reverse", 0) else total
 
 
-def _trilu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _trilu(inputs: Inputs, a: Attributes) -> Tensor:
     diagonal = ints(inputs[1])[0] if len(inputs) > 1 else 0
     return torch.triu(inputs[0], diagonal) if a.get("upper", 1) else torch.tril(inputs[0], diagonal)
 
 
-def _gemm(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _gemm(inputs: Inputs, a: Attributes) -> Tensor:
     x, weight, *bias = inputs
     x = x.mT if a.get("transA", 0) else x
     weight = weight.mT if a.get("transB", 0) else weight
@@ -238,11 +238,11 @@ def _gemm(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
-    return lambda inputs, a, opset: function(inputs[0])
+    return lambda inputs, a: function(inputs[0])
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
-    def run(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    def run(inputs: Inputs, a: Attributes) -> Tensor:
         x, y = inputs
         if a.get("broadcast", 0) and "axis" in a:
             # Up to opset 6, y's dimensions begin at x's `axis`.
@@ -253,7 +253,7 @@ def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
 
 
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
-    return lambda inputs, a, opset: reduce(function, inputs)
+    return lambda inputs, a: reduce(function, inputs)
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ def _divide(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _reduce_as(function: Callable[..., Tensor]) -> Operator:
-    def run(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    def run(inputs: Inputs, a: Attributes) -> Tensor:
         x, axes = inputs[0], _axes(inputs, a)
         if not axes and a.get("noop_with_empty_axes", 0):
             return x
@@ -279,22 +279,22 @@ def _product(x: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
 # --- shapes --------------------------------------------------------------------------------
 
 
-def _flatten(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _flatten(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     axis = a.get("axis", 1)
     return x.reshape(math.prod(x.shape[: axis if axis >= 0 else axis + x.ndim]), -1)
 
 
-def _transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _transpose(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.permute(a.get("perm", list(reversed(range(x.ndim)))))
 
 
-def _concat(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _concat(inputs: Inputs, a: Attributes) -> Tensor:
     return torch.cat(inputs, dim=a.get("axis", 1))
 
 
-def _unsqueeze(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _unsqueeze(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     axes = _axes(inputs, a) or []
     rank = x.ndim + len(axes)
@@ -303,18 +303,18 @@ def _unsqueeze(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return x
 
 
-def _squeeze(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _squeeze(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     axes = _axes(inputs, a)
     return x.squeeze() if axes is None else x.squeeze(tuple(axes))
 
 
-def _expand(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _expand(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.expand(torch.broadcast_shapes(x.shape, ints(inputs[1])))
 
 
-def _slice(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _slice(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     if "starts" in a:
         starts, ends, axes, steps = a["starts"], a["ends"], a.get("axes"), None
@@ -329,17 +329,17 @@ def _slice(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return x
 
 
-def _gather(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _gather(inputs: Inputs, a: Attributes) -> Tensor:
     x, indices = inputs
     result: Tensor = x[(slice(None),) * (a.get("axis", 0) % x.ndim) + (indices,)]
     return result
 
 
-def _shape(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _shape(inputs: Inputs, a: Attributes) -> Tensor:
     return torch.tensor(inputs[0].shape[a.get("start", 0) : a.get("end")], dtype=torch.int64)
 
 
-def _pad_operator(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _pad_operator(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     if a.get("mode", "constant") != "constant" or len(inputs) > 3:
         raise NotImplementedError("Pad with another mode than constant, or with axes")
@@ -356,36 +356,36 @@ OPERATORS: dict[str, Operator] = {
     **{name: _unary(getattr(torch, name.lower())) for name in _NAMED_AS_IN_TORCH.split()},
     "Add": _binary(torch.add),
     "AveragePool": _average_pool,
-    "Celu": lambda inputs, a, opset: F.celu(inputs[0], a.get("alpha", 1.0)),
+    "Celu": lambda inputs, a: F.celu(inputs[0], a.get("alpha", 1.0)),
     "Clip": _clip,
     "Concat": _concat,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "CumSum": _cum_sum,
     "Div": _binary(_divide),
-    "Elu": lambda inputs, a, opset: F.elu(inputs[0], a.get("alpha", 1.0)),
+    "Elu": lambda inputs, a: F.elu(inputs[0], a.get("alpha", 1.0)),
     "Equal": _binary(torch.eq),
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
-    "Gelu": lambda inputs, a, opset: F.gelu(inputs[0], approximate=a.get("approximate", "none")),
+    "Gelu": lambda inputs, a: F.gelu(inputs[0], approximate=a.get("approximate", "none")),
     "Gemm": _gemm,
     "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": _global_max_pool,
     "Greater": _binary(torch.gt),
-    "HardSigmoid": lambda inputs, a, opset: torch.clamp(a.get("alpha", 0.2) * inputs[0] + a.get("beta", 0.5), 0, 1),
+    "HardSigmoid": lambda inputs, a: torch.clamp(a.get("alpha", 0.2) * inputs[0] + a.get("beta", 0.5), 0, 1),
     "HardSwish": _unary(F.hardswish),
     "Identity": _unary(lambda x: x),
     "InstanceNormalization": _instance_normalization,
     "LRN": _lrn,
     "LayerNormalization": _layer_normalization,
-    "LeakyRelu": lambda inputs, a, opset: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
+    "LeakyRelu": lambda inputs, a: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
     "Less": _binary(torch.lt),
     "LogSoftmax": _softmax_as(F.log_softmax),
     "MatMul": _binary(torch.matmul),
     "Max": _variadic(torch.maximum),
     "MaxPool": _max_pool,
-    "Mean": lambda inputs, a, opset: reduce(torch.add, inputs) / len(inputs),
+    "Mean": lambda inputs, a: reduce(torch.add, inputs) / len(inputs),
     "Min": _variadic(torch.minimum),
     "Mish": _unary(F.mish),
     "Mod": _binary(torch.fmod),
@@ -414,8 +414,8 @@ OPERATORS: dict[str, Operator] = {
     "Squeeze": _squeeze,
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
-    "Swish": lambda inputs, a, opset: inputs[0] * torch.sigmoid(a.get("alpha", 1.0) * inputs[0]),
-    "ThresholdedRelu": lambda inputs, a, opset: F.threshold(inputs[0], a.get("alpha", 1.0), 0.0),
+    "Swish": lambda inputs, a: inputs[0] * torch.sigmoid(a.get("alpha", 1.0) * inputs[0]),
+    "ThresholdedRelu": lambda inputs, a: F.threshold(inputs[0], a.get("alpha", 1.0), 0.0),
     "Transpose": _transpose,
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,

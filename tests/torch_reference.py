@@ -254,7 +254,7 @@ class _Interpreter:
         if special is not None:
             results = special(self, node, inputs, attributes)
         elif node.op_type in OPERATORS:
-            results = OPERATORS[node.op_type](inputs, attributes, self.opset)
+            results = OPERATORS[node.op_type](inputs, {**attributes, "opset": self.opset})
         else:
             raise NotImplementedError(f"'{node.output[0]}': {node.op_type} has no reference in torch")
         results = results if isinstance(results, tuple) else (results,)

@@ -16,7 +16,7 @@ from onnxgc.cli import optimize as command
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError
 from tests.api.chains import chain
-from tests.cli.command import run_command
+from tests.cli.command import Done, run_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUICK = ("--dry-run", "--no-check", "--step-limit", "1")
@@ -26,13 +26,11 @@ QUICK = ("--dry-run", "--no-check", "--step-limit", "1")
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     onnx.save(chain(), tmp_path / "chain.onnx")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
     return "chain.onnx"
 
 
-def test_memory_and_time_are_shown_with_lower_bounds(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed", "--device", "a100") == 0
-    shown = capsys.readouterr()
+def test_memory_and_time_are_shown_with_lower_bounds(model: str) -> None:
+    shown = run_command("optimize", model, *QUICK, "--budget", "60%", "--order", "fixed", "--device", "a100")
     assert not shown.err
     lines = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -45,16 +43,14 @@ def test_memory_and_time_are_shown_with_lower_bounds(model: str, capsys: pytest.
     assert "optimal: no plan within the budget takes less time" in shown.out
     last = "durations: data sheet of NVIDIA A100 SXM 80GB; operator order: fixed (the model's)"
     assert last in " ".join(shown.out.split())
-    assert run_command("optimize", model, *QUICK, "--budget", "32%", "--device", "cpu") == 0
-    feasible = capsys.readouterr().out
+    feasible = run_command("optimize", model, *QUICK, "--budget", "32%", "--device", "cpu").out
     assert "of the extra time" in feasible
     assert "of the time could still be saved" in " ".join(feasible.split())
     assert "one core of a CPU" in feasible
 
 
-def test_figures_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("optimize", model, *QUICK, "--budget", "min", "--json", "-") == 0
-    shown = capsys.readouterr()
+def test_figures_as_json(model: str) -> None:
+    shown = run_command("optimize", model, *QUICK, "--budget", "min", "--json", "-")
     report = json.loads(shown.out)
     assert set(report["budget"]) >= {
         "bytes", "timing", "order", "regular_seconds", "extra_time_ratio", "lower_bound_ratio", "gap",
@@ -68,10 +64,9 @@ def test_figures_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "planning" not in shown.err
 
 
-def test_the_trade_off_is_a_table_and_a_picture(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trade_off_is_a_table_and_a_picture(model: str) -> None:
     arguments = ("--pareto", "--budget", "70%", "--json", "figures.json")
-    assert run_command("optimize", model, *QUICK[:-1], "0", *arguments) == 0
-    shown = capsys.readouterr().out
+    shown = run_command("optimize", model, *QUICK[:-1], "0", *arguments).out
     frontier = json.loads(Path("figures.json").read_text())["frontier"]
     assert set(frontier[0]) == {
         "budget_bytes", "simulated_peak_bytes", "status", "extra_time_ratio", "lower_bound_ratio", "gap",
@@ -88,9 +83,8 @@ def test_the_trade_off_is_a_table_and_a_picture(model: str, capsys: pytest.Captu
     assert "\x1b" not in shown
 
 
-def test_the_lowest_peak_within_an_extra_time(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("optimize", model, *QUICK, "--extra-time", "10%") == 0
-    assert "extra time allowed" in capsys.readouterr().out
+def test_the_lowest_peak_within_an_extra_time(model: str) -> None:
+    assert "extra time allowed" in run_command("optimize", model, *QUICK, "--extra-time", "10%").out
 
 
 @pytest.mark.parametrize(
@@ -106,25 +100,18 @@ def test_the_lowest_peak_within_an_extra_time(model: str, capsys: pytest.Capture
         (("--extra-time", "often"), "'often' is not a valid share"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
-    model: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
+def test_a_mistake_is_one_line_and_writes_nothing(model: str, arguments: tuple[str, ...], words: str) -> None:
     Path("notes.txt").write_text("no times")
     before = sorted(os.listdir())
-    assert run_command("optimize", model, "out.onnx", "--no-check", *arguments) == 2
-    shown = capsys.readouterr()
+    shown = run_command("optimize", model, "out.onnx", "--no-check", *arguments, code=2)
     assert not shown.out
-    assert shown.err.startswith("onnxgc: ")
-    assert shown.err.count("\n") == 1
     assert words in shown.err
     assert sorted(os.listdir()) == before
 
 
-def test_a_budget_that_no_plan_fits_has_exit_code_3(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("optimize", model, "out.onnx", "--no-check", "--budget", "10%") == 3
-    shown = capsys.readouterr()
+def test_a_budget_that_no_plan_fits_has_exit_code_3(model: str) -> None:
+    shown = run_command("optimize", model, "out.onnx", "--no-check", "--budget", "10%", code=3)
     assert shown.err.startswith("onnxgc: no plan fits ")
-    assert shown.err.count("\n") == 1
     assert "Tanh_h9/grad" in shown.err
     assert sorted(os.listdir()) == ["chain.onnx"]
 
@@ -175,34 +162,28 @@ def test_ctrl_c_gives_the_best_plan_so_far_if_there_is_one(model: str, budget: s
         assert not shown
 
 
-def run(*arguments: str) -> int:
-    return run_command("optimize", *arguments, "--no-check")
+def run(*arguments: str, code: int = 0) -> Done:
+    return run_command("optimize", *arguments, "--no-check", code=code)
 
 
 @pytest.mark.parametrize("options", [[], ["--budget", "60%", "--step-limit", "2"], ["--solver", "chen-sqrt"]])
-def test_a_plan_from_a_file_gives_the_same_training_file(
-    options: list[str], model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(model, "first.onnx", "--save-plan", "plan.json", *options) == 0
-    assert "wrote plan.json" in capsys.readouterr().out
+def test_a_plan_from_a_file_gives_the_same_training_file(options: list[str], model: str) -> None:
+    assert "wrote plan.json" in run(model, "first.onnx", "--save-plan", "plan.json", *options).out
     assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["kind"] == "onnxgc.plan"
-    assert run(model, "second.onnx", "--plan", "plan.json") == 0
-    assert run(model, "third.onnx", "--plan", "first.onnx") == 0
+    run(model, "second.onnx", "--plan", "plan.json")
+    run(model, "third.onnx", "--plan", "first.onnx")
     names = ("first.onnx", "second.onnx", "third.onnx")
     graphs = [onnx.load(name).graph.SerializeToString() for name in names]
     assert graphs[0] == graphs[1] == graphs[2]
 
 
-def test_a_plan_excludes_the_options_of_a_search(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(model, "training.onnx") == 0
+def test_a_plan_excludes_the_options_of_a_search(model: str) -> None:
+    run(model, "training.onnx")
     for option in (["--budget", "60%"], ["--solver", "acg"], ["--checkpoints", "h1"], ["--pareto"]):
-        assert run(model, "--plan", "training.onnx", *option, "--dry-run") == 2
-        assert "a plan replaces a search" in capsys.readouterr().err
+        assert "a plan replaces a search" in run(model, "--plan", "training.onnx", *option, "--dry-run", code=2).err
     onnx.save(chain(2), "other.onnx")
-    assert run("other.onnx", "--plan", "training.onnx", "--dry-run") == 2
-    assert "is not an operator of the step" in capsys.readouterr().err
-    assert run(model, "training.onnx", "--save-plan", "training.onnx") == 2
-    assert "--save-plan" in capsys.readouterr().err
+    assert "is not an operator of the step" in run("other.onnx", "--plan", "training.onnx", "--dry-run", code=2).err
+    assert "--save-plan" in run(model, "training.onnx", "--save-plan", "training.onnx", code=2).err
 
 
 def test_the_result_of_a_search_is_a_plan() -> None:
@@ -215,18 +196,15 @@ def test_the_result_of_a_search_is_a_plan() -> None:
         onnxgc.optimize(chain(), plan=found, solver="acg")
 
 
-def test_verbose_and_quiet(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(model, "--dry-run") == 0
-    usual = capsys.readouterr().out
+def test_verbose_and_quiet(model: str) -> None:
+    usual = run(model, "--dry-run").out
     assert "memory over one step" in usual
     assert "checkpoints: " not in usual
     assert max(map(len, usual.splitlines())) <= 80
-    assert run(model, "--dry-run", "-v") == 0
-    more = capsys.readouterr().out
+    more = run(model, "--dry-run", "-v").out
     assert "checkpoints: x" in more
-    assert "solve 0." in more
-    assert run(model, "--dry-run", "-q", "--json", "-") == 0
-    shown = capsys.readouterr()
+    assert "solve " in more
+    shown = run(model, "--dry-run", "-q", "--json", "-")
     assert json.loads(shown.out)["model"] == model
     assert not shown.err
 
@@ -244,15 +222,14 @@ def test_a_plan_for_another_file_gives_a_note(tmp_path: Path) -> None:
     assert "the plan was made for 'folder/one.onnx'" in notes[1]
 
 
-def test_a_page_is_written_with_the_settings_of_the_call(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_written_with_the_settings_of_the_call(model: str) -> None:
     call = (model, "--dry-run", "--no-check", "--loss", "mse", "--freeze", "w0", "--freeze", "w1")
-    assert run_command("optimize", *call, "--report", "a.html", "--json", "a.json") == 0
-    assert "wrote a.html" in capsys.readouterr().out
+    assert "wrote a.html" in run_command("optimize", *call, "--report", "a.html", "--json", "a.json").out
     text = Path("a.html").read_text(encoding="ascii")
     assert "<dd>--loss mse; --freeze w0 w1; --no-check; --dry-run</dd>" in text
     assert "<h1>chain.onnx: memory of one training step</h1>" in text
     assert sorted(path.name for path in Path().iterdir()) == ["a.html", "a.json", "chain.onnx"]
-    assert run_command("optimize", *call, "--report", "b.html") == 0
+    run_command("optimize", *call, "--report", "b.html")
     assert Path("b.html").read_bytes() == Path("a.html").read_bytes()
 
 
@@ -268,11 +245,9 @@ def test_a_page_is_written_with_the_settings_of_the_call(model: str, capsys: pyt
     ],
 )
 def test_an_unusable_path_is_rejected_before_any_work(
-    model: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "optimize", lambda *_, **__: pytest.fail("work was done"))
-    assert run_command("optimize", model, "out.onnx", *arguments) == 2
-    shown = capsys.readouterr()
+    shown = run_command("optimize", model, "out.onnx", *arguments, code=2)
     assert shown.out == ""
-    assert shown.err.count("\n") == 1
     assert "--report" in shown.err or arguments[1] in shown.err

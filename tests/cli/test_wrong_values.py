@@ -1,5 +1,4 @@
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 from onnxgc.cli import train as train_module
 from onnxgc.errors import TrainingError
 from tests.api.chains import chain
-from tests.cli.command import run_command
+from tests.cli.command import run_command as call
 
-Call = Callable[..., int]
 BUDGET = ("--budget", "60%")
 
 
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(chain(3, batch=8), tmp_path / "m.onnx")
     (tmp_path / "folder").mkdir()
     for name, text in (("empty.onnx", ""), ("empty.json", ""), ("text.onnx", "no model\n")):
@@ -26,17 +24,13 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     np.savez(tmp_path / "d.npz", x=np.zeros(1))
     monkeypatch.chdir(tmp_path)
 
-    return run_command
 
-
-def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def rejected(*arguments: str) -> str:
     before = sorted(os.listdir())
-    assert call(*arguments) == 2
-    shown = capsys.readouterr()
+    shown = call(*arguments, code=2)
     assert shown.out == ""
-    (line,) = shown.err.splitlines()
     assert sorted(os.listdir()) == before
-    return line.removeprefix("onnxgc: ")
+    return shown.err.removeprefix("onnxgc: ").strip()
 
 
 @pytest.mark.parametrize(
@@ -59,10 +53,8 @@ def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) ->
         (("inspect", "m.onnx", "--freeze", "a", "--freeze", ""), "'--freeze': the value is empty"),
     ],
 )  # fmt: skip
-def test_an_invalid_value_is_rejected(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
-) -> None:
-    line = rejected(call, capsys, *arguments)
+def test_an_invalid_value_is_rejected(arguments: tuple[str, ...], expected: str) -> None:
+    line = rejected(*arguments)
     assert expected in line
     assert line.endswith(f"; see `onnxgc {arguments[0]} --help`")
     assert "error" not in line
@@ -80,11 +72,9 @@ def test_an_invalid_value_is_rejected(
         ("verify", "m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
     ],
 )
-def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(
-    call: Call, capsys: pytest.CaptureFixture[str], command: str, model: str, expected: str
-) -> None:
+def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(command: str, model: str, expected: str) -> None:
     more = {"verify": (model,), "train": ("--data", "d.npz")}.get(command, ())
-    assert expected in rejected(call, capsys, command, model, *more)
+    assert expected in rejected(command, model, *more)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +91,11 @@ def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(
         (("bench", "m.onnx", "--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
-def test_unsuitable_files_and_options_are_rejected(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
-) -> None:
-    assert expected in rejected(call, capsys, *arguments)
+def test_unsuitable_files_and_options_are_rejected(arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in rejected(*arguments)
 
 
-def test_a_time_limit_of_0_is_passed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_of_0_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def trainer(*_: object, **options: Any) -> None:
@@ -116,6 +104,6 @@ def test_a_time_limit_of_0_is_passed_on(call: Call, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(train_module, "Trainer", trainer)
     monkeypatch.setattr(train_module, "read_arrays", lambda source: {})
-    assert call("train", "m.onnx", "--data", "d.npz", "--time-limit", "0") == 2
+    call("train", "m.onnx", "--data", "d.npz", "--time-limit", "0", code=2)
     assert asked["time_limit"] == 0.0
     assert "budget" not in asked

@@ -93,7 +93,7 @@ def test_equals_the_least_simulated_peak_of_all_schedules() -> None:
 
 def test_lies_between_the_lower_bound_and_every_plan() -> None:
     above = 0
-    for problem in small_problems(92, 120, 5, 100):
+    for problem in small_problems(92, 120, 4, 100):
         step = step_of(problem)
         least = least_peak_of_schedules(step)
         planned = EXHAUSTIVE.solve(problem, SolverOptions(objective=Objective.PEAK)).objective_bytes
