@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api import benchmarking
 from onnxgc.api.benchmarking import Benchmark, bench
@@ -18,6 +18,8 @@ from onnxgc.runtime import interleaved_timing
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
 from tests.api.chains import chain
+from tests.model.model_helpers import text_model, with_weights
+from tests.training.samples import unstored
 
 # Wide, so that parameter gradients are a large part of the peak.
 MODEL = chain(layers=6, batch=256, width=128)
@@ -127,30 +129,19 @@ def test_an_unknown_arena_gives_no_peak(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = chain(layers=2, batch=8)
-    weight = model.graph.initializer.pop(0)
-    shape = numpy_helper.from_array(np.asarray(weight.dims, np.int64), "shape")
-    model.graph.initializer.append(shape)
-    value = numpy_helper.from_array(np.asarray([0.02], np.float32))
-    fill = onnx.helper.make_node("ConstantOfShape", ["shape"], [weight.name], value=value)
-    model.graph.node.insert(0, fill)
     runtime = Runtime(monkeypatch)
-    benchmarked(model)
+    benchmarked(unstored())
     drawn = []
     for graph in runtime.graphs:
-        (stored,) = (tensor for tensor in graph.initializer if tensor.name == weight.name)
+        (stored,) = (tensor for tensor in graph.initializer if tensor.name == "w0")
         drawn.append(numpy_helper.to_array(stored))
     assert np.std(drawn[0]) > 0.1
     np.testing.assert_array_equal(drawn[0], drawn[1])
 
 
 def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 17]> g (float[64,16] x) => (float[64,16] y)
-        { a = MatMul(x, v)  b = Tanh(a)  c = MatMul(x, w)  d = Tanh(c)  y = Add(b, d) }"""
-    )
-    for name in ("v", "w"):
-        model.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32), name))
+    body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(x, w) d = Tanh(c) y = Add(b, d) }"
+    model = with_weights(text_model(f"(float[64,16] x) => (float[64,16] y) {body}"), v=np.eye(16), w=np.eye(16))
     found = optimize(model, check=False, loss="mse", solver="peak")
     assert found.plan.order[:3] == ("x", "b", "d")
     plan = replace(found.plan, order=("x", "d", "b", *found.plan.order[3:]))

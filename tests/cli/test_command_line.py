@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api import optimize
 from onnxgc.cli import main as main_module
 from onnxgc.cli.arguments import parse_shapes
 from onnxgc.errors import ShapeError
 from tests.cli.command import run_command
+from tests.model.model_helpers import normal, text_model, with_weights
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODELS = ROOT / "models"
@@ -27,12 +28,8 @@ onnxgc = functools.partial(run_command, width=160)
 
 
 def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
-    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
-    generator = np.random.default_rng(0)
-    for name, shape in weights.items():
-        value = generator.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    onnx.save(model, path)
+    model = text_model(text, opset=17)
+    onnx.save(with_weights(model, **{name: normal(*shape) for name, shape in weights.items()}), path)
     return path
 
 
@@ -123,14 +120,14 @@ def test_inspect_shows_parameters_rules_and_peaks() -> None:
 
 
 def test_inspect_shows_obstacles(tmp_path: Path) -> None:
-    model = save(tmp_path / "m.onnx", "g (float[4,4] x) => (float y) {a = MatMul(x, w) y = Det(a)}", w=(4, 4))
+    model = save(tmp_path / "m.onnx", "(float[4,4] x) => (float y) {a = MatMul(x, w) y = Det(a)}", w=(4, 4))
     done = onnxgc("inspect", model)
     assert "Det" in done.out
     assert "missing" in done.out
     assert "obstacle" in done.out
 
 
-MATMUL = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
+MATMUL = "(float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
 
 
 def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
-    text = """g (float[1,1,4,4] x) => (float[1,1] y) {
+    text = """(float[1,1,4,4] x) => (float[1,1] y) {
         a = MatMul(x, w) b = MaxRoiPool<pooled_shape=[4,4]>(a, r) c = Relu(b) y = Det(c)
     }"""
     save(tmp_path / "m.onnx", text, w=(4, 4), r=(1, 5))
@@ -173,7 +170,7 @@ def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_shapes_that_cannot_be_inferred(tmp_path: Path) -> None:
-    text = "g (float[2,4] x) => (y) {a = MatMul(x, w) n = NonZero(a) f = Cast<to = 1>(n) y = MatMul(f, f)}"
+    text = "(float[2,4] x) => (y) {a = MatMul(x, w) n = NonZero(a) f = Cast<to = 1>(n) y = MatMul(f, f)}"
     path = save(tmp_path / "m.onnx", text.replace("(y)", "(float[N,N] y)"), w=(4, 4))
     done = onnxgc("optimize", path, "out.onnx", cwd=tmp_path, code=2)
     assert "'n'" in done.err
@@ -202,14 +199,14 @@ def test_shapes_in_both_forms() -> None:
             parse_shapes([text])
 
 
-MLP = """g (float[4,6] x) => (float[4,4] y) {
+MLP = """(float[4,6] x) => (float[4,4] y) {
     a = Gemm(x, w, b)  c = Relu(a)  d = Dropout(c)  e = Gemm(d, w2, b2)  f = Tanh(e)  y = MatMul(f, w3)
 }"""
 MLP_WEIGHTS = {"w": (6, 32), "b": (32,), "w2": (32, 32), "b2": (32,), "w3": (32, 4)}
 
 
 def test_a_small_model_with_external_data(tmp_path: Path) -> None:
-    text = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
+    text = "(float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
     save(tmp_path / "m.onnx", text, w=(4, 4))
     done = onnxgc("optimize", "m.onnx", "o.onnx", "--save-external-data", "--verify", "1", cwd=tmp_path)
     assert "bit-identical" in done.out
@@ -276,7 +273,7 @@ def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
 
 
 def test_verify_reads_shapes_from_the_training_file(tmp_path: Path) -> None:
-    text = """g (float[N,3,H,W] x) => (float[N,a] y) {
+    text = """(float[N,3,H,W] x) => (float[N,a] y) {
         b = Conv <strides = [2, 2]> (x, w)  c = Conv <strides = [2, 2]> (b, w)  y = Flatten(c)
     }"""
     save(tmp_path / "m.onnx", text, w=(3, 3, 3, 3))

@@ -16,6 +16,7 @@ from onnxgc.api.pipeline import optimize
 from onnxgc.errors import OnnxgcError, OutputFileError, TrainingError
 from onnxgc.training import SGD, AdamW, Event, Trainer, cosine, step, with_warm_up
 from tests.api.chains import chain
+from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.networks import digits, digits_network
 from tests.training.samples import losses_of, make_trainer, samples, unstored
 
@@ -242,17 +243,9 @@ def test_wrong_arguments_are_rejected_in_one_line(how: dict[str, Any], words: st
         make_trainer(chain(2), **how)
 
 
-def sequences(classes: int = 4, steps: int = 5) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[8, {steps}, 6] x) => (float[8, {steps}, {classes}] y) <float temperature> {{
-            a = MatMul (x, w)
-            y = Mul (a, temperature)
-        }}""")
-    value = np.random.default_rng(0).standard_normal((6, classes)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(value, "w"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1.5, np.float32), "temperature"))
-    return model
+def sequences() -> onnx.ModelProto:
+    model = text_model("(float[8,5,6] x) => (float[8,5,4] y) { a = MatMul(x, w) y = Mul(a, temperature) }")
+    return with_weights(model, w=normal(6, 4), temperature=np.array(1.5))
 
 
 def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path) -> None:
