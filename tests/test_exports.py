@@ -45,18 +45,6 @@ def test_every_parameter_of_an_export_is_found(export: Export, tmp_path: Path) -
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_modules_with_several_inputs_are_exported(tmp_path: Path) -> None:
-    class Product(nn.Linear):
-        def forward(self, *inputs: Tensor) -> Tensor:
-            return super().forward(inputs[0] * inputs[1])
-
-    inputs = {name: torch.randn(2, 3) for name in ("a", "b")}
-    for export in EXPORTS:
-        path = tmp_path / f"{export.suffix}.onnx"
-        export_module(Product(3, 3).train(), inputs, path, export)
-        assert [value.name for value in onnx.load(path).graph.input] == ["a", "b"]
-
-
 def test_parameters_match_by_value_transposed_or_repeated() -> None:
     module = _Tied()
     table = module.embedding.weight.detach().numpy()

@@ -59,6 +59,12 @@ NETWORKS = {
     for name, file, names, *logits in map(str.split, TABLE.strip().splitlines())
 }
 
+# The hashes of all files are tested, so results can change with ONNX Runtime only: the others are slow tests.
+QUICK = ("darts", "mobilenet_v2", "resnet18")
+runs = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
+)
+
 # Fully connected layers of AlexNet and VGG need the published input; other networks take smaller ones.
 PIXELS = {"inception_v3": 96} | dict.fromkeys(CIFAR_NETWORKS, 32)
 PIXELS |= dict.fromkeys(("alexnet", "vgg11", "vgg13", "vgg16", "vgg19"), 224)
@@ -125,7 +131,7 @@ def test_graph_is_valid(name: str) -> None:
         assert len(names) == len(operators)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@runs
 def test_runs_without_weights(name: str) -> None:
     logits = run(load_small(name), {"x": image_batch(name, batch=2)})
     assert logits.shape == (2, 10 if name in CIFAR_NETWORKS else 1000)
@@ -139,7 +145,7 @@ def test_parameters_have_published_names_and_shapes(name: str) -> None:
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == NETWORKS[name].names
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@runs
 def test_logits_equal_the_published_network(name: str) -> None:
     model = load_small(name)
     weights = random_weights(model)

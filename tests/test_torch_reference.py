@@ -30,11 +30,14 @@ PIXELS = {
     "resnet50": 64,
     "resnet152": 64,
 }
-# VGG-11 has the operators of the larger variants.
-LARGE = ("vgg13", "vgg16", "vgg19", "light_vgg19")
-NETWORKS = sorted(path for folder in (LIGHT, OURS) for path in folder.glob("*.onnx") if path.stem not in LARGE)
-# Without the largest, VGG-19 and ZFNet, whose Reshape equals AlexNet's.
-LITERAL_BATCH = [p for p in sorted(LIGHT.glob("*.onnx")) if p.stem not in ("light_vgg19", "light_zfnet512")]
+# These have all operators, in old opsets and in new ones.
+QUICK = ("light_inception_v1", "light_shufflenet", "light_squeezenet", "darts", "inception_v3", "mobilenet_v2")
+NETWORKS = [
+    path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow)
+    for folder in (LIGHT, OURS)
+    for path in sorted(folder.glob("*.onnx"))
+]
+LITERAL_BATCH = [LIGHT / f"light_{name}.onnx" for name in ("bvlc_alexnet", "shufflenet")]
 
 
 def load(path: Path) -> tuple[onnx.ModelProto, str, tuple[int, int, int, int]]:

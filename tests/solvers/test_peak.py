@@ -164,13 +164,6 @@ def test_bound_names_its_operator() -> None:
     assert solution.status is (Status.OPTIMAL if solution.objective_bytes == 110 else Status.FEASIBLE)
 
 
-def test_time_limit_gives_the_best_plan_found() -> None:
-    problem = chain([number * number % 97 for number in range(600)])
-    solution = PEAK.solve(problem, SolverOptions(time_limit_seconds=0.0))
-    baseline = problem.joint().profile(CheckpointPlan(problem.graph.vertices)).peak_bytes
-    assert solution.lower_bound_bytes <= solution.objective_bytes <= baseline
-
-
 @pytest.mark.parametrize(
     "network, batch, share",
     [
