@@ -31,7 +31,7 @@ PIXELS = {
     "resnet152": 64,
 }
 # These have all operators, in old opsets and in new ones.
-QUICK = ("light_inception_v1", "light_shufflenet", "light_squeezenet", "darts", "inception_v3", "mobilenet_v2")
+QUICK = ("light_inception_v2", "light_shufflenet", "light_squeezenet", "darts", "inception_v3", "mobilenet_v2")
 NETWORKS = [
     path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow)
     for folder in (LIGHT, OURS)

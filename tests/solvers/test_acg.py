@@ -34,7 +34,7 @@ def assert_optimal(problem: CheckpointProblem) -> None:
     assert len(found.plan.checkpoints) == len(set(found.plan.checkpoints))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_optimal_on_random_graphs(seed: int) -> None:
     random = Random(seed)
     for _ in range(1500):

@@ -86,14 +86,14 @@ def step_of(problem: CheckpointProblem) -> StepGraph:
 
 
 def test_equals_the_least_simulated_peak_of_all_schedules() -> None:
-    for problem in small_problems(91, 160, 4, 8):
+    for problem in small_problems(91, 100, 4, 8):
         step = step_of(problem)
         assert least_peak_of_schedules(step) == least_simulated_peak(step)
 
 
 def test_lies_between_the_lower_bound_and_every_plan() -> None:
     above = 0
-    for problem in small_problems(92, 120, 4, 100):
+    for problem in small_problems(92, 80, 4, 100):
         step = step_of(problem)
         least = least_peak_of_schedules(step)
         planned = EXHAUSTIVE.solve(problem, SolverOptions(objective=Objective.PEAK)).objective_bytes
@@ -101,13 +101,10 @@ def test_lies_between_the_lower_bound_and_every_plan() -> None:
         assert largest_working_set(step).bytes <= least <= planned <= solution.objective_bytes
         assert solution.lower_bound_bytes <= planned
         above += solution.objective_bytes > planned
-    assert above <= 30, "plans are mostly optimal"
+    assert above <= 20, "plans are mostly optimal"
 
 
 def test_unsupported_steps_raise() -> None:
     step = chain([1] * 6).joint().step
     with pytest.raises(PlanError, match="more than 5 states"):
         least_peak_of_schedules(step, max_states=5)
-    view = replace(step.forward[1], is_view=True)
-    with pytest.raises(PlanError, match="views"):
-        least_peak_of_schedules(replace(step, forward=(step.forward[0], view, *step.forward[2:])))

@@ -56,7 +56,9 @@ def assert_sound(problem: CheckpointProblem, solution: Solution) -> None:
     assert solution.objective_bytes <= ACG.solve(problem).objective_bytes
 
 
-@pytest.mark.parametrize("seed, graphs, max_vertices", [(0, 500, 12), (1, 500, 12), (3, 60, 15)])
+@pytest.mark.parametrize(
+    "seed, graphs, max_vertices", [(0, 400, 12), (3, 40, 15), pytest.param(1, 1000, 12, marks=pytest.mark.slow)]
+)
 def test_optimal_on_random_graphs(seed: int, graphs: int, max_vertices: int) -> None:
     found = compare(seed, graphs, max_vertices)
     assert (found.equal, found.proved, found.false_bounds) == (found.graphs, found.graphs, 0)
@@ -109,7 +111,14 @@ def test_unet() -> None:
     assert_sound(unet(20), solution)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "resnet101", "resnet152", "densenet121", "densenet201"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet101",
+        "densenet121",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet152", "densenet201")),
+    ],
+)
 def test_networks_of_the_paper(name: str) -> None:
     """At most the best known plans by cuts over an order; the plans here are proved optimal."""
     problem = paper_problem(name)
@@ -159,7 +168,7 @@ def test_large_graphs_are_solved_in_seconds() -> None:
 def test_bounds_hold_with_little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks with lost states, merged states and parts of graphs, on graphs with known optimum."""
     random = Random(44)
-    problems = [random_problem(random, 14) for _ in range(150)]
+    problems = [random_problem(random, 14) for _ in range(80)]
     optima = [optimum_bytes(problem) for problem in problems]
     monkeypatch.setattr(general, "STATES_PER_WALK", 0)
     monkeypatch.setattr(general, "_MIN_STATES", 4)
