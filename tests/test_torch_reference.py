@@ -37,7 +37,10 @@ NETWORKS = [
     for folder in (LIGHT, OURS)
     for path in sorted(folder.glob("*.onnx"))
 ]
-LITERAL_BATCH = [LIGHT / f"light_{name}.onnx" for name in ("bvlc_alexnet", "shufflenet")]
+LITERAL_BATCH = [
+    LIGHT / "light_bvlc_alexnet.onnx",
+    pytest.param(LIGHT / "light_shufflenet.onnx", marks=pytest.mark.slow),
+]
 
 
 def load(path: Path) -> tuple[onnx.ModelProto, str, tuple[int, int, int, int]]:
