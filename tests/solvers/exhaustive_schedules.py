@@ -115,7 +115,7 @@ class _Transitions:
                 written = operator.writes[:number]
                 live_bytes = memory + sum(sizes[storage] for storage in written) + operator.workspace
                 for released in self._releases({*operator.reads, *written}, ran, twice):
-                    shared = sizes[operator.in_place] if operator.in_place in released else 0  # type: ignore[index]
+                    shared = sizes[operator.in_place] if operator.in_place in released else 0
                     live = (state.live | _bits(written)) & ~_bits(released)
                     yield live_bytes - shared, State(ran, twice, live)
 
