@@ -46,7 +46,8 @@ def test_figures_of_a_chain(solve: Command) -> None:
     found = solve.found(CHAIN)
     assert found.pop("seconds") >= 0
     assert found == {
-        "solver": "acg", "status": "optimal", "objective": 13, "lower_bound": 13, "checkpoints": [0, 2, 4]
+        "solver": "acg", "status": "optimal", "objective": 13, "lower_bound": 13, "peak": 13, "sum": 13,
+        "checkpoints": [0, 2, 4],
     }  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def test_a_solver_rejects_unsuitable_graphs(solve: Command) -> None:
         ("{", "is not JSON"),
         ({"nodes": {}, "edges": []}, "no 'vertices'"),
         ({**CHAIN, "edges": [*CHAIN["edges"], [3, 1]]}, "cycle"),
+        ({key: part for key, part in CHAIN.items() if key != "edges"}, "no 'edges'"),
     ],
 )
 def test_bad_graphs_are_one_line(solve: Command, document: Any, message: str) -> None:
