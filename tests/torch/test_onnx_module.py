@@ -256,7 +256,7 @@ TWO_INPUTS.graph.node[0].name = "take away"
 
 def test_inputs_by_position_and_by_name() -> None:
     module, a, b = from_onnx(TWO_INPUTS), torch.randn(2, 3), torch.randn(2, 3)
-    expected = (a - b) * module.w
+    expected = (a - b) * module.get_parameter("w")
     assert torch.equal(module(a, b), expected)
     assert torch.equal(module(a, **{"second.input": b}), expected)
     assert torch.equal(module(**{"second.input": b, "first": a}), expected)
