@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from onnxgc.errors import PlanError
-from onnxgc.graph.computation_graph import ComputationGraph
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.objective import objective_bytes
 from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
@@ -43,7 +43,7 @@ def test_plans_do_not_depend_on_names(solver: Solver) -> None:
     random = Random(48)
     for problem in [random_problem(random, 12) for _ in range(60)] + [cells(random, 6), unet(8)]:
         graph = problem.graph
-        names = {v: f"tensor {random.random()}" for v in graph.vertices}
+        names: dict[Vertex, Vertex] = {v: f"tensor {random.random()}" for v in graph.vertices}
         edges = tuple((names[tail], names[head]) for tail, head in graph.edges)
         sizes = {names[v]: cost for v, cost in problem.costs.items()}
         renamed = CheckpointProblem(ComputationGraph(tuple(names.values()), edges), sizes)

@@ -262,6 +262,8 @@ def test_gradients_under_compile_are_equal(plain_and_planned: tuple[nn.Module, n
     for module in (plain, torch.compile(planned, backend="eager")):
         module(data).square().mean().backward()
     for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
 
 
