@@ -138,6 +138,8 @@ def planned_layers() -> nn.Module:
 
 def by_accelerate(module: nn.Module) -> nn.Module:
     accelerate = pytest.importorskip("accelerate")
+    # Trainers set another state for the process.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     prepared: nn.Module = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(module)
     return prepared
 
