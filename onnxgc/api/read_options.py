@@ -30,6 +30,7 @@ class ReadOptions:
     optimizer: Optimizer | None = None
     provider: str = "cpu"
     has_barriers: bool = True
+    state: str = "initializers"
 
     @classmethod
     def from_options(
@@ -44,14 +45,17 @@ class ReadOptions:
         *,
         keep_outputs: bool = False,
         barriers: str = "auto",
+        state: str = "initializers",
     ) -> ReadOptions:
         """The options as `onnxgc.optimize` takes them.
 
         Raises:
-            PlanError, RuntimeUnavailableError: barriers or the provider are unknown.
+            PlanError, RuntimeUnavailableError: barriers, state or the provider are unknown.
         """
         if barriers not in ("auto", "none"):
             raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
+        if state not in ("initializers", "inputs"):
+            raise PlanError(f"unknown state '{state}'; choose initializers or inputs")
         return cls(
             loss,
             tuple(trainable),
@@ -62,6 +66,7 @@ class ReadOptions:
             optimizer_of(optimizer),
             provider_of_forms(provider),
             barriers == "auto",
+            state,
         )
 
     def to_json(self) -> str:
@@ -90,7 +95,13 @@ class ReadOptions:
             optimizer=optimizer,
             provider=provider,
             has_barriers=has_barriers,
+            state=str(options.get("state", "initializers")),
         )
+
+    @property
+    def stores_state(self) -> bool:
+        """Whether the training file contains the first values of parameters and statistics."""
+        return self.state == "initializers"
 
 
 def read_with_options(

@@ -288,6 +288,8 @@ def _feeds(planned: PlannedStep, metadata: TrainingMetadata, drawn: Mapping[str,
     """Inputs, labels and targets by seed; drawn weights where the file stores a repeated value."""
     fed = {value.name for value in metadata.proto.graph.input}
     feeds = feeds_of(planned, seed)
+    if not metadata.options.stores_state:
+        feeds |= {name: value for name, value in metadata.values.items() if name in fed}
     constant = {name for name, value in metadata.values.items() if value.size > 1 and np.all(value == value.flat[0])}
     feeds.update((name, value) for name, value in drawn.items() if name in fed and name in constant)
     return feeds_of_updates(planned, metadata.values, seed) | feeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -26,11 +26,15 @@ _SMALL_SHARE_OF_PEAK = 4096
 
 @dataclass(frozen=True, slots=True)
 class TrainingGraph:
-    """The emitted model, the gradient output of each parameter, and the schedule of the nodes."""
+    """The emitted model, the gradient output of each parameter, and the schedule of the nodes.
+
+    `first_values` are those of parameters, statistics and states, unless the model itself stores them.
+    """
 
     model: onnx.ModelProto
     gradient_of: Mapping[str, str]
     schedule: Schedule
+    first_values: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +53,21 @@ def emit_training_graph(
     metadata: Mapping[str, str],
     values: Mapping[str, Array] | None = None,
     has_barriers: bool = True,
+    stores_state: bool = True,
 ) -> TrainingGraph:
     """The training graph of one step in the order of `schedule`.
 
-    `values` replaces weights by name. Without barriers only a session that runs nodes in the order of the
+    `values` replaces weights by name. With `stores_state` the model contains the first values of parameters
+    and statistics. Without barriers only a session that runs nodes in the order of the
     file, without optimisations, keeps the schedule. docs/training-file.md defines inputs, outputs, names and
     metadata.
     """
     peak_bytes = simulate(schedule, step.graph).peak_bytes
     emitter = _Emitter(step, schedule, peak_bytes, has_barriers)
     nodes = emitter.nodes()
-    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {})
-    return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule)
+    model = TrainingModel(step, nodes, emitter.tensors, peak_bytes, metadata, values or {}, stores_state)
+    first_values = {} if stores_state else model.first_values()
+    return TrainingGraph(model.to_proto(), dict(step.parameter_gradients), schedule, first_values)
 
 
 def training_nodes(

@@ -224,6 +224,7 @@ class Source:
 
 def _without_barriers(result: OptimizeResult, *, with_values: bool = True) -> TrainingFile:
     """The training file for sessions of `make_session`, most of which keep the order without barriers."""
+    result = replace(result, options=replace(result.options, state="initializers"))
     bare = replace(result, options=replace(result.options, has_barriers=False))
     file = TrainingFile.read(bare.training_graph.model, with_values=with_values)
     if not result.options.has_barriers:

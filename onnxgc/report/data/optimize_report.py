@@ -111,6 +111,12 @@ class BudgetPart(TypedDict, total=False):
     frontier: list[FrontierFigures]
 
 
+class FilesPart(TypedDict, total=False):
+    """Files that belong to the training file: its state file, its evaluation file."""
+
+    more_files: list[str]
+
+
 class BoundFigures(TypedDict):
     """The lower bound on the plan's objective; `bound_operator` is its working set's operator, or ""."""
 
@@ -119,7 +125,7 @@ class BoundFigures(TypedDict):
     gap: float
 
 
-class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
+class OptimizeReport(OptimizerPart, BudgetPart, FilesPart, BoundFigures):
     """The figures of `optimize --json`; `modules` are those of tensors and operators."""
 
     model: str
