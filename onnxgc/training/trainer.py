@@ -17,6 +17,7 @@ from onnxgc.emission.contract import contract_of
 from onnxgc.errors import OutputFileError, TrainingError
 from onnxgc.tracing.optimizers import optimizer_as_json
 from onnxgc.training.data import ArrayData, Batch, Data, samples_of
+from onnxgc.training.deployment import check_apart, has_external_data
 from onnxgc.training.state import RunState, check_resumable, load_state, save_state
 from onnxgc.training.state_lock import held_alone
 from onnxgc.training.stepper import Stepper
@@ -282,12 +283,12 @@ class Trainer(Stepper):
         """
         if path is not None:
             check_model_writable(path)
-            self._source.check_apart(path)
+            check_apart(self._source.model, path)
         self._check_finite("exported")
         names = (*self._engine.parameters, *self._file.statistics)
         deployed = self._source.deployed({name: self._engine.arrays.array(name) for name in names})
         if path is not None:
-            write_model(deployed, path, external_data=self._source.has_external_data)
+            write_model(deployed, path, external_data=has_external_data(self._source.model))
         return deployed
 
 
