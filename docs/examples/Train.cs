@@ -11,7 +11,6 @@ var pairs = contract.GetProperty("pairs").EnumerateObject().ToDictionary(pair =>
 var loss = contract.GetProperty("loss").GetString()!;
 var fetched = new List<string> { loss };
 fetched.AddRange(pairs.Values);
-
 using var options = new SessionOptions { EnableMemoryPattern = false, IntraOpNumThreads = 1 };
 using var run = new RunOptions();
 using var session = new InferenceSession(Path.Combine(folder, "digits-training.onnx"), options);
@@ -55,9 +54,7 @@ record Tensor(bool IsFloat, byte[] Data, long[] Shape)
     public OrtValue Value() => IsFloat
         ? OrtValue.CreateTensorValueFromMemory(MemoryMarshal.Cast<byte, float>(Data).ToArray(), Shape)
         : OrtValue.CreateTensorValueFromMemory(MemoryMarshal.Cast<byte, long>(Data).ToArray(), Shape);
-    public Tensor Part(int index, int size)
-    {
-        var length = (int)(Data.Length / Shape[0] * size);
-        return new(IsFloat, Data[(index * length)..((index + 1) * length)], [size, .. Shape[1..]]);
-    }
+    private int Sample => (int)(Data.Length / Shape[0]);
+    public Tensor Part(int index, int size) =>
+        new(IsFloat, Data[(index * size * Sample)..((index + 1) * size * Sample)], [size, .. Shape[1..]]);
 }

@@ -35,7 +35,9 @@ def main(folder: Path) -> None:
     for name, shape in {"conv1": (16, 1, 3, 3), "conv2": (32, 16, 3, 3), "fc": (10, 128)}.items():
         weights[f"{name}_weight"] = draw.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))
     for name, size in {"bn1": 16, "bn2": 32}.items():
-        weights |= {f"{name}_{part}": np.full(size, part in ("weight", "var")) for part in ("weight", "bias", "mean", "var")}
+        weights |= {
+            f"{name}_{part}": np.full(size, part in ("weight", "var")) for part in ("weight", "bias", "mean", "var")
+        }
     model = onnx.parser.parse_model(NETWORK)
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()

@@ -43,7 +43,7 @@ def main(folder, epochs=3):
         numbers = {"learning_rate": np.float32(0.003), "step": np.int64(updates + 1), "draw": np.int64(updates)}
         fed = {contract[role]: np.asarray(value) for role, value in numbers.items() if role in contract}
         loss, *new = session.run([contract["loss"], *pairs.values()], {**state, **batch, **fed})
-        state = dict(zip(pairs, new))
+        state = dict(zip(pairs, new, strict=True))
         print(repr(float(loss)))
     evaluation, right = session_of(folder / "digits-evaluation.onnx"), 0
     weights = {name: state[name] for name in contract["evaluation"]["inputs"] if name in state}

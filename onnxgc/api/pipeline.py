@@ -18,7 +18,7 @@ from onnxgc.api.evaluation_model import evaluation_graph, evaluation_model
 from onnxgc.api.optimize_report import optimize_report
 from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
-from onnxgc.api.read_options import ReadOptions, name_of, read_with_options
+from onnxgc.api.read_options import LossModel, ReadOptions, name_of, read_with_options
 from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_with_plan
 from onnxgc.api.trial_run import trial_run, type_text
 from onnxgc.api.written_files import Target
@@ -95,6 +95,7 @@ def optimize(
     barriers: str = "auto",
     state: str = "initializers",
     evaluation: str | os.PathLike[str] | None = None,
+    loss_model: LossModel | None = None,
 ) -> OptimizeResult:
     """Plan a forward model and emit a training graph that needs less memory than the baseline.
 
@@ -135,6 +136,8 @@ def optimize(
         barriers: `auto`, or `none` for a file that only sessions of `make_session` run in its order.
         state: `initializers`, or `inputs` for parameters, statistics and states that must be fed; their first
             values and the file's contract are in a state file beside the training file (.safetensors).
+        loss_model: a path or an `onnx.ModelProto` of a model whose only output, a scalar, is the loss. Inputs with
+            the name of an output of `source` read it; the others are inputs of the step.
         evaluation: path of an evaluation file: the model in evaluation mode with its loss, with parameters and
             statistics as inputs.
 
@@ -157,6 +160,7 @@ def optimize(
         keep_outputs=keep_outputs,
         barriers=barriers,
         state=state,
+        loss_model=loss_model,
     )
     target = None
     if not dry_run and output is not None:

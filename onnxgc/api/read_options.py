@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,15 @@ from dataclasses import asdict, dataclass, replace
 
 import onnx
 
-from onnxgc.errors import PlanError
+from onnxgc.errors import LossError, PlanError
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto
+from onnxgc.model.files.loss_model import read_loss_model
 from onnxgc.model.read import read_model
 from onnxgc.runtime.ort import provider_of_forms
 from onnxgc.tracing.optimizers import Optimizer, optimizer_as_json, optimizer_from_json, optimizer_of
+
+LossModel = str | os.PathLike[str] | onnx.ModelProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class ReadOptions:
     provider: str = "cpu"
     has_barriers: bool = True
     state: str = "initializers"
+    loss_model: bytes = b""
 
     @classmethod
     def from_options(
@@ -46,12 +51,16 @@ class ReadOptions:
         keep_outputs: bool = False,
         barriers: str = "auto",
         state: str = "initializers",
+        loss_model: LossModel | None = None,
     ) -> ReadOptions:
         """The options as `onnxgc.optimize` takes them.
 
         Raises:
+            LossError, ModelFileError: the loss model is not valid, or `loss` is given too.
             PlanError, RuntimeUnavailableError: barriers, state or the provider are unknown.
         """
+        if loss_model is not None and loss != "auto":
+            raise LossError(f"--loss '{loss}' and --loss-model both choose the loss; drop one of them")
         if barriers not in ("auto", "none"):
             raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
         if state not in ("initializers", "inputs"):
@@ -67,10 +76,15 @@ class ReadOptions:
             provider_of_forms(provider),
             barriers == "auto",
             state,
+            b"" if loss_model is None else read_loss_model(loss_model),
         )
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}, sort_keys=True)
+        options = {**asdict(self), "optimizer": optimizer_as_json(self.optimizer)}
+        del options["loss_model"]
+        if self.loss_model:
+            options["loss_model"] = base64.b64encode(self.loss_model).decode()
+        return json.dumps(options, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ReadOptions:
@@ -96,7 +110,13 @@ class ReadOptions:
             provider=provider,
             has_barriers=has_barriers,
             state=str(options.get("state", "initializers")),
+            loss_model=base64.b64decode(options.get("loss_model", "")),
         )
+
+    @property
+    def loss_proto(self) -> onnx.ModelProto | None:
+        """The model that computes the loss, if any."""
+        return onnx.ModelProto.FromString(self.loss_model) if self.loss_model else None
 
     @property
     def stores_state(self) -> bool:
@@ -120,6 +140,7 @@ def read_with_options(
         provider=options.provider,
         # A run with an optimizer may be resumed, and must then draw the same numbers.
         counted_draws=options.optimizer is not None,
+        loss_model=options.loss_proto,
     )
     if not options.keep_outputs:
         return model

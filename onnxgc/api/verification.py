@@ -253,8 +253,9 @@ def _write_baseline(planned: PlannedStep, metadata: TrainingMetadata, file: Path
 
 def _planned_like(model: str | os.PathLike[str] | onnx.ModelProto, metadata: TrainingMetadata) -> PlannedStep:
     shapes = {value.name: _shape(value) for value in metadata.proto.graph.input}
-    given = draft_of(*load_proto(model)).inputs
-    read = read_with_options(model, metadata.options, {name: shapes[name] for name in given if name in shapes})
+    loss = metadata.options.loss_proto
+    given = {*draft_of(*load_proto(model)).inputs, *(value.name for value in (loss.graph.input if loss else ()))}
+    read = read_with_options(model, metadata.options, {name: shapes[name] for name in shapes if name in given})
     planned = step_with_plan(
         read,
         metadata.plan,

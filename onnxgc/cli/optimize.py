@@ -19,6 +19,7 @@ from onnxgc.cli.arguments import (
     DURATIONS,
     FILES,
     JSON,
+    LOSS_MODEL,
     ORDER,
     PLAN,
     PLAN_FILE,
@@ -182,6 +183,7 @@ class _Files(Options, panel=FILES):
         help="inputs makes parameters, statistics and states inputs that must be fed, as JavaScript and Java need; "
         "their first values go into a state file beside OUTPUT (.safetensors).",
     )
+    loss_model: str | None = LOSS_MODEL
     evaluation: str | None = Option(
         None, help="Write the model in evaluation mode to this file, with its loss and the same inputs."
     )
@@ -212,6 +214,7 @@ class _Files(Options, panel=FILES):
             "barriers": self.barriers,
             "state": self.state,
             "evaluation": self.evaluation,
+            "loss_model": self.loss_model,
             "dry_run": self.dry_run,
         }
 

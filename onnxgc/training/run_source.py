@@ -152,6 +152,7 @@ class Source:
                 values=self.drawn,
                 check=False,
                 **how,
+                loss_model=self.options.loss_proto,
                 **{key: getattr(self.options, key) for key in _OF_READING},
             )
 
