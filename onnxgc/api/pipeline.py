@@ -18,6 +18,7 @@ from onnxgc.api.evaluation_model import evaluation_graph, evaluation_model
 from onnxgc.api.optimize_report import optimize_report
 from onnxgc.api.plan_options import PlanOptions, Progress
 from onnxgc.api.planned_step import PlannedStep, emit, trace_problem
+from onnxgc.api.pool_forms import INDICES, WINDOWS, with_least_pools
 from onnxgc.api.read_options import LossModel, ReadOptions, name_of, read_with_options
 from onnxgc.api.step_planning import plan_quickly, plan_step, plan_within, step_with_plan
 from onnxgc.api.trial_run import trial_run, type_text
@@ -96,6 +97,8 @@ def optimize(
     state: str = "initializers",
     evaluation: str | os.PathLike[str] | None = None,
     loss_model: LossModel | None = None,
+    pools: str | None = None,
+    portable: bool = False,
 ) -> OptimizeResult:
     """Plan a forward model and emit a training graph that needs less memory than the baseline.
 
@@ -138,6 +141,9 @@ def optimize(
             values and the file's contract are in a state file beside the training file (.safetensors).
         loss_model: a path or an `onnx.ModelProto` of a model whose only output, a scalar, is the loss. Inputs with
             the name of an output of `source` read it; the others are inputs of the step.
+        pools: form of MaxPool's gradients: `indices` of forward, or `windows` that are compared in backward; None
+            for the form in which the plan needs less memory.
+        portable: avoid what other runtimes lack: indices, dimensions with names, unknown attributes.
         evaluation: path of an evaluation file: the model in evaluation mode with its loss, with parameters and
             statistics as inputs.
 
@@ -161,12 +167,17 @@ def optimize(
         barriers=barriers,
         state=state,
         loss_model=loss_model,
+        pools=pools or INDICES,
+        portable=portable,
     )
     target = None
     if not dry_run and output is not None:
         evaluated = None if evaluation is None else os.fspath(evaluation)
         target = Target(os.fspath(output), external_data, read.stores_state, evaluated)
-    return planned_model(source, input_shapes, read, how, target, values=values or {}, check=check)
+    chooses = pools is None and not portable
+    return planned_model(
+        source, input_shapes, read, how, target, values=values or {}, check=check, chooses_pools=chooses
+    )
 
 
 def planned_model(
@@ -178,8 +189,9 @@ def planned_model(
     *,
     values: Mapping[str, Array] = MappingProxyType({}),
     check: bool,
+    chooses_pools: bool = False,
 ) -> OptimizeResult:
-    """As `optimize`, with checked options."""
+    """As `optimize`, with checked options; with `chooses_pools` the plan takes the form that needs less memory."""
     started = time.perf_counter()
     source, notify = source_of(given), how.search.progress
     if target is not None:
@@ -199,6 +211,9 @@ def planned_model(
         model = _with_note(model, f"the plan was made for '{how.made_for}'")
     notify("planning")
     planned = _plan(model, read, how)
+    if chooses_pools:
+        planned = with_least_pools(planned)
+        read = replace(read, pools=INDICES if planned.model is model else WINDOWS)
     plan_end = time.perf_counter()
     graph = None
     if target is not None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import onnx
 
 from onnxgc.errors import LossError, PlanError
+from onnxgc.gradients.pooling import by_windows
 from onnxgc.model.core.ir import TrainableModel
 from onnxgc.model.files.load import load_proto
 from onnxgc.model.files.loss_model import read_loss_model
@@ -36,6 +37,8 @@ class ReadOptions:
     has_barriers: bool = True
     state: str = "initializers"
     loss_model: bytes = b""
+    pools: str = "indices"
+    portable: bool = False
 
     @classmethod
     def from_options(
@@ -52,6 +55,8 @@ class ReadOptions:
         barriers: str = "auto",
         state: str = "initializers",
         loss_model: LossModel | None = None,
+        pools: str = "indices",
+        portable: bool = False,
     ) -> ReadOptions:
         """The options as `onnxgc.optimize` takes them.
 
@@ -65,6 +70,10 @@ class ReadOptions:
             raise PlanError(f"unknown barriers '{barriers}'; choose auto or none")
         if state not in ("initializers", "inputs"):
             raise PlanError(f"unknown state '{state}'; choose initializers or inputs")
+        if pools not in ("indices", "windows"):
+            raise PlanError(f"unknown pools '{pools}'; choose indices or windows")
+        if portable and provider == "cuda":
+            raise PlanError("a portable file has no forms for CUDA; leave out --portable or --provider cuda")
         return cls(
             loss,
             tuple(trainable),
@@ -73,10 +82,12 @@ class ReadOptions:
             freeze_bn,
             untie,
             optimizer_of(optimizer),
-            provider_of_forms(provider),
+            "cpu" if portable else provider_of_forms(provider),
             barriers == "auto",
             state,
             b"" if loss_model is None else read_loss_model(loss_model),
+            "windows" if portable else pools,
+            portable,
         )
 
     def to_json(self) -> str:
@@ -111,6 +122,8 @@ class ReadOptions:
             has_barriers=has_barriers,
             state=str(options.get("state", "initializers")),
             loss_model=base64.b64decode(options.get("loss_model", "")),
+            pools=str(options.get("pools", "indices")),
+            portable=bool(options.get("portable", False)),
         )
 
     @property
@@ -142,6 +155,9 @@ def read_with_options(
         counted_draws=options.optimizer is not None,
         loss_model=options.loss_proto,
     )
+    if options.pools == "windows":
+        model = by_windows(model)
+    model = replace(model, is_portable=options.portable)
     if not options.keep_outputs:
         return model
     graph = load_proto(source)[0].graph

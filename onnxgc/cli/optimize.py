@@ -178,6 +178,11 @@ class _Files(Options, panel=FILES):
     barriers: BarrierName = Option(
         BarrierName.AUTO, help="none leaves out the nodes that keep the order in sessions with default settings."
     )
+    portable: bool = Option(
+        False,
+        help="Avoid what runtimes other than ONNX Runtime lack: MaxPool's indices, dimensions with names, "
+        "unknown attributes.",
+    )
     state: StateName = Option(
         StateName.INITIALIZERS,
         help="inputs makes parameters, statistics and states inputs that must be fed, as JavaScript and Java need; "
@@ -215,6 +220,7 @@ class _Files(Options, panel=FILES):
             "state": self.state,
             "evaluation": self.evaluation,
             "loss_model": self.loss_model,
+            "portable": self.portable,
             "dry_run": self.dry_run,
         }
 

@@ -114,7 +114,8 @@ class _Emitter:
             replaced = frozenset((*updates.replaced.values(), *step.parameter_gradients.values()))
         written: list[AnnotatedNode] = []
         views: dict[str, str] = {}
-        for name in step.model.inputs:
+        # Portable files have static shapes.
+        for name in () if step.model.is_portable else step.model.inputs:
             added, views[name] = self._barriers.opaque_view(name, on_cuda=step.model.provider == "cuda")
             written.extend(AnnotatedNode(node, "forward") for node in added)
         live = live_constants(step.nodes.values(), self.tensors)
@@ -194,7 +195,7 @@ class _Emitter:
         attributes = dict(original.attributes)
         earlier_runs = self._runs[original.name, inputs]
         self._runs[original.name, inputs] += 1
-        if earlier_runs:
+        if earlier_runs and not self._step.model.is_portable:
             # Equal nodes with equal inputs would be merged. Other copies get no marker: on an activation, the
             # runtime's fusions would pass an unknown attribute on.
             attributes["__recompute"] = earlier_runs

@@ -153,14 +153,18 @@ class TrainingModel:
         ]
 
     def _inner_tensors(self, outputs: set[str]) -> list[onnx.ValueInfoProto]:
-        """Types of all inner tensors, with names for first dimensions."""
+        """Types of all inner tensors, with names for first dimensions, unless the file is portable."""
         nodes = [annotated.node for annotated in self.nodes]
         computed = [name for node in nodes for name in node.outputs if name]
         read = {name for node in nodes for name in reads_of(node)}
         types = {name: self.tensors.type_of(name) for name in read.union(computed)}
-        first = dimension_names(
-            nodes, types, outputs=outputs, numbered=self.tensors.vectors, peak_bytes=self.peak_bytes
-        )
+        if self.step.model.is_portable:
+            # The runtime would fold the length of a barrier's empty slice.
+            first = {name: "empty" for name in computed if types[name].shape[:1] == (0,)}
+        else:
+            first = dimension_names(
+                nodes, types, outputs=outputs, numbered=self.tensors.vectors, peak_bytes=self.peak_bytes
+            )
         infos = []
         for name in computed:
             if name in outputs:

@@ -18,7 +18,7 @@ from onnxgc.tracing.optimizers import SGD, Accumulation, AdamW, optimizer_of
 from onnxgc.training.deployment import Model, deployed
 from onnxgc.training.training_file import TrainingFile, is_training_file
 
-_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie", "provider")
+_OF_READING = ("loss", "trainable", "freeze", "freeze_bn", "untie", "provider", "pools", "portable")
 
 
 @dataclass(frozen=True, slots=True)
