@@ -12,6 +12,7 @@
     python scripts/benchmark.py gradients   exports of whole models against torch float64 of their modules
     python scripts/benchmark.py twins F     one network in files of several frameworks, from folder F
     python scripts/benchmark.py training    memory, time and accuracy of training on ONNX Runtime
+    python scripts/benchmark.py bindings    memory of a training step in Node and wasm
     python scripts/benchmark.py card        kernels, bytes and expected times on a GPU, without one
     python scripts/benchmark.py exactness   solvers against exhaustive searches on small random graphs
     python scripts/benchmark.py picture     simulated memory over one step, in docs/memory.svg
@@ -34,6 +35,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmarking import (
+    bindings,
     budgets,
     card,
     default_plans,
@@ -75,6 +77,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "twins": twins,
     "training": training,
     "card": card,
+    "bindings": bindings,
     "exactness": exactness,
     "picture": memory_picture,
 }

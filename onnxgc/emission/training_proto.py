@@ -160,7 +160,8 @@ class TrainingModel:
         types = {name: self.tensors.type_of(name) for name in read.union(computed)}
         if self.step.model.is_portable:
             # The runtime would fold the length of a barrier's empty slice.
-            first = {name: "empty" for name in computed if types[name].shape[:1] == (0,)}
+            empty = (name for name in computed if name not in self.tensors.vectors and types[name].shape[:1] == (0,))
+            first = dict.fromkeys(empty, "empty")
         else:
             first = dimension_names(
                 nodes, types, outputs=outputs, numbered=self.tensors.vectors, peak_bytes=self.peak_bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scripts.benchmarking import (
+    bindings,
     budgets,
     card,
     chain_picture,
@@ -42,6 +43,7 @@ SECTIONS: Mapping[str, Callable[[Record], str]] = {
     "step": step.results_section,
     "torch": torch_plans.results_section,
     "training": training.results_section,
+    "bindings": bindings.results_section,
     "twins": twins.results_section,
     "light": light_networks.results_section,
     "table1": table1.results_section,

@@ -76,9 +76,11 @@ def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:
         found = {"indices" for node in graph.node if node.op_type == "MaxPool" and len(node.output) > 1}
         found |= {a.name for node in graph.node for a in node.attribute if a.name.startswith("__")}
         found |= {"a step by HardSigmoid" for n in graph.node for a in n.attribute if a.name == "alpha" and a.f > 1e30}
+        found |= {"float64" for v in graph.value_info if v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
         named = [v.name for v in graph.value_info if any(d.dim_param for d in v.type.tensor_type.shape.dim)]
-        return found | {"named dimensions" for name in named if not name.endswith("/empty")}
+        return found | {"named dimensions" for name in named if "/empty" not in name}
 
+    assert "float64" in lacking(plain)
     assert "named dimensions" in lacking(plain)
     assert "a step by HardSigmoid" in lacking(plain)
     assert any(node.name.endswith("__recompute") for node in portable_file.node)
@@ -92,7 +94,9 @@ def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:
         losses.append([trainer.step(batch) for _ in range(3)])
         # A smaller batch is planned in the same form.
         losses[-1].append(trainer.step({key: array[:5] for key, array in batch.items()}))
-    assert losses[0] == losses[1]
+    # AdamW's bias corrections are computed in float32.
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0][0] == losses[1][0]
 
 
 def test_forms_for_cuda_are_not_portable() -> None:
