@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,9 @@ import pytest
 
 from onnxgc.emission.state_file import read_arrays
 from onnxgc.training import Trainer, export_state
-from tests.cli.command import run_command
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
 MAX_LINES = 60
 PROGRAMS = sorted(path for path in EXAMPLES.iterdir() if path.is_file() and path.suffix != ".json")
 HEADERS = [
@@ -48,10 +49,12 @@ def program(*names: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the two commands of docs/languages.md make."""
     made: Path = tmp_path_factory.mktemp("digits")
-    subprocess.run([sys.executable, EXAMPLES / "make_digits.py", made], check=True)
-    files = [str(made / f"digits{ending}.onnx") for ending in ("", "-training", "-evaluation")]
-    how = ("--input-shapes", "x:32,1,8,8", "--optimizer", "adamw", "--state", "inputs", "--time-limit", "1", "-q")
-    assert run_command("optimize", *files[:2], "--evaluation", files[2], *how) == 0
+    block = re.search(r"```text\n(.*?)```", (EXAMPLES.parent / "languages.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    (_, script), (_, *command) = map(shlex.split, block.group(1).splitlines())
+    subprocess.run([sys.executable, ROOT / script], cwd=made, check=True)
+    run = [sys.executable, "-m", "onnxgc", *command, "--time-limit", "1", "-q"]
+    subprocess.run(run, cwd=made, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     return made
 
 
