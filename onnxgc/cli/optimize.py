@@ -310,7 +310,7 @@ def _finish(
     _print_plan(result, console, verbose=files.verbose)
     if files.save_plan is not None:
         write_plan(result.plan, files.save_plan, solver=report["solver"], model=report["model"])
-    for name in filter(None, (files.save_plan, report["output"], *report.get("more_files", ()), files.page_target)):
+    for name in filter(None, (files.save_plan, report["output"], *report["more_files"], files.page_target)):
         console.print(f"wrote {name}", markup=False)
     if verification is None:
         write_json(report, files.json_target)

@@ -70,7 +70,9 @@ def max_pool_by_windows(g: GradientContext) -> None:
 
     axes = g.ints(*range(2, len(shape)))
     padded = _padded(g, windows)
-    taps = list(itertools.product(*(np.arange(k) * d for k, d in zip(windows.kernel, windows.dilations, strict=True))))
+    taps = list(
+        itertools.product(*(range(0, k * d, d) for k, d in zip(windows.kernel, windows.dilations, strict=True)))
+    )
     place = g.constants.add(places(taps[-1]))
     for tap in reversed(taps):
         ends = [

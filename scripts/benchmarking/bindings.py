@@ -22,7 +22,7 @@ from scripts.benchmarking.records import MODELS, ROOT, Progress, Record, write_r
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
 
 PACKAGES = ROOT / "docs" / "examples" / "node_modules"
-PLANS = {"baseline": {"solver": "store-all"}, "planned": {"time_limit": 10}}
+PLANS: Mapping[str, Mapping[str, Any]] = {"baseline": {"solver": "store-all"}, "planned": {"time_limit": 10}}
 NETWORKS = ("mobilenet_v2", "transformer")
 _STEPS = 4
 _NO_PATTERNS = {"enableMemPattern": False}
@@ -49,8 +49,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     progress, networks = Progress(), {}
     for name in arguments.only or NETWORKS:
         networks[name] = _measured(name, progress)
-    figures = {"steps": _STEPS, "networks": networks}
-    write_record("bindings", figures, threads=1, folder=arguments.record)
+        figures = {"steps": _STEPS, "networks": networks}
+        write_record("bindings", figures, threads=1, folder=arguments.record)
     print_table("memory of a step in JavaScript, MB", _HEADINGS, _rows(figures))
     return 0
 
@@ -63,7 +63,7 @@ def _measured(name: str, progress: Progress) -> dict[str, Any]:
         for plan, how in PLANS.items():
             progress(f"{name}: {plan}")
             file = Path(made) / f"{plan}.onnx"
-            options = {"optimizer": "sgd", "state": "inputs", "values": values, "check": False, **how}
+            options: dict[str, Any] = {"optimizer": "sgd", "state": "inputs", "values": values, "check": False, **how}
             report = optimize(source, file, input_shapes=shapes, **options).report
             found["plans"][plan] = report["planned"]["simulated_peak_bytes"]
             for setting in SETTINGS:
@@ -92,7 +92,8 @@ def _source(name: str, folder: Path) -> tuple[Path, Mapping[str, tuple[int, ...]
 def _run(file: Path, setting: str) -> dict[str, int]:
     package, options, environment = SETTINGS[setting]
     script = Path(__file__).with_suffix(".mjs")
-    command = ["node", "--expose-gc", script, PACKAGES / package, file, json.dumps(options), str(_STEPS)]
+    files: list[str | Path] = [script, PACKAGES / package, file]
+    command = ["node", "--expose-gc", *files, json.dumps(options), str(_STEPS)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     if done.returncode:
         raise RuntimeError(f"{setting}: {done.stderr}")
@@ -107,7 +108,7 @@ def results_section(record: Record) -> str:
     table = markdown_table(_HEADINGS, _rows(record["figures"]))
     return (
         f"## Training in JavaScript\n\nMemory of {record['figures']['steps']} steps with SGD in MB of 10^6 bytes: of "
-        "Node, the peak of resident memory over that before the session; of wasm, the whole heap."
+        "Node, the peak of resident memory over that before the session, loading excluded; of wasm, the whole heap."
         f"\n\n{table}\n\n({machine_of(record)})"
     )
 

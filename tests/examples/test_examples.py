@@ -134,7 +134,7 @@ def test_c_api(folder: Path, expected: tuple[Any, float], tmp_path: Path) -> Non
     library = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*"))
     os.symlink(library, tmp_path / "libonnxruntime.so")
     os.symlink(library, tmp_path / "libonnxruntime.so.1")
-    flags = ["-std=c++17", "-I", include, "-L", tmp_path, "-lonnxruntime", f"-Wl,-rpath,{tmp_path}"]
+    flags: list[str | Path] = ["-std=c++17", "-I", include, "-L", tmp_path, "-lonnxruntime", f"-Wl,-rpath,{tmp_path}"]
     subprocess.run([compiler, EXAMPLES / "train.cpp", *flags, "-o", tmp_path / "train"], check=True)
     np.testing.assert_array_equal(results_of(tmp_path / "train", folder)[0], expected[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -57,7 +58,7 @@ def test_the_plan_takes_the_form_that_needs_less_memory() -> None:
     """ResNet-50 at batch 2; in ResNet-18 the windows would need more."""
     peaks = {}
     for name, shape in (("resnet50", (2, 3, 224, 224)), ("resnet18", (8, 3, 64, 64))):
-        how = {"input_shapes": {"x": shape}, "solver": "peak", "check": False}
+        how: dict[str, Any] = {"input_shapes": {"x": shape}, "solver": "peak", "check": False}
         found = {pools: onnxgc.optimize(MODELS / f"{name}.onnx", pools=pools, **how) for pools in ("indices", None)}
         peaks[name] = [found[pools].report["planned"]["simulated_peak_bytes"] for pools in ("indices", None)]
         assert (found[None].options.pools == "windows") == (peaks[name][1] < peaks[name][0])
@@ -67,7 +68,12 @@ def test_the_plan_takes_the_form_that_needs_less_memory() -> None:
 
 def test_a_portable_file_has_nothing_that_others_lack(tmp_path: Path) -> None:
     onnx.save(digits_network(), tmp_path / "digits.onnx")
-    how = {"input_shapes": {"image": (32, 1, 8, 8)}, "optimizer": "adamw", "budget": "70%", "step_limit": 2}
+    how: dict[str, Any] = {
+        "input_shapes": {"image": (32, 1, 8, 8)},
+        "optimizer": "adamw",
+        "budget": "70%",
+        "step_limit": 2,
+    }
     for name, portable in (("plain", False), ("portable", True)):
         onnxgc.optimize(tmp_path / "digits.onnx", tmp_path / f"{name}.onnx", portable=portable, **how)
     plain, portable_file = (onnx.load(tmp_path / f"{name}.onnx").graph for name in ("plain", "portable"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -50,7 +51,7 @@ def test_a_run_is_that_of_the_built_in_loss(loss: onnx.ModelProto) -> None:
     train, test = digits()
     data = {name: array[: 5 * BATCH // 2] for name, array in train.items()}
     renamed = {"image": data["image"], "digit": data["labels"]}
-    how = {"batch": BATCH, "threads": 1, "check": False, "solver": "peak", "learning_rate": 0.01}
+    how: dict[str, Any] = {"batch": BATCH, "threads": 1, "check": False, "solver": "peak", "learning_rate": 0.01}
     built_in, own = Trainer(digits_network(), **how), Trainer(digits_network(), loss_model=loss, **how)
     assert own.inputs == {"image": (BATCH, 1, 8, 8), "digit": (BATCH,)}
     expected, found = (t.fit(d, epochs=2, shuffle=False) for t, d in ((built_in, data), (own, renamed)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -43,7 +44,12 @@ def test_inspect_lists_them_and_portable_avoids_them(tmp_path: Path, capsys: pyt
     assert "webgpu cannot run: Dropout (1), MaxPool (1)" in capsys.readouterr().out
     assert run_command("inspect", str(model), *shapes, "--provider", "web") == 0
     assert "web runs all operators of the step" in capsys.readouterr().out
-    how = {"input_shapes": {"image": (4, 1, 8, 8)}, "optimizer": "adamw", "solver": "peak", "check": False}
+    how: dict[str, Any] = {
+        "input_shapes": {"image": (4, 1, 8, 8)},
+        "optimizer": "adamw",
+        "solver": "peak",
+        "check": False,
+    }
     found = {}
     for portable in (False, True):
         onnxgc.optimize(

@@ -111,12 +111,6 @@ class BudgetPart(TypedDict, total=False):
     frontier: list[FrontierFigures]
 
 
-class FilesPart(TypedDict, total=False):
-    """Files that belong to the training file: its state file, its evaluation file."""
-
-    more_files: list[str]
-
-
 class BoundFigures(TypedDict):
     """The lower bound on the plan's objective; `bound_operator` is its working set's operator, or ""."""
 
@@ -125,11 +119,15 @@ class BoundFigures(TypedDict):
     gap: float
 
 
-class OptimizeReport(OptimizerPart, BudgetPart, FilesPart, BoundFigures):
-    """The figures of `optimize --json`; `modules` are those of tensors and operators."""
+class OptimizeReport(OptimizerPart, BudgetPart, BoundFigures):
+    """The figures of `optimize --json`; `modules` are those of tensors and operators.
+
+    `more_files` belong to the training file `output`: its state file and its evaluation file.
+    """
 
     model: str
     output: str | None
+    more_files: list[str]
     objective: str
     solver: str
     status: str
