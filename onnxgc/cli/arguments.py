@@ -128,10 +128,10 @@ LOSS_MODEL = Option(
 )
 TRAINABLE = Option(
     None,
-    help="Train only the weights that match this glob; +GLOB trains them in addition, @FILE has a glob in each line. "
+    help="Train only the weights that match this glob; +GLOB trains them in addition, @FILE has one a line. "
     "Repeatable.",
 )
-FREEZE = Option(None, help="Do not train weights that match this glob; @FILE has a glob in each line. Repeatable.")
+FREEZE = Option(None, help="Do not train weights that match this glob; @FILE has one a line. Repeatable.")
 FREEZE_BN = Option(False, help="Normalise by the file's running statistics and keep them; scale and shift still train.")
 INPUT_SHAPES = Option(None, help="Shape of an input, such as x:64,3,224,224. Repeatable.")
 BUDGET = Option(None, rich_help_panel=PLAN, help=BUDGET_HELP)

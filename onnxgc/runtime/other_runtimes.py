@@ -44,7 +44,12 @@ def limits_of(runtime: str, nodes: Iterable[Node], types: Types) -> dict[str, di
     found: dict[str, Counter[str]] = {}
     for node in nodes:
         for row in rows:
-            if row["operator"] in (node.op, "*") and not node.domain and _CONDITIONS[row["condition"]](node, types):
+            listed = row["operator"].split()
+            if (
+                (node.op in listed or listed == ["*"])
+                and not node.domain
+                and _CONDITIONS[row["condition"]](node, types)
+            ):
                 found.setdefault(row["effect"], Counter())[node.op] += 1
                 break
     return {effect: dict(sorted(found[effect].items())) for effect in EFFECTS if effect in found}
