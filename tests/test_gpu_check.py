@@ -216,11 +216,12 @@ def test_half_precision_keeps_weights_and_outputs_in_float32() -> None:
 REQUEST = {"provider": CPU, "threads": 1, "smoke": True}
 
 
-@pytest.mark.parametrize("layer", [1, 3])
+@pytest.mark.parametrize("layer", [0, 1, 3])
 def test_forms_of_a_weight_gradient_are_right(layer: int) -> None:
     graphs = dict(races.weight_forms(SMOKE_LAYERS[layer]))
     assert {name.partition(":")[0] for name in graphs} == {"cpu", "cuda"}
     assert "cuda: by columns, whole batch" in graphs
+    assert ("cuda: by blocks" in graphs) == (layer == 0)
     found = races.work_weights({**REQUEST, "layer": layer}, Path())
     assert list(found["forms"]) == ["torch", *graphs]
     assert found["status"] == "held"

@@ -68,6 +68,17 @@ def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["verify"] == {}
 
 
+def test_forms_for_cuda_are_compared_with_those_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(MODEL, monkeypatch, replace(WITHOUT_VERIFY, cuda_forms=True))
+    labels = [f"{export}, {forms} forms" for export in ("script-static", "script-dynamic") for forms in ("cpu", "cuda")]
+    assert [row["export"] for row in rows] == labels
+    assert [failures(row) for row in rows] == [[]] * 4
+    assert [row["of_cpu_forms"] == 1 for row in rows] == [True, False] * 2
+    assert all(row["holds"] for row in rows)
+    assert failures({**rows[1], "of_cpu_forms": 1.6}) == failures({**rows[1], "of_cpu_forms": np.nan})
+    assert failures({**rows[1], "of_cpu_forms": 1.6}) == ["too far from float64"]
+
+
 @pytest.mark.parametrize("factor", [1.0001, -1.0, np.nan])
 def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     true_outputs = outputs_of

@@ -1,6 +1,6 @@
 """Functions for the command line and other programs."""
 
-from onnxgc.api.bare_graphs import solve_graph
+from onnxgc.api.bare_graphs import GraphSolution, solve
 from onnxgc.api.benchmarking import Benchmark, bench
 from onnxgc.api.comparison import compare
 from onnxgc.api.inspection import Inspection, inspect
@@ -16,6 +16,7 @@ __all__ = [
     "Benchmark",
     "Check",
     "Comparison",
+    "GraphSolution",
     "Inspection",
     "LargestSize",
     "OptimizeResult",
@@ -28,7 +29,7 @@ __all__ = [
     "largest_size",
     "optimize",
     "plan_step",
-    "solve_graph",
+    "solve",
     "store_all_schedule",
     "verify",
 ]

@@ -2,59 +2,154 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from onnxgc.budget.bounds.peak_bound import PeakBound, floor_of_problem
 from onnxgc.budget.least_peak import least_peak
-from onnxgc.budget.operator_graph_file import OperatorGraphFile, read_operator_graph
+from onnxgc.budget.operator_graph_file import OperatorGraphFile, parse_operator_graph
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS, NoSequence, SearchOptions, ignore_progress, within_budget
 from onnxgc.errors import BudgetError, PlanError
-from onnxgc.graph.graph_file import read_graph_file
+from onnxgc.graph.graph_file import GraphFile, parse_graph
+from onnxgc.graph.graph_sources import forward_document, graph_document
 from onnxgc.planning.memory_budget import Budget, parse_budget_options
+from onnxgc.planning.objective import paper_objective
 from onnxgc.planning.order_choice import Order
-from onnxgc.planning.plan import Objective, Status, parse_objective
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status, parse_objective
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
-from onnxgc.solvers.base import DEFAULT_DRAWS, SolverOptions
+from onnxgc.report.html.notebook_curve import curve_html
+from onnxgc.solvers.base import DEFAULT_DRAWS, PlanSearch, SolverOptions
 from onnxgc.solvers.registry import solver_for
 
 
-def solve_graph(
-    path: str | os.PathLike[str],
+@dataclass(frozen=True, repr=False)
+class GraphSolution:
+    """The result of `solve`.
+
+    Attributes:
+        report: the figures in the graph's units, as `onnxgc solve` prints them.
+        live: live size while each operator runs, under the plan and under the baseline.
+    """
+
+    report: dict[str, Any]
+    live: tuple[Sequence[float], Sequence[float]]
+
+    def memory_curve(self, baseline: bool = False) -> npt.NDArray[np.float64]:
+        """Live size at each run of an operator, in the graph's units: [runs]."""
+        return np.array(self.live[baseline], np.float64)
+
+    def __repr__(self) -> str:
+        return f"<GraphSolution of {self.report['solver']}, {self.report['status']}: peak {self.report['peak']:,}>"
+
+    def _repr_html_(self) -> str:
+        return curve_html(repr(self), self.memory_curve(), self.memory_curve(baseline=True))
+
+
+def solve(
+    graph: Any,
     *,
-    solver: str | None = None,
+    budget: str | float | None = None,
+    extra_time: str | float | None = None,
+    order: str | None = None,
+    solver: str | PlanSearch | None = None,
     objective: str | None = None,
-    checkpoints: Sequence[str] | None = None,
+    checkpoints: Sequence[Any] | None = None,
     interior_only: bool = False,
     time_limit: float | None = None,
+    step_limit: int | None = None,
     seed: int = 0,
     slots: int | None = None,
     draws: int | None = None,
-) -> dict[str, Any]:
-    """Find checkpoints for a graph file; the result is ready for JSON, with sizes in the file's unit.
+    progress: Callable[[str], None] | None = None,
+) -> GraphSolution:
+    """Plan a bare graph: checkpoints of a forward graph, or with a budget a sequence of an operator graph.
+
+    With a budget the report's `overhead` is the extra duration as a share of the baseline's, `lower_bound`
+    that on the duration, `gap` the distance between the two as a share of the whole duration, and
+    `gap_of_extra` as a share of the extra duration.
 
     Args:
-        path: a file as `onnxgc.graph.graph_file` describes it.
-        solver: name of a solver; None for the default of the objective.
+        graph: a networkx.DiGraph, a dictionary or JSON file as `onnxgc.graph.graph_sources` describes them,
+            or a graph of Checkmate or Moccasin.
+        budget: a size in the graph's unit (`4.5`, `12`), a share of the peak in node order (`.8`, `80%`), or
+            `min`: the sequence of least duration within it.
+        extra_time: a share of the baseline's duration; the lowest peak within it, in place of a budget.
+        order: with a budget `free` (the default), or `fixed` for the order of the graph.
+        solver: name of a solver, or an object as `onnxgc.solvers.base.PlanSearch` describes it; None for the
+            default of the objective.
         objective: `paper` (the default), `general` or `peak`. The peak is that of
             `onnxgc.planning.joint_graph.joint_of_bare_graph`.
-        checkpoints: identifiers of the vertices to keep, as text; selects the solver `manual`.
+        checkpoints: identifiers of the vertices to keep; selects the solver `manual`.
         interior_only: exclude source and target, which are always kept, from the result.
-        time_limit: seconds for the search.
+        time_limit: seconds for the search; by default 30 with a budget.
+        step_limit: rounds of the search with a budget; then the result depends on the seed only.
         seed: random seed.
         slots: states that the solver `revolve` may store at once.
         draws: valid sets that the solver `random` compares, by default 10.
+        progress: callback that receives the stage; with a budget also the best extra time and the lower bound.
 
     Raises:
-        GraphFileError: the file is not a graph of the required form.
-        PlanError: unknown solver or checkpoint, or the solver does not apply to this graph.
+        GraphFileError: the graph is not of a known form.
+        PlanError: unknown solver or checkpoint, an option that does not apply, or a solver that does not
+            apply to this graph.
+        BudgetFormError: the budget is not valid.
+        BudgetError: no sequence fits, or none was found.
+
+    >>> import networkx
+    >>> chain = networkx.path_graph(5, networkx.DiGraph)
+    >>> networkx.set_node_attributes(chain, 3, "size")
+    >>> solve(chain).report["checkpoints"]
+    [0, 2, 4]
     """
+    notify = progress or ignore_progress
+    if budget is None and extra_time is None:
+        only_with_budget = {"--order": order, "--step-limit": step_limit}
+        _refuse(only_with_budget, "needs --budget, such as --budget .8")
+        file = parse_graph(forward_document(graph_document(graph)))
+        return _checkpoints(file, solver, objective, checkpoints, interior_only, time_limit, seed, slots, draws)
+    only_for_checkpoints = {
+        "--objective": objective,
+        "--solver": None if solver == "budget" else solver,
+        "--checkpoints": checkpoints,
+        "--interior-only": interior_only or None,
+        "--slots": slots,
+        "--draws": draws,
+    }
+    _refuse(only_for_checkpoints, "applies to checkpoints of a forward graph; drop it or --budget")
+    chosen_order = Order.FREE if order is None else Order.named(order)
+    operators = parse_operator_graph(graph_document(graph))
+    wanted = parse_budget_options(budget, extra_time, operators.size_scale)
+    assert wanted is not None, "one of the two is given"
+    if time_limit is None and step_limit is None:
+        time_limit = DEFAULT_TIME_LIMIT_SECONDS
+    return _search(operators, wanted, SearchOptions(chosen_order, time_limit, step_limit, seed, progress=notify))
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise PlanError(f"{option} {why}")
+
+
+def _checkpoints(
+    file: GraphFile,
+    solver: str | PlanSearch | None,
+    objective: str | None,
+    checkpoints: Sequence[Any] | None,
+    interior_only: bool,
+    time_limit: float | None,
+    seed: int,
+    slots: int | None,
+    draws: int | None,
+) -> GraphSolution:
     wanted = parse_objective(objective)
     chosen = solver_for(solver, wanted or Objective.PAPER)
     _check_solver_options(chosen.name, solver, checkpoints, slots, draws)
-    file = read_graph_file(path)
     ends = {file.source, file.target} if interior_only else set()
     # The sum always includes the ends. The peak does not, so for it their size is 0.
     measured = (wanted or chosen.objectives[0]) in (Objective.PEAK, Objective.ACTIVATIONS)
@@ -62,78 +157,41 @@ def solve_graph(
     sizes = {vertex: 0 if vertex in weightless else size for vertex, size in file.sizes.items()}
     problem = CheckpointProblem(file.graph, {vertex: TensorCost(size) for vertex, size in sizes.items()})
     identifier = {str(vertex): vertex for vertex in file.graph.vertices}
-    kept = tuple(identifier.get(text, text) for text in checkpoints or ())
+    kept = tuple(identifier.get(str(vertex), vertex) for vertex in checkpoints or ())
     options = SolverOptions(kept, wanted, time_limit, seed, DEFAULT_DRAWS if draws is None else draws, slots)
     solution = (solver_for("manual") if checkpoints is not None else chosen).solve(problem, options)
 
     end_size = sum(sizes[vertex] for vertex in ends)
-    return {
+    plans = (solution.plan, CheckpointPlan(file.graph.vertices))
+    profiles = [problem.joint().profile(plan) for plan in plans]
+    report = {
         "solver": solution.solver,
         "status": solution.status.value,
         "objective": file.in_file_units(solution.objective_bytes - end_size),
         "lower_bound": file.in_file_units(solution.lower_bound_bytes - end_size),
+        "peak": file.in_file_units(profiles[0].peak_bytes),
+        "sum": file.in_file_units(paper_objective(problem, solution.plan).total_bytes - end_size),
         "checkpoints": [vertex for vertex in solution.plan.checkpoints if vertex not in ends],
         "seconds": solution.seconds,
     }
+    curves = [[size / file.scale for size in profile.timeline] for profile in profiles]
+    return GraphSolution(report, (curves[0], curves[1]))
 
 
 def _check_solver_options(
-    chosen: str, solver: str | None, checkpoints: Sequence[str] | None, slots: int | None, draws: int | None
+    chosen: str, solver: Any, checkpoints: Sequence[Any] | None, slots: int | None, draws: int | None
 ) -> None:
     if solver == "manual" and checkpoints is None:
         raise PlanError("the solver 'manual' needs --checkpoints a,b,c")
     if checkpoints is not None and solver not in (None, "manual"):
-        raise PlanError(f"--checkpoints selects the solver 'manual', not '{solver}'; leave one of them out")
+        raise PlanError(f"--checkpoints selects the solver 'manual', not '{chosen}'; leave one of them out")
     if draws is not None and chosen != "random":
         raise PlanError(f"--draws applies to the solver 'random', not '{chosen}'; leave it out")
     if slots is not None and chosen != "revolve":
         raise PlanError(f"--slots applies to the solver 'revolve', not '{chosen}'; leave it out")
 
 
-def solve_operator_graph(
-    path: str | os.PathLike[str],
-    *,
-    budget: str | float | None = None,
-    extra_time: str | float | None = None,
-    order: str = Order.FREE.value,
-    time_limit: float | None = DEFAULT_TIME_LIMIT_SECONDS,
-    step_limit: int | None = None,
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """The sequence of least duration under a memory budget for an operator graph; ready for JSON.
-
-    Figures are in the file's units. `overhead` is the extra duration as a share of the baseline's,
-    `lower_bound` that on the duration, `gap` the distance between the two as a share of the whole duration,
-    and `gap_of_extra` as a share of the extra duration.
-
-    Args:
-        path: a file as `onnxgc.budget.operator_graph_file` describes it.
-        budget: a size in the file's unit (`4.5`, `12`), a share of the peak in node order (`.8`, `80%`), or
-            `min`.
-        extra_time: a share of the baseline's duration; the lowest peak within it, in place of a budget.
-        order: `free`, or `fixed` for the order of the file.
-        time_limit: seconds for the search; None for no limit, with a `step_limit`.
-        step_limit: rounds of the search; then the result depends on the seed only.
-        seed: random seed.
-        progress: callback that receives the stage, the best extra time found, and the lower bound.
-
-    Raises:
-        GraphFileError: the file is not of the required form.
-        BudgetFormError: the budget is not valid.
-        BudgetError: no sequence fits, or none was found.
-    """
-    if budget is None and extra_time is None:
-        raise PlanError("an operator graph needs --budget, such as .8, or --extra-time, such as 10%")
-    chosen_order = Order.named(order)
-    file = read_operator_graph(path)
-    wanted = parse_budget_options(budget, extra_time, file.size_scale)
-    assert wanted is not None, "one of the two is given"
-    options = SearchOptions(chosen_order, time_limit, step_limit, seed, progress=progress or ignore_progress)
-    return _search(file, wanted, options)
-
-
-def _search(file: OperatorGraphFile, budget: Budget, options: SearchOptions) -> dict[str, Any]:
+def _search(file: OperatorGraphFile, budget: Budget, options: SearchOptions) -> GraphSolution:
     problem, size, duration = file.problem, file.size_scale, file.duration_scale
     baseline, floor = simulate_sequence(problem, range(len(problem))), floor_of_problem(problem)
     limit, lowest = None, floor.size
@@ -150,7 +208,8 @@ def _search(file: OperatorGraphFile, budget: Budget, options: SearchOptions) -> 
             raise BudgetError(_no_sequence_text(file, limit, floor))
         found, status = result, result.status
     time = found.time
-    return {
+    timelines = (simulate_sequence(problem, found.sequence).timeline, baseline.timeline)
+    report = {
         "solver": "budget",
         "status": status.value,
         "order": options.order.value,
@@ -166,6 +225,8 @@ def _search(file: OperatorGraphFile, budget: Budget, options: SearchOptions) -> 
         "regular": {"peak": _in_units(baseline.peak, size), "duration": _in_units(problem.duration, duration)},
         "seconds": found.seconds,
     }
+    curves = [[live / size for live in timeline] for timeline in timelines]
+    return GraphSolution(report, (curves[0], curves[1]))
 
 
 def _no_sequence_text(file: OperatorGraphFile, limit: int, floor: PeakBound) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 
 from onnxgc.api.budget_plans import BudgetRequest
+from onnxgc.api.graph_comparison import compare_on_graph
 from onnxgc.api.network_pairs import compare_networks
 from onnxgc.api.plan_candidates import RULES, STORE_ALL, TORCH_BUDGET, CompareOptions, PlanCandidate, solver_choices
 from onnxgc.api.plan_options import Progress
@@ -24,6 +25,7 @@ from onnxgc.api.read_options import ReadOptions, name_of
 from onnxgc.budget.search import compile_loops, ignore_progress
 from onnxgc.emission.plan_files import plan_of
 from onnxgc.errors import OnnxgcError, PlanError
+from onnxgc.graph.graph_sources import is_bare_graph
 from onnxgc.model.files.load import source_of
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import CheckpointPlan
@@ -53,12 +55,14 @@ def compare(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare plans for one model, or one network in several files.
+    """Compare plans for one model or bare graph, or one network in several files.
 
     With one `source` there is a row for each solver, for checkpoints at repeated blocks (`per-block`), for
     ONNX Runtime's `layer-wise` recomputation of transformer layers, for the tensors that an installed PyTorch
     saves under its memory budget (`torch-budget`), and for each of `plans`. One simulator evaluates all plans
     of the traced model. Two `plans` are compared with each other.
+    A bare graph (as `onnxgc.solve` takes it) in place of a model has a row for each solver of such graphs, or
+    with a `budget` for each order of operators.
     With `others` the files contain one network: its tensors are matched, and the first file's plan, or the
     one of `plans`, is transferred to the others. With `each` the files are different networks with separate
     rows.
@@ -74,6 +78,10 @@ def compare(
     """
     started = time.perf_counter()
     notify = progress or ignore_progress
+    if is_bare_graph(source):
+        _check_graph_options(others, each, plans, device, input_shapes, trainable, freeze, freeze_bn, untie)
+        graph_report = compare_on_graph(source, solvers, budget, time_limit, seed, notify)
+        return Comparison({**graph_report, "seconds": time.perf_counter() - started}, {})
     names, objects = solver_choices(solvers)
     options = CompareOptions(
         (*_named_solvers(names, budget, each), *objects),
@@ -95,6 +103,11 @@ def compare(
         comparison = compare_plans(source, options, notify)
     report = {**comparison.report, "seconds": time.perf_counter() - started}
     return replace(comparison, report=report)
+
+
+def _check_graph_options(*given: Any) -> None:
+    if any(given):
+        raise PlanError("a bare graph is compared alone, by solvers, budget, time_limit and seed; leave the others out")
 
 
 def _check_several(each: bool, plans: int, *, has_rows: bool, device: str | None) -> None:

@@ -23,13 +23,16 @@ MARGIN = {"cpu": Fraction(1, 10), "cuda": Fraction(15, 100)}
 Measured slack on a CPU is at most 9% (benchmarks/peaks.json). Of the ten steps that an H200 ran, in the forms
 for CPUs, seven stay within; those of vgg16 and the planned one of inception_v3 took up to 1.36 times as much.
 """
+_BLOCK_BYTES = 256
+"""The allocator rounds each block up to a multiple of these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Bytes on a device by kind, beside the step's own peak.
 
-    `weights` are parameters, statistics and constants; `inputs` includes labels.
+    `weights` are parameters, statistics and constants; `inputs` includes labels; `rounding` is the most that the
+    allocator adds to the step's blocks, which matters for steps of kilobytes.
     """
 
     weights: int
@@ -37,6 +40,7 @@ class DeviceMemory:
     inputs: int
     runtime: int
     margin: Fraction
+    rounding: int = 0
 
     @classmethod
     def of_step(cls, step: TrainingStep) -> DeviceMemory:
@@ -48,6 +52,7 @@ class DeviceMemory:
             sum(model.types[name].size_bytes for name in (*model.inputs, *model.targets)),
             RUNTIME_BYTES[model.provider],
             MARGIN[model.provider],
+            _BLOCK_BYTES * len(step.graph.operators),
         )
 
     @property
@@ -57,7 +62,7 @@ class DeviceMemory:
 
     def margin_of(self, peak_bytes: int) -> int:
         """The margin of a step with this simulated peak."""
-        return int(peak_bytes * self.margin)
+        return int(peak_bytes * self.margin) + self.rounding
 
     def total(self, peak_bytes: int) -> int:
         """Bytes of a step with this simulated peak."""
@@ -69,7 +74,7 @@ class DeviceMemory:
         Raises:
             BudgetError: nothing is left for the step.
         """
-        left = int((device_bytes - self.fixed_bytes) / (1 + self.margin))
+        left = int((device_bytes - self.fixed_bytes - self.rounding) / (1 + self.margin))
         if left <= 0:
             raise BudgetError(
                 f"no plan fits a device of {device_bytes:,} bytes: weights take {self.weights:,}, the "

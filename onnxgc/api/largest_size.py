@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from onnxgc.budget.from_step import problem_of
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.quick_search import quick_within
 from onnxgc.budget.search import compile_repairs
+from onnxgc.budget.size_search import SizePoint, largest_fitting
 from onnxgc.errors import BudgetError, ModelFileError, OnnxgcError, PlanError, ShapeError
 from onnxgc.model.files.load import load_proto, source_of
 from onnxgc.planning.memory_budget import parse_extra_time
@@ -29,34 +29,12 @@ from onnxgc.planning.sequence_transfer import transferred_sequence
 from onnxgc.report.data.optimize_report import LargestReport
 from onnxgc.solvers.budget_solver import plan_of
 
-_PRECISION = 100
-"""The search ends at an interval of one part in this number."""
-_MAX_SIZE = 1 << 20
 _SECONDS_PER_SIZE = 5.0
 _OTHER_GOALS = ("budget", "pareto", "plan", "solver", "objective", "checkpoints")
 _OF_SEARCHES = (*_OTHER_GOALS, "order", "device", "calibrate", "time_limit", "step_limit", "seed")
 """Options of `optimize` that do not apply to a given plan."""
 _INTERMEDIATE_POINTS = 3
 """Sizes of the trade-off between the largest without recomputation and the largest."""
-
-
-@dataclass(frozen=True, slots=True)
-class SizePoint:
-    """A size with the fastest plan found for it.
-
-    `extra_time_ratio` is a share of the baseline's time, `seconds` the expected time of a step by the
-    durations of the device, `total_bytes` all memory on it.
-    """
-
-    size: int
-    total_bytes: int
-    extra_time_ratio: float
-    seconds: float
-
-    @property
-    def per_second(self) -> float:
-        """Sizes a second: samples, for a batch."""
-        return self.size / self.seconds if self.seconds else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,16 +243,7 @@ class _Search:
         Raises:
             BudgetError: there is none.
         """
-        low, high = 0, 0
-        size = self._dimension.size
-        while not high or high - low > max(1, low // _PRECISION):
-            if self._point(size) is None:
-                high = size
-            else:
-                low = size
-            if not high and size >= _MAX_SIZE:
-                break
-            size = (low + high) // 2 if high else 2 * low
+        low = largest_fitting(lambda size: self._point(size) is not None, self._dimension.size)
         if low == 0:
             if self._error is not None:
                 raise self._error

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from onnxgc.api.budget_plans import BudgetRequest
@@ -31,12 +32,14 @@ from onnxgc.model.core.stored_weights import external_file
 from onnxgc.model.files.load import source_of
 from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.report.data.optimize_report import OptimizeReport
+from onnxgc.report.html.notebook_curve import curve_html
+from onnxgc.report.text.units import megabytes
 from onnxgc.solvers.base import PlanSearch
 from onnxgc.tracing.gradient_types import type_of_array
 from onnxgc.tracing.optimizers import Optimizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OptimizeResult:
     """The result of `optimize`.
 
@@ -59,6 +62,19 @@ class OptimizeResult:
     def training_graph(self) -> TrainingGraph:
         """The emitted graph; if no file was written, the first access reads the weights and builds it."""
         return self._written or emit(self.planned, values=self.values, options=self.options)
+
+    def memory_curve(self, baseline: bool = False) -> npt.NDArray[np.int64]:
+        """Live bytes at each run of an operator, an optimizer's state included: [runs]."""
+        profile = self.planned.regular_profile if baseline else self.planned.profile
+        return np.array(profile.timeline, np.int64) + self.planned.state_bytes
+
+    def __repr__(self) -> str:
+        peak, baseline = (megabytes(int(self.memory_curve(one).max())) for one in (False, True))
+        recomputed = f"{100 * self.planned.extra_flops_ratio:.1f} % extra operations"
+        return f"<OptimizeResult of {self.report['model']}: peak {peak} (baseline {baseline}), {recomputed}>"
+
+    def _repr_html_(self) -> str:
+        return curve_html(repr(self), self.memory_curve(), self.memory_curve(baseline=True))
 
 
 def optimize(

@@ -20,11 +20,16 @@ from onnxgc.planning.plan import CheckpointPlan, Objective
 from onnxgc.planning.schedule import Compute, Release
 from onnxgc.planning.simulate import MemoryProfile, live_at_peak
 from onnxgc.report.data.compare_report import DifferenceReport, DifferenceSide, PeakPosition, PlanRow, PlansReport
+from onnxgc.report.text.graph_rows import graph_table
+from onnxgc.report.text.network_pair_lines import checkpoints_table, files_table
+from onnxgc.report.text.networks_overview import overview_table
+from onnxgc.report.text.plan_rows import plans_table
+from onnxgc.report.text.text_table import Cells
 from onnxgc.solvers.budget_solver import floor_operator
 from onnxgc.tracing.checkpoint_problem import TracedProblem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The result of `compare`.
 
@@ -38,6 +43,24 @@ class Comparison:
     report: Any
     plans: Mapping[str, CheckpointPlan]
     rows: tuple[PlanCandidate, ...] = ()
+
+    def tables(self) -> list[Cells]:
+        """The tables that `onnxgc compare` prints."""
+        report = self.report
+        match report["kind"]:
+            case "plans":
+                return [plans_table(report)]
+            case "graph":
+                return [graph_table(report)]
+            case "each":
+                return [overview_table(report)]
+        return [files_table(report), *(checkpoints_table(report, pair) for pair in range(len(report["pairs"])))]
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {'; '.join(table.title for table in self.tables())}>"
+
+    def _repr_markdown_(self) -> str:
+        return "\n\n".join(table.markdown() for table in self.tables())
 
 
 def compare_plans(source: Any, options: CompareOptions, progress: Progress) -> Comparison:

@@ -7,7 +7,6 @@ outputs are kept to the end. Sizes and durations are numbers of any unit, at lea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,7 +17,7 @@ from typing import Any
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator
 from onnxgc.errors import GraphFileError
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
-from onnxgc.graph.graph_file import MAX_EXPONENT, is_identifier, read_document
+from onnxgc.graph.graph_file import MAX_EXPONENT, is_identifier
 
 FORM = '{"nodes": [{"id": 0, "size": 5, "duration": 2}, ...], "edges": [[0, 1], ...]}'
 MAX_TOTAL = 2**60
@@ -37,16 +36,6 @@ class OperatorGraphFile:
     nodes: tuple[Vertex, ...]
     size_scale: int
     duration_scale: int
-
-
-def read_operator_graph(path: str | os.PathLike[str]) -> OperatorGraphFile:
-    """Read and check an operator graph.
-
-    Raises:
-        GraphFileError: the file cannot be read, is not JSON, or violates the form; the message names the
-            first violation.
-    """
-    return parse_operator_graph(read_document(path, FORM))
 
 
 def parse_operator_graph(document: Any) -> OperatorGraphFile:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from onnxgc.budget.bounds.covering import CoveringBound, fixed_order_bound, free_order_bound, sequence_of_gaps
+from onnxgc.budget.bounds.moments import MAX_OPERATORS, MomentBound, MomentFinding
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
-from onnxgc.budget.bounds.residency import MAX_OPERATORS, residency_bound
 from onnxgc.budget.improve.lns_milp import PartSearch
 from onnxgc.budget.improve.removable_runs import without_needless_repeats
 from onnxgc.budget.operator_problem import OperatorProblem, settled, simulate_sequence
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIME_LIMIT_SECONDS = 30.0
 _BOUND_SECONDS = 12.0
 """Time of each bound if there is no time limit."""
+_QUICK_PROOF_SECONDS = 2.0
+"""Time of the moments' bound before the search, which a proof makes needless."""
 _ROUNDS_PER_PART = 4
 """Rounds during which the program of one part is solved, if rounds are counted."""
 _PART_SECONDS_DURING_COMPILATION = 0.5
@@ -165,6 +168,8 @@ class _Search:
         self._best: tuple[int, ...] | None = None
         self._best_extra = 0
         self._bound = 0
+        self._moments: MomentBound | None = None
+        self._findings: deque[MomentFinding] = deque()
 
     def run(self, starts: Iterable[Sequence[int]]) -> BudgetedSequence | NoSequence:
         problem = self._problem
@@ -265,6 +270,10 @@ class _Search:
                 return fixed.impossible_at
             self._raise_bound(fixed)
         guided = self._guided(fixed)
+        if self._may_prove() and not self._is_settled():
+            self._moments = MomentBound(problem, budget, self._options.order)
+            self._prove(min(limit, _QUICK_PROOF_SECONDS), Event())
+            self._take_findings()
         if not self._is_settled():
             self._improve([own_order, *([guided] if guided else [])])
         return None
@@ -284,8 +293,11 @@ class _Search:
         problem, budget, seed = self._problem, self._budget, self._options.seed
         parts = PartSearch(problem, budget, seed)
         stop = Event()
-        with ThreadPoolExecutor(2) as threads:
+        proving: Future[None] | None = None
+        with ThreadPoolExecutor(3) as threads:
             try:
+                if self._moments is not None:
+                    proving = threads.submit(self._prove, math.inf, stop)
                 self._deadline = self._deadline.extended(self._compile(parts, threads, stop))
                 # Imported here: problems without a search need no compiler.
                 from onnxgc.budget.improve.local_moves import LocalMoves
@@ -301,11 +313,14 @@ class _Search:
                 self._search_neighbourhoods(search, parts, threads, stop)
             finally:
                 stop.set()
+        if proving is not None:
+            proving.result()
 
     def _compile(self, parts: PartSearch, threads: Executor, stop: Event) -> float:
         """Compile, and solve parts of the best meanwhile; return the seconds that compilation took."""
         compiling = threads.submit(compile_loops, self._options.progress)
         while self._options.max_rounds is None and self._best is not None and not compiling.done():
+            self._take_findings()
             if self._is_settled():
                 break
             self._offer(parts.improve(self._best, _PART_SECONDS_DURING_COMPILATION, stop), "program")
@@ -317,25 +332,32 @@ class _Search:
         """Run rounds of the search, and solve programs of parts and a stronger bound on other threads."""
         most = self._options.max_rounds
         solving: Future[list[int] | None] | None = None
-        proving: Future[int] | None = None
         rounds = 0
         while not self._is_over() and (most is None or rounds < most):
             if solving is None and self._best is not None:
                 limit = math.inf if most is not None else self._deadline.end - time.perf_counter()
                 solving = threads.submit(parts.improve, self._best, limit, stop)
-            if proving is None and self._best is not None and self._may_prove():
-                limit = self._deadline.end - time.perf_counter()
-                proving = threads.submit(residency_bound, self._problem, self._budget, self._best_extra, limit, stop)
+            self._take_findings()
             self._offer(search.improve(self._best), "neighbourhood")
             rounds += 1
-            if proving is not None and proving.done():
-                self._raise_bound(CoveringBound(proving.result()))
             # Where rounds are counted, the result must not depend on the speed of either thread.
             if solving is not None and (solving.done() if most is None else not rounds % _ROUNDS_PER_PART):
                 self._offer(solving.result(), "program")
                 solving = None
 
     def _may_prove(self) -> bool:
-        """Whether the problem is small enough for the stronger bound, whose time is not counted in rounds."""
-        is_fixed, most = self._options.order is Order.FIXED, self._options.max_rounds
-        return is_fixed and most is None and len(self._problem) <= MAX_OPERATORS
+        """Whether the moments' bound is sought: not where rounds are counted, since its time is not."""
+        return self._options.max_rounds is None and len(self._problem) <= MAX_OPERATORS
+
+    def _prove(self, seconds: float, stop: Event) -> None:
+        """Collect findings of the moments' bound; on another thread than the one that takes them."""
+        assert self._moments is not None, "may prove"
+        most = self._problem.duration * _MAX_REPEATS if self._best is None else self._best_extra
+        for finding in self._moments.findings(most, seconds, stop):
+            self._findings.append(finding)
+
+    def _take_findings(self) -> None:
+        while self._findings:
+            finding = self._findings.popleft()
+            self._offer(finding.sequence, "moments")
+            self._raise_bound(CoveringBound(finding.extra))

@@ -42,9 +42,11 @@ from onnxgc.cli.arguments import (
 from onnxgc.emission.atomic_files import write_text
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import BudgetError, ModelFileError, OutputFileError, PlanError
+from onnxgc.graph.graph_sources import is_bare_graph
 from onnxgc.model.files.load import check_model_file, model_files
 from onnxgc.planning.order_choice import Order
-from onnxgc.report.data.compare_report import EachReport, NetworksReport, PlansReport
+from onnxgc.report.data.compare_report import EachReport, GraphReport, NetworksReport, PlansReport
+from onnxgc.report.text.graph_rows import graph_table
 from onnxgc.report.text.network_pair_lines import checkpoints_table, file_label, file_lines, files_table, pair_lines
 from onnxgc.report.text.networks_overview import overview_lines, overview_table
 from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
@@ -116,7 +118,8 @@ class _Output(Options, panel=REPORT):
 @with_flat_options
 def compare_command(
     models: Annotated[
-        list[str], Argument(metavar="MODEL...", help="Forward ONNX models; several are files of one network.")
+        list[str],
+        Argument(metavar="MODEL...", help="Forward ONNX models, several of one network; or a bare graph (JSON)."),
     ],
     rows: _Rows,
     reading: Reading,
@@ -127,7 +130,10 @@ def compare_command(
     read, solvers = reading.arguments(), rows.names()
     is_each = rows.each or (rows.solvers is not None and len(models) > 1)
     for model in models:
-        check_model_file(model)
+        if not is_bare_graph(model):
+            check_model_file(model)
+        elif output.page_target is not None or len(models) > 1:
+            raise PlanError(f"'{model}' is a bare graph, which is compared alone and has no --report; drop the others")
     check_needs_budget(rows.budget is not None, {"--order": rows.order}, "--budget, such as --budget 60%")
     if output.carry_over is not None and (is_each or len(models) == 1):
         raise PlanError("--carry-over transfers a plan from one file to others; give several files of one network")
@@ -159,6 +165,7 @@ def _show(comparison: Comparison, models: Sequence[str], targets: Sequence[str],
         "plans": _show_plans,
         "each": _show_each,
         "networks": _show_networks,
+        "graph": _show_graph,
     }
     show[comparison.report["kind"]](comparison.report, write, output.verbose)
     for target, model in zip(targets, models[1:], strict=False):
@@ -178,6 +185,8 @@ def _raise_failures(report: Mapping[str, Any], count: int) -> None:
         raise ModelFileError(
             f"{len(failed)} of {count} models were not compared, the first because {failed[0]['error']}"
         )
+    if report["kind"] == "graph":
+        return
     reasons = [_why_no_fit(one) for one in report.get("comparisons", [report])]
     if reasons and all(reasons):
         summary = f"no plan fits for any of {len(reasons)} networks, the first because "
@@ -230,6 +239,12 @@ def _show_plans(report: PlansReport, write: Writer, verbose: bool) -> None:
             write(line)
     for note in report["notes"]:
         write(f"note: {note}")
+
+
+def _show_graph(report: GraphReport, write: Writer, verbose: bool) -> None:
+    write(graph_table(report))
+    for item in report["left_out"] if verbose or len(report["rows"]) < 2 else ():
+        write(f"{item['name']}: {item['reason']}")
 
 
 def _show_each(report: EachReport, write: Writer, verbose: bool) -> None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from onnxgc.api.bare_graphs import solve_graph, solve_operator_graph
-from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
+from onnxgc.api.bare_graphs import solve
 from onnxgc.cli.arguments import (
     PLAN,
     REPORT,
@@ -17,13 +16,11 @@ from onnxgc.cli.arguments import (
     TIME_LIMIT_WITH_BUDGET,
     Options,
     check_json_target,
-    check_needs_budget,
     names_in,
     progress_line,
     with_flat_options,
     write_json,
 )
-from onnxgc.errors import PlanError
 from onnxgc.planning.order_choice import Order
 from onnxgc.planning.plan import Objective
 from onnxgc.solvers.registry import SOLVERS
@@ -61,36 +58,14 @@ class _Planning(Options, panel=PLAN):
     )
     json_target: str = Option("-", "--json", rich_help_panel=REPORT, help="JSON file of the result, or - for stdout.")
 
-    @property
-    def has_budget(self) -> bool:
-        return self.budget is not None or self.extra_time is not None
-
-    def check(self) -> None:
-        """Fail if options do not apply."""
-        if not self.has_budget:
-            for_sequences = {"--order": self.order, "--step-limit": self.step_limit}
-            check_needs_budget(False, for_sequences, "--budget, such as --budget .8")
-            return
-        for_checkpoints = {
-            "--objective": self.objective,
-            "--solver": None if self.solver == "budget" else self.solver,
-            "--checkpoints": self.checkpoints,
-            "--interior-only": self.interior_only or None,
-            "--slots": self.slots,
-            "--draws": self.draws,
-        }
-        for option, value in for_checkpoints.items():
-            if value is not None:
-                raise PlanError(f"{option} applies to checkpoints of a forward graph; drop it or --budget")
-
 
 @with_flat_options
 def solve_command(
     graph: Annotated[
         str,
         Argument(
-            help="JSON file: vertices (id, size), edges, source, target; with --budget nodes "
-            "(id, size, duration) and edges."
+            help="JSON file: vertices (id, size) and edges; with --budget nodes (id, size, duration) and "
+            "edges; also networkx's node-link form."
         ),
     ],
     planning: _Planning,
@@ -100,31 +75,23 @@ def solve_command(
     Without a budget the result is a set of checkpoints; with one it is the fastest sequence of operators.
     """
     check_json_target(planning.json_target, graph)
-    planning.check()
+    checkpoints = None if planning.checkpoints is None else names_in(planning.checkpoints)
     with progress_line() as notify:
         notify("planning")
-        if planning.has_budget:
-            is_limited = planning.time_limit is not None or planning.step_limit is not None
-            result = solve_operator_graph(
-                graph,
-                budget=planning.budget,
-                extra_time=planning.extra_time,
-                order=(planning.order or Order.FREE).value,
-                time_limit=planning.time_limit if is_limited else DEFAULT_TIME_LIMIT_SECONDS,
-                step_limit=planning.step_limit,
-                seed=planning.seed,
-                progress=notify,
-            )
-        else:
-            result = solve_graph(
-                graph,
-                solver=planning.solver,
-                objective=planning.objective.value if planning.objective else None,
-                checkpoints=None if planning.checkpoints is None else names_in(planning.checkpoints),
-                interior_only=planning.interior_only,
-                time_limit=planning.time_limit,
-                seed=planning.seed,
-                slots=planning.slots,
-                draws=planning.draws,
-            )
-    write_json(result, planning.json_target)
+        solution = solve(
+            graph,
+            budget=planning.budget,
+            extra_time=planning.extra_time,
+            order=planning.order and planning.order.value,
+            solver=planning.solver,
+            objective=planning.objective and planning.objective.value,
+            checkpoints=checkpoints,
+            interior_only=planning.interior_only,
+            time_limit=planning.time_limit,
+            step_limit=planning.step_limit,
+            seed=planning.seed,
+            slots=planning.slots,
+            draws=planning.draws,
+            progress=notify,
+        )
+    write_json(solution.report, planning.json_target)

@@ -1,14 +1,15 @@
 """Computation graphs in JSON files: `{"vertices": [{"id": 0, "size": 5}], "edges": [[0, 1]], ...}`.
 
-Identifiers are strings or integers. Sizes are numbers in any unit, at least 0. Fractions are exact,
-since all sizes are scaled to integers.
+Without `source` and `target` these are the only vertices without edges into or out of them. Identifiers
+are strings or integers. Sizes are numbers in any unit, at least 0. Fractions are exact, since all sizes are
+scaled to integers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -42,18 +43,6 @@ class GraphFile:
         return size // self.scale if size % self.scale == 0 else size / self.scale
 
 
-def read_graph_file(path: str | os.PathLike[str]) -> GraphFile:
-    """Read and check a graph file.
-
-    Every vertex must lie on a path from the source to the target.
-
-    Raises:
-        GraphFileError: the file cannot be read, is not JSON, or violates its form; the message
-            names the first violation.
-    """
-    return parse_graph(read_document(path, FORM))
-
-
 def read_document(path: str | os.PathLike[str], form: str) -> Any:
     """The content of a JSON file, fractions as `Decimal`; error messages show `form` as an example.
 
@@ -75,20 +64,35 @@ def read_document(path: str | os.PathLike[str], form: str) -> Any:
 def parse_graph(document: Any) -> GraphFile:
     """Check the content of a graph file (fractions as `Decimal`).
 
+    Every vertex must lie on a path from the source to the target.
+
     Raises:
         GraphFileError: the document violates the form; the message names the first violation.
     """
     if not isinstance(document, dict):
         raise GraphFileError(f"a graph file holds one JSON object; write {FORM}")
-    for key in ("vertices", "edges", "source", "target"):
+    for key in ("vertices", "edges"):
         if key not in document:
             raise GraphFileError(f"the graph file has no '{key}'; write {FORM}")
     sizes = _vertices(document["vertices"])
     graph = ComputationGraph.from_unsorted(sizes, _edges(document["edges"], sizes))
-    source, target = (_known(document[end], sizes, f"the {end}") for end in ("source", "target"))
+    ends = {"source": graph.sources, "target": graph.sinks}
+    source, target = (_end(document.get(end), vertices, sizes, end) for end, vertices in ends.items())
     _require_single_ends(graph, source, target)
     scale = lcm(*(size.denominator for size in sizes.values()))
     return GraphFile(graph, {v: int(size * scale) for v, size in sizes.items()}, source, target, scale)
+
+
+def _end(given: Any, found: Sequence[Vertex], sizes: Mapping[Vertex, Fraction], end: str) -> Vertex:
+    """The given source or target, or the only one that there is."""
+    if given is not None:
+        return _known(given, sizes, f"the {end}")
+    if len(found) > 1:
+        raise GraphFileError(
+            f"the graph has no '{end}', and {len(found)} vertices may be it ({found[0]!r}, {found[1]!r}); every vertex "
+            "must lie on a path from one source to one target"
+        )
+    return found[0]
 
 
 def _vertices(entries: Any) -> dict[Vertex, Fraction]:

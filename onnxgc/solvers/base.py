@@ -37,6 +37,9 @@ class SolverOptions:
         max_rounds: for `budget`, ends the search after this many rounds.
         sequences: for `budget`, plans to start from.
         progress: callback that receives the name of each stage.
+
+    Raises:
+        PlanError: a limit is negative.
     """
 
     checkpoints: tuple[Vertex, ...] = ()
@@ -51,6 +54,11 @@ class SolverOptions:
     max_rounds: int | None = None
     sequences: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     progress: Callable[[str], None] = field(default=lambda stage: None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("time_limit", self.time_limit_seconds), ("step_limit", self.max_rounds)):
+            if value is not None and not value >= 0:
+                raise PlanError(f"{name} is {value}; give a number of at least 0, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

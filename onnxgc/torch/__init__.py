@@ -15,7 +15,18 @@ if find_spec("torch") is None:
 
 from onnxgc.torch.checkpointing import checkpoint, plans_of
 from onnxgc.torch.exporting import export_training
+from onnxgc.torch.largest_batch import LargestBatch, largest_batch
 from onnxgc.torch.onnx_module import OnnxModule, from_onnx
 from onnxgc.torch.plan_search import SavedTensor, TorchPlan
 
-__all__ = ["OnnxModule", "SavedTensor", "TorchPlan", "checkpoint", "export_training", "from_onnx", "plans_of"]
+__all__ = [
+    "LargestBatch",
+    "OnnxModule",
+    "SavedTensor",
+    "TorchPlan",
+    "checkpoint",
+    "export_training",
+    "from_onnx",
+    "largest_batch",
+    "plans_of",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ class PlanFollower:
 
     plan: CheckpointPlan
 
-    def __call__(self, step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def __call__(
+        self, step: JointStep, available_bytes: int, alike: Sequence[tuple[int, ...]] = ()
+    ) -> tuple[tuple[int, ...], int]:
         """Segments are recomputed before backward reads them.
 
         Raises:

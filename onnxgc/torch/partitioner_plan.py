@@ -26,7 +26,7 @@ class PartitionerBudget:
 
     share: float
 
-    def __call__(self, step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def __call__(self, step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         problem = step.problem
         kept = saved_storages(step, self.share)
         for operation in problem.operators[: step.boundary]:
@@ -69,7 +69,7 @@ def tensors_saved(
     module = from_onnx(model, trainable=trainable, freeze=freeze, freeze_bn=freeze_bn, input_shapes=input_shapes)
     names: set[str] = set()
 
-    def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def plan_baseline(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         names.update(_names(step, saved_storages(step, share)))
         return tuple(range(len(step.problem))), 0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from onnxgc.budget.bounds.peak_bound import floor_of_problem
+from onnxgc.budget.improve.removable_runs import without_needless_repeats
 from onnxgc.budget.least_peak import least_peak
 from onnxgc.budget.operator_problem import simulate_sequence
 from onnxgc.budget.search import BudgetedSequence, NoSequence, SearchOptions, within_budget
@@ -46,10 +47,11 @@ class TorchPlan:
     saved: tuple[SavedTensor, ...] = field(repr=False)
 
 
-Planner = Callable[[JointStep, int], tuple[tuple[int, ...], int]]
+Planner = Callable[[JointStep, int, Sequence[tuple[int, ...]]], tuple[tuple[int, ...], int]]
 """Chooses the sequence in which a joint graph runs, with a lower bound on its extra time in nanoseconds.
 
-The integer is the memory, in bytes, that plans of other calls need anyway.
+The integer is the memory, in bytes, that plans of other calls need anyway; then come the sequences of calls
+with the same operators and other shapes.
 """
 
 
@@ -60,8 +62,12 @@ class BudgetPlanner:
     budget: Budget
     options: SearchOptions
 
-    def __call__(self, step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def __call__(
+        self, step: JointStep, available_bytes: int, alike: Sequence[tuple[int, ...]] = ()
+    ) -> tuple[tuple[int, ...], int]:
         """Tries the budget, then `available_bytes` if they are more.
+
+        A sequence of `alike` that fits is taken without a search, less the runs that it does not need here.
 
         Raises:
             BudgetError: no sequence fits.
@@ -69,11 +75,18 @@ class BudgetPlanner:
         problem = step.problem
         floor = floor_of_problem(problem)
         result: BudgetedSequence | NoSequence
+        if self.budget.is_least and alike:
+            return min(alike, key=lambda sequence: simulate_sequence(problem, sequence).peak), 0
         if self.budget.is_least:
             result = least_peak(problem, floor.size, self.options).best
         else:
             budget = self.budget.bytes_of(simulate_sequence(problem, range(len(problem))).peak)
-            result = within_budget(problem, budget, self.options)
+            baseline = range(len(problem))
+            fitting = [one for one in alike if simulate_sequence(problem, one).peak <= budget]
+            if fitting and simulate_sequence(problem, baseline).peak > budget:
+                thinned = [tuple(without_needless_repeats(problem, one, budget)) for one in fitting]
+                return min(thinned, key=lambda one: simulate_sequence(problem, one).duration), 0
+            result = within_budget(problem, budget, self.options, alike)
             if isinstance(result, NoSequence) and budget < available_bytes:
                 result = within_budget(problem, available_bytes, self.options)
             if isinstance(result, NoSequence):

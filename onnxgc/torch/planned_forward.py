@@ -14,10 +14,12 @@ import logging
 import operator
 import random
 import threading
+import time
 import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,7 @@ from onnxgc.torch.state_guard import Binding, StateGuard
 from onnxgc.torch.trace_errors import reason_of
 from onnxgc.torch.traced_state import TracedState, other_tensors
 
+logger = logging.getLogger(__name__)
 _MAX_SIGNATURES = 64
 """Signatures whose traces are kept, the most recently used; a trace contains two graphs."""
 _MAX_TRACES = 16
@@ -239,8 +242,12 @@ class PlannedForward:
         if step.problem not in self._decisions:
             # A smaller batch may need a larger share; the memory of another call's plan is available anyway.
             available = max((plan.planned_peak_bytes for plan in self.plans), default=0)
-            sequence, lower_bound = self._planner(step, available)
-            self._decisions[step.problem] = sequence, plan_summary(step, sequence, lower_bound)
+            alike = [one for other, (one, _) in self._decisions.items() if _has_operators_of(other, step.problem)]
+            started = time.perf_counter()
+            sequence, lower_bound = self._planner(step, available, alike)
+            plan = plan_summary(step, sequence, lower_bound)
+            self._decisions[step.problem] = sequence, plan
+            logger.info("planned in %.1f s: %s", time.perf_counter() - started, plan)
         return self._decisions[step.problem][0]
 
     def _trace(self, call: CallSignature, state: TracedState, plan_only: bool) -> _Trace:
@@ -289,6 +296,14 @@ class PlannedForward:
 # torch.compile would otherwise trace through the planned forward, and leave it nothing to plan.
 _disabled: Any = torch.compiler.disable
 _run_uncompiled: Callable[..., Any] = _disabled(PlannedForward.run)
+
+
+def _has_operators_of(one: OperatorProblem, other: OperatorProblem) -> bool:
+    """Whether two problems differ in sizes, durations and workspaces only."""
+    return (one.kept, len(one)) == (other.kept, len(other)) and all(
+        replace(a, duration=b.duration, workspace=b.workspace) == b
+        for a, b in zip(one.operators, other.operators, strict=True)
+    )
 
 
 def _is_cast_once(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import onnxgc
-from onnxgc.api.bare_graphs import solve_operator_graph
 from onnxgc.api.feeds import feeds_of
 from onnxgc.emission.atomic_files import write_model
 from onnxgc.errors import BudgetError
@@ -174,9 +173,9 @@ def _graph_rows_of(path: Path, shares: Sequence[float], options: Options, progre
             progress(f"{path.stem} at {share:.0%}, {order} order")
             row: dict[str, Any] = {"graph": path.stem, "order": order, "share": share}
             try:
-                found = solve_operator_graph(
+                found = onnxgc.solve(
                     path, budget=share, order=order, time_limit=options.time_limit, seed=options.seed
-                )
+                ).report
             except BudgetError:
                 continue
             row["operators"] = len(set(found["sequence"]))

@@ -7,6 +7,7 @@ steps that `scripts/gpu_check.py` recorded on an H200.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -133,8 +134,22 @@ def results_section(record: Record) -> str:
     return (
         "**Forms for CUDA, expected.** No card was used: nodes, kernels and bytes are counted, and times are "
         f"those of a cost model of the {device(figures['device']).name} with two fitted parameters. It is "
-        f"within {largest:.0%} of the {len(figures['deviations'])} steps recorded above, which have the "
+        f"within {math.ceil(100 * largest)}% of the {len(figures['deviations'])} steps recorded above, which have the "
         f"forms for CPUs. {_peaks_line(figures['table1_peaks'])}Files without barriers:\n\n{table}"
+    )
+
+
+def expected_line(record: Record) -> str:
+    """A line of README.md: the first network's baseline in both forms."""
+    (name, shape), *_ = NETWORKS.items()
+    figures = record["figures"]
+    if name not in figures["networks"]:
+        return ""
+    rows = figures["networks"][name]["baseline"]
+    cpu, cuda = (f"{1e3 * rows[provider]['seconds']:.0f}" for provider in PROVIDERS)
+    return (
+        f"- {name} at batch {shape[0]}, expected of an {figures['device'].upper()} by a cost model, not measured: "
+        f"{cuda} ms a step with gradients in the forms for CUDA, {cpu} in those for CPUs."
     )
 
 

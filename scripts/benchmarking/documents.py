@@ -40,6 +40,7 @@ SECTIONS: Mapping[str, Callable[[Record], str]] = {
     "gpu": cuda_results.results_section,
     "card": card.results_section,
     "gradients": gradients.results_section,
+    "gradients_cuda": gradients.results_section,
     "step": step.results_section,
     "torch": torch_plans.results_section,
     "training": training.results_section,

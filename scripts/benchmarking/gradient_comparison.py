@@ -17,6 +17,8 @@ from scripts.benchmarking.records import installed_versions
 
 MAX_DISTANCE_RATIO = 2.0
 """Largest distance of a gradient to float64, as a multiple of torch float32's."""
+MAX_CUDA_RATIO = 1.5
+"""Largest median distance of gradients in the forms for CUDA, as a multiple of the forms for CPUs."""
 FLOOR = 1e-6
 """Smaller distances are float32's rounding in any implementation."""
 VANISHING_SHARE = 1e-6
@@ -30,7 +32,8 @@ _DISTRIBUTIONS = ("torch", "torchvision", "timm", "transformers", "onnxscript")
 class Options:
     """Models by name, their size, and the kinds of comparison.
 
-    With `all_exports`, each exporter writes a static and a symbolic batch; else each writes one of them.
+    With `all_exports`, each exporter writes a static and a symbolic batch; else each writes one of them. With
+    `cuda_forms`, only the first exporter writes, and gradients have the forms of both providers.
     """
 
     only: tuple[str, ...] = ()
@@ -38,6 +41,7 @@ class Options:
     threads: int = 2
     verify: bool = True
     all_exports: bool = False
+    cuda_forms: bool = False
 
 
 def outputs_of(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
@@ -104,7 +108,7 @@ def failures(row: Mapping[str, Any]) -> list[str]:
         return found
     found += [f"no gradient of {name}" for name in row["missing"]]
     found += [f"{name} is not a parameter" for name in row["no_parameters_of_the_module"]]
-    if is_too_far(row):
+    if is_too_far(row) or not row.get("of_cpu_forms", 0.0) <= MAX_CUDA_RATIO:
         found.append("too far from float64")
     return found
 

@@ -2,7 +2,8 @@
 
 Each model is exported by torch's exporters, planned, and run for one step in ONNX Runtime. The distance of
 every parameter's gradient to torch float64 is compared with the distance of torch float32, and the planned
-graph with the baseline. Where rounding moves a unit across its kink, one run does not represent the error of
+graph with the baseline. With `--cuda-forms`, one export of a model has the forms for CUDA beside those for
+CPUs, on the CPU provider. Where rounding moves a unit across its kink, one run does not represent the error of
 float32, so that torch's distance is the largest of several runs (`SINGLE_RUNS`).
 
     python -m scripts.benchmarking.gradients NAME REQUEST RESULT    one model in this process
@@ -54,6 +55,7 @@ HEADINGS = (
     "model, export", "parameters", "distance: median", "largest", "planned / baseline", "passes",
 )  # fmt: skip
 _USUAL_EXPORTS = ("dynamo-dynamic", "script-static")
+_IN_CUDA_FORMS = ("resnet50", "densenet121", "inception_v3", "vgg16", "vit_b_16", "bert", "gpt2")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,18 +64,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="models in their published size")
     parser.add_argument("--no-verify", action="store_true", help="omit `onnxgc verify`")
     parser.add_argument("--all-exports", action="store_true", help="static and symbolic batch by each exporter")
+    parser.add_argument("--cuda-forms", action="store_true", help="forms for CPUs and for CUDA of some models")
     parser.add_argument("--files", type=Path, help="ONNX files below this folder in place of PyTorch models")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Exit code 1: a comparison fails."""
-    options = Options(
-        tuple(arguments.only), not arguments.full, arguments.threads, not arguments.no_verify, arguments.all_exports
-    )
+    only = tuple(arguments.only) or (_IN_CUDA_FORMS if arguments.cuda_forms else ())
+    verify, exports = not arguments.no_verify, arguments.all_exports
+    options = Options(only, not arguments.full, arguments.threads, verify, exports, arguments.cuda_forms)
     if arguments.files:
         name, figures = ("gradients_of_files", file_gradients.run_files(arguments.files, options, Progress()))
     else:
-        name, figures = "gradients", run_gradients(options, Progress())
+        name = "gradients_cuda" if options.cuda_forms else "gradients"
+        figures = run_gradients(options, Progress())
     write_record(name, figures, threads=options.threads, folder=arguments.record)
     headings = ("parameters", "median", "max", "of", "planned", "fails")
     rows = [[row.get("file") or f"{row['model']} {row.get('export', '')}", *cells(row)] for row in figures["rows"]]
@@ -114,16 +118,23 @@ def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
         return Truth.of(model, options.small, seed)
 
     rows: list[dict[str, Any]] = []
+    usual, forms = (_USUAL_EXPORTS[:1], ("cpu", "cuda")) if options.cuda_forms else (_USUAL_EXPORTS, ("cpu",))
     for export in exports_of(model):
-        if not options.all_exports and export.suffix not in _USUAL_EXPORTS:
+        if not options.all_exports and export.suffix not in usual:
             continue
-        progress(f"{name} {export.suffix}")
-        row: dict[str, Any] = {"model": name, "export": export.suffix}
-        try:
-            row |= _compared(model, export, truth, options)
-        except OnnxgcError as error:
-            row |= {"error": str(error), "holds": False}
-        rows.append(row)
+        for provider in forms:
+            label = f"{export.suffix}, {provider} forms" if options.cuda_forms else export.suffix
+            progress(f"{name} {label}")
+            row: dict[str, Any] = {"model": name, "export": label}
+            try:
+                row |= _compared(model, export, provider, truth, options)
+            except OnnxgcError as error:
+                row |= {"error": str(error), "holds": False}
+            if options.cuda_forms and "distance_median" in row:
+                in_cpu_forms = row if provider == "cpu" else rows[-1]
+                row["of_cpu_forms"] = row["distance_median"] / in_cpu_forms.get("distance_median", np.nan)
+                row["holds"] = not failures(row)
+            rows.append(row)
     return rows
 
 
@@ -131,6 +142,13 @@ def results_section(record: Record) -> str:
     figures = record["figures"]
     known = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     table = markdown_table(HEADINGS, list(map(_document_row, figures["rows"])))
+    ratios = [row["of_cpu_forms"] for row in figures["rows"] if "of_cpu_forms" in row]
+    if ratios:
+        return (
+            "**Gradients in the forms for CUDA**, computed by the CPU provider, as above. The median distance "
+            f"of a model's gradients is at most {max(ratios):.2f} times that of the forms for CPUs:"
+            f"\n\n{table}\n\n{machine_of(record)}."
+        )
     return (
         f"**Gradients of whole models**, exported from PyTorch in a {figures['size']} size and trained for "
         "one step. *Distance* is the distance of each parameter's gradient to torch float64 of the module "
@@ -149,7 +167,9 @@ def _document_row(row: Mapping[str, Any]) -> list[str]:
     return [label, parameters, *ratios, "yes" if row["holds"] else "NO"]
 
 
-def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], options: Options) -> dict[str, Any]:
+def _compared(
+    model: TorchModel, export: Export, provider: str, truth: Callable[[int], Truth], options: Options
+) -> dict[str, Any]:
     from scripts.exports.torch_export import export_module, match_parameters
 
     module, batch = model.module(options.small), model.batch(options.small)
@@ -168,7 +188,7 @@ def _compared(model: TorchModel, export: Export, truth: Callable[[int], Truth], 
             "nodes": len(proto.graph.node),
         }
         shapes = {name: tuple(value.shape) for name, value in batch.items()} if export.dynamic else None
-        result = optimize(source, training, loss=model.loss, input_shapes=shapes)
+        result = optimize(source, training, loss=model.loss, input_shapes=shapes, provider=provider)
         planned = result.planned
         (target,) = planned.model.targets
         too_far: dict[int, float] = {}

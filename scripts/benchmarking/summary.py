@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarking import default_plans, peaks
+from scripts.benchmarking.card import expected_line
 from scripts.benchmarking.cuda_results import measured_networks, step_seconds
 from scripts.benchmarking.records import Record, read_records
 from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
@@ -58,7 +59,8 @@ def _card(record: Record) -> str:
     return (
         f"- {CARD_NETWORK} at batch {row['shape'][0]} on one {record['card']}: "
         f"{megabytes(regular['measured_peak_bytes'])} to {megabytes(planned['measured_peak_bytes'])} MB, in "
-        f"{ratio:.2f} times the time."
+        f"{ratio:.2f} times the time, with gradients in the forms for "
+        f"{'CUDA' if row.get('forms') == 'cuda' else 'CPUs'}."
     )
 
 
@@ -92,6 +94,7 @@ _LINES: Mapping[str, Callable[[Record], str]] = {
     "resnet50": _resnet50,
     "default": default_plans.summary_line,
     "gpu": _card,
+    "card": expected_line,
     "gradients": _exports,
     "torch": _torch,
 }

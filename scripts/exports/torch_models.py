@@ -287,6 +287,7 @@ TORCH_MODELS: Mapping[str, TorchModel] = {
     "inception_v3": TorchModel(
         _torchvision("inception_v3", aux_logits=False, init_weights=False), _images((16, 299), (4, 96))
     ),
+    "vgg16": TorchModel(_torchvision("vgg16"), _images((16, 224), (4, 64))),
     "mobilenet_v3_large": TorchModel(_torchvision("mobilenet_v3_large"), _images((32, 224), (4, 64))),
     "efficientnet_b0": TorchModel(_torchvision("efficientnet_b0"), _images((16, 224), (4, 64))),
     "convnext_tiny": TorchModel(_torchvision("convnext_tiny"), _images((16, 224), (2, 64))),

@@ -1,11 +1,12 @@
 """Races of forms of reductions and of weight gradients, each checked against float64.
 
-The product's forms are taken from emitted training files. A form's time is the difference between several
-copies of it and one, which hides the start of a run.
+The product's forms and one candidate are taken from emitted training files. A form's time is the difference
+between several copies of it and one, which hides the start of a run.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,9 @@ from onnx import TensorProto, helper
 from onnxgc.api import emit, plan_step
 from onnxgc.api.read_options import ReadOptions
 from onnxgc.gradients import weight_gradient
-from onnxgc.gradients.weight_gradient import WEIGHT_FORMS, WeightForm
+from onnxgc.gradients.differentiate import GradientContext
+from onnxgc.gradients.rule_helpers import product, reshape, sum_over
+from onnxgc.gradients.weight_gradient import WEIGHT_FORMS, Convolution, WeightForm
 from onnxgc.model.core.ir import Array
 from onnxgc.model.read import read_model
 from onnxgc.runtime.measure import bound_step
@@ -103,12 +106,16 @@ def reduction_forms(shape: tuple[int, ...]) -> Iterator[tuple[str, onnx.GraphPro
 
 
 def weight_forms(layer: Layer) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """All applicable forms of both providers: in their own parts, in one part, and by either product."""
+    """All applicable forms of both providers: in their own parts, in one part, and by either product.
+
+    With strides, also a candidate for CUDA, by blocks.
+    """
     settings: Json = {"strides": [layer.stride] * 2, "pads": [layer.pad] * 4, "group": layer.groups}
     node = helper.make_node("Conv", ["x", "w"], ["y"], **settings)
     x = (layer.batch, layer.channels_in, layer.size, layer.size)
     seen: list[bytes] = []
-    for provider, forms in WEIGHT_FORMS.items():
+    raced = {**WEIGHT_FORMS, "cuda": (*WEIGHT_FORMS["cuda"], _BY_BLOCKS)}
+    for provider, forms in raced.items():
         for form in forms:
             if layer.groups > 1 and form.name == "by offset":
                 continue  # It has no groups.
@@ -125,6 +132,37 @@ def weight_forms(layer: Layer) -> Iterator[tuple[str, onnx.GraphProto]]:
                 if (content := graph.SerializeToString()) not in seen:
                     seen.append(content)
                     yield f"{provider}: {form.name}{suffix}", graph
+
+
+def _by_blocks(g: GradientContext, c: Convolution, x: str, dy: str) -> str:
+    """dw = dy columns^T, summed over images, where SpaceToDepth leaves windows of stride 1.
+
+    Each slice of its blocks is one of the columns' [stride^2 C, P], for square kernels and strides.
+    """
+    stride, kernel, size = c.windows.strides[0], c.windows.kernel[0], c.windows.output_size[0]
+    across = -(-kernel // stride)
+    begin = c.windows.pads_begin[0]
+    end = stride * (size - 1 + across) - c.windows.input_size[0] - begin
+    padded = g.emit("Pad", x, g.ints(0, 0, begin, begin, 0, 0, end, end))
+    blocks = g.emit("SpaceToDepth", padded, blocksize=stride)
+    slices = [
+        g.emit("Slice", blocks, g.ints(row, column), g.ints(row + size, column + size), g.ints(2, 3))
+        for row, column in itertools.product(range(across), repeat=2)
+    ]
+    read = (across * stride) ** 2 * c.channels_in
+    columns = reshape(g, g.emit("Concat", *slices, axis=1), (c.batch, read, c.positions))
+    rows = reshape(g, dy, (c.batch, c.channels_out, c.positions))
+    products = product(g, rows, columns, (3, 3), transpose_right=True)
+    summed = sum_over(g, products, (c.batch, c.channels_out, read), (0,))
+    parts = reshape(g, summed, (c.channels_out, across, across, stride, stride, c.channels_in))
+    gradient = g.emit("Transpose", parts, perm=[0, 5, 1, 3, 2, 4])
+    gradient = reshape(g, gradient, (c.channels_out, c.channels_in, *[across * stride] * 2))
+    return g.emit("Slice", gradient, g.ints(0, 0), g.ints(kernel, kernel), g.ints(2, 3))
+
+
+_BY_BLOCKS = WeightForm(
+    "by blocks", lambda c: c.is_strided and not c.is_pointwise and c.groups == 1, _by_blocks, lambda g, c: 1
+)
 
 
 @contextmanager

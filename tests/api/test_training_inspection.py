@@ -28,6 +28,7 @@ def test_costs_of_a_file_are_those_of_its_step(provider: str, barriers: str) -> 
     expected = step_costs(planned.step, planned.schedule, device("h200"), has_barriers=has_barriers)
     assert found.card == expected
     assert found.card[-1].nodes == len(model.graph.node)
+    assert found.left_to_the_cpu == {}
     assert found.planned_peak_bytes == result.report["planned"]["simulated_peak_bytes"]
     assert set(found.inputs) == {"x", "labels", "learning_rate", "step"}
     assert {weight.name for weight in found.weights if weight.role == "parameter"} == set(planned.model.parameters)

@@ -75,6 +75,18 @@ def test_pages_of_several_models(call: Call, capsys: pytest.CaptureFixture[str])
     assert "Plans for 2 networks" in Path("each.html").read_text(encoding="ascii")
 
 
+def test_a_bare_graph(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    vertices = [{"id": number, "size": 1} for number in range(9)]
+    Path("g.json").write_text(json.dumps({"vertices": vertices, "edges": [[n, n + 1] for n in range(8)]}))
+    assert call("compare", "g.json", "--solvers", "acg,store-all", "--json", "figures.json") == 0
+    shown = capsys.readouterr().out
+    assert fits(shown)
+    assert "* acg" in shown
+    assert json.loads(Path("figures.json").read_text())["rows"][0]["checkpoints"] == [0, 4, 8]
+    assert call("compare", "g.json", "--report", "page.html") == 2
+    assert "is a bare graph" in capsys.readouterr().err
+
+
 def test_two_plans(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("acg", "chen-sqrt"):
         made = ("--dry-run", "--no-check", "--solver", name, "--save-plan", f"{name}.json")

@@ -13,7 +13,6 @@ import pytest
 
 import onnxgc
 from onnxgc.api import bench, compare
-from onnxgc.api.bare_graphs import solve_operator_graph
 from onnxgc.errors import OnnxgcError
 from tests.api.chains import chain
 from tests.cli.command import run_command
@@ -123,12 +122,12 @@ def test_no_argument_is_ignored(call: Callable[[onnx.ModelProto], object], words
 @pytest.mark.parametrize("budget, limit", [("4.5", 4.5), (4.5, 4.5), ("5", 5), ("6.2", 6), ("100%", 4.5), (1.0, 4.5)])
 def test_a_budget_of_a_bare_graph_is_a_size_in_its_unit(folder: Path, budget: Any, limit: float) -> None:
     """Sizes are 1.5 each; a limit is rounded down to a multiple of what all are multiples of."""
-    assert solve_operator_graph(folder / "operators.json", budget=budget)["budget"] == limit
+    assert onnxgc.solve(folder / "operators.json", budget=budget).report["budget"] == limit
 
 
 def test_a_fraction_up_to_1_is_a_share(folder: Path) -> None:
     with pytest.raises(OnnxgcError, match=r"no sequence fits 3\.5"):
-        solve_operator_graph(folder / "operators.json", budget=".8")
+        onnxgc.solve(folder / "operators.json", budget=".8")
 
 
 def test_a_run_that_is_done_says_so(

@@ -74,7 +74,8 @@ def test_as_a_program(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found.pop("seconds") >= 0
     assert found == {
-        "solver": "acg", "status": "optimal", "objective": 13, "lower_bound": 13, "checkpoints": [0, 2, 4]
+        "solver": "acg", "status": "optimal", "objective": 13, "lower_bound": 13, "peak": 13, "sum": 13,
+        "checkpoints": [0, 2, 4],
     }  # fmt: skip
 
 
@@ -219,7 +220,7 @@ def test_a_solver_rejects_unsuitable_graphs(solve: Command) -> None:
         ({**CHAIN, "vertices": [*CHAIN["vertices"][:-1], {"id": 4, "size": -1}]}, "negative size"),
         ({**CHAIN, "vertices": [*CHAIN["vertices"][:-1], {"id": 4}]}, "no 'size'"),
         ({**CHAIN, "vertices": [*CHAIN["vertices"][:-1], {"id": 4, "size": "big"}]}, "size 'big'"),
-        ({key: part for key, part in CHAIN.items() if key != "source"}, "no 'source'"),
+        ({key: part for key, part in CHAIN.items() if key != "edges"}, "no 'edges'"),
         ({**CHAIN, "source": 9}, "the source names vertex 9"),
         ({**CHAIN, "target": "end"}, "the target names vertex 'end'"),
         ({**CHAIN, "source": 1}, "must come first"),

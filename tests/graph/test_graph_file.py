@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from onnxgc.errors import GraphFileError
-from onnxgc.graph.graph_file import parse_graph, read_graph_file
+from onnxgc.graph.graph_file import GraphFile, parse_graph
+from onnxgc.graph.graph_sources import graph_document
 
 ROW: dict[str, Any] = {
     "vertices": [{"id": 0, "size": 5}, {"id": 1, "size": 2}, {"id": "out", "size": 0}],
@@ -25,6 +26,10 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "graph.json"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def read_graph_file(path: Path) -> GraphFile:
+    return parse_graph(graph_document(path))
 
 
 def test_reads_vertices_edges_and_ends() -> None:
@@ -97,10 +102,17 @@ def test_each_violation_is_one_line(change: dict[str, Any], message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ROW)
+@pytest.mark.parametrize("key", ["vertices", "edges"])
 def test_missing_keys_are_named(key: str) -> None:
     with pytest.raises(GraphFileError, match=f"no '{key}'"):
         parse_graph({name: part for name, part in ROW.items() if name != key})
+
+
+def test_ends_may_be_left_out_where_there_is_one_of_each() -> None:
+    without = {"vertices": ROW["vertices"], "edges": ROW["edges"]}
+    assert parse_graph(without) == parse_graph(ROW)
+    with pytest.raises(GraphFileError, match=r"no 'target', and 2 vertices may be it \(1, 'out'\)"):
+        parse_graph({**without, "edges": [[0, 1], [0, "out"]]})
 
 
 @pytest.mark.parametrize("document", [[], 3, None, "graph"])

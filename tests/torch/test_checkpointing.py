@@ -145,7 +145,7 @@ def test_random_operators_keep_their_order() -> None:
 
     steps: list[JointStep] = []
 
-    def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def plan_baseline(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         steps.append(step)
         return tuple(range(len(step.problem))), 0
 
@@ -201,7 +201,7 @@ class Decaying(nn.Module):
 
 
 def test_a_recomputed_normalisation_updates_its_statistics_once() -> None:
-    def repeat_in_forward(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def repeat_in_forward(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         (index,) = (at for at, node in enumerate(step.nodes) if node is not None and is_batch_normalization(node))
         sequence = list(range(len(step.problem)))
         sequence.insert(step.boundary, index)

@@ -181,7 +181,7 @@ def joint_step() -> JointStep:
     """The joint graph of the model above."""
     steps: list[JointStep] = []
 
-    def plan_baseline(step: JointStep, available_bytes: int) -> tuple[tuple[int, ...], int]:
+    def plan_baseline(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         steps.append(step)
         return tuple(range(len(step.problem))), 0
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _MAX_PRESOLVED = 20_000
-"""Weights of a program that is presolved: for larger ones presolving exceeds any time limit."""
+"""Weights of a program that is presolved: for larger covering programs presolving exceeds any time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,15 @@ class CoveringProgram:
         max_nodes: int | None = None,
         gap: float = 0.0,
         stop: Event | None = None,
+        max_presolved: int = _MAX_PRESOLVED,
+        relaxed: bool = False,
     ) -> CoveringSolution | None:
         """The best solution found within a time limit in seconds; `None` for none.
 
         `start` are values of the columns to begin from. `gap`
         is the distance to the optimum, as a share of it, at which the search ends; it also ends once `stop`
-        is set, or at Ctrl-C.
+        is set, or at Ctrl-C. Programs with more than `max_presolved` weights are not presolved. `relaxed`:
+        all columns are free, up to 1.
         """
         # Imported here: the import takes a while, and most of the tool does without.
         import highspy
@@ -81,9 +84,12 @@ class CoveringProgram:
         if max_nodes is not None:
             highs.setOptionValue("mip_max_nodes", max_nodes)
         # A start is a solution already: presolving may then take the whole time limit.
-        if start is None and sum(np.size(columns) for columns, _, _ in self.rows) > _MAX_PRESOLVED:
+        if start is None and sum(np.size(columns) for columns, _, _ in self.rows) > max_presolved:
             highs.setOptionValue("presolve", "off")
-        highs.passModel(self._program())
+        program = self._program()
+        if relaxed:
+            program.integrality_ = []
+        highs.passModel(program)
         if start is not None:
             first = highspy.HighsSolution()
             first.col_value = np.asarray(start, np.float64)
@@ -142,4 +148,7 @@ def _solution(highs: Any) -> CoveringSolution | None:
         return None
     best = highs.getSolution()
     values = np.asarray(best.col_value) if best.value_valid and len(best.col_value) else None
-    return CoveringSolution(highs.getInfo().mip_dual_bound, values, optimal)
+    info = highs.getInfo()
+    # A linear program has no such bound, and its value is one if it is optimal.
+    bound = info.mip_dual_bound if highs.getLp().integrality_ else info.objective_function_value
+    return CoveringSolution(bound, values, optimal)

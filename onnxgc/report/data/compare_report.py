@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict, final
+from typing import Any, Literal, NotRequired, TypedDict, final
 
 from onnxgc.report.data.optimize_report import RegularFigures, TensorFigures, TensorSum
 
@@ -230,4 +230,33 @@ class NetworksReport(TypedDict):
     seconds: NotRequired[float]
 
 
-CompareReport = PlansReport | EachReport | NetworksReport
+class GraphRow(TypedDict):
+    """A plan for a bare graph, in the graph's units.
+
+    `sum` is of checkpoints and heaviest segment, `overhead` the extra duration as a share of the baseline's.
+    """
+
+    name: str
+    peak: float
+    sum: float | None
+    overhead: float | None
+    lower_bound: float
+    status: str
+    checkpoints: list[Any] | None
+    sequence: list[Any] | None
+    seconds: float
+
+
+class GraphReport(TypedDict):
+    """Plans for a bare graph, the lowest peak first."""
+
+    kind: Literal["graph"]
+    model: str
+    vertices: int
+    baseline_peak: float
+    rows: list[GraphRow]
+    left_out: list[OmittedRow]
+    seconds: NotRequired[float]
+
+
+CompareReport = PlansReport | EachReport | NetworksReport | GraphReport

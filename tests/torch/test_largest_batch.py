@@ -1,0 +1,79 @@
+"""Plans of one module for many shapes: transferred at once, and the largest batch within a memory."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from onnxgc.errors import BudgetError  # noqa: E402
+from onnxgc.torch import checkpoint, largest_batch, plan_search, plans_of  # noqa: E402
+
+QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
+WIDTH, LAYERS = 32, 6
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
+def make_inputs(batch: int) -> Tensor:
+    return torch.linspace(-1, 1, batch * WIDTH).reshape(batch, WIDTH)
+
+
+@pytest.mark.parametrize("budget", ["70%", 200_000, "min"])
+def test_other_batches_take_the_plan_without_a_search(
+    budget: str | int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = module()
+    planned = checkpoint(copy.deepcopy(plain), make_inputs(256), budget=budget, **QUICK)
+    for search in ("within_budget", "least_peak"):
+        monkeypatch.setattr(plan_search, search, None)
+    with caplog.at_level(logging.INFO, "onnxgc.torch.planned_forward"):
+        for batch in (250, 128):
+            for one in (plain, planned):
+                one(make_inputs(batch)).square().sum().backward()
+            gradients = [[parameter.grad for parameter in one.parameters()] for one in (plain, planned)]
+            assert all(map(torch.equal, *gradients))
+    assert sum("planned in" in record.message for record in caplog.records) == 2
+    first, *others = plans_of(planned)
+    for plan in others:
+        limit = {"70%": 0.7 * plan.regular_peak_bytes, "min": first.planned_peak_bytes}.get(str(budget), 200_000)
+        assert plan.planned_peak_bytes <= limit
+        assert plan.repeated <= first.repeated
+
+
+def test_a_larger_batch_is_searched_for() -> None:
+    planned = checkpoint(module(), make_inputs(64), budget=200_000, **QUICK)
+    planned(make_inputs(300)).sum().backward()
+    assert [plan.repeated > 0 for plan in plans_of(planned)] == [False, True]
+    assert plans_of(planned)[1].planned_peak_bytes <= 200_000
+
+
+def test_the_largest_batch_fits_and_the_next_does_not() -> None:
+    found = largest_batch(module(), make_inputs, "1MiB", device="a100")
+    by_batch = {point.size: point for point in found.points}
+    assert max(by_batch) == found.batch
+    assert by_batch[found.batch].total_bytes <= 1 << 20
+    assert 0 < by_batch[found.batch].extra_time_ratio <= 0.2
+    planned = checkpoint(module(), make_inputs(found.batch), budget=found.budget_bytes, device="a100", step_limit=4)
+    (plan,) = plans_of(planned)
+    parameters = sum(one.numel() * 4 for one in module().parameters())
+    assert 3 * parameters + found.batch * WIDTH * 4 + plan.planned_peak_bytes <= 1 << 20
+    # Without an optimizer's states there is room for more, without extra time for less.
+    assert largest_batch(module(), make_inputs, "1MiB", device="a100", optimizer_states=0).batch > found.batch
+    plain = largest_batch(module(), make_inputs, "1MiB", device="a100", extra_time=0)
+    assert plain.batch < found.batch
+    assert plain.points[-1].extra_time_ratio == 0
+
+
+def test_too_little_memory_for_any_batch() -> None:
+    with pytest.raises(BudgetError, match="no batch trains within 1,000 bytes"):
+        largest_batch(module(), make_inputs, 1000, device="a100")
