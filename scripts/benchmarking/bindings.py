@@ -107,8 +107,8 @@ _HEADINGS = ("network, settings", "baseline", "planned", "planned / baseline")
 def results_section(record: Record) -> str:
     table = markdown_table(_HEADINGS, _rows(record["figures"]))
     return (
-        f"## Training in JavaScript\n\nMemory of {record['figures']['steps']} steps with SGD in MB of 10^6 bytes: of "
-        "Node, the peak of resident memory over that before the session, loading excluded; of wasm, the whole heap."
+        f"## Training in JavaScript\n\nMemory of {record['figures']['steps']} steps with SGD in MB of 10^6 bytes, by "
+        "packages 1.30.0: of Node, the peak of resident memory over that before the session, loading excluded; of wasm, the whole heap."
         f"\n\n{table}\n\n({machine_of(record)})"
     )
 
