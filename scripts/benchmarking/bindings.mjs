@@ -27,12 +27,11 @@ const model = readFileSync(file);
 globalThis.gc();
 const before = status("VmRSS");
 const session = await ort.InferenceSession.create(model, { intraOpNumThreads: 1, logSeverityLevel: 3, ...JSON.parse(settings) });
-const loading = status("VmHWM") - before;
 writeFileSync("/proc/self/clear_refs", "5"); // The peak of the steps, without that of loading.
 for (let step = 0; step < Number(steps); step++) {
   const results = await session.run({ ...state, ...batch }, [contract.loss, ...Object.values(contract.pairs)]);
   state = Object.fromEntries(Object.entries(contract.pairs).map(([old, next]) => [old, results[next]]));
   if (!Number.isFinite(results[contract.loss].data[0])) throw new Error("the loss is not finite");
 }
-const heap = Math.max(0, ...memories.map((memory) => memory.buffer.byteLength));
-console.log(JSON.stringify({ loading_bytes: loading, resident_bytes: status("VmHWM") - before, heap_bytes: heap }));
+const heap = memories.map((memory) => memory.buffer.byteLength);
+console.log(heap.length ? Math.max(...heap) : status("VmHWM") - before);

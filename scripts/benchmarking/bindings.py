@@ -89,7 +89,7 @@ def _source(name: str, folder: Path) -> tuple[Path, Mapping[str, tuple[int, ...]
     return path, None
 
 
-def _run(file: Path, setting: str) -> dict[str, int]:
+def _run(file: Path, setting: str) -> int:
     package, options, environment = SETTINGS[setting]
     script = Path(__file__).with_suffix(".mjs")
     files: list[str | Path] = [script, PACKAGES / package, file]
@@ -97,8 +97,7 @@ def _run(file: Path, setting: str) -> dict[str, int]:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     if done.returncode:
         raise RuntimeError(f"{setting}: {done.stderr}")
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    return int(json.loads(done.stdout))
 
 
 _HEADINGS = ("network, settings", "baseline", "planned", "planned / baseline")
@@ -106,9 +105,10 @@ _HEADINGS = ("network, settings", "baseline", "planned", "planned / baseline")
 
 def results_section(record: Record) -> str:
     table = markdown_table(_HEADINGS, _rows(record["figures"]))
+    steps = record["figures"]["steps"]
     return (
-        f"## Training in JavaScript\n\nMemory of {record['figures']['steps']} steps with SGD in MB of 10^6 bytes, by "
-        "packages 1.30.0: of Node, the peak of resident memory over that before the session, loading excluded; of wasm, the whole heap."
+        f"## Training in JavaScript\n\nMemory of {steps} steps with SGD in MB of 10^6 bytes, by packages 1.30.0: of "
+        "Node, the peak of resident memory over that before the session, loading excluded; of wasm, the whole heap."
         f"\n\n{table}\n\n({machine_of(record)})"
     )
 
@@ -120,7 +120,6 @@ def _rows(figures: Mapping[str, Any]) -> list[list[str]]:
         sizes = [plans[plan] for plan in PLANS]
         rows.append([f"{name}: simulated", *map(megabytes, sizes), f"{sizes[1] / sizes[0]:.2f}"])
         for setting, measured in network["settings"].items():
-            key = "heap_bytes" if setting.startswith("wasm") else "resident_bytes"
-            one, two = (measured[plan][key] for plan in PLANS)
+            one, two = (measured[plan] for plan in PLANS)
             rows.append([f"{name}: {setting}", megabytes(one), megabytes(two), f"{two / one:.2f}"])
     return rows
