@@ -129,7 +129,7 @@ def test_exports_include_data_for_a_comparison(
     only = ["--only", "gru", "--only", "broken"]
     assert exports.main(["torch", str(tmp_path), *only]) == 1
     printed = capsys.readouterr().out
-    assert "broken script-static: RuntimeError: cannot be built" in printed
+    assert "broken-small-script-static: RuntimeError: cannot be built" in printed
     paths = sorted(tmp_path.glob("*.onnx"))
     assert [path.stem for path in paths] == ["gru-small-script-dynamic", "gru-small-script-static"]
     for path in paths:

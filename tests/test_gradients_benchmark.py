@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from onnxgc.model.core.ir import Array
 from scripts import benchmark
-from scripts.benchmarking import file_gradients, gradients
-from scripts.benchmarking.gradient_comparison import Options, cells, distances, failures, outputs_of
-from scripts.benchmarking.processes import result_of_process
+from scripts.benchmarking import file_gradients, gradients, gradients_cuda
+from scripts.benchmarking.gradient_comparison import cells, distances, outputs_of
+from scripts.benchmarking.gradient_comparison import failures_of as failures
+from scripts.benchmarking.gradients import Options
+from scripts.benchmarking.records import Progress
 from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
 
@@ -69,14 +71,15 @@ def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forms_for_cuda_are_compared_with_those_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(MODEL, monkeypatch, replace(WITHOUT_VERIFY, cuda_forms=True))
-    labels = [f"{export}, {forms} forms" for export in ("script-static", "script-dynamic") for forms in ("cpu", "cuda")]
-    assert [row["export"] for row in rows] == labels
-    assert [failures(row) for row in rows] == [[]] * 4
-    assert [row["of_cpu_forms"] == 1 for row in rows] == [True, False] * 2
+    monkeypatch.setitem(TORCH_MODELS, "tried", MODEL)
+    monkeypatch.setattr(gradients_cuda, "_EXPORT", "script-static")
+    rows = gradients_cuda.compare_model("tried", gradients_cuda.Options(verify=False))
+    assert [row["export"] for row in rows] == ["script-static, cpu forms", "script-static, cuda forms"]
+    assert [failures(row) for row in rows] == [[]] * 2
+    assert [row["of_cpu_forms"] == 1 for row in rows] == [True, False]
     assert all(row["holds"] for row in rows)
-    assert failures({**rows[1], "of_cpu_forms": 1.6}) == failures({**rows[1], "of_cpu_forms": np.nan})
-    assert failures({**rows[1], "of_cpu_forms": 1.6}) == ["too far from float64"]
+    for wrong in (1.6, np.nan):
+        assert failures({**rows[1], "of_cpu_forms": wrong}) == ["too far from float64"]
 
 
 @pytest.mark.parametrize("factor", [1.0001, -1.0, np.nan])
@@ -232,13 +235,9 @@ def test_command_writes_a_record(tmp_path: Path) -> None:
     assert all(row["holds"] for row in figures["rows"])
 
 
-def test_a_failed_process_keeps_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(module: str, subject: str, options: Options) -> Any:
-        assert module == "scripts.benchmarking.gradients"
-        return result_of_process("no_such_module", subject, options)
-
-    monkeypatch.setattr(gradients, "result_of_process", failing)
-    (row,) = gradients.run_gradients(Options(only=("gru",)), lambda stage: None)["rows"]
+def test_a_failed_process_keeps_a_row() -> None:
+    # The process refuses the number of threads.
+    (row,) = gradients.run(Options(only=("gru",), threads=-1), Progress())["rows"]
     assert row["model"] == "gru"
     assert "the process ended with status 1" in row["error"]
     assert not row["holds"]
@@ -325,9 +324,9 @@ def test_files_without_reference_are_compared_with_differences(tmp_path: Path, m
 
 def test_rejected_files_keep_a_row(tmp_path: Path) -> None:
     _file(tmp_path / "a", helper.make_node("Relu", ["x"], ["y"]), inputs=(2, 3))
-    arguments = ["gradients", "--files", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
+    arguments = ["gradients_of_files", "--folder", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 1
     record = json.loads((tmp_path / "gradients_of_files.json").read_text(encoding="utf-8"))
     (row,) = record["figures"]["rows"]
-    assert row["file"] == "a/model.onnx"
+    assert row["file"].endswith("a/model.onnx")
     assert "no trainable parameter" in row["error"]

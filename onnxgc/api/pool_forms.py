@@ -8,7 +8,7 @@ from onnxgc.api.planned_step import PlannedStep, trace_problem
 from onnxgc.api.step_planning import traced_step_with_plan
 from onnxgc.errors import PlanError
 from onnxgc.gradients.pooling import by_windows
-from onnxgc.planning.plan import CheckpointPlan, Status
+from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 
 INDICES, WINDOWS = "indices", "windows"
 _NOTE = "MaxPool's gradients compare windows in place of storing indices, which needs less memory"
@@ -20,7 +20,8 @@ def with_least_pools(planned: PlannedStep) -> PlannedStep:
     The baseline stays that of the planned form.
     """
     changed = by_windows(planned.model)
-    if planned.model.provider != "cpu" or changed.nodes == planned.model.nodes:
+    counts_peak = planned.solution.objective in (Objective.PEAK, Objective.TIME)
+    if not counts_peak or planned.model.provider != "cpu" or changed.nodes == planned.model.nodes:
         return planned
     updates, solution = planned.step.updates, planned.solution
     traced = trace_problem(changed, planned.step.keeps_outputs, None if updates is None else updates.optimizer)

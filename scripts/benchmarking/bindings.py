@@ -5,21 +5,20 @@ Needs node, and the packages of docs/examples (`npm ci --ignore-scripts` there).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxgc.api import optimize
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from scripts.benchmarking.command_options import add_only
-from scripts.benchmarking.records import MODELS, ROOT, Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.records import MODELS, ROOT, Progress, Record
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 
 PACKAGES = ROOT / "docs" / "examples" / "node_modules"
 PLANS: Mapping[str, Mapping[str, Any]] = {"baseline": {"solver": "store-all"}, "planned": {"time_limit": 10}}
@@ -41,18 +40,26 @@ SETTINGS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, str]]] = {
 """By name: package, session options, and environment."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_only(parser)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`only` has names of networks."""
+
+    only: tuple[str, ...] = ()
+    threads: int = 1
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    progress, networks = Progress(), {}
-    for name in arguments.only or NETWORKS:
-        networks[name] = _measured(name, progress)
-        figures = {"steps": _STEPS, "networks": networks}
-        write_record("bindings", figures, threads=1, folder=arguments.record)
-    print_table("memory of a step in JavaScript, MB", _HEADINGS, _rows(figures))
-    return 0
+def run(options: Options, progress: Progress) -> dict[str, Any]:
+    networks = {name: _measured(name, progress) for name in options.only or NETWORKS}
+    return {"steps": _STEPS, "networks": networks}
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}, {setting}: the plan takes more memory than the baseline"
+        for name, network in figures["networks"].items()
+        for setting, measured in network["settings"].items()
+        if measured["planned"] >= measured["baseline"]
+    ]
 
 
 def _measured(name: str, progress: Progress) -> dict[str, Any]:
@@ -107,7 +114,7 @@ def results_section(record: Record) -> str:
     table = markdown_table(_HEADINGS, _rows(record["figures"]))
     steps = record["figures"]["steps"]
     return (
-        f"## Training in JavaScript\n\nMemory of {steps} steps with SGD in MB of 10^6 bytes, by packages 1.30.0: of "
+        f"**Training in JavaScript**: memory of {steps} steps with SGD in MB of 10^6 bytes, by packages 1.30.0: of "
         "Node, the peak of resident memory over that before the session, loading excluded; of wasm, the whole heap."
         f"\n\n{table}\n\n({machine_of(record)})"
     )
