@@ -16,7 +16,7 @@ def export_command(
     state: Annotated[str, Argument(help="State file (.safetensors), as a program or `train` left it.")],
     output: Annotated[str, Argument(help="Model to write.")],
 ) -> None:
-    """Write the weights of a state into the forward model, for deployment."""
+    """Write the weights of a state into the forward model."""
     check_model_file(model)
     check_target("OUTPUT", output, *model_files(model), state)
     export_state(model, state, output)
