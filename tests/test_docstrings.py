@@ -1,7 +1,3 @@
-"""Examples in docstrings run and print the shown output."""
-
-from __future__ import annotations
-
 import doctest
 import importlib
 

@@ -1,7 +1,5 @@
 """The GPU check on the CPU provider, without a claim about CUDA: its parts, and smoke runs of its groups."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -33,7 +31,6 @@ SCRIPT = PACKAGE.parent / "scripts" / "gpu_check.py"
 
 
 def run_script(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """The finished script and its record."""
     out.mkdir(exist_ok=True)
     result = subprocess.run(
         [sys.executable, str(SCRIPT), "--out", str(out), *arguments], capture_output=True, text=True, cwd=out
@@ -48,7 +45,6 @@ def statuses(record: Mapping[str, Any], group: str) -> dict[str, str]:
 
 @pytest.fixture
 def smoke(tmp_path: Path) -> Callable[..., Check]:
-    """Creates the check of a group that writes to a common folder."""
 
     def create(group: str, **options: Any) -> Check:
         return Check(Options(tmp_path, smoke=True, **options), group, tmp_path / "work")
@@ -239,8 +235,7 @@ def test_a_wrong_form_fails_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_are_ranked_by_time() -> None:
     report = kernel_report({f"k{index}": (2, index / 1e3) for index in range(40)}, 2.0)
-    assert report["kernels"] == 80
-    assert report["busy_seconds"] == pytest.approx(0.78)
+    assert (report["kernels"], report["busy_seconds"]) == (80, pytest.approx(0.78))
     assert [one["name"] for one in report["top"]] == [f"k{index}" for index in range(39, 14, -1)]
 
 

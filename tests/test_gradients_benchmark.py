@@ -1,7 +1,3 @@
-"""The comparison of gradients with torch accepts correct gradients and rejects wrong ones."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,16 +8,18 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from onnxgc.model.core.ir import Array
 from scripts import benchmark
-from scripts.benchmarking import file_gradients, gradients
-from scripts.benchmarking.gradient_comparison import Options, cells, distances, failures, outputs_of
-from scripts.benchmarking.processes import result_of_process
+from scripts.benchmarking import file_gradients, gradients, gradients_cuda
+from scripts.benchmarking.gradient_comparison import cells, distances, outputs_of
+from scripts.benchmarking.gradient_comparison import failures_of as failures
+from scripts.benchmarking.gradients import Options
+from scripts.benchmarking.records import Progress
 from scripts.benchmarking.torch_truth import SINGLE_RUNS, Truth
 from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
+from tests.model.model_helpers import normal, text_model, with_weights
 
 pytest.importorskip("onnxscript")
 OPTIONS = Options(threads=1, all_exports=True)
@@ -29,8 +27,6 @@ WITHOUT_VERIFY = replace(OPTIONS, verify=False)
 
 
 class Network(nn.Module):
-    """A tied table, normalisations of both kinds, and a bias without effect."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(9, 6)
@@ -69,22 +65,21 @@ def test_correct_gradients_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forms_for_cuda_are_compared_with_those_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(MODEL, monkeypatch, replace(WITHOUT_VERIFY, cuda_forms=True))
-    labels = [f"{export}, {forms} forms" for export in ("script-static", "script-dynamic") for forms in ("cpu", "cuda")]
-    assert [row["export"] for row in rows] == labels
-    assert [failures(row) for row in rows] == [[]] * 4
-    assert [row["of_cpu_forms"] == 1 for row in rows] == [True, False] * 2
+    monkeypatch.setitem(TORCH_MODELS, "tried", MODEL)
+    monkeypatch.setattr(gradients_cuda, "_EXPORT", "script-static")
+    rows = gradients_cuda.compare_model("tried", gradients_cuda.Options(verify=False))
+    assert [row["export"] for row in rows] == ["script-static, cpu forms", "script-static, cuda forms"]
+    assert [failures(row) for row in rows] == [[]] * 2
+    assert [row["of_cpu_forms"] == 1 for row in rows] == [True, False]
     assert all(row["holds"] for row in rows)
-    assert failures({**rows[1], "of_cpu_forms": 1.6}) == failures({**rows[1], "of_cpu_forms": np.nan})
-    assert failures({**rows[1], "of_cpu_forms": 1.6}) == ["too far from float64"]
+    for wrong in (1.6, np.nan):
+        assert failures({**rows[1], "of_cpu_forms": wrong}) == ["too far from float64"]
 
 
 @pytest.mark.parametrize("factor", [1.0001, -1.0, np.nan])
 def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    true_outputs = outputs_of
-
-    def wrong(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
-        outputs = true_outputs(training, feeds, threads)
+    def wrong(*arguments: Any) -> dict[str, Array]:
+        outputs = outputs_of(*arguments)
         (name,) = (name for name in outputs if name.startswith("inner.weight"))
         return {**outputs, name: outputs[name] * np.float32(factor)}
 
@@ -97,11 +92,10 @@ def test_wrong_gradients_fail(factor: float, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_failing_batch_is_repeated_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_outputs = outputs_of
     seen: list[Array] = []
 
     def wrong_once(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
-        outputs = true_outputs(training, feeds, threads)
+        outputs = outputs_of(training, feeds, threads)
         seen.append(feeds["tokens"])
         if len(seen) > 1:
             return outputs
@@ -115,18 +109,6 @@ def test_a_failing_batch_is_repeated_with_another_seed(monkeypatch: pytest.Monke
     assert second["batch"] == 1
     assert not np.array_equal(seen[0], seen[1])
     assert np.array_equal(seen[0], seen[2])
-
-
-def test_frozen_parameters_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(small: bool) -> nn.Module:
-        module = Network()
-        module.inner.weight.requires_grad_(False)
-        return module
-
-    model = TorchModel(build, MODEL.inputs, recipes=(Recipe.SCRIPT,))
-    for row in rows_of(model, monkeypatch):
-        assert row["holds"], failures(row)
-        assert row["parameters"] == row["parameters_of"] == 6
 
 
 def test_buffers_taken_for_parameters_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,20 +138,16 @@ def test_buffers_taken_for_parameters_are_reported(monkeypatch: pytest.MonkeyPat
 
 
 def test_rejected_models_and_failed_exports_keep_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Rejected(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
+    class Rejected(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.linalg.det(self.linear(x)).reshape(-1, 1)
+            return torch.linalg.det(super().forward(x)).reshape(-1, 1)
 
-    class Failing(Rejected):
+    class Failing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.special.i0(self.linear(x))
+            return torch.special.i0(super().forward(x))
 
     batch = {"x": torch.randn(2, 4, 4)}
-    rejected, failing = Rejected(), Failing()
+    rejected, failing = Rejected(4, 4), Failing(4, 4)
     for build, reason in ((lambda small: rejected, "Det"), (lambda small: failing, "not exported")):
         model = TorchModel(build, lambda small: batch, "mse", recipes=(Recipe.SCRIPT,))
         for row in rows_of(model, monkeypatch):
@@ -179,20 +157,16 @@ def test_rejected_models_and_failed_exports_keep_a_row(monkeypatch: pytest.Monke
 
 
 def test_casts_of_a_module_are_double_in_the_truth() -> None:
-    class Casting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(5, 5)
-
+    class Casting(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            y = torch.softmax(self.linear(x).float(), dim=-1, dtype=torch.float32)
+            y = torch.softmax(super().forward(x).float(), dim=-1, dtype=torch.float32)
             return y.to(torch.float32)
 
-    model = TorchModel(lambda small: Casting(), lambda small: {"x": torch.randn(3, 5)}, "mse")
+    model = TorchModel(lambda small: Casting(5, 5), lambda small: {"x": torch.randn(3, 5)}, "mse")
     truth = Truth.of(model, small=True)
     module = model.module(small=True).double()
     x = torch.from_numpy(truth.batch["x"]).double()
-    y = torch.softmax(module.linear(x), dim=-1)  # type: ignore[operator]
+    y = torch.softmax(nn.Linear.forward(module, x), dim=-1)  # type: ignore[arg-type]
     nn.functional.mse_loss(y, torch.from_numpy(truth.target).double()).backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
@@ -232,47 +206,26 @@ def test_command_writes_a_record(tmp_path: Path) -> None:
     assert all(row["holds"] for row in figures["rows"])
 
 
-def test_a_failed_process_keeps_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(module: str, subject: str, options: Options) -> Any:
-        assert module == "scripts.benchmarking.gradients"
-        return result_of_process("no_such_module", subject, options)
-
-    monkeypatch.setattr(gradients, "result_of_process", failing)
-    (row,) = gradients.run_gradients(Options(only=("gru",)), lambda stage: None)["rows"]
+def test_a_failed_process_keeps_a_row() -> None:
+    # The process refuses the number of threads.
+    (row,) = gradients.run(Options(only=("gru",), threads=-1), Progress())["rows"]
     assert row["model"] == "gru"
     assert "the process ended with status 1" in row["error"]
     assert not row["holds"]
 
 
-def _file(folder: Path, *nodes: onnx.NodeProto, inputs: tuple[int | str, ...], weights: Any = ()) -> Path:
-    generator = np.random.default_rng(0)
-    initializers = [
-        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name) for name, shape in weights
-    ]
-    graph = helper.make_graph(
-        list(nodes),
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, inputs)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        initializers,
-    )
+def _file(folder: Path, text: str, **weights: Array) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = with_weights(text_model(text, opset=17), **weights)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, path)
     return path
 
 
 def test_files_are_compared_with_torch_of_the_file(tmp_path: Path) -> None:
-    path = _file(
-        tmp_path,
-        helper.make_node("MatMul", ["x", "w"], ["a"]),
-        helper.make_node("Tanh", ["a"], ["b"]),
-        helper.make_node("Dropout", ["b"], ["c"]),
-        helper.make_node("MatMul", ["c", "v"], ["y"]),
-        inputs=("batch", 3),
-        weights=(("w", (3, 4)), ("v", (4, 5))),
-    )
+    text = "(float[batch,3] x) => (float y) { a = MatMul(x, w) b = Tanh(a) c = Dropout(b) y = MatMul(c, v) }"
+    path = _file(tmp_path, text, w=normal(3, 4), v=normal(4, 5))
     (tmp_path / file_gradients.SHAPES).write_text(json.dumps({path.name: {"x": [4, 3]}}))
     row = file_gradients.compare_file(path, OPTIONS)
     assert row["holds"], failures(row)
@@ -282,13 +235,7 @@ def test_files_are_compared_with_torch_of_the_file(tmp_path: Path) -> None:
 
 
 def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
-    path = _file(
-        tmp_path,
-        helper.make_node("MatMul", ["x", "w"], ["a"]),
-        helper.make_node("Softmax", ["a"], ["y"], axis=-1),
-        inputs=(2, 6, 3),
-        weights=(("w", (3, 4)),),
-    )
+    path = _file(tmp_path, "(float[2,6,3] x) => (float y) { a = MatMul(x, w) y = Softmax<axis=-1>(a) }", w=normal(3, 4))
     row = file_gradients.compare_file(path, WITHOUT_VERIFY)
     assert row["holds"], failures(row)
     assert row["truth"] == "torch, forward graph"
@@ -296,38 +243,26 @@ def test_classes_may_be_on_the_last_axis(tmp_path: Path) -> None:
 
 
 def test_files_without_reference_are_compared_with_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _file(
-        tmp_path,
-        helper.make_node("MatMul", ["x", "w"], ["a"]),
-        helper.make_node("Reshape", ["a", "as_images"], ["b"]),
-        helper.make_node("DepthToSpace", ["b"], ["y"], blocksize=2),
-        inputs=(2, 3),
-        weights=(("w", (3, 16)),),
-    )
-    model = onnx.load(path)
-    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 4, 2, 2]), "as_images"))
-    onnx.save(model, path)
+    text = "(float[2,3] x) => (float y) { a = MatMul(x, w) b = Reshape(a, s) y = DepthToSpace<blocksize=2>(b) }"
+    path = _file(tmp_path, text, w=normal(3, 16), s=np.array([2, 4, 2, 2]))
     row = file_gradients.compare_file(path, WITHOUT_VERIFY)
     assert row["holds"], failures(row)
     assert row["truth"] == "differences"
     assert row["difference_max"] < 1e-4
     assert "differences" in cells(row)[2]
 
-    true_outputs = outputs_of
-
-    def wrong(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
-        outputs = true_outputs(training, feeds, threads)
-        return {name: value if name == "loss" else value * 1.5 for name, value in outputs.items()}
+    def wrong(*arguments: Any) -> dict[str, Array]:
+        return {name: value if name == "loss" else value * 1.5 for name, value in outputs_of(*arguments).items()}
 
     monkeypatch.setattr(file_gradients, "outputs_of", wrong)
     assert not file_gradients.compare_file(path, WITHOUT_VERIFY)["holds"]
 
 
 def test_rejected_files_keep_a_row(tmp_path: Path) -> None:
-    _file(tmp_path / "a", helper.make_node("Relu", ["x"], ["y"]), inputs=(2, 3))
-    arguments = ["gradients", "--files", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
+    _file(tmp_path / "a", "(float[2,3] x) => (float y) { y = Relu(x) }")
+    arguments = ["gradients_of_files", "--folder", str(tmp_path), "--threads", "1", "--record", str(tmp_path)]
     assert benchmark.main(arguments) == 1
     record = json.loads((tmp_path / "gradients_of_files.json").read_text(encoding="utf-8"))
     (row,) = record["figures"]["rows"]
-    assert row["file"] == "a/model.onnx"
+    assert row["file"].endswith("a/model.onnx")
     assert "no trainable parameter" in row["error"]

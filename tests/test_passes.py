@@ -1,18 +1,12 @@
-"""Checkpointing in a pipeline of onnx_ir's passes."""
-
-from __future__ import annotations
-
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import onnxgc
 from onnxgc.errors import LossError
+from tests.model.model_helpers import normal, text_model, with_weights
 
 ir = pytest.importorskip("onnx_ir")
 from onnx_ir.passes import PassError, PreconditionError, Sequential  # noqa: E402
@@ -25,22 +19,10 @@ LAYERS = 6
 
 def chain() -> onnx.ModelProto:
     """Matrix products and sigmoids, with metadata and an Identity in front."""
-    generator = np.random.default_rng(0)
-    weights = [generator.normal(size=(8, 8)).astype(np.float32) for _ in range(LAYERS)]
-    nodes = [helper.make_node("Identity", ["x"], ["y0"], name="start")]
-    for index in range(LAYERS):
-        nodes.append(helper.make_node("MatMul", [f"y{index}", f"w{index}"], [f"z{index}"], name=f"mm{index}"))
-        nodes.append(helper.make_node("Sigmoid", [f"z{index}"], [f"y{index + 1}"], name=f"act{index}"))
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [256, 8])],
-        [helper.make_tensor_value_info(f"y{LAYERS}", TensorProto.FLOAT, [256, 8])],
-        [numpy_helper.from_array(weight, f"w{index}") for index, weight in enumerate(weights)],
-    )
-    model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+    layers = " ".join(f"[mm{n}] z{n} = MatMul(y{n}, w{n}) [act{n}] y{n + 1} = Sigmoid(z{n})" for n in range(LAYERS))
+    model = text_model(f"(float[256,8] x) => (float[256,8] y{LAYERS}) {{ [start] y0 = Identity(x) {layers} }}")
     helper.set_model_props(model, {"author": "somebody"})
-    return model
+    return with_weights(model, **{f"w{n}": normal(8, 8, seed=n) for n in range(LAYERS)})
 
 
 def test_a_pipeline_ends_in_the_training_graph() -> None:
@@ -89,15 +71,3 @@ def test_external_weights_are_read(tmp_path: Path) -> None:
     result = Checkpointing(loss="mse", solver="store-all")(ir.load(path))
     stored = {tensor.name: tensor for tensor in ir.to_proto(result.model).graph.initializer}
     assert numpy_helper.to_array(stored["w3"]).tobytes() == chain().graph.initializer[3].raw_data
-
-
-def test_message_without_onnx_ir_names_the_package() -> None:
-    code = (
-        "import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'onnx_ir' else find(name, *rest)\n"
-        "import onnxgc\n"
-        "try:\n    import onnxgc.passes\n"
-        "except onnxgc.OnnxgcError as error:\n    print(error)"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == "onnxgc.passes needs onnx_ir, which is not installed: pip install 'onnxgc[ir]'\n"

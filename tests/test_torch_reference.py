@@ -1,7 +1,3 @@
-"""The reference interpreter, compared with ONNX Runtime and with torch's own modules."""
-
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.gradients.gradient_cases import CASES as GRADIENT_CASES
 from tests.torch_operators import OPERATORS
 from tests.torch_reference import random_weights, reference_outputs, reference_step, with_fed_weights
 
@@ -33,15 +30,20 @@ PIXELS = {
     "resnet50": 64,
     "resnet152": 64,
 }
-# VGG-11 has the operators of the larger variants.
-LARGE = ("vgg13", "vgg16", "vgg19", "light_vgg19")
-NETWORKS = sorted(path for folder in (LIGHT, OURS) for path in folder.glob("*.onnx") if path.stem not in LARGE)
-# Without the largest, VGG-19 and ZFNet, whose Reshape equals AlexNet's.
-LITERAL_BATCH = [p for p in sorted(LIGHT.glob("*.onnx")) if p.stem not in ("light_vgg19", "light_zfnet512")]
+# These have all operators, in old opsets and in new ones.
+QUICK = ("light_inception_v2", "light_shufflenet", "light_squeezenet", "darts", "inception_v3", "mobilenet_v2")
+NETWORKS = [
+    path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow)
+    for folder in (LIGHT, OURS)
+    for path in sorted(folder.glob("*.onnx"))
+]
+LITERAL_BATCH = [
+    LIGHT / "light_bvlc_alexnet.onnx",
+    pytest.param(LIGHT / "light_shufflenet.onnx", marks=pytest.mark.slow),
+]
 
 
 def load(path: Path) -> tuple[onnx.ModelProto, str, tuple[int, int, int, int]]:
-    """The model, the name of its image input, and the shape of the input at batch 1."""
     model = onnx.load(path)
     weights = {t.name for t in model.graph.initializer}
     image = next(value for value in model.graph.input if value.name not in weights)
@@ -110,32 +112,9 @@ def test_literal_batches_are_replaced(path: Path) -> None:
 
 X = (2, 6, 9, 8)
 Case = tuple[str, dict[str, Any], list[Any], int]
+# Settings of their own here; the others are in tests/gradients, which compares each loss with ONNX Runtime's.
 CASES: list[Case] = [
-    ("Acos", {}, [X], 17),
-    ("Acosh", {}, [draw(X) + np.float32(2)], 17),
-    ("Asin", {}, [X], 17),
-    ("Asinh", {}, [X], 17),
-    ("Atan", {}, [X], 17),
-    ("Atanh", {}, [X], 17),
-    ("Celu", {"alpha": 0.7}, [X], 17),
-    ("Cosh", {}, [X], 17),
-    ("CumSum", {}, [X, np.array(-2)], 17),
-    ("CumSum", {"exclusive": 1, "reverse": 1}, [X, np.array(1)], 17),
-    ("Mean", {}, [X, (8,), (6, 1, 1)], 17),
-    ("Mish", {}, [X], 18),
-    ("Mod", {"fmod": 1}, [X, np.full(8, -0.15, np.float32)], 17),
-    ("Selu", {}, [X], 17),
-    ("Selu", {"alpha": 0.7, "gamma": 1.3}, [X], 17),
-    ("Shrink", {"lambd": 0.2, "bias": 0.1}, [X], 17),
-    ("Sinh", {}, [X], 17),
-    ("Softsign", {}, [X], 17),
-    ("Swish", {"alpha": 1.7}, [X], 24),
-    ("Tan", {}, [X], 17),
-    ("ThresholdedRelu", {"alpha": 0.1}, [X], 17),
-    ("Trilu", {"upper": 0}, [X, np.array(1)], 17),
-    ("Trilu", {}, [X], 17),
     ("AveragePool", {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1], "strides": [2, 2]}, [X], 17),
-    ("AveragePool", {"kernel_shape": [3, 3], "pads": [1] * 4, "count_include_pad": 1}, [X], 17),
     ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, [X], 19),
     (
         "AveragePool",
@@ -144,80 +123,26 @@ CASES: list[Case] = [
         19,
     ),
     ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}, [X], 17),
-    ("Clip", {}, [X, np.float32(-0.1), np.float32(0.2)], 17),
     ("Clip", {"min": -0.1, "max": 0.2}, [X], 9),
-    ("Concat", {"axis": 1}, [X, (2, 3, 9, 8)], 17),
     ("Conv", {"pads": [1, 0, 2, 1], "strides": [2, 1], "group": 2}, [X, (4, 3, 3, 3), (4,)], 17),
     ("Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 2]}, [X, (4, 6, 2, 3)], 17),
     ("Conv", {"dilations": [2], "pads": [2, 2]}, [(2, 4, 11), (5, 4, 3)], 17),
-    (
-        "ConvTranspose",
-        {"pads": [1, 0, 0, 1], "strides": [2, 2], "output_padding": [1, 0], "group": 2},
-        [X, (6, 2, 3, 3), (4,)],
-        17,
-    ),
-    ("Cos", {}, [X], 17),
-    ("Elu", {"alpha": 0.7}, [X], 17),
-    ("Erf", {}, [X], 17),
-    ("Expand", {}, [(6, 1, 8), np.array([2, 1, 9, 1])], 17),
-    ("Flatten", {"axis": 2}, [X], 17),
     ("Flatten", {"axis": -1}, [X], 17),
-    ("Gather", {"axis": 1}, [X, np.array([[0, -1], [3, 0]])], 17),
-    ("Gelu", {}, [X], 20),
-    ("Gelu", {"approximate": "tanh"}, [X], 20),
     ("Gemm", {"alpha": 0.5, "beta": 2.0, "transA": 1, "transB": 1}, [(4, 3), (5, 4), (5,)], 17),
-    ("Gemm", {}, [(3, 4), (4, 5), (3, 1)], 17),
-    ("GlobalAveragePool", {}, [X], 17),
-    ("GlobalMaxPool", {}, [X], 17),
-    ("HardSigmoid", {"alpha": 3.0, "beta": 0.4}, [X], 17),
-    ("HardSwish", {}, [X], 17),
-    ("InstanceNormalization", {"epsilon": 1e-3}, [X, (6,), (6,)], 17),
-    ("LRN", {"size": 5, "alpha": 0.9, "beta": 0.7, "bias": 1.3}, [X], 17),
-    ("LayerNormalization", {"axis": -1, "epsilon": 1e-3}, [X, (8,), (8,)], 17),
-    ("LeakyRelu", {"alpha": 0.3}, [X], 17),
-    ("LogSoftmax", {"axis": 1}, [X], 17),
     ("LogSoftmax", {}, [X], 9),
-    ("MatMul", {}, [X, (8, 3)], 17),
-    ("Max", {}, [X, (6, 1, 1), (1,)], 17),
     ("MaxPool", {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}, [X], 9),
     ("MaxPool", {"kernel_shape": [3, 2], "pads": [2, 1, 0, 1], "dilations": [2, 1], "ceil_mode": 1}, [X], 17),
     ("MaxPool", {"kernel_shape": [2, 2], "strides": [3, 3], "pads": [0, 0, 1, 1], "ceil_mode": 1}, [X], 17),
-    ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}, [X], 17),
-    ("PRelu", {}, [X, (6, 1, 1)], 17),
-    ("Pad", {}, [X, np.array([0, 1, 0, 2, 0, 0, -1, 1]), np.float32(0.5)], 17),
     ("Pad", {"pads": [0, 0, 1, 1, 0, 0, 0, 2]}, [X], 9),
-    ("ReduceL2", {"axes": [2, 3]}, [X], 17),
-    *(
-        (f"Reduce{kind}", {"axes": [1, -1], "keepdims": keep}, [X], 17)
-        for kind in ("L1", "LogSumExp", "Max", "Min", "Prod", "SumSquare")
-        for keep in (0, 1)
-    ),
-    ("ReduceLogSum", {"axes": [1]}, [np.arange(1.0, 13.0).reshape(3, 4)], 17),
-    ("ReduceMean", {"axes": [-1], "keepdims": 0}, [X], 17),
-    ("ReduceMean", {}, [X], 17),
-    ("ReduceSum", {"keepdims": 0}, [X, np.array([1, 2])], 17),
     ("ReduceSum", {"noop_with_empty_axes": 1}, [X], 17),
     ("Reshape", {}, [X, np.array([0, -1, 4])], 17),
     ("Shape", {"start": 1, "end": -1}, [X], 17),
-    ("Sin", {}, [X], 17),
     ("Slice", {}, [X, np.array([1, -2]), np.array([5, -99]), np.array([1, 3]), np.array([2, -1])], 17),
     ("Slice", {"starts": [1], "ends": [-1], "axes": [2]}, [X], 9),
-    ("Softmax", {"axis": 1}, [X], 17),
     ("Softmax", {}, [X], 9),
-    ("Softplus", {}, [X], 17),
-    ("Squeeze", {}, [(2, 1, 3, 1), np.array([-1])], 17),
     ("Squeeze", {}, [(2, 1, 3, 1)], 17),
-    ("Sum", {}, [X, (6, 1, 1), (1,)], 17),
-    ("Tanh", {}, [X], 17),
-    ("Transpose", {"perm": [0, 2, 1, 3]}, [X], 17),
-    ("Transpose", {}, [X], 17),
     ("Unsqueeze", {"axes": [1, 2]}, [(6,)], 9),
-    ("Unsqueeze", {}, [(2, 6), np.array([-1, 0])], 17),
-    ("Where", {}, [np.array([True, False, True, True, False, True, False, True]), X, (9, 1)], 17),
-    *((op, {}, [X], 17) for op in ("Abs", "Exp", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid")),
-    *((op, {}, [X, (9, 1)], 17) for op in ("Add", "Div", "Equal", "Greater", "Less", "Min", "Mul", "Sub")),
-    *((op, {}, ["positive"], 17) for op in ("Log", "Sqrt")),
-    ("Pow", {}, ["positive", np.float32(1.5)], 17),
+    *((op, {}, [X, (9, 1)], 17) for op in ("Equal", "Greater", "Less")),
     ("Div", {}, [np.array([7, -7, 8]), np.array([2, 2, 4])], 17),
 ]
 
@@ -227,10 +152,7 @@ def test_operator_equals_onnxruntime(case: Case) -> None:
     operator, attributes, inputs, opset = case
     feeds: dict[str, Array] = {}
     for index, value in enumerate(inputs):
-        if isinstance(value, str):
-            feeds[f"in{index}"] = draw(X, index) + np.float32(1)
-        else:
-            feeds[f"in{index}"] = draw(value, index) if isinstance(value, tuple) else np.asarray(value)
+        feeds[f"in{index}"] = draw(value, index) if isinstance(value, tuple) else np.asarray(value)
     node = helper.make_node(operator, list(feeds), ["out"], **attributes)
     types = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()
@@ -244,14 +166,14 @@ def test_operator_equals_onnxruntime(case: Case) -> None:
 
 
 def test_every_operator_has_a_case() -> None:
-    assert OPERATORS.keys() <= {case[0] for case in CASES}
+    compared = {node.op_type for case in GRADIENT_CASES if case.formula is None for node in case.model().graph.node}
+    assert OPERATORS.keys() <= compared | {case[0] for case in CASES}
 
 
 # --- a training step ------------------------------------------------------------------------
 
 
 def small_model(tail: list[onnx.NodeProto], output: str) -> onnx.ModelProto:
-    """Conv, BatchNormalization, Relu, Dropout, MaxPool, Gemm, then `tail`."""
     make = helper.make_node
     nodes = [
         make("Conv", ["x", "conv.weight", "conv.bias"], ["c"], pads=[1] * 4),
@@ -278,8 +200,6 @@ def small_model(tail: list[onnx.NodeProto], output: str) -> onnx.ModelProto:
 
 
 class SmallNetwork(torch.nn.Module):
-    """`small_model` in PyTorch."""
-
     def __init__(self, mask: Array) -> None:
         super().__init__()
         self.conv = torch.nn.Conv2d(3, 5, 3, padding=1)
@@ -293,7 +213,6 @@ class SmallNetwork(torch.nn.Module):
 
 
 SOFTMAX = [helper.make_node("Softmax", ["g"], ["y"])]
-LOG_SOFTMAX = [helper.make_node("LogSoftmax", ["g"], ["y"])]
 
 
 @pytest.mark.parametrize(
@@ -301,9 +220,6 @@ LOG_SOFTMAX = [helper.make_node("LogSoftmax", ["g"], ["y"])]
     [
         ("cross-entropy", [], torch.nn.functional.cross_entropy),
         ("cross-entropy", SOFTMAX, torch.nn.functional.cross_entropy),
-        ("cross-entropy", LOG_SOFTMAX, torch.nn.functional.cross_entropy),
-        ("mse", [], torch.nn.functional.mse_loss),
-        ("l1", [], torch.nn.functional.l1_loss),
         ("bce", [], torch.nn.functional.binary_cross_entropy_with_logits),
     ],
 )
@@ -347,20 +263,6 @@ def test_dropout_without_a_mask_is_the_identity() -> None:
     assert masked.loss == pytest.approx(plain.loss, rel=1e-6)
 
 
-def test_trailing_ones_of_an_output_are_dropped() -> None:
-    tail = [
-        helper.make_node("Constant", [], ["axes"], value=numpy_helper.from_array(np.array([2, 3]))),
-        helper.make_node("Unsqueeze", ["g", "axes"], ["y"]),
-    ]
-    feeds, labels = {"x": draw((4, 3, 6, 6))}, np.array([3, 1, 0, 6])
-    flat, deep = small_model([], "g"), small_model(tail, "y")
-    weights = random_weights(flat)
-    expected = reference_step(flat, weights, feeds, labels)
-    actual = reference_step(deep, weights, feeds, labels)
-    assert actual.outputs["y"].shape == (4, 7, 1, 1)
-    assert actual.loss == expected.loss
-
-
 def test_a_scalar_output_may_be_the_loss() -> None:
     tail = [helper.make_node("ReduceMean", ["g"], ["mean"], keepdims=0)]
     model = small_model(tail, "mean")
@@ -390,10 +292,9 @@ def test_unknown_operators_are_rejected() -> None:
         reference_outputs(model, {}, {"x": draw((1, 3, 6, 6))})
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_gradients_of_networks_equal_differences(name: str) -> None:
+def test_gradients_of_a_network_equal_differences() -> None:
     """Directional derivatives equal central differences of the loss."""
-    model, image, (_, *shape) = load(OURS / f"{name}.onnx")
+    model, image, (_, *shape) = load(OURS / "mobilenet_v2.onnx")
     weights = {n: v.astype(np.float64) for n, v in random_weights(model).items()}
     feeds, labels = {image: draw((4, *shape))}, np.array([1, 20, 300, 999])
     step = reference_step(model, weights, feeds, labels)

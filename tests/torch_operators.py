@@ -1,7 +1,5 @@
 """Operators of ONNX in torch, for the interpreter in `tests/torch_reference.py`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -17,9 +15,9 @@ Inputs = list[Any]
 
 
 class Operator(Protocol):
-    """Computes outputs from inputs and attributes, by the rules of the model's opset."""
+    """Computes outputs from inputs and attributes; `opset` among these is the model's."""
 
-    def __call__(self, inputs: Inputs, a: Attributes, opset: int, /) -> Tensor: ...
+    def __call__(self, inputs: Inputs, a: Attributes, /) -> Tensor: ...
 
 
 def ints(tensor: Tensor | None) -> list[int]:
@@ -36,14 +34,10 @@ def _axes(inputs: Sequence[Tensor | None], a: Attributes) -> list[int] | None:
 
 # --- convolution and pooling ---------------------------------------------------------------
 
-_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
-    1: F.conv_transpose1d,
-    2: F.conv_transpose2d,
-    3: F.conv_transpose3d,
-}
-_MAX_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+def _by_rank(name: str, rank: int) -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = getattr(F, f"{name}{rank}d")
+    return function
 
 
 def _pads(shape: Sequence[int], window: Sequence[int], a: Attributes) -> list[tuple[int, int]]:
@@ -92,10 +86,10 @@ def _window(kernel: Sequence[int], a: Attributes) -> list[int]:
     return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
-def _conv(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _conv(inputs: Inputs, a: Attributes) -> Tensor:
     x, weight, *bias = inputs
     rank = x.ndim - 2
-    return _CONV[rank](
+    return _by_rank("conv", rank)(
         _pad(x, _pads(x.shape[2:], _window(weight.shape[2:], a), a), 0.0),
         weight,
         bias[0] if bias else None,
@@ -105,12 +99,12 @@ def _conv(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     )
 
 
-def _conv_transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _conv_transpose(inputs: Inputs, a: Attributes) -> Tensor:
     x, weight, *bias = inputs
     rank = x.ndim - 2
     if "output_shape" in a or a.get("auto_pad", "NOTSET") != "NOTSET":
         raise NotImplementedError("ConvTranspose with output_shape or auto_pad")
-    y = _CONV_TRANSPOSE[rank](
+    y = _by_rank("conv_transpose", rank)(
         x,
         weight,
         bias[0] if bias else None,
@@ -126,16 +120,16 @@ def _conv_transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return y
 
 
-def _max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _max_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x, kernel = inputs[0], a["kernel_shape"]
     shape, window, rank = x.shape[2:], _window(kernel, a), x.ndim - 2
     pads = _pads(shape, window, a)
     x = _pad(_pad(x, pads, -math.inf), _ceil_pads(shape, window, pads, a), -math.inf)
     strides, dilations = a.get("strides", [1] * rank), a.get("dilations", [1] * rank)
-    return _MAX_POOL[rank](x, kernel, strides, dilation=dilations)
+    return _by_rank("max_pool", rank)(x, kernel, strides, dilation=dilations)
 
 
-def _average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _average_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x, kernel = inputs[0], a["kernel_shape"]
     shape, rank = x.shape[2:], x.ndim - 2
     if set(a.get("dilations", [1])) != {1}:
@@ -146,16 +140,16 @@ def _average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     counted = torch.ones((1, 1, *shape), dtype=x.dtype)
     counted = _pad(_pad(counted, pads, float(a.get("count_include_pad", 0))), ceil_pads, 0.0)
     x = _pad(_pad(x, pads, 0.0), ceil_pads, 0.0)
-    pool, strides = _AVERAGE_POOL[rank], a.get("strides", [1] * rank)
+    pool, strides = _by_rank("avg_pool", rank), a.get("strides", [1] * rank)
     return pool(x, kernel, strides) / pool(counted, kernel, strides)
 
 
-def _global_average_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _global_average_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.mean(dim=tuple(range(2, x.ndim)), keepdim=True)
 
 
-def _global_max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _global_max_pool(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.flatten(2).max(dim=2).values.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
@@ -163,7 +157,7 @@ def _global_max_pool(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
 # --- normalisation, activation, products ---------------------------------------------------
 
 
-def _lrn(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _lrn(inputs: Inputs, a: Attributes) -> Tensor:
     x, size = inputs[0], a["size"]
     squares = (x * x).movedim(1, -1)
     squares = F.pad(squares, ((size - 1) // 2, size // 2))
@@ -173,18 +167,18 @@ def _lrn(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return result
 
 
-def _layer_normalization(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _layer_normalization(inputs: Inputs, a: Attributes) -> Tensor:
     x, scale, *bias = inputs
     shape = x.shape[a.get("axis", -1) % x.ndim :]
     return F.layer_norm(x, shape, scale, bias[0] if bias else None, a.get("epsilon", 1e-5))
 
 
-def _instance_normalization(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _instance_normalization(inputs: Inputs, a: Attributes) -> Tensor:
     x, scale, bias = inputs
     return F.instance_norm(x, weight=scale, bias=bias, eps=a.get("epsilon", 1e-5))
 
 
-def _clip(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _clip(inputs: Inputs, a: Attributes) -> Tensor:
     low, high = (*inputs[1:], None, None)[:2]
     low = a.get("min") if low is None else low.item()
     high = a.get("max") if high is None else high.item()
@@ -192,9 +186,9 @@ def _clip(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
 
 
 def _softmax_as(function: Callable[..., Tensor]) -> Operator:
-    def run(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    def run(inputs: Inputs, a: Attributes) -> Tensor:
         x: Tensor = inputs[0]
-        if opset >= 13:
+        if a["opset"] >= 13:
             return function(x, dim=a.get("axis", -1))
         axis = a.get("axis", 1) % x.ndim
         return function(x.reshape(math.prod(x.shape[:axis]), -1), dim=1).reshape(x.shape)
@@ -202,40 +196,40 @@ def _softmax_as(function: Callable[..., Tensor]) -> Operator:
     return run
 
 
-def _where(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _where(inputs: Inputs, a: Attributes) -> Tensor:
     condition, x, y = inputs
     return torch.where(condition, x, y)
 
 
-def _prelu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _prelu(inputs: Inputs, a: Attributes) -> Tensor:
     x, slope = inputs
     return torch.where(x > 0, x, x * slope)
 
 
-def _selu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _selu(inputs: Inputs, a: Attributes) -> Tensor:
     alpha = a.get("alpha", 1.67326319217681884765625)
     scale: float = a.get("gamma", 1.05070102214813232421875)
     return scale * torch.where(inputs[0] > 0, inputs[0], alpha * torch.expm1(inputs[0]))
 
 
-def _shrink(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _shrink(inputs: Inputs, a: Attributes) -> Tensor:
     x, limit, bias = inputs[0], a.get("lambd", 0.5), a.get("bias", 0.0)
     return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, 0 * x))
 
 
-def _cum_sum(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _cum_sum(inputs: Inputs, a: Attributes) -> Tensor:
     x, axis = inputs[0], ints(inputs[1])[0]
     x = x.flip(axis) if a.get("reverse", 0) else x
     total = x.cumsum(axis) - x if a.get("exclusive", 0) else x.cumsum(axis)
     return total.flip(axis) if a.get("reverse", 0) else total
 
 
-def _trilu(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _trilu(inputs: Inputs, a: Attributes) -> Tensor:
     diagonal = ints(inputs[1])[0] if len(inputs) > 1 else 0
     return torch.triu(inputs[0], diagonal) if a.get("upper", 1) else torch.tril(inputs[0], diagonal)
 
 
-def _gemm(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _gemm(inputs: Inputs, a: Attributes) -> Tensor:
     x, weight, *bias = inputs
     x = x.mT if a.get("transA", 0) else x
     weight = weight.mT if a.get("transB", 0) else weight
@@ -244,11 +238,11 @@ def _gemm(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
-    return lambda inputs, a, opset: function(inputs[0])
+    return lambda inputs, a: function(inputs[0])
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
-    def run(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    def run(inputs: Inputs, a: Attributes) -> Tensor:
         x, y = inputs
         if a.get("broadcast", 0) and "axis" in a:
             # Up to opset 6, y's dimensions begin at x's `axis`.
@@ -259,7 +253,7 @@ def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
 
 
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
-    return lambda inputs, a, opset: reduce(function, inputs)
+    return lambda inputs, a: reduce(function, inputs)
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
@@ -267,7 +261,7 @@ def _divide(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _reduce_as(function: Callable[..., Tensor]) -> Operator:
-    def run(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+    def run(inputs: Inputs, a: Attributes) -> Tensor:
         x, axes = inputs[0], _axes(inputs, a)
         if not axes and a.get("noop_with_empty_axes", 0):
             return x
@@ -285,22 +279,22 @@ def _product(x: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
 # --- shapes --------------------------------------------------------------------------------
 
 
-def _flatten(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _flatten(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     axis = a.get("axis", 1)
     return x.reshape(math.prod(x.shape[: axis if axis >= 0 else axis + x.ndim]), -1)
 
 
-def _transpose(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _transpose(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.permute(a.get("perm", list(reversed(range(x.ndim)))))
 
 
-def _concat(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _concat(inputs: Inputs, a: Attributes) -> Tensor:
     return torch.cat(inputs, dim=a.get("axis", 1))
 
 
-def _unsqueeze(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _unsqueeze(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     axes = _axes(inputs, a) or []
     rank = x.ndim + len(axes)
@@ -309,18 +303,18 @@ def _unsqueeze(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return x
 
 
-def _squeeze(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _squeeze(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     axes = _axes(inputs, a)
     return x.squeeze() if axes is None else x.squeeze(tuple(axes))
 
 
-def _expand(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _expand(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     return x.expand(torch.broadcast_shapes(x.shape, ints(inputs[1])))
 
 
-def _slice(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _slice(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     if "starts" in a:
         starts, ends, axes, steps = a["starts"], a["ends"], a.get("axes"), None
@@ -335,17 +329,17 @@ def _slice(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return x
 
 
-def _gather(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _gather(inputs: Inputs, a: Attributes) -> Tensor:
     x, indices = inputs
     result: Tensor = x[(slice(None),) * (a.get("axis", 0) % x.ndim) + (indices,)]
     return result
 
 
-def _shape(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _shape(inputs: Inputs, a: Attributes) -> Tensor:
     return torch.tensor(inputs[0].shape[a.get("start", 0) : a.get("end")], dtype=torch.int64)
 
 
-def _pad_operator(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
+def _pad_operator(inputs: Inputs, a: Attributes) -> Tensor:
     x: Tensor = inputs[0]
     if a.get("mode", "constant") != "constant" or len(inputs) > 3:
         raise NotImplementedError("Pad with another mode than constant, or with axes")
@@ -354,60 +348,51 @@ def _pad_operator(inputs: Inputs, a: Attributes, opset: int) -> Tensor:
     return _pad(x, list(zip(pads[: x.ndim], pads[x.ndim :], strict=True)), value)
 
 
+_NAMED_AS_IN_TORCH = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Neg Reciprocal Relu Sigmoid Sin Sinh Sqrt Tan Tanh"
+)
+
 OPERATORS: dict[str, Operator] = {
-    "Abs": _unary(torch.abs),
-    "Acos": _unary(torch.acos),
-    "Acosh": _unary(torch.acosh),
+    **{name: _unary(getattr(torch, name.lower())) for name in _NAMED_AS_IN_TORCH.split()},
     "Add": _binary(torch.add),
-    "Asin": _unary(torch.asin),
-    "Asinh": _unary(torch.asinh),
-    "Atan": _unary(torch.atan),
-    "Atanh": _unary(torch.atanh),
     "AveragePool": _average_pool,
-    "Celu": lambda inputs, a, opset: F.celu(inputs[0], a.get("alpha", 1.0)),
+    "Celu": lambda inputs, a: F.celu(inputs[0], a.get("alpha", 1.0)),
     "Clip": _clip,
     "Concat": _concat,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "Cos": _unary(torch.cos),
-    "Cosh": _unary(torch.cosh),
     "CumSum": _cum_sum,
     "Div": _binary(_divide),
-    "Elu": lambda inputs, a, opset: F.elu(inputs[0], a.get("alpha", 1.0)),
+    "Elu": lambda inputs, a: F.elu(inputs[0], a.get("alpha", 1.0)),
     "Equal": _binary(torch.eq),
-    "Erf": _unary(torch.erf),
-    "Exp": _unary(torch.exp),
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
-    "Gelu": lambda inputs, a, opset: F.gelu(inputs[0], approximate=a.get("approximate", "none")),
+    "Gelu": lambda inputs, a: F.gelu(inputs[0], approximate=a.get("approximate", "none")),
     "Gemm": _gemm,
     "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": _global_max_pool,
     "Greater": _binary(torch.gt),
-    "HardSigmoid": lambda inputs, a, opset: torch.clamp(a.get("alpha", 0.2) * inputs[0] + a.get("beta", 0.5), 0, 1),
+    "HardSigmoid": lambda inputs, a: torch.clamp(a.get("alpha", 0.2) * inputs[0] + a.get("beta", 0.5), 0, 1),
     "HardSwish": _unary(F.hardswish),
     "Identity": _unary(lambda x: x),
     "InstanceNormalization": _instance_normalization,
     "LRN": _lrn,
     "LayerNormalization": _layer_normalization,
-    "LeakyRelu": lambda inputs, a, opset: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
+    "LeakyRelu": lambda inputs, a: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
     "Less": _binary(torch.lt),
-    "Log": _unary(torch.log),
     "LogSoftmax": _softmax_as(F.log_softmax),
     "MatMul": _binary(torch.matmul),
     "Max": _variadic(torch.maximum),
     "MaxPool": _max_pool,
-    "Mean": lambda inputs, a, opset: reduce(torch.add, inputs) / len(inputs),
+    "Mean": lambda inputs, a: reduce(torch.add, inputs) / len(inputs),
     "Min": _variadic(torch.minimum),
     "Mish": _unary(F.mish),
     "Mod": _binary(torch.fmod),
     "Mul": _binary(torch.mul),
-    "Neg": _unary(torch.neg),
     "PRelu": _prelu,
     "Pad": _pad_operator,
     "Pow": _binary(torch.pow),
-    "Reciprocal": _unary(torch.reciprocal),
     "ReduceL1": _reduce_as(lambda x, dim, keepdim: x.abs().sum(dim, keepdim)),
     "ReduceL2": _reduce_as(torch.linalg.vector_norm),
     "ReduceLogSum": _reduce_as(lambda x, dim, keepdim: x.sum(dim, keepdim).log()),
@@ -418,26 +403,19 @@ OPERATORS: dict[str, Operator] = {
     "ReduceProd": _reduce_as(_product),
     "ReduceSum": _reduce_as(torch.sum),
     "ReduceSumSquare": _reduce_as(lambda x, dim, keepdim: x.square().sum(dim, keepdim)),
-    "Relu": _unary(torch.relu),
     "Selu": _selu,
     "Shape": _shape,
     "Shrink": _shrink,
-    "Sigmoid": _unary(torch.sigmoid),
-    "Sin": _unary(torch.sin),
-    "Sinh": _unary(torch.sinh),
     "Slice": _slice,
     "Softmax": _softmax_as(F.softmax),
     # F.softplus is linear above 20.
     "Softplus": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x))),
     "Softsign": _unary(F.softsign),
-    "Sqrt": _unary(torch.sqrt),
     "Squeeze": _squeeze,
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
-    "Swish": lambda inputs, a, opset: inputs[0] * torch.sigmoid(a.get("alpha", 1.0) * inputs[0]),
-    "Tan": _unary(torch.tan),
-    "Tanh": _unary(torch.tanh),
-    "ThresholdedRelu": lambda inputs, a, opset: F.threshold(inputs[0], a.get("alpha", 1.0), 0.0),
+    "Swish": lambda inputs, a: inputs[0] * torch.sigmoid(a.get("alpha", 1.0) * inputs[0]),
+    "ThresholdedRelu": lambda inputs, a: F.threshold(inputs[0], a.get("alpha", 1.0), 0.0),
     "Transpose": _transpose,
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,

@@ -127,7 +127,6 @@ def _draw(generator: np.random.Generator, role: str, shape: tuple[int, ...]) -> 
 
 
 def weight_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Shapes of all floating tensors that the file defines, in the file's order."""
     floating = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer if t.data_type in floating}
     constants = {t.name: t for t in model.graph.initializer}
@@ -144,7 +143,6 @@ def weight_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def with_fed_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
-    """A copy with `weights` as graph inputs, for any runtime."""
     fed = onnx.ModelProto()
     fed.CopyFrom(model)
     graph = fed.graph
@@ -203,7 +201,6 @@ class _Interpreter:
         self.declared_batch, self.batch = self._batch()
 
     def _batch(self) -> tuple[int | None, int]:
-        """The literal batch of the file, if any, and the batch of the inputs."""
         for value in self.model.graph.input:
             if value.name in self.fed and value.type.tensor_type.shape.dim:
                 return value.type.tensor_type.shape.dim[0].dim_value or None, len(self.fed[value.name])
@@ -257,7 +254,7 @@ class _Interpreter:
         if special is not None:
             results = special(self, node, inputs, attributes)
         elif node.op_type in OPERATORS:
-            results = OPERATORS[node.op_type](inputs, attributes, self.opset)
+            results = OPERATORS[node.op_type](inputs, {**attributes, "opset": self.opset})
         else:
             raise NotImplementedError(f"'{node.output[0]}': {node.op_type} has no reference in torch")
         results = results if isinstance(results, tuple) else (results,)

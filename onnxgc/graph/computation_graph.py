@@ -141,7 +141,6 @@ class ComputationGraph:
         )
 
     def topological_index(self, vertex: Vertex) -> int:
-        """Position of `vertex` in `vertices`."""
         return self._index[vertex]
 
     def in_order(self, vertices: Iterable[Vertex]) -> tuple[Vertex, ...]:

@@ -88,7 +88,7 @@ def refine_digests(
     }
 
 
-# -- the graph of values -------------------------------------------------------------------------
+# -- the graph of values --
 
 
 def _values_in(entity: Entity) -> Iterable[int]:
@@ -149,7 +149,7 @@ def nearest_live_operands(cones: ConeDigests, value: int) -> set[int]:
     return {operand for operand, _ in edges if operand in cones.backward}
 
 
-# -- layers --------------------------------------------------------------------------------------
+# -- layers --
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,6 @@ class _Layers:
         return anchors
 
     def forward(self) -> dict[int, str]:
-        """The forward digest of each value."""
         known: list[str] = []
         prefixes: dict[int, _LayerPrefix] = {}
         for index, entity in enumerate(self._entities):
@@ -258,7 +257,6 @@ class _Layers:
         return replace(before, operators=(*before.operators, entity.op))
 
     def backward(self, readers: Mapping[int, list[Edge]]) -> dict[int, str]:
-        """The backward digest of each live value."""
         known: dict[int, str] = {}
         members = grouped((self.anchors.get(value, value), value) for value in sorted(self.live))
         for value in sorted(self.live, reverse=True):

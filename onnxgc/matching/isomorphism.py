@@ -153,7 +153,6 @@ class _Partition:
         self._undo: list[tuple[int, list[int]]] = []
 
     def classes(self) -> list[int]:
-        """The class of each node."""
         return list(self._class_of)
 
     def candidates_for(self, node: int) -> list[int]:

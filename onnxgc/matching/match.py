@@ -118,7 +118,6 @@ def match(a: TrainableModel, b: TrainableModel) -> Matching:
 
 
 def _tensor_pairs(a: NetworkView, b: NetworkView, values: MatchedValues) -> list[Pair]:
-    """The tensors of matched values."""
     own = {value: value for value in values.pairs}
     labels = {other: value for value, other in values.pairs.items()}
     pairs_of = TensorPairs(a, b, a.uses(own), b.uses(labels)).pairs_of
@@ -196,7 +195,7 @@ def _check_batches(a: TrainableModel, b: TrainableModel) -> None:
     )
 
 
-# -- tensors without a counterpart ---------------------------------------------------------------
+# -- tensors without a counterpart --
 
 
 def _values_of_unmatched(side: NetworkView, matched: Mapping[str, str]) -> set[tuple[int, object]]:

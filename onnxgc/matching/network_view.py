@@ -104,7 +104,6 @@ class NetworkView:
         return {v: key for v, key in cones.forward.items() if v in cones.backward or v in self.tensors_of}
 
     def input_dependent_values(self) -> set[int]:
-        """The values that depend on the model's inputs."""
         dependent = {self.structure.views[name].value for name in self.model.inputs}
         for value in sorted(self.cones.operands):
             anchor = self.cones.anchors.get(value, value)

@@ -61,7 +61,6 @@ def match_values(a: NetworkView, b: NetworkView) -> MatchedValues:
 def _verified_pairs(
     keys_a: dict[int, str], keys_b: dict[int, str], a: ConeDigests, b: ConeDigests, *, is_forward: bool
 ) -> dict[int, int]:
-    """The pairs by one kind of cone."""
     ties = _broken_ties(keys_a, keys_b, a, b, is_forward=is_forward)
     return verified_pairs(a, b, _unique_pairs(keys_a, keys_b) | ties, ties, is_forward=is_forward)
 

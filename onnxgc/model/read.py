@@ -65,7 +65,6 @@ _RUNTIME_FORMS: tuple[Pass, ...] = (
 
 
 def apply_passes(draft: Draft, passes: Sequence[Pass]) -> Draft:
-    """The draft after all passes, the first one first."""
     for apply in passes:
         draft = apply(draft)
     return draft
@@ -162,7 +161,6 @@ def _trainable_model(
 
 
 def is_written_by_optimize(proto: onnx.ModelProto) -> bool:
-    """Whether a model is a training file."""
     return any(entry.key == "onnxgc.schema" for entry in proto.metadata_props)
 
 
@@ -242,7 +240,6 @@ def _parameters(draft: Draft, decisions: Sequence[ParameterDecision], loss: str)
 
 
 def _types(draft: Draft) -> dict[str, TensorType]:
-    """The types of inputs, weights and computed tensors."""
     computed = [output for node in draft.nodes for output in node.outputs if output]
     types = {name: draft.types[name] for name in (*draft.inputs, *computed)}
     return types | {name: weight.type for name, weight in draft.weights.items()}

@@ -164,7 +164,6 @@ BUDGET = Solver(
     summary="least extra time under --budget: any operator may be recomputed, with a proven bound",
     search=search,
     objectives=(Objective.TIME,),
-    exact_for=None,
     takes_budget=True,
     automatic=False,
 )

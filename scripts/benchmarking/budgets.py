@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import onnxgc
-from onnxgc.api.feeds import feeds_of
-from onnxgc.emission.atomic_files import write_model
 from onnxgc.errors import BudgetError
 from onnxgc.model.draw_weights import draw_weights
 from onnxgc.model.read import read_model
-from onnxgc.runtime.measure import measure
-from onnxgc.runtime.ort import SessionSettings
-from scripts.benchmarking.command_options import add_only, add_threads, add_time_limit, options_of
+from scripts.benchmarking.command_options import CORES
 from scripts.benchmarking.layered import layered_graph
-from scripts.benchmarking.records import MODELS, Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.peaks import measured
+from scripts.benchmarking.records import MODELS, Progress, Record
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 
 SHARES = (0.9, 0.8, 0.6, 0.5, 0.3, 0.2)
 ORDERS = ("free", "fixed")
@@ -58,37 +53,17 @@ NETWORKS = (
 class Options:
     """`graphs` is a folder of operator graphs; `time_limit` is in seconds for each search."""
 
-    graphs: Path | None
-    only: tuple[str, ...]
-    time_limit: float
-    threads: int
+    graphs: Path | None = None
+    only: tuple[str, ...] = ()
+    time_limit: float = 30.0
+    threads: int = CORES
     seed: int = 0
 
     def includes(self, name: str) -> bool:
         return not self.only or name in self.only
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_threads(parser)
-    add_only(parser, "a graph or network")
-    parser.add_argument("--graphs", type=Path, help="a folder of operator graphs (JSON)")
-    add_time_limit(parser, 30.0)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a measured peak exceeds its budget."""
-    options = options_of(Options, arguments)
-    figures = run_budgets(options, Progress())
-    write_record("budgets", figures, threads=options.threads, folder=arguments.record)
-    if figures["graphs"]:
-        title = "extra time, %, by budget (≥ lower bound where not optimal)"
-        print_table(title, [f"{share:.0%}" for share in SHARES], graph_rows(figures), width=140)
-    title = "minimised extra time; measured at a small batch"
-    print_table(title, HEADINGS[1:], table_rows(figures), width=140)
-    return 0 if all(is_within_budget(row) for row in figures["networks"]) else 1
-
-
-def run_budgets(options: Options, progress: Progress) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """Rows of graphs (files in `options.graphs`, and random ones) and of networks."""
     files = sorted(options.graphs.glob("*.json")) if options.graphs else []
     with tempfile.TemporaryDirectory() as folder:
@@ -111,9 +86,12 @@ def run_budgets(options: Options, progress: Progress) -> dict[str, Any]:
     return {"time_limit_seconds": options.time_limit, "graphs": graphs, "networks": networks}
 
 
-def is_within_budget(row: Mapping[str, Any]) -> bool:
-    """Whether the measured peak is within the budget of the small batch."""
-    return int(row["measured"]["requested_bytes"]) <= int(row["measured"]["budget_bytes"])
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['network']}, {row['budget']}: the measured peak exceeds the budget of the small batch"
+        for row in figures["networks"]
+        if row["measured"]["requested_bytes"] > row["measured"]["budget_bytes"]
+    ]
 
 
 def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
@@ -179,7 +157,7 @@ def _graph_rows_of(path: Path, shares: Sequence[float], options: Options, progre
             except BudgetError:
                 continue
             row["operators"] = len(set(found["sequence"]))
-            row |= {key: found[key] for key in ("status", "overhead", "gap", "gap_of_extra", "seconds")}
+            row |= {key: found[key] for key in ("status", "overhead")}
             row["lower_bound"] = found["lower_bound"] / found["regular"]["duration"] - 1
             rows.append(row)
     return rows
@@ -199,14 +177,10 @@ def _network_rows_of(entry: NetworkBudgets, options: Options, progress: Progress
             seed=options.seed,
         )
         report = result.report
-        row: dict[str, Any] = {**dataclasses.asdict(entry), "budget": budget}
-        del row["budgets"]
-        row["operators"] = len(set(result.plan.sequence))
-        row["status"], row["seconds"] = report["status"], report["seconds"]["solve"]
-        row["regular_peak_bytes"] = report["regular"]["simulated_peak_bytes"]
-        row["planned_peak_bytes"] = report["planned"]["simulated_peak_bytes"]
-        row["budget_bytes"], row["timing"] = report["budget"]["bytes"], report["budget"]["timing"]
-        row |= {key: report["budget"][key] for key in ("extra_time_ratio", "lower_bound_ratio", "gap", "gap_of_extra")}
+        row: dict[str, Any] = {"network": entry.network, "batch": entry.batch, "budget": budget}
+        row["seconds"] = report["seconds"]["solve"]
+        row |= {f"{kind}_peak_bytes": report[kind]["simulated_peak_bytes"] for kind in ("regular", "planned")}
+        row |= {key: report["budget"][key] for key in ("timing", "extra_time_ratio", "lower_bound_ratio")}
         # Parameters' gradients do not depend on the batch.
         kept = result.planned.profile.parameter_gradient_bytes
         over = (report["budget"]["bytes"] or row["planned_peak_bytes"]) - kept
@@ -229,19 +203,9 @@ def _measured(entry: NetworkBudgets, budget_bytes: int, path: Path, options: Opt
         seed=options.seed,
         values=draw_weights(read_model(path, input_shapes=shapes), options.seed),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "planned.onnx"
-        write_model(result.training_graph.model, file)
-        found = measure(
-            file,
-            feeds_of(result.planned, options.seed),
-            settings=SessionSettings(threads=options.threads),
-            runs=_RUNS,
-            keep_outputs=False,
-        )
+    found = measured(result, options.threads, options.seed, _RUNS)
     return {
         "budget_bytes": budget_bytes,
         "simulated_peak_bytes": result.planned.profile.peak_bytes,
         "requested_bytes": found.requested_peak_bytes,
-        "in_use_bytes": found.in_use_peak_bytes,
     }

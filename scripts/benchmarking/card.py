@@ -6,22 +6,21 @@ steps that `scripts/gpu_check.py` recorded on an H200.
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgc.api import plan_step
+from onnxgc.api import PlannedStep, plan_step
 from onnxgc.api.card import step_costs
 from onnxgc.model.read import read_model
 from onnxgc.tracing.devices import device
-from scripts.benchmarking.command_options import add_only
 from scripts.benchmarking.cuda_results import networks_in_forms, step_seconds
-from scripts.benchmarking.records import MODELS, Progress, Record, read_records, write_record
-from scripts.benchmarking.table1 import paper_rows
-from scripts.benchmarking.tables import markdown_table, megabytes, print_table
+from scripts.benchmarking.records import MODELS, Progress, Record, read_records
+from scripts.benchmarking.table1 import paper_networks
+from scripts.benchmarking.tables import markdown_table, megabytes
 from scripts.gpu_checks.settings import TABLE1_NETWORKS
 
 DEVICE = "h200"
@@ -29,75 +28,74 @@ NETWORKS = {network.name: network.shape for network in TABLE1_NETWORKS[:5]}
 EXPORTS = ("vit_b_16", "bert", "gpt2")
 PLANS = {"baseline": "store-all", "planned": "peak"}
 PROVIDERS = ("cpu", "cuda")
-_FIGURES = ("nodes", "kernels", "moved_bytes", "flops", "slow_bytes", "large_filters", "seconds")
+_FIGURES = ("nodes", "kernels", "moved_bytes", "slow_bytes", "seconds")
 _HEADINGS = (
     "network, plan", "nodes: CPU forms", "CUDA forms", "kernels", "", "traffic, GB", "",
     "slow reductions, GB", "", "expected ms", "", "peak, MB", "",
 )  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_only(parser)
+@dataclass(frozen=True, slots=True)
+class Options:
+    only: tuple[str, ...] = ()
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    progress = Progress()
+def run(options: Options, progress: Progress) -> dict[str, Any]:
+    """Figures by network, plan and provider; without packages for an export, its network is omitted."""
     networks: dict[str, Any] = {}
-    for name in arguments.only or (*NETWORKS, *EXPORTS):
+    for name in options.only or (*NETWORKS, *EXPORTS):
         progress(name)
         with tempfile.TemporaryDirectory() as folder:
             try:
-                networks[name] = _rows(*_source(name, Path(folder)))
+                networks[name] = _planned(*_source(name, Path(folder)), _step_figures)
             except ImportError as error:
                 progress(f"{name}: not measured, {error}")
-    figures = {
+    return {
         "device": DEVICE,
         "networks": networks,
         "deviations": _deviations(networks),
-        "table1_peaks": {} if arguments.only else _table1_peaks(progress),
+        "table1_peaks": {} if options.only else _table1_peaks(progress),
     }
-    write_record("card", figures, folder=arguments.record)
-    print_table("one step on a card, expected", _HEADINGS[1:], [list(row) for row in _table(figures)])
-    return 0
+
+
+def failures(figures: Any) -> list[str]:
+    return []
 
 
 def _source(name: str, folder: Path) -> tuple[Path, Mapping[str, tuple[int, ...]] | None]:
     """A model's file, and the shapes of its inputs if they are not the file's."""
     if name in NETWORKS:
         return MODELS / f"{name}.onnx", {"x": NETWORKS[name]}
-    from scripts.exports.torch_export import Export, export_module
-    from scripts.exports.torch_models import TORCH_MODELS, Recipe
+    from scripts.exports.torch_export import export_model
 
-    model = TORCH_MODELS[name]
     path = folder / "model.onnx"
-    export_module(model.module(False), model.batch(False), path, Export(Recipe.DYNAMO, dynamic=False))
+    export_model(name, path, small=False)
     return path, None
 
 
-def _rows(path: Path, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Any]:
-    """Figures by plan and provider."""
-    rows: dict[str, Any] = {plan: {} for plan in PLANS}
-    for provider in PROVIDERS:
-        model = read_model(path, input_shapes=shapes, provider=provider)
-        for plan, solver in PLANS.items():
-            planned = plan_step(model, solver)
-            total = step_costs(planned.step, planned.schedule, device(DEVICE), has_barriers=False)[-1]
-            rows[plan][provider] = {name: getattr(total, name) for name in _FIGURES}
-            rows[plan][provider]["peak_bytes"] = planned.profile.peak_bytes
-    return rows
+def _planned(
+    path: Path, shapes: Mapping[str, tuple[int, ...]] | None, figures: Callable[[PlannedStep], Any]
+) -> dict[str, Any]:
+    """Figures of steps by plan and provider."""
+    models = {provider: read_model(path, input_shapes=shapes, provider=provider) for provider in PROVIDERS}
+    return {
+        plan: {provider: figures(plan_step(model, solver)) for provider, model in models.items()}
+        for plan, solver in PLANS.items()
+    }
 
 
-def _table1_peaks(progress: Progress) -> dict[str, dict[str, dict[str, int]]]:
+def _step_figures(planned: PlannedStep) -> dict[str, Any]:
+    total = step_costs(planned.step, planned.schedule, device(DEVICE), has_barriers=False)[-1]
+    return {name: getattr(total, name) for name in _FIGURES} | {"peak_bytes": planned.profile.peak_bytes}
+
+
+def _table1_peaks(progress: Progress) -> dict[str, Any]:
     """Simulated peaks of the networks of the paper's Table 1, by plan and provider."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for name, row in paper_rows().items():
+    found = {}
+    for name, (batch, pixels) in paper_networks().items():
         progress(f"{name}, peaks")
-        shape = (int(row["batch"]), *map(int, row["input"].split("x")))
-        found[name] = {plan: {} for plan in PLANS}
-        for provider in PROVIDERS:
-            model = read_model(MODELS / f"{name}.onnx", input_shapes={"x": shape}, provider=provider)
-            for plan, solver in PLANS.items():
-                found[name][plan][provider] = plan_step(model, solver).profile.peak_bytes
+        shapes = {"x": (batch, *pixels)}
+        found[name] = _planned(MODELS / f"{name}.onnx", shapes, lambda planned: planned.profile.peak_bytes)
     return found
 
 
@@ -130,7 +128,7 @@ def _table(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def results_section(record: Record) -> str:
     figures = record["figures"]
     largest = max(map(abs, figures["deviations"].values()), default=0.0)
-    table = markdown_table(_HEADINGS, [list(row) for row in _table(figures)])
+    table = markdown_table(_HEADINGS, list(_table(figures)))
     return (
         "**Forms for CUDA, expected.** No card was used: nodes, kernels and bytes are counted, and times are "
         f"those of a cost model of the {device(figures['device']).name} with two fitted parameters. It is "

@@ -1,58 +1,54 @@
-"""Options of benchmarks: those that several have, and their values."""
+"""Options of a benchmark: the fields of its dataclass `Options`, on the command line."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, get_args, get_type_hints
 
-from scripts.benchmarking.records import BENCHMARKS
-
-Options = TypeVar("Options")
-
-
-def options_of(kind: type[Options], arguments: argparse.Namespace) -> Options:
-    """The fields of a dataclass from a command line; fields without an option keep their defaults."""
-    given = vars(arguments)
-    names = [field.name for field in dataclasses.fields(cast(Any, kind)) if field.name in given]
-    return kind(**{name: tuple(given[name]) if name == "only" else given[name] for name in names})
-
-
-def add_record_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--record", type=Path, default=BENCHMARKS, help="folder for the JSON file")
-
-
-def add_threads(parser: argparse.ArgumentParser, default: int | None = None) -> None:
-    """`default`: the number of cores if `None`."""
-    shown = "cores" if default is None else str(default)
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=default or os.cpu_count() or 1,
-        help=f"threads of each operator (default: {shown})",
-    )
+CORES = os.cpu_count() or 1
+_HELP: Mapping[str, str] = {
+    "all_exports": "static and symbolic batch by each exporter",
+    "files": "ONNX files below this folder in place of PyTorch models",
+    "folder": "output of build_models.py --exports ORIGIN FOLDER --twins",
+    "graphs": "a folder of operator graphs (JSON), or their number",
+    "network": "a network of models/",
+    "only": "a network, model or graph by name; repeatable",
+    "pixels": "image size",
+    "rounds": "timed steps",
+    "small": "small networks, for a trial",
+    "threads": "threads of each operator",
+    "time_limit": "seconds of each search",
+    "verify": "run `onnxgc verify`",
+}
 
 
-def add_only(parser: argparse.ArgumentParser, kind: str = "a network") -> None:
-    parser.add_argument("--only", action="append", default=[], help=f"{kind} by name; repeatable")
+def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
+    """Adds a field without a default as an argument, and each other field as an option."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        # The type of `int | None` is the first of both.
+        hint, text, default = (get_args(hints[field.name]) or (hints[field.name],))[0], _HELP.get(field.name), None
+        if field.default is dataclasses.MISSING:
+            parser.add_argument(field.name, type=hint, help=text)
+            continue
+        how: dict[str, Any] = {"type": hint, "default": (default := field.default)}
+        if hint is bool:
+            how = {"action": argparse.BooleanOptionalAction, "default": default}
+        elif default == ():
+            how = {"action": "append", "default": []}
+        shown = "" if default in (None, ()) else f" (default: {default})"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", help=f"{text or ''}{shown}", **how)
 
 
-def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument("--rounds", type=int, default=default, help=f"timed steps (default: {default})")
+def options_of(kind: type[Any], arguments: argparse.Namespace) -> Any:
+    """The dataclass with the values of a command line."""
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def add_small(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--small", action="store_true", help="small networks, for a trial")
-
-
-def add_time_limit(parser: argparse.ArgumentParser, default: float | None) -> None:
-    shown = "the solver's own" if default is None else f"{default:g}"
-    parser.add_argument("--time-limit", type=float, default=default, help=f"seconds of each search (default: {shown})")
-
-
-def add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--network", default="resnet50", help="a network of models/")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--pixels", type=int, default=224)
+def add_record_folder(parser: argparse.ArgumentParser, default: Path) -> None:
+    parser.add_argument("--record", type=Path, default=default, help="folder for the JSON file")

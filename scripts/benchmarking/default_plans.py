@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from onnxgc.api import OptimizeResult, optimize
 from onnxgc.api.budget_plans import BudgetRequest
-from scripts.benchmarking.command_options import add_only
-from scripts.benchmarking.records import MODELS, Progress, Record, read_records, write_record
-from scripts.benchmarking.table1 import paper_rows
-from scripts.benchmarking.tables import markdown_table, megabytes, print_table
+from scripts.benchmarking.records import MODELS, Progress, Record
+from scripts.benchmarking.table1 import paper_networks
+from scripts.benchmarking.tables import markdown_table, megabytes
 
 PLANS = {"peak": "peak", "default": None}
 _IN_SUMMARY = "resnet50"
@@ -22,29 +21,28 @@ _HEADINGS = (
 )  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_only(parser)
+@dataclass(frozen=True, slots=True)
+class Options:
+    only: tuple[str, ...] = ()
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a plan of the solver `peak` has a lower peak in no more time."""
-    progress = Progress()
-    known = {} if not arguments.only else _recorded()
-    for name, row in paper_rows().items():
-        if arguments.only and name not in arguments.only:
-            continue
-        progress(name)
-        shape = (int(row["batch"]), *map(int, row["input"].split("x")))
-        known[name] = {"batch": shape[0], **{plan: _figures(name, shape, plan) for plan in PLANS}}
-        write_record("default", known, folder=arguments.record)
-    print_table("plans without options", _HEADINGS[1:], list(map(list, _rows(known))), width=120)
-    worse = [name for name, row in known.items() if _dominates(row["peak"], row["default"])]
-    print(f"dominated: {', '.join(worse) or 'none'}")
-    return 1 if worse else 0
+def run(options: Options, progress: Progress) -> dict[str, Any]:
+    """Figures by network and plan; with `only`, rows of an earlier record stay."""
+    known = dict(progress.recorded() or {}) if options.only else {}
+    for name, (batch, pixels) in paper_networks().items():
+        if not options.only or name in options.only:
+            progress(name)
+            known[name] = {"batch": batch, **{plan: _figures(name, (batch, *pixels), plan) for plan in PLANS}}
+            progress.record(known)
+    return known
 
 
-def _recorded() -> dict[str, Any]:
-    return {name: row for record in read_records("default") for name, row in record["figures"].items()}
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: the plan of `peak` has a lower peak in no more time"
+        for name, row in figures.items()
+        if _dominates(row["peak"], row["default"])
+    ]
 
 
 def _figures(name: str, shape: tuple[int, ...], plan: str) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def summary_line(record: Record) -> str:
 
 
 def results_section(record: Record) -> str:
-    table = markdown_table(_HEADINGS, list(map(list, _rows(record["figures"]))))
+    table = markdown_table(_HEADINGS, _rows(record["figures"]))
     return (
         "**Plans without options** on the networks of the paper's Table 1, with its batch sizes. `peak` is "
         "the solver's plan by cuts, *default* that of `optimize` without options: the least peak found in ten"

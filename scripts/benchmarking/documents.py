@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from scripts.benchmarking import (
     budgets,
@@ -12,10 +13,11 @@ from scripts.benchmarking import (
     cuda_results,
     default_plans,
     exactness,
+    file_gradients,
     gradients,
+    gradients_cuda,
     growth,
     growth_picture,
-    light_networks,
     memory_picture,
     peaks,
     reference,
@@ -27,30 +29,45 @@ from scripts.benchmarking import (
     training,
     twins,
 )
-from scripts.benchmarking.records import BENCHMARKS, ROOT, Record, read_records
+from scripts.benchmarking.records import BENCHMARKS, ROOT, Progress, Record, read_records
 
+
+class Benchmark(Protocol):
+    """A module with the options of a command, its run, and the section of its record.
+
+    `failures` are lines about equalities and checks of the figures that do not hold.
+    """
+
+    __doc__: str | None
+    Options: type[Any]
+
+    def run(self, options: Any, progress: Progress) -> Any: ...
+    def failures(self, figures: Any) -> list[str]: ...
+    def results_section(self, record: Record) -> str: ...
+
+
+KINDS: Mapping[str, Benchmark] = {
+    "resnet50": resnet50,
+    "peaks": peaks,
+    "budgets": budgets,
+    "card": card,
+    "gradients": gradients,
+    "gradients_cuda": gradients_cuda,
+    "gradients_of_files": file_gradients,
+    "step": step,
+    "torch": torch_plans,
+    "training": training,
+    "twins": twins,
+    "table1": table1,
+    "default": default_plans,
+    "growth": growth,
+    "exactness": exactness,
+    "memory": memory_picture,
+}
+"""Benchmarks by the names of their commands and records, in the order of docs/results.md."""
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results.md"
 REFERENCE = ROOT / "docs" / "reference.md"
-SECTIONS: Mapping[str, Callable[[Record], str]] = {
-    "resnet50": resnet50.results_section,
-    "peaks": peaks.results_section,
-    "budgets": budgets.results_section,
-    "gpu": cuda_results.results_section,
-    "card": card.results_section,
-    "gradients": gradients.results_section,
-    "gradients_cuda": gradients.results_section,
-    "step": step.results_section,
-    "torch": torch_plans.results_section,
-    "training": training.results_section,
-    "twins": twins.results_section,
-    "light": light_networks.results_section,
-    "table1": table1.results_section,
-    "default": default_plans.results_section,
-    "growth": growth.results_section,
-    "exactness": exactness.results_section,
-}
-"""Sections of the results, by the name of their record."""
 
 
 def render(path: Path, text: str, folder: Path = BENCHMARKS) -> str:
@@ -77,7 +94,12 @@ def render_pictures(folder: Path = BENCHMARKS) -> dict[Path, str]:
 
 def results(folder: Path) -> str:
     """All sections whose benchmark is recorded."""
-    parts = [section(record) for name, section in SECTIONS.items() for record in read_records(name, folder)]
+    sections = {name: benchmark.results_section for name, benchmark in KINDS.items()}
+    names = list(sections)
+    # Expectations follow what cards measured.
+    names.insert(names.index("card"), "gpu")
+    sections["gpu"] = cuda_results.results_section
+    parts = [sections[name](record) for name in names for record in read_records(name, folder)]
     return "\n\n".join(filter(None, parts)) or (
         "No figures are recorded yet; `python scripts/benchmark.py resnet50` records them."
     )

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any
 
 from onnxgc.planning.plan import Objective, Solution, Status
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.planning.schedule import StepGraph
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.registry import SOLVERS
-from scripts.benchmarking.command_options import options_of
-from scripts.benchmarking.records import Progress, Record, write_record
-from scripts.benchmarking.tables import markdown_table, print_table
+from scripts.benchmarking.records import Progress, Record
+from scripts.benchmarking.tables import markdown_table
 from tests.graph.random_graphs import chain, random_problem
 from tests.solvers.exhaustive_schedules import least_peak_of_schedules, with_linked_backward
 from tests.solvers.random_steps import random_step_problem
@@ -29,33 +27,21 @@ MAX_VERTICES_OF_FAMILY = 7
 MAX_VERTICES_OF_SCHEDULES = 5
 _PROGRESS_EVERY = 500
 
+Problems = Iterator[CheckpointProblem]
+Draw = Callable[[Random, int], CheckpointProblem]
+Value = Callable[[CheckpointProblem], int]
+Searches = Mapping[str, Callable[[CheckpointProblem], Solution | int]]
+
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class Options:
     """The number of instances of each comparison."""
 
+    seed: int = 0
     graphs: int = 10_000
     chains: int = 2_000
     families: int = 2_000
     schedules: int = 500
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0)
-    for comparison in dataclasses.fields(Sizes):
-        parser.add_argument(f"--{comparison.name}", type=int, default=comparison.default)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a value, a bound or a proof of optimality is wrong."""
-    rows = run_exactness(options_of(Sizes, arguments), arguments.seed, Progress())
-    write_record("exactness", rows, folder=arguments.record)
-    headings = (
-        "truth", "on", "instances", "equal", "reported optimal", "below", "false bounds", "false proofs",
-        "mean ratio", "worst",
-    )  # fmt: skip
-    print_table("comparison with exhaustive searches", headings, list(map(_terminal_row, rows)), width=180)
-    return 1 if any(map(_count_wrong, rows)) else 0
 
 
 @dataclass(slots=True)
@@ -77,15 +63,14 @@ class Comparison:
     false_proofs: int = 0
     ratios: list[float] = field(default_factory=list)
 
-    def add(self, solution: Solution, truth: int) -> None:
-        """Adds a value with the solver's claims about it."""
-        self.add_value(solution.objective_bytes, truth)
-        is_called_optimal = solution.status is Status.OPTIMAL
-        self.called_optimal += is_called_optimal
-        self.false_bounds += solution.lower_bound_bytes > truth
-        self.false_proofs += is_called_optimal and solution.objective_bytes > truth
-
-    def add_value(self, value: int, truth: int) -> None:
+    def add(self, found: Solution | int, truth: int) -> None:
+        """Adds a value, with the solver's claims about it if there are any."""
+        value = found if isinstance(found, int) else found.objective_bytes
+        if isinstance(found, Solution):
+            is_called_optimal = found.status is Status.OPTIMAL
+            self.called_optimal += is_called_optimal
+            self.false_bounds += found.lower_bound_bytes > truth
+            self.false_proofs += is_called_optimal and value > truth
         self.instances += 1
         self.equal += value == truth
         self.below += value < truth
@@ -100,12 +85,38 @@ class Comparison:
         return found
 
 
-def run_exactness(sizes: Sizes, seed: int, progress: Progress) -> list[dict[str, Any]]:
+def run(options: Options, progress: Progress) -> list[dict[str, Any]]:
     """All comparisons, one row each."""
-    found: list[Comparison] = []
-    for compare in (_sums, _chains, _families, _schedules):
-        found += compare(sizes, seed, progress)
-    return [comparison.figures() for comparison in found]
+    rows: list[dict[str, Any]] = []
+    seed, paper, peak = options.seed, partial(_exhaustive, Objective.PAPER), partial(_exhaustive, Objective.PEAK)
+
+    def compare(problems: Problems, count: int, on: str, truth: str, truth_of: Value, searches: Searches) -> None:
+        found = {name: Comparison(name, truth, on) for name in searches}
+        for number, problem in enumerate(islice(problems, count)):
+            if number % _PROGRESS_EVERY == 0:
+                progress(f"{', '.join(searches)}, {on}: {number:,} of {count:,}")
+            true_value = truth_of(problem)
+            for name, search in searches.items():
+                found[name].add(search(problem), true_value)
+        rows.extend(comparison.figures() for comparison in found.values())
+
+    solve: Searches = {name: SOLVERS[name].solve for name in ("acg", "general", "lcg", "peak")}
+    on = "random graphs, 3-12 vertices"
+    compare(small_graphs(seed), options.graphs, on, "every set, 'paper'", paper, {"acg": solve["acg"]})
+    every = partial(_exhaustive, Objective.GENERAL)
+    compare(small_graphs(seed), options.graphs, on, "every set, 'general'", every, {"general": solve["general"]})
+    chains = _chains(Random(seed + 1))
+    compare(chains, options.chains, "chains, 3-12 vertices", "every set, 'paper'", paper, {"lcg": solve["lcg"]})
+    for number, (what, draw) in enumerate(_DRAWS.items(), seed + 2):
+        on, count = f"{what}, up to {MAX_VERTICES_OF_FAMILY} vertices", options.families // len(_DRAWS)
+        problems = _drawn(draw, Random(number), MAX_VERTICES_OF_FAMILY)
+        compare(problems, count, on, "all cuts of its orders", _least_of_family, {"cuts of peak": least_peak_of_cuts})
+    for number, (what, draw) in enumerate(_DRAWS.items(), seed + 4):
+        on, count = f"{what}, up to {MAX_VERTICES_OF_SCHEDULES} vertices", options.schedules // len(_DRAWS)
+        problems = _drawn(draw, Random(number), MAX_VERTICES_OF_SCHEDULES)
+        searches: Searches = {"peak": solve["peak"], "best plan of all": peak}
+        compare(problems, count, on, "all schedules", _least_of_schedules, searches)
+    return rows
 
 
 def small_graphs(seed: int) -> Iterator[CheckpointProblem]:
@@ -129,97 +140,47 @@ def results_section(record: Record) -> str:
     )
 
 
-def _sums(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
-    compared = {
-        solver: Comparison(solver, f"every set, '{objective.value}'", "random graphs, 3-12 vertices")
-        for solver, objective in (("acg", Objective.PAPER), ("general", Objective.GENERAL))
-        if solver in SOLVERS
-    }
-    for problem in _reported(islice(small_graphs(seed), sizes.graphs), sizes.graphs, "sums", progress):
-        for solver, comparison in compared.items():
-            solution = SOLVERS[solver].solve(problem)
-            comparison.add(solution, _exhaustive(problem, solution.objective))
-    return list(compared.values())
-
-
-def _chains(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
-    comparison = Comparison("lcg", "every set, 'paper'", "chains, 3-12 vertices")
-    random = Random(seed + 1)
-    for _ in _reported(range(sizes.chains), sizes.chains, "chains", progress):
+def _chains(random: Random) -> Iterator[CheckpointProblem]:
+    while True:
         largest = random.choice([1, 3, 10, 1000])
-        vertices = random.randint(MIN_VERTICES, MAX_VERTICES)
-        problem = chain([random.randint(0, largest) for _ in range(vertices)])
-        solution = SOLVERS["lcg"].solve(problem)
-        comparison.add(solution, _exhaustive(problem, solution.objective))
-    return [comparison]
+        yield chain([random.randint(0, largest) for _ in range(random.randint(MIN_VERTICES, MAX_VERTICES))])
 
 
 # Graphs with sizes only, and training steps with gradients, workspaces and in-place operators.
-_DRAWS: dict[str, Callable[[Random, int], CheckpointProblem]] = {
-    "bare graphs": random_problem,
-    "training steps": random_step_problem,
-}
+_DRAWS: dict[str, Draw] = {"bare graphs": random_problem, "training steps": random_step_problem}
 
 
-def _families(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
-    found = []
-    for number, (what, draw) in enumerate(_DRAWS.items()):
-        random = Random(seed + 2 + number)
-        on = f"{what}, up to {MAX_VERTICES_OF_FAMILY} vertices"
-        comparison = Comparison("cuts of peak", "all cuts of its orders", on)
-        count = sizes.families // len(_DRAWS)
-        for _ in _reported(range(count), count, f"cuts, {what}", progress):
-            problem = draw(random, MAX_VERTICES_OF_FAMILY)
-            joint = problem.joint()
-            truth = min(joint.profile(plan).peak_bytes for plan in family(problem))
-            comparison.add_value(least_peak_of_cuts(problem), truth)
-        found.append(comparison)
-    return found
+def _drawn(draw: Draw, random: Random, max_vertices: int) -> Iterator[CheckpointProblem]:
+    while True:
+        yield draw(random, max_vertices)
 
 
-def _schedules(sizes: Sizes, seed: int, progress: Progress) -> list[Comparison]:
-    found = []
-    for number, (what, draw) in enumerate(_DRAWS.items()):
-        random = Random(seed + 4 + number)
-        on = f"{what}, up to {MAX_VERTICES_OF_SCHEDULES} vertices"
-        peak = Comparison("peak", "all schedules", on)
-        plans = Comparison("best plan of all", "all schedules", on)
-        count = sizes.schedules // len(_DRAWS)
-        for _ in _reported(range(count), count, f"schedules, {what}", progress):
-            problem = draw(random, MAX_VERTICES_OF_SCHEDULES)
-            truth = least_peak_of_schedules(_step(problem))
-            peak.add(SOLVERS["peak"].solve(problem), truth)
-            plans.add_value(_exhaustive(problem, Objective.PEAK), truth)
-        found += [peak, plans]
-    return found
+def _least_of_family(problem: CheckpointProblem) -> int:
+    joint = problem.joint()
+    return min(joint.profile(plan).peak_bytes for plan in family(problem))
 
 
-def _step(problem: CheckpointProblem) -> StepGraph:
+def _least_of_schedules(problem: CheckpointProblem) -> int:
     step = problem.joint().step
-    return with_linked_backward(step) if problem.traced is None else step
+    return least_peak_of_schedules(with_linked_backward(step) if problem.traced is None else step)
 
 
-def _exhaustive(problem: CheckpointProblem, objective: Objective) -> int:
+def _exhaustive(objective: Objective, problem: CheckpointProblem) -> int:
     return SOLVERS["exhaustive"].solve(problem, SolverOptions(objective=objective)).objective_bytes
-
-
-def _reported(items: Iterable[Any], count: int, what: str, progress: Progress) -> Iterator[Any]:
-    for number, item in enumerate(items):
-        if number % _PROGRESS_EVERY == 0:
-            progress(f"{what}: {number:,} of {count:,}")
-        yield item
 
 
 def _count_wrong(row: Mapping[str, Any]) -> int:
     return int(row["below"] + row["false_bounds"] + row["false_proofs"])
 
 
-def _terminal_row(row: Mapping[str, Any]) -> list[str]:
-    counts = ("instances", "equal", "called_optimal", "below", "false_bounds", "false_proofs")
+def failures(figures: Any) -> list[str]:
+    """Comparisons with a wrong value, bound or proof of optimality."""
     return [
-        row["solver"], row["truth"], row["on"], *(f"{row[key]:,}" for key in counts),
-        f"{row['mean_ratio']:.4f}", f"{row['worst_ratio']:.3f}",
-    ]  # fmt: skip
+        f"{row['solver']} on {row['on']}: {row['below']} values below the truth, {row['false_bounds']} false bounds, "
+        f"{row['false_proofs']} false proofs"
+        for row in figures
+        if _count_wrong(row)
+    ]
 
 
 def _document_row(row: Mapping[str, Any]) -> list[str]:

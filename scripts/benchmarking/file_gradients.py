@@ -28,16 +28,17 @@ from onnxgc.errors import OnnxgcError
 from onnxgc.model.core.ir import Array, TrainableModel
 from onnxgc.model.files.forward_file import to_proto
 from scripts.benchmarking.gradient_comparison import (
-    Options,
+    ComparisonOptions,
+    comparison_table,
     distances,
     failed_checks,
-    failures,
+    failed_rows,
+    failures_of,
     outputs_of,
     peak_figures,
-    versions,
 )
-from scripts.benchmarking.processes import result_of_process, write_result
-from scripts.benchmarking.records import Progress
+from scripts.benchmarking.processes import rows_of_processes, write_result
+from scripts.benchmarking.records import Progress, Record
 
 SHAPES = "shapes.json"
 """File in a folder of models: `{file: {input: shape}}` for inputs with symbolic shapes."""
@@ -51,19 +52,34 @@ it."""
 LOSS_TOLERANCE = 1e-3
 
 
-def run_files(folder: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """One row for each file below a folder, with an error in place of figures if one occurs."""
-    rows = []
-    for path in sorted(folder.rglob("*.onnx")):
-        if options.only and path.stem not in options.only:
-            continue
-        progress(str(path))
-        found = result_of_process("scripts.benchmarking.file_gradients", str(path), options)
-        rows.append({"file": str(path.relative_to(folder)), "holds": False, **found})
-    return {"versions": versions(), "rows": rows}
+@dataclass(frozen=True, slots=True)
+class Options(ComparisonOptions):
+    """`folder` contains the files."""
+
+    folder: str = "models"
 
 
-def compare_file(path: str | Path, options: Options) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
+    """One row for each file below the folder, with an error in place of figures if one occurs."""
+    paths = [str(path) for path in sorted(Path(options.folder).rglob("*.onnx"))]
+    chosen = [path for path in paths if not options.only or Path(path).stem in options.only]
+    rows = rows_of_processes("file_gradients", "file", chosen, options, progress)
+    return {"rows": [{"holds": False, **row} for row in rows]}
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return failed_rows(figures["rows"])
+
+
+def results_section(record: Record) -> str:
+    table = comparison_table("file", record["figures"]["rows"])
+    return (
+        "**Gradients of files** of other exporters: as above, or relative errors of central differences where no"
+        f" operators of torch compute the file:\n\n{table}"
+    )
+
+
+def compare_file(path: str | Path, options: ComparisonOptions) -> dict[str, Any]:
     """The row of one file, in this process."""
     path = Path(path)
     shapes_file = path.parent / SHAPES
@@ -75,12 +91,8 @@ def compare_file(path: str | Path, options: Options) -> dict[str, Any]:
         return {"error": str(error), "holds": False}
 
 
-def _compared(path: Path, shapes: Mapping[str, tuple[int, ...]], options: Options) -> dict[str, Any]:
+def _compared(path: Path, shapes: Mapping[str, tuple[int, ...]], options: ComparisonOptions) -> dict[str, Any]:
     source = _without_dropout(onnx.load(path))
-    row: dict[str, Any] = {
-        "opset": next(entry.version for entry in source.opset_import if entry.domain in ("", "ai.onnx")),
-        "nodes": len(source.graph.node),
-    }
     with tempfile.TemporaryDirectory() as folder:
         given, training = Path(folder) / "model.onnx", Path(folder) / "training.onnx"
         onnx.save(source, given)
@@ -90,12 +102,10 @@ def _compared(path: Path, shapes: Mapping[str, tuple[int, ...]], options: Option
         outputs = outputs_of(training, feeds, options.threads)
         loss = float(outputs[planned.model.loss])
         gradients = {name: outputs[found] for name, found in planned.step.parameter_gradients.items()}
-        row |= {"loss": loss, "loss_kind": planned.model.loss_kind}
-        row |= _against_truth(_Step(source, planned, feeds, loss, gradients))
-        row |= peak_figures(result)
+        row = _against_truth(_Step(source, planned, feeds, loss, gradients)) | peak_figures(result)
         if options.verify:
             row["verify"] = failed_checks(given, training, options.threads)
-    row["holds"] = not failures(row) and row.get("difference_max", 0.0) <= DIFFERENCE_TOLERANCE
+    row["holds"] = not failures_of(row) and row.get("difference_max", 0.0) <= DIFFERENCE_TOLERANCE
     return row
 
 

@@ -1,4 +1,4 @@
-"""Comparison of gradients with exact ones: options, distances and failures, of modules and of files."""
+"""Comparison of gradients with exact ones: options, distances, failures and tables, of modules and of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 from onnxgc.api import OptimizeResult, verify
 from onnxgc.model.core.ir import Array
 from onnxgc.runtime.ort import SessionSettings, make_session
-from scripts.benchmarking.records import installed_versions
+from scripts.benchmarking.command_options import CORES
+from scripts.benchmarking.tables import markdown_table
 
 MAX_DISTANCE_RATIO = 2.0
 """Largest distance of a gradient to float64, as a multiple of torch float32's."""
@@ -25,23 +26,16 @@ VANISHING_SHARE = 1e-6
 """A gradient below this share of the largest is vanishing: distances are relative to the share."""
 VANISHING_FLOOR = 1e-2
 """As `FLOOR`, for vanishing gradients, which consist of rounding."""
-_DISTRIBUTIONS = ("torch", "torchvision", "timm", "transformers", "onnxscript")
+_HEADINGS = ("parameters", "distance: median", "largest", "planned / baseline", "passes")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Models by name, their size, and the kinds of comparison.
-
-    With `all_exports`, each exporter writes a static and a symbolic batch; else each writes one of them. With
-    `cuda_forms`, only the first exporter writes, and gradients have the forms of both providers.
-    """
+class ComparisonOptions:
+    """Models or files by name."""
 
     only: tuple[str, ...] = ()
-    small: bool = True
-    threads: int = 2
+    threads: int = CORES
     verify: bool = True
-    all_exports: bool = False
-    cuda_forms: bool = False
 
 
 def outputs_of(training: Path, feeds: Mapping[str, Array], threads: int) -> dict[str, Array]:
@@ -62,27 +56,23 @@ def distances(
     """
     norms = {name: float(np.linalg.norm(value)) for name, value in exact.items()}
     least = VANISHING_SHARE * max(norms.values())
-    mine, theirs, ratios = {}, {}, {}
+    ratios, mine = {}, {}
     for name, value in ours.items():
         scale = max(norms[name], least)
         mine[name] = _apart(value, exact[name]) / scale
-        theirs[name] = max(_apart(single[name], exact[name]) for single in singles) / scale
+        own = max(_apart(single[name], exact[name]) for single in singles) / scale
         floor = FLOOR if norms[name] >= least else VANISHING_FLOOR
-        ratios[name] = mine[name] / max(theirs[name], floor)
+        ratios[name] = mine[name] / max(own, floor)
     # NaN is the worst of all.
     worst = max(ratios, key=lambda name: ratios[name] if np.isfinite(ratios[name]) else np.inf)
     return {
         "parameters": len(ratios),
         "parameters_of": len(exact),
         "missing": [name for name in exact if name not in ours and norms[name] > 0],
+        "distance_median": statistics.median(mine.values()),
         "ratio_median": statistics.median(ratios.values()),
         "ratio_max": ratios[worst],
         "ratio_max_parameter": worst,
-        "ratio_max_distance": mine[worst],
-        "distance_median": statistics.median(mine.values()),
-        "distance_max": max(mine.values()),
-        "torch_float32_distance_median": statistics.median(theirs.values()),
-        "torch_float32_distance_max": max(theirs.values()),
         "vanishing": [name for name in ours if norms[name] < least],
     }
 
@@ -99,7 +89,7 @@ def failed_checks(source: Path, training: Path, threads: int) -> dict[str, str]:
     return {check.name: check.detail for check in checks if not check.holds}
 
 
-def failures(row: Mapping[str, Any]) -> list[str]:
+def failures_of(row: Mapping[str, Any]) -> list[str]:
     """Short reasons why a comparison fails; none if it holds."""
     if "error" in row:
         return [row["error"]]
@@ -117,22 +107,28 @@ def is_too_far(row: Mapping[str, Any]) -> bool:
     return not (row["ratio_median"] <= MAX_DISTANCE_RATIO and row["ratio_max"] <= MAX_DISTANCE_RATIO)
 
 
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Cells of a table: parameters, median and largest ratio, worst parameter, peak ratio, failures."""
-    failed = ", ".join(failures(row))
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Cells of a table: parameters, median and largest ratio, peak ratio, and `yes` or the failures."""
+    verdict = "yes" if row["holds"] else ", ".join(failures_of(row)) or "NO"
     if "error" in row:
-        return ("", "", "", "", "", failed)
-    parameters, planned = f"{row['parameters']}/{row['parameters_of']}", f"{row['planned_of_regular']:.2f}"
+        return ["", "", "", "", verdict]
+    ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("ratio_median", "ratio_max")]
     if "difference_max" in row:
-        error = f"differences {row['difference_max']:.1e}"
-        return (parameters, "", error, row["difference_max_parameter"][-40:], planned, failed)
-    ratios = (f"{row['ratio_median']:.2f}", f"{row['ratio_max']:.2f}", row["ratio_max_parameter"][-40:])
-    return (parameters, *ratios, planned, failed)
+        ratios[1] = f"differences {row['difference_max']:.1e}"
+    return [f"{row['parameters']} of {row['parameters_of']}", *ratios, f"{row['planned_of_regular']:.2f}", verdict]
 
 
-def versions() -> dict[str, str]:
-    """Versions of the packages from which models and exports come."""
-    return installed_versions(_DISTRIBUTIONS)
+def comparison_table(first: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    return markdown_table((first, *_HEADINGS), [[label_of(row), *cells(row)] for row in rows])
+
+
+def failed_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{label_of(row)} fails" for row in rows if not row["holds"]]
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """A file, or a model and its export."""
+    return ", ".join(row[key] for key in ("file", "model", "export") if key in row)
 
 
 def _apart(value: Array, exact: Array) -> float:

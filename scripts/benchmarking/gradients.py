@@ -2,8 +2,7 @@
 
 Each model is exported by torch's exporters, planned, and run for one step in ONNX Runtime. The distance of
 every parameter's gradient to torch float64 is compared with the distance of torch float32, and the planned
-graph with the baseline. With `--cuda-forms`, one export of a model has the forms for CUDA beside those for
-CPUs, on the CPU provider. Where rounding moves a unit across its kink, one run does not represent the error of
+graph with the baseline. Where rounding moves a unit across its kink, one run does not represent the error of
 float32, so that torch's distance is the largest of several runs (`SINGLE_RUNS`).
 
     python -m scripts.benchmarking.gradients NAME REQUEST RESULT    one model in this process
@@ -11,9 +10,9 @@ float32, so that torch's distance is the largest of several runs (`SINGLE_RUNS`)
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,22 +23,20 @@ import onnx
 from onnxgc.api import optimize
 from onnxgc.errors import OnnxgcError
 from onnxgc.model.core.ir import Array
-from scripts.benchmarking import file_gradients
-from scripts.benchmarking.command_options import add_only, add_threads
 from scripts.benchmarking.gradient_comparison import (
-    Options,
-    cells,
+    ComparisonOptions,
+    comparison_table,
     distances,
     failed_checks,
-    failures,
+    failed_rows,
+    failures_of,
     is_too_far,
     outputs_of,
     peak_figures,
-    versions,
 )
-from scripts.benchmarking.processes import result_of_process, write_result
-from scripts.benchmarking.records import Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, print_table
+from scripts.benchmarking.processes import rows_of_processes, write_result
+from scripts.benchmarking.records import Progress, Record, installed_versions
+from scripts.benchmarking.tables import machine_of
 
 if TYPE_CHECKING:
     from scripts.benchmarking.torch_truth import Truth
@@ -51,57 +48,36 @@ SEEDS = (1, 2, 3)
 
 A wrong rule fails on all of them.
 """
-HEADINGS = (
-    "model, export", "parameters", "distance: median", "largest", "planned / baseline", "passes",
-)  # fmt: skip
 _USUAL_EXPORTS = ("dynamo-dynamic", "script-static")
-_IN_CUDA_FORMS = ("resnet50", "densenet121", "inception_v3", "vgg16", "vit_b_16", "bert", "gpt2")
+_DISTRIBUTIONS = ("torch", "torchvision", "timm", "transformers", "onnxscript")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_threads(parser)
-    add_only(parser, "a model")
-    parser.add_argument("--full", action="store_true", help="models in their published size")
-    parser.add_argument("--no-verify", action="store_true", help="omit `onnxgc verify`")
-    parser.add_argument("--all-exports", action="store_true", help="static and symbolic batch by each exporter")
-    parser.add_argument("--cuda-forms", action="store_true", help="forms for CPUs and for CUDA of some models")
-    parser.add_argument("--files", type=Path, help="ONNX files below this folder in place of PyTorch models")
+@dataclass(frozen=True, slots=True)
+class Options(ComparisonOptions):
+    """With `all_exports`, each exporter writes a static and a symbolic batch; else each writes one of them."""
+
+    small: bool = True
+    all_exports: bool = False
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a comparison fails."""
-    only = tuple(arguments.only) or (_IN_CUDA_FORMS if arguments.cuda_forms else ())
-    verify, exports = not arguments.no_verify, arguments.all_exports
-    options = Options(only, not arguments.full, arguments.threads, verify, exports, arguments.cuda_forms)
-    if arguments.files:
-        name, figures = ("gradients_of_files", file_gradients.run_files(arguments.files, options, Progress()))
-    else:
-        name = "gradients_cuda" if options.cuda_forms else "gradients"
-        figures = run_gradients(options, Progress())
-    write_record(name, figures, threads=options.threads, folder=arguments.record)
-    headings = ("parameters", "median", "max", "of", "planned", "fails")
-    rows = [[row.get("file") or f"{row['model']} {row.get('export', '')}", *cells(row)] for row in figures["rows"]]
-    title = "distance to torch float64, as a multiple of torch float32's"
-    print_table(title, headings, rows, width=180)
-    return 0 if all(row["holds"] for row in figures["rows"]) else 1
-
-
-def run_gradients(options: Options, progress: Callable[[str], None]) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """One row for each export of each model, with an error in place of figures if one occurs."""
     from scripts.exports.torch_models import TORCH_MODELS
 
-    rows: list[dict[str, Any]] = []
-    for name in TORCH_MODELS:
-        if options.only and name not in options.only:
-            continue
-        progress(name)
-        found = result_of_process("scripts.benchmarking.gradients", name, options)
-        rows += [{"model": name, **found, "holds": False}] if "error" in found else found
-    return {"size": "small" if options.small else "full", "versions": versions(), "rows": rows}
+    names = [name for name in TORCH_MODELS if not options.only or name in options.only]
+    rows = rows_of_processes("gradients", "model", names, options, progress)
+    size, versions = "small" if options.small else "full", installed_versions(_DISTRIBUTIONS)
+    return {"size": size, "versions": versions, "rows": [{"holds": False, **row} for row in rows]}
 
 
-def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
-    """The rows of one model, in this process."""
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return failed_rows(figures["rows"])
+
+
+def compare_model(
+    name: str, options: Options, usual: Sequence[str] = _USUAL_EXPORTS, providers: Sequence[str] = ("cpu",)
+) -> list[dict[str, Any]]:
+    """The rows of one model, in this process: of each export, with gradients in the forms of each provider."""
     import torch
 
     from scripts.benchmarking.torch_truth import Truth
@@ -118,22 +94,17 @@ def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
         return Truth.of(model, options.small, seed)
 
     rows: list[dict[str, Any]] = []
-    usual, forms = (_USUAL_EXPORTS[:1], ("cpu", "cuda")) if options.cuda_forms else (_USUAL_EXPORTS, ("cpu",))
     for export in exports_of(model):
         if not options.all_exports and export.suffix not in usual:
             continue
-        for provider in forms:
-            label = f"{export.suffix}, {provider} forms" if options.cuda_forms else export.suffix
+        for provider in providers:
+            label = export.suffix if len(providers) == 1 else f"{export.suffix}, {provider} forms"
             progress(f"{name} {label}")
-            row: dict[str, Any] = {"model": name, "export": label}
+            row: dict[str, Any] = {"export": label}
             try:
                 row |= _compared(model, export, provider, truth, options)
             except OnnxgcError as error:
                 row |= {"error": str(error), "holds": False}
-            if options.cuda_forms and "distance_median" in row:
-                in_cpu_forms = row if provider == "cpu" else rows[-1]
-                row["of_cpu_forms"] = row["distance_median"] / in_cpu_forms.get("distance_median", np.nan)
-                row["holds"] = not failures(row)
             rows.append(row)
     return rows
 
@@ -141,14 +112,7 @@ def compare_model(name: str, options: Options) -> list[dict[str, Any]]:
 def results_section(record: Record) -> str:
     figures = record["figures"]
     known = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
-    table = markdown_table(HEADINGS, list(map(_document_row, figures["rows"])))
-    ratios = [row["of_cpu_forms"] for row in figures["rows"] if "of_cpu_forms" in row]
-    if ratios:
-        return (
-            "**Gradients in the forms for CUDA**, computed by the CPU provider, as above. The median distance "
-            f"of a model's gradients is at most {max(ratios):.2f} times that of the forms for CPUs:"
-            f"\n\n{table}\n\n{machine_of(record)}."
-        )
+    table = comparison_table("model, export", figures["rows"])
     return (
         f"**Gradients of whole models**, exported from PyTorch in a {figures['size']} size and trained for "
         "one step. *Distance* is the distance of each parameter's gradient to torch float64 of the module "
@@ -156,15 +120,6 @@ def results_section(record: Record) -> str:
         "2 and the planned file is bit-identical to the baseline "
         f"({known}):\n\n{table}\n\n{machine_of(record)}."
     )
-
-
-def _document_row(row: Mapping[str, Any]) -> list[str]:
-    label = f"{row['model']}, {row['export']}"
-    if "error" in row:
-        return [label, "", "", "", "", row["error"]]
-    ratios = (f"{row[key]:.2f}" for key in ("ratio_median", "ratio_max", "planned_of_regular"))
-    parameters = f"{row['parameters']} of {row['parameters_of']}"
-    return [label, parameters, *ratios, "yes" if row["holds"] else "NO"]
 
 
 def _compared(
@@ -183,10 +138,7 @@ def _compared(
         proto = onnx.load(source)
         matches = match_parameters(module, proto)
         del module
-        row: dict[str, Any] = {
-            "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
-            "nodes": len(proto.graph.node),
-        }
+        row: dict[str, Any] = {}
         shapes = {name: tuple(value.shape) for name, value in batch.items()} if export.dynamic else None
         result = optimize(source, training, loss=model.loss, input_shapes=shapes, provider=provider)
         planned = result.planned
@@ -197,7 +149,7 @@ def _compared(
             outputs = outputs_of(training, {**true.batch, target: true.target}, options.threads)
             loss = float(outputs[planned.model.loss])
             gradients = {name: outputs[found] for name, found in planned.step.parameter_gradients.items()}
-            row |= {"batch": seed, "loss": loss, "loss_distance": abs(loss - true.loss) / abs(true.loss)}
+            row |= {"batch": seed, "loss_distance": abs(loss - true.loss) / abs(true.loss)}
             row |= distances(_by_parameter(gradients, matches, true.exact), true.exact, true.singles)
             if not is_too_far(row):
                 break
@@ -208,7 +160,7 @@ def _compared(
         row |= peak_figures(result)
         if options.verify:
             row["verify"] = failed_checks(source, training, options.threads)
-    row["holds"] = not failures(row)
+    row["holds"] = not failures_of(row)
     return row
 
 

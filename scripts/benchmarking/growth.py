@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.registry import SOLVERS
-from scripts.benchmarking import growth_picture
 from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
-from scripts.benchmarking.records import BENCHMARKS, Progress, Record, write_record
-from scripts.benchmarking.tables import print_table
+from scripts.benchmarking.records import Progress, Record
 
 TIMED = ("acg", "general", "peak")
 CHAIN_VERTICES = (500, 1_000, 2_000, 5_000, 10_000)
@@ -37,26 +33,14 @@ _REPEATED_BELOW_SECONDS = 5.0
 _REPEATS = 3
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--most-vertices", type=int, default=10_000, help="skip larger graphs")
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Larger graphs are skipped."""
+
+    most_vertices: int = 10_000
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    rows = run_growth(arguments.most_vertices, Progress())
-    found = exponents(rows)
-    write_record("growth", {"graphs": rows, "exponents": found}, folder=arguments.record)
-    if arguments.record == BENCHMARKS:
-        growth_picture.PICTURE.write_text(growth_picture.draw(rows), encoding="utf-8")
-    names = [name for name in TIMED if any(name in row["seconds"] for row in rows)]
-    headings = ("vertices", "edges", *names, "paper's code", "over acg")
-    print_table("seconds of a search", headings, [_terminal_row(row, names) for row in rows], width=140)
-    for family, powers in found.items():
-        shown = ", ".join(f"{name} {power:.2f}" for name, power in powers.items())
-        print(f"{family}: time grows with the number of vertices to the power of {shown}")
-    return 0
-
-
-def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """Seconds of each solver on each graph, the division tree included; `None` where it was skipped.
 
     A solver is skipped if quadratic growth from the preceding size would exceed `MAX_SECONDS`. Short searches
@@ -64,48 +48,32 @@ def run_growth(most_vertices: int, progress: Progress) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, str], tuple[int, float]] = {}
-    for case in cases(most_vertices):
-        problem = case.make()
+    for family, name, problem in cases(options.most_vertices):
         vertices = len(problem.graph)
-        progress(f"{case.name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
+        progress(f"{name}: {vertices:,} vertices, {len(problem.graph.edges):,} edges")
         seconds: dict[str, float | None] = {}
-        for name in TIMED:
-            if name not in SOLVERS:
-                continue
-            known = before.get((case.family, name))
+        for solver in TIMED:
+            known = before.get((family, solver))
             if known and known[1] * (vertices / known[0]) ** 2 > MAX_SECONDS:
-                seconds[name] = None
-                progress(f"  {name} skipped")
+                seconds[solver] = None
+                progress(f"  {solver} skipped")
                 continue
-            seconds[name] = _timed(name, problem)
-            before[case.family, name] = vertices, seconds[name] or 0.0
+            seconds[solver] = _timed(solver, problem)
+            before[family, solver] = vertices, seconds[solver] or 0.0
         rows.append(
             {
-                "family": case.family,
-                "name": case.name,
+                "family": family,
+                "name": name,
                 "vertices": vertices,
-                "edges": len(problem.graph.edges),
                 "seconds": seconds,
-                "paper_code_seconds": PAPER_CODE_SECONDS.get(case.name),
+                "paper_code_seconds": PAPER_CODE_SECONDS.get(name),
             }
         )
-    return rows
+    return {"graphs": rows}
 
 
-def exponents(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By family and solver, the power of the number of vertices with which time grows, from first to last."""
-    found: dict[str, dict[str, float]] = {}
-    for family in dict.fromkeys(row["family"] for row in rows if row["family"] != "network"):
-        for name in TIMED:
-            timed = [
-                (row["vertices"], row["seconds"][name])
-                for row in rows
-                if row["family"] == family and row["seconds"].get(name)
-            ]
-            if len(timed) > 1:
-                (few, short), (many, long) = timed[0], timed[-1]
-                found.setdefault(family, {})[name] = math.log(long / short) / math.log(many / few)
-    return found
+def failures(figures: Any) -> list[str]:
+    return []
 
 
 def results_section(record: Record) -> str:
@@ -127,20 +95,11 @@ def results_section(record: Record) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A graph of a family; `make` builds it."""
-
-    family: str
-    name: str
-    make: Callable[[], CheckpointProblem]
-
-
-def cases(most_vertices: int) -> Iterator[Case]:
-    """All graphs of up to `most_vertices` vertices, each family from small to large."""
+def cases(most_vertices: int) -> Iterator[tuple[str, str, CheckpointProblem]]:
+    """All graphs of up to `most_vertices` vertices by family and name, each family from small to large."""
     for network, graph in sorted(PAPER_GRAPHS.items(), key=lambda item: item[1].vertices):
         if graph.vertices <= most_vertices:
-            yield Case("network", network, lambda network=network: paper_problem(network))  # type: ignore[misc]
+            yield "network", network, paper_problem(network)
     families: tuple[tuple[str, str, Sequence[int], Callable[[int], CheckpointProblem]], ...] = (
         ("chain", "chain of {:,}", CHAIN_VERTICES, random_chain),
         ("random", "random, {:,}", RANDOM_VERTICES, random_dag),
@@ -149,7 +108,7 @@ def cases(most_vertices: int) -> Iterator[Case]:
     for family, name, sizes, make in families:
         for size in sizes:
             if size <= most_vertices:
-                yield Case(family, name.format(size), lambda make=make, size=size: make(size))  # type: ignore[misc]
+                yield family, name.format(size), make(size)
 
 
 def random_chain(vertices: int) -> CheckpointProblem:
@@ -209,16 +168,3 @@ def _timed(name: str, problem: CheckpointProblem) -> float:
     while len(seconds) < _REPEATS and seconds[0] < _REPEATED_BELOW_SECONDS:
         seconds.append(solver.solve(problem).seconds)
     return min(seconds)
-
-
-def _terminal_row(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    published = row["paper_code_seconds"]
-    seconds = (row["seconds"][name] for name in names)
-    compared = ["", ""] if published is None else [published, published / row["seconds"]["acg"]]
-    return [
-        row["name"],
-        f"{row['vertices']:,}",
-        f"{row['edges']:,}",
-        *("skipped" if taken is None else f"{taken:.4f}" for taken in seconds),
-        *(figure if isinstance(figure, str) else f"{figure:,.0f}" for figure in compared),
-    ]

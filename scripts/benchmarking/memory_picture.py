@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from onnxgc.api import plan_step
 from onnxgc.model.read import read_model
 from onnxgc.planning.schedule import Release
-from scripts.benchmarking.command_options import add_network
-from scripts.benchmarking.records import BENCHMARKS, MODELS, ROOT, write_record
+from onnxgc.report.text.units import shape_text
+from scripts.benchmarking.records import MODELS, ROOT, Progress, Record
 from scripts.benchmarking.svg import GRID, INK, svg_document
-from scripts.benchmarking.tables import MEGABYTE, megabytes, print_table
+from scripts.benchmarking.tables import MEGABYTE, megabytes
 
 PICTURE = ROOT / "docs" / "memory.svg"
 _POINTS = 240
@@ -23,31 +23,24 @@ _LABELS = {"regular": "baseline", "planned": "planned"}
 _MAX_TICKS = 8
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_network(parser)
+@dataclass(frozen=True, slots=True)
+class Options:
+    network: str = "resnet50"
+    batch: int = 16
+    pixels: int = 224
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    figures = simulate_timelines(arguments.network, arguments.batch, arguments.pixels)
-    write_record("memory", figures, folder=arguments.record)
-    if arguments.record == BENCHMARKS:
-        PICTURE.write_text(draw(figures), encoding="utf-8")
-    peaks = [megabytes(figures["peak_bytes"][kind], 3) for kind in _COLOURS]
-    title = f"{figures['network']}, batch {figures['batch']}"
-    print_table(title, list(_COLOURS), [["simulated peak, MB", *peaks]])
-    return 0
-
-
-def simulate_timelines(network: str, batch: int, pixels: int) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """Simulated bytes over the operators of one step, reduced to peaks, for both schedules."""
-    path = MODELS / f"{network}.onnx"
-    planned = plan_step(read_model(path, input_shapes={"x": (batch, 3, pixels, pixels)}))
+    path = MODELS / f"{options.network}.onnx"
+    shape = (options.batch, 3, options.pixels, options.pixels)
+    planned = plan_step(read_model(path, input_shapes={"x": shape}))
     profiles = {"regular": planned.regular_profile, "planned": planned.profile}
     schedules = {"regular": planned.regular_schedule, "planned": planned.schedule}
     return {
-        "network": network,
-        "batch": batch,
-        "input": f"3x{pixels}x{pixels}",
+        "network": options.network,
+        "batch": options.batch,
+        "input": shape_text(shape[1:]),
         "forward_operators": len(planned.step.graph.forward),
         "operators": {
             kind: sum(not isinstance(step, Release) for step in schedule.instructions)
@@ -56,6 +49,15 @@ def simulate_timelines(network: str, batch: int, pixels: int) -> dict[str, Any]:
         "peak_bytes": {kind: profile.peak_bytes for kind, profile in profiles.items()},
         "timeline": {kind: list(_thinned(profile.timeline)) for kind, profile in profiles.items()},
     }
+
+
+def failures(figures: Any) -> list[str]:
+    return []
+
+
+def results_section(record: Record) -> str:
+    """Nothing: the figures are in docs/memory.svg."""
+    return ""
 
 
 def draw(figures: Mapping[str, Any]) -> str:

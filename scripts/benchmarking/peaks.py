@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress as Bar
+import onnx
 
 import onnxgc
 from onnxgc.api import OptimizeResult
@@ -25,10 +22,8 @@ from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
 from onnxgc.runtime.profile import RunProfile
 from scripts.benchmarking.arena import ARENA, simulate_arena
-from scripts.benchmarking.command_options import add_only, add_threads, add_time_limit, options_of
-from scripts.benchmarking.light_networks import light_networks, network_shapes
-from scripts.benchmarking.records import Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.records import MODELS, Progress, Record
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 
 REGULAR, PLANNED, BUDGET, LEAST = "regular", "planned", "60%", "min"
 PLANS = (REGULAR, PLANNED, BUDGET)
@@ -42,7 +37,7 @@ HEADINGS = (
 )  # fmt: skip
 _MIN_RESIDUAL = 256
 _STEPS = 2
-_RESIDUALS_SHOWN = 5
+LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +52,36 @@ class Options:
     seed: int = 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_threads(parser, 1)
-    add_only(parser)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--pixels", type=int, help="image size (default: each network's own)")
-    add_time_limit(parser, 10.0)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a difference exceeds its tolerance."""
-    options = options_of(Options, arguments)
-    figures = run_peaks(options)
-    rows = figures["rows"]
-    write_record("peaks", figures, threads=options.threads, folder=arguments.record)
-    headings = ("simulated", "requested", "difference", "simulated arena", "in use", "difference")
-    print_table("peaks, MB", headings, list(map(_terminal_row, rows)), width=140)
-    print("nodes with the largest differences:", *largest_residuals(rows, _RESIDUALS_SHOWN), sep="\n")
-    return 0 if all(is_close(row) for row in rows) else 1
-
-
-def run_peaks(options: Options) -> dict[str, Any]:
-    """One row for each network and plan, with a progress bar on stderr."""
-    paths = [path for path in light_networks().values() if not options.only or path.stem in options.only]
+def run(options: Options, progress: Progress) -> dict[str, Any]:
+    """One row for each plan of the networks of the `onnx` package and of models/."""
     rows = []
-    with Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(paths) * len(PLANS))
-        for path in paths:
-            for plan in PLANS:
-                bar.update(task, description=f"{path.stem}, {plan}")
-                rows.append(_row(path, plan, options))
-                bar.advance(task)
+    for path in (*sorted(LIGHT_FOLDER.glob("*.onnx")), *sorted(MODELS.glob("*.onnx"))):
+        if options.only and path.stem not in options.only:
+            continue
+        for plan in PLANS:
+            progress(f"{path.stem}, {plan}")
+            rows.append(_row(path, plan, options))
     return {"steps": _STEPS, "rows": rows}
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    """Networks whose peaks differ by more than the tolerances, each with its node of the largest difference."""
+    found = []
+    for row in figures["rows"]:
+        if not is_close(row):
+            where, worst = f"{row['network']}, {row['plan']}", row["worst"]
+            named = f"{worst['what']} of '{worst['node']}': {worst['bytes']:+,} bytes" if worst else "no node differs"
+            found.append(f"{where}: {named}")
+    return found
+
+
+def network_shapes(path: Path, batch: int, pixels: int | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs for `batch` images; none for the packaged models, whose batch is 1."""
+    if path.parent != MODELS:
+        return {}
+    (value,) = onnx.load(path).graph.input
+    channels, *size = (dim.dim_value for dim in value.type.tensor_type.shape.dim[1:])
+    return {value.name: (batch, channels, *((pixels, pixels) if pixels else size))}
 
 
 def deviations(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -109,7 +102,6 @@ class Residual:
 
     node: str
     operator: str
-    tensor: str
     what: str
     bytes: int
 
@@ -132,22 +124,11 @@ def residuals(result: OptimizeResult, run: RunProfile) -> Iterator[Residual]:
             more = held - simulated - difference
             difference += more
             kind = planned.step.nodes[source_of.get(operator.name, operator.name)].op
-            tensor = operator.outputs[0]
-            yield Residual(operator.name, kind, tensor, "outputs", more)
+            yield Residual(operator.name, kind, "outputs", more)
             over = workspace - operator.workspace_bytes
             if workspace and not 0 <= over < ARENA.max_dead_bytes:
-                yield Residual(operator.name, kind, tensor, "workspace", over)
+                yield Residual(operator.name, kind, "workspace", over)
         simulated -= sum(storage.size_bytes for storage in step.freed)
-
-
-def largest_residuals(rows: Sequence[Mapping[str, Any]], count: int) -> list[str]:
-    """One line for each of the largest residuals of at least 256 bytes."""
-    ordered = sorted(filter(itemgetter("worst"), rows), key=lambda row: -abs(row["worst"]["bytes"]))
-    return [
-        f"{row['network']}, {row['plan']}: {row['worst']['what']} of '{row['worst']['node']}': "
-        f"{row['worst']['bytes']:+,} bytes"
-        for row in ordered[:count]
-    ]
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -184,17 +165,17 @@ def _row(path: Path, plan: str, options: Options) -> dict[str, Any]:
     found, result = _planned(path, plan, network_shapes(path, options.batch, options.pixels), options)
     planned = result.planned
     (name,) = planned.model.inputs
-    measured = _measured(result, options)
+    run = measured(result, options.threads, options.seed, _STEPS)
     arena = simulate_arena(planned.schedule, planned.step.graph, ARENA, steps=_STEPS)
-    worst = max(residuals(result, measured.runs[0]), key=lambda residual: abs(residual.bytes))
+    worst = max(residuals(result, run.runs[0]), key=lambda residual: abs(residual.bytes))
     return {
         "network": path.stem,
         "input": list(planned.model.types[name].shape),
         "plan": found,
         "simulated_bytes": planned.profile.peak_bytes,
-        "requested_bytes": measured.requested_peak_bytes,
+        "requested_bytes": run.requested_peak_bytes,
         "arena_bytes": arena.peak_bytes,
-        "in_use_bytes": measured.in_use_peak_bytes,
+        "in_use_bytes": run.in_use_peak_bytes,
         "worst": {"node": worst.node, "what": worst.what, "bytes": worst.bytes}
         if abs(worst.bytes) >= _MIN_RESIDUAL
         else None,
@@ -220,24 +201,17 @@ def _planned(
     if plan == REGULAR:
         return plan, optimize(solver="store-all")
     if plan == PLANNED:
-        return plan, optimize()
+        return plan, optimize(solver="peak")
     try:
         return plan, optimize(budget=plan)
     except BudgetError:
         return LEAST, optimize(budget=LEAST)
 
 
-def _measured(result: OptimizeResult, options: Options) -> Measurement:
+def measured(result: OptimizeResult, threads: int, seed: int, runs: int) -> Measurement:
+    """The peaks of a plan's training file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.onnx"
         write_model(result.training_graph.model, file)
-        settings = SessionSettings(threads=options.threads)
-        return measure(file, feeds_of(result.planned, options.seed), settings=settings, runs=_STEPS)
-
-
-def _terminal_row(row: Mapping[str, Any]) -> list[str]:
-    kinds = ("simulated", "requested", "arena", "in_use")
-    simulated, requested, arena, in_use = (megabytes(row[f"{kind}_bytes"], 3) for kind in kinds)
-    simulated_off, arena_off = deviations(row)
-    label = f"{row['network']}, {shape_text(row['input'])}, {row['plan']}"
-    return [label, simulated, requested, f"{simulated_off:+.2%}", arena, in_use, f"{arena_off:+.2%}"]
+        settings = SessionSettings(threads=threads)
+        return measure(file, feeds_of(result.planned, seed), settings=settings, runs=runs, keep_outputs=False)

@@ -7,13 +7,29 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scripts.benchmarking.records import ROOT
+from scripts.benchmarking.records import ROOT, Progress
 
 Options = TypeVar("Options")
+
+
+def rows_of_processes(
+    module: str, key: str, subjects: Iterable[str], options: Any, progress: Progress
+) -> list[dict[str, Any]]:
+    """One row a subject, named by `key`: the result of its process, or an error."""
+    rows: list[dict[str, Any]] = []
+    for subject in subjects:
+        progress(subject)
+        found = result_of_process(f"scripts.benchmarking.{module}", subject, options)
+        rows += [{key: subject, **row} for row in (found if isinstance(found, list) else [found])]
+    return rows
+
+
+def failed_processes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"{row['model']}: {row['error']}" for row in rows if "error" in row]
 
 
 def result_of_process(module: str, subject: str, options: Any) -> Any:

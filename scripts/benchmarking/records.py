@@ -28,23 +28,27 @@ _DISTRIBUTIONS = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy", "torch")
 
 
 class Progress:
-    """Prints stages to stderr, with the seconds since the start."""
+    """Prints stages to stderr, with the seconds since the start, and writes the record of a benchmark."""
 
-    def __init__(self) -> None:
+    def __init__(self, benchmark: str = "", folder: Path = BENCHMARKS, threads: int | None = None) -> None:
+        """`threads` belongs to figures of runs."""
         self._started = time.perf_counter()
+        self._benchmark, self._folder, self._threads = benchmark, folder, threads
 
     def __call__(self, stage: str) -> None:
         print(f"[{time.perf_counter() - self._started:6.1f} s] {stage}", file=sys.stderr, flush=True)
 
+    def record(self, figures: Any) -> Record:
+        """Writes figures to `<folder>/<benchmark>.json`; an interruption does not lose an earlier record."""
+        record = {"benchmark": self._benchmark, "environment": environment(self._threads), "figures": figures}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(packed(rounded(record)), separators=(",", ":"))
+        write_text(text + "\n", self._folder / f"{self._benchmark}.json")
+        return record
 
-def write_record(name: str, figures: Any, *, folder: Path, threads: int | None = None) -> None:
-    """Writes figures to `<folder>/<name>.json`; `threads` belongs to figures of runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    record = {"benchmark": name, "environment": environment(threads), "figures": figures}
-    # Atomic, since an interruption must not lose the rows of earlier networks.
-    write_text(json.dumps(packed(rounded(record)), separators=(",", ":")) + "\n", path)
-    print(f"recorded {path.parent.name}/{path.name}", file=sys.stderr)
+    def recorded(self) -> Any:
+        """The figures of the record so far; none if there is no record."""
+        return next((record["figures"] for record in read_records(self._benchmark, self._folder)), None)
 
 
 def rounded(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,10 @@ from onnxgc.model.read import read_model
 from onnxgc.planning.simulate import simulate
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings, make_session
-from scripts.benchmarking.command_options import add_network, add_rounds, add_threads, options_of
+from scripts.benchmarking.command_options import CORES
 from scripts.benchmarking.gradient_comparison import distances
-from scripts.benchmarking.records import MODELS, Progress, Record, write_record
-from scripts.benchmarking.tables import MEGABYTE, machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.records import MODELS, Progress, Record
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 from scripts.benchmarking.timing import interleaved_seconds
 
 KINDS = ("regular", "planned")
@@ -40,39 +39,12 @@ class Options:
     network: str = "resnet50"
     batch: int = 16
     pixels: int = 224
-    threads: int = 1
-    rounds: int = 5
+    threads: int = CORES
+    rounds: int = 7
     seed: int = 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_network(parser)
-    add_threads(parser)
-    add_rounds(parser, 7)
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: loss, gradients or statistics differ from the baseline."""
-    options = options_of(Options, arguments)
-    figures = measure_network(options, Progress())
-    write_record("resnet50", figures, threads=options.threads, folder=arguments.record)
-    title = f"{figures['network']}, batch {figures['batch']}, {figures['input']}"
-    print_table(title, KINDS, _terminal_rows(figures))
-    same, accuracy = figures["identical"], figures["accuracy"]
-    print(
-        f"bit-identical: loss {same['loss']}, gradients {same['gradients']}/{same['gradients_of']}, "
-        f"statistics {same['statistics']}/{same['statistics_of']}"
-    )
-    print(
-        "distance to torch float64, as a multiple of torch float32's: median "
-        f"{accuracy['ratio_median']:.2f}, max {accuracy['ratio_max']:.2f} ({accuracy['ratio_max_parameter']})"
-    )
-    is_equal = same["loss"] and all(same[key] == same[f"{key}_of"] for key in ("gradients", "statistics"))
-    return 0 if is_equal else 1
-
-
-def measure_network(options: Options, progress: Progress) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """All figures of one network."""
     with tempfile.TemporaryDirectory() as folder:
         progress(f"planning {options.network}, batch {options.batch}, {options.pixels}x{options.pixels}")
@@ -89,16 +61,10 @@ def measure_network(options: Options, progress: Progress) -> dict[str, Any]:
         progress("torch reference in float64 and float32")
         accuracy = _accuracy(setup, planned, torch_step)
         times = _times(options, setup, torch_step, progress)
-    solution = setup.planned.solution
     return {
         "network": options.network,
         "batch": options.batch,
         "input": f"3x{options.pixels}x{options.pixels}",
-        "seed": options.seed,
-        "checkpoints": len(solution.plan.checkpoints),
-        "solver": solution.solver,
-        "status": solution.status.value,
-        "extra_flops_ratio": setup.planned.extra_flops_ratio,
         "parameter_gradient_bytes": setup.planned.profile.parameter_gradient_bytes,
         "simulated_peak_bytes": dict(setup.simulated),
         "measured": {name: {kind: _peaks(found[name, kind]) for kind in KINDS} for name in settings},
@@ -107,6 +73,13 @@ def measure_network(options: Options, progress: Progress) -> dict[str, Any]:
         "accuracy": accuracy,
         "step_seconds": times,
     }
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    same = figures["identical"]
+    counted = [(kind, same[kind], same[f"{kind}_of"]) for kind in ("gradients", "statistics")]
+    found = [f"{equal} of {count} {kind} are bit-identical" for kind, equal, count in counted if equal < count]
+    return found if same["loss"] else [*found, "the loss is not bit-identical"]
 
 
 def results_section(record: Record) -> str:
@@ -163,17 +136,8 @@ def _measured(setup: _Setup, kind: str, settings: SessionSettings, label: str, p
 
 
 def _peaks(measurement: Measurement) -> dict[str, Any]:
-    """The highest peak of all runs, and the peak of each run.
-
-    Workspaces are visible only where they raise the arena's maximum, mostly in the first run. Memory patterns
-    apply from the second run on.
-    """
-    return {
-        "requested_bytes": measurement.requested_peak_bytes,
-        "in_use_bytes": measurement.in_use_peak_bytes,
-        "requested_bytes_by_run": [run.requested_peak_bytes for run in measurement.runs],
-        "in_use_bytes_by_run": [run.in_use_peak_bytes for run in measurement.runs],
-    }
+    """The highest peak of all runs: workspaces are visible in the first, memory patterns apply from the second."""
+    return {"requested_bytes": measurement.requested_peak_bytes, "in_use_bytes": measurement.in_use_peak_bytes}
 
 
 def _count_identical(setup: _Setup, regular: Mapping[str, Array], planned: Mapping[str, Array]) -> dict[str, Any]:
@@ -221,31 +185,8 @@ def _times(options: Options, setup: _Setup, torch_step: Callable[[str], Any], pr
     seconds = interleaved_seconds(steps, options.rounds, progress)
     return {
         "rounds": options.rounds,
-        **{
-            name: {"minimum": min(times), "median": statistics.median(times), "all": times}
-            for name, times in seconds.items()
-        },
+        **{name: {"minimum": min(times), "median": statistics.median(times)} for name, times in seconds.items()},
     }
-
-
-def _terminal_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    rows = [_pair("simulated peak, MB", figures["simulated_peak_bytes"], MEGABYTE)]
-    for settings, measured in figures["measured"].items():
-        for key, what in (("requested_bytes", "requested"), ("in_use_bytes", "in use")):
-            peaks = {kind: measured[kind][key] for kind in KINDS}
-            last = {kind: measured[kind][f"{key}_by_run"][-1] for kind in KINDS}
-            rows.append(_pair(f"measured, {settings}, {what}, MB", peaks, MEGABYTE))
-            rows.append(_pair("  last run", last, MEGABYTE))
-    times = figures["step_seconds"]
-    for key in ("minimum", "median"):
-        label = f"step {key}, s (torch {times['torch'][key]:.3f})"
-        rows.append(_pair(label, {kind: times[kind][key] for kind in KINDS}, 1))
-    return rows
-
-
-def _pair(label: str, figures: Mapping[str, float], unit: int) -> list[str]:
-    regular, planned = (figures[kind] / unit for kind in KINDS)
-    return [label, f"{regular:,.3f}", f"{planned:,.3f} ({planned / regular:.2f})"]
 
 
 def _document_rows(figures: Mapping[str, Any]) -> list[Sequence[str]]:

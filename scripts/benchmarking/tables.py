@@ -1,13 +1,9 @@
-"""Tables and figures in documents and on the terminal."""
+"""Tables and figures in documents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Column
-
-from onnxgc.report.terminal.command_tables import figure_columns, titled_table
 from scripts.benchmarking.records import Record
 
 MEGABYTE = 10**6
@@ -18,14 +14,6 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], figur
     """A table with a first column of text and further columns of figures, or of text."""
     lines = [headings, ["---", *("---:" if figures else "---" for _ in headings[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> None:
-    """Prints a table to the terminal; `headings` are those behind the first column."""
-    table = titled_table(title, Column(""), *figure_columns(*headings))
-    for row in rows:
-        table.add_row(*row)
-    Console(width=width).print(table)
 
 
 def megabytes(size_bytes: float, digits: int = 0) -> str:

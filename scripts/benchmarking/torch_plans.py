@@ -9,28 +9,18 @@ plans twice: within the peak of manual checkpointing, and within the peak of PyT
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.benchmarking.command_options import (
-    add_only,
-    add_rounds,
-    add_small,
-    add_threads,
-    add_time_limit,
-    options_of,
-)
 from scripts.benchmarking.manual_checkpoints import checkpoint_blocks
-from scripts.benchmarking.processes import result_of_process, write_result
-from scripts.benchmarking.records import Progress, Record, write_record
+from scripts.benchmarking.processes import failed_processes, rows_of_processes, write_result
+from scripts.benchmarking.records import Progress, Record
 from scripts.benchmarking.step import inputs_label
-from scripts.benchmarking.tables import machine_of, markdown_table, megabytes, print_table
+from scripts.benchmarking.tables import machine_of, markdown_table, megabytes
 from scripts.benchmarking.timing import interleaved_seconds
 
 EAGER, BY_HAND, OWN_BUDGET = "eager", "per-block checkpoint", "activation_memory_budget"
@@ -68,38 +58,21 @@ class Options:
     time_limit: float = 30.0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_threads(parser, 2)
-    add_only(parser, "a model")
-    add_rounds(parser, 5)
-    add_time_limit(parser, 30.0)
-    add_small(parser)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: a process failed."""
-    options = options_of(Options, arguments)
-    figures = run_torch_plans(options, Progress())
-    write_record("torch", figures, threads=options.threads, folder=arguments.record)
-    rows = [[row["model"], *([row["error"]] if "error" in row else cells(row))] for row in figures["rows"]]
-    print_table("peak, MB, and time as a multiple of eager's", CONTENDERS, rows)
-    return 1 if any("error" in row for row in figures["rows"]) else 0
-
-
-def run_torch_plans(options: Options, progress: Progress) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """One row a model: peak and times of each contender."""
-    rows = []
-    for name in options.only or tuple(SUBJECTS):
-        progress(name)
-        rows.append({"model": name, **result_of_process("scripts.benchmarking.torch_plans", name, options)})
-    return {"rounds": options.rounds, "time_limit": options.time_limit, "own_share": OWN_SHARE, "rows": rows}
+    rows = rows_of_processes("torch_plans", "model", options.only or SUBJECTS, options, progress)
+    return {"rounds": options.rounds, "own_share": OWN_SHARE, "rows": rows}
+
+
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    return failed_processes(figures["rows"])
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """The peak of each contender, with its best time as a multiple of eager's."""
-    best = {contender: min(seconds) for contender, seconds in row["seconds"].items()}
-    times = {contender: f"{seconds / best[EAGER]:.2f}" for contender, seconds in best.items()}
-    times[EAGER] = f"{best[EAGER]:.2f} s"
+    seconds = row["seconds"]
+    times = {contender: f"{seconds[contender] / seconds[EAGER]:.2f}" for contender in CONTENDERS}
+    times[EAGER] = f"{seconds[EAGER]:.2f} s"
     return [f"{megabytes(row['peak_bytes'][contender])}, {times[contender]}" for contender in CONTENDERS]
 
 
@@ -133,22 +106,20 @@ def compare(name: str, options: Options) -> dict[str, Any]:
     for contender, made in contenders.items():
         progress(f"{name}: {contender}")
         peaks[contender] = _measured_peak(made, inputs)
-    plans: dict[str, Any] = {}
+    plans: dict[str, int] = {}
     for contender, rival in ((OURS_BY_HAND, BY_HAND), (OURS_BUDGET, OWN_BUDGET)):
         progress(f"{name}: {contender}")
         made, plans[contender] = _planned(plain, inputs, peaks[rival], options.time_limit)
         contenders[contender] = made
         peaks[contender] = _measured_peak(made, inputs)
-        plans[contender]["saved_bytes"] = _saved_bytes(made, inputs)
     steps = {contender: functools.partial(_step, made, inputs) for contender, made in contenders.items()}
     seconds = interleaved_seconds(steps, options.rounds, lambda stage: progress(f"{name}: {stage}"))
     gradients = {contender: [one.grad for one in made.parameters()] for contender, made in contenders.items()}
     return {
-        "model": name,
         "inputs": {key: list(value.shape) for key, value in batch.items()},
         "peak_bytes": peaks,
-        "seconds": seconds,
-        "plans": plans,
+        "seconds": {contender: min(times) for contender, times in seconds.items()},
+        "simulated_peak_bytes": plans,
         "parameters": len(gradients[EAGER]),
         "bit_equal_gradients": {
             contender: sum(map(_is_equal, gradients[EAGER], found)) for contender, found in gradients.items()
@@ -160,9 +131,12 @@ def results_section(record: Record) -> str:
     figures = record["figures"]
     rows = [row for row in figures["rows"] if "error" not in row]
     difference = max(
-        abs(plan["simulated_peak_bytes"] / row["peak_bytes"][contender] - 1)
-        for row in rows
-        for contender, plan in row["plans"].items()
+        (
+            abs(simulated / row["peak_bytes"][contender] - 1)
+            for row in rows
+            for contender, simulated in row["simulated_peak_bytes"].items()
+        ),
+        default=0.0,
     )
     headings = (
         "model, inputs", "eager", "checkpoint of each block", "ours within that peak",
@@ -181,24 +155,13 @@ def results_section(record: Record) -> str:
     )
 
 
-def _planned(plain: Any, inputs: Any, budget_bytes: int, time_limit: float) -> tuple[Any, dict[str, Any]]:
-    """A module with a plan within a budget, and the plan's figures."""
+def _planned(plain: Any, inputs: Any, budget_bytes: int, time_limit: float) -> tuple[Any, int]:
+    """A module with a plan within a budget, and the plan's simulated peak."""
     from onnxgc.torch import checkpoint, plans_of
 
-    started = time.perf_counter()
     made = checkpoint(copy.deepcopy(plain), inputs, budget=str(budget_bytes), time_limit=time_limit)
-    seconds = time.perf_counter() - started
     (plan,) = plans_of(made)
-    return made, {
-        "planning_seconds": seconds,
-        "simulated_peak_bytes": plan.planned_peak_bytes,
-        "simulated_regular_peak_bytes": plan.regular_peak_bytes,
-        "repeated": plan.repeated,
-        "operators": plan.operators,
-        "extra_time_ratio": plan.extra_time_ratio,
-        "lower_bound_ratio": plan.lower_bound_ratio,
-        "simulated_saved_bytes": sum(one.size_bytes for one in plan.saved),
-    }
+    return made, plan.planned_peak_bytes
 
 
 def with_loss(module: Any, loss: Callable[[Any, Any], Any], target: Any) -> Any:
@@ -236,25 +199,6 @@ def _measured_peak(module: Any, inputs: Any) -> int:
             live += event.nbytes()
             peak = max(peak, live)
     return peak
-
-
-def _saved_bytes(module: Any, inputs: Any) -> int:
-    """Bytes that autograd saves, without parameters, buffers and inputs."""
-    import torch
-
-    known = {one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers(), *inputs)}
-    found: dict[int, int] = {}
-
-    def pack(one: Any) -> Any:
-        storage = one.untyped_storage()
-        if storage.data_ptr() not in known:
-            found[storage.data_ptr()] = storage.nbytes()
-        return one
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
-        loss = module(*inputs)
-    del loss
-    return sum(found.values())
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from onnxgc.api.plan_transfer import CLOSE_FACTOR, Network, planned_network, tra
 from onnxgc.api.read_options import ReadOptions
 from onnxgc.api.step_planning import traced_step_with_plan
 from onnxgc.errors import ShapeError
-from onnxgc.matching.match import Reason, match
+from onnxgc.matching.match import match
 from onnxgc.solvers.base import SolverOptions
-from scripts.benchmarking.command_options import add_only, add_time_limit, options_of
-from scripts.benchmarking.records import Progress, Record, write_record
-from scripts.benchmarking.tables import machine_of, markdown_table, print_table
+from scripts.benchmarking.records import Progress, Record
+from scripts.benchmarking.tables import machine_of, markdown_table
 from scripts.exports import compare_twins, twin_variants
 from scripts.exports.twins import BATCH, PIXELS
 
@@ -43,25 +42,10 @@ class Options:
     only: tuple[str, ...] = ()
     batch: int = PLANNED_BATCH
     time_limit: float = 10.0
+    threads: int = 1
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="output of build_models.py --exports ORIGIN FOLDER --twins")
-    add_only(parser)
-    add_time_limit(parser, 10.0)
-
-
-def run_command(arguments: argparse.Namespace) -> int:
-    """Exit code 1: see `holds`."""
-    options = options_of(Options, arguments)
-    figures = run_twins(options, Progress())
-    write_record("twins", figures, threads=1, folder=arguments.record)
-    print_table("one network from several frameworks", HEADINGS[1:], table_rows(figures), width=200)
-    print(transfer_summary(figures))
-    return 0 if holds(figures) else 1
-
-
-def run_twins(options: Options, progress: Progress) -> dict[str, Any]:
+def run(options: Options, progress: Progress) -> dict[str, Any]:
     """The figures of all networks whose exports are in the folder."""
     files = sorted(path.stem for path in options.folder.glob("*-*.onnx"))
     networks = {
@@ -72,16 +56,18 @@ def run_twins(options: Options, progress: Progress) -> dict[str, Any]:
     return {"batch": BATCH, "planned_batch": options.batch, "pixels": PIXELS, "networks": networks}
 
 
-def holds(figures: Mapping[str, Any]) -> bool:
-    """Whether no match is wrong, nearly all checkpoints match, and adapted plans are close."""
-    for found in figures["networks"].values():
+def failures(figures: Mapping[str, Any]) -> list[str]:
+    """Wrong matches, networks with unmatched checkpoints, and adapted plans that are not close."""
+    failed = []
+    for name, found in figures["networks"].items():
         counts = found["counts"]
-        wrong = counts["wrong"] + sum(variant["wrong"] for variant in found["variants"].values())
-        if wrong or counts["checkpoints_matched"] < MIN_MATCHED_SHARE * counts["checkpoints"]:
-            return False
-        if any(ratio > CLOSE_FACTOR for ratio in _ratios(found, "fitted")):
-            return False
-    return True
+        if counts["wrong"] + sum(variant["wrong"] for variant in found["variants"].values()):
+            failed.append(f"{name}: a match is wrong")
+        if counts["checkpoints_matched"] < MIN_MATCHED_SHARE * counts["checkpoints"]:
+            failed.append(f"{name}: less than {MIN_MATCHED_SHARE:.0%} of checkpoints are matched")
+        if max(_ratios(found, "fitted"), default=0.0) > CLOSE_FACTOR:
+            failed.append(f"{name}: an adapted plan is above {CLOSE_FACTOR} of the file's own")
+    return failed
 
 
 def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
@@ -92,7 +78,7 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
         ratios = _ratios(found, "fitted")
         rows.append(
             [
-                f"{name}, {len(found['exports'])}",
+                f"{name}, {found['exports']}",
                 str(counts["pairs"]),
                 f"{counts['checkpoints_matched']:,} of {counts['checkpoints']:,}",
                 f"{counts['wrong']} of {counts['matches']:,}",
@@ -111,8 +97,8 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
 def transfer_summary(figures: Mapping[str, Any]) -> str:
     """The quality of transferred plans without adaptation, and the extent of the adaptation."""
     groups = [group for found in figures["networks"].values() for group in found["plans"]]
-    equal = [group["as_it_is"] for group in groups if group["stores_the_same"] for _ in group["pairs"]]
-    shares = [(group["overruled"], group["decided"]) for group in groups for _ in group["pairs"]]
+    equal = [group["as_it_is"] for group in groups if group["stores_the_same"] for _ in range(group["plans"])]
+    shares = [(group["overruled"], group["decided"]) for group in groups for _ in range(group["plans"])]
     changed = sorted((share for share in shares if share[0]), key=lambda share: share[0] / share[1])
     text = (
         f"Of {len(equal)} plans between files with the same activations in the baseline, "
@@ -150,10 +136,8 @@ def _network(name: str, options: Options, progress: Progress) -> dict[str, Any]:
         for freeze_bn, paths in compare_twins.comparable_pairs(options.folder)
         if paths[0].stem.startswith(f"{name}-")
     ]
-    exports = sorted({_export_of(path.stem) for _, paths in chosen for path in paths})
     counts: Counter[str] = Counter()
-    rows: list[dict[str, Any]] = []
-    rejected: list[str] = []
+    rows: list[tuple[tuple[str, Any], ...]] = []
     for freeze_bn, group in itertools.groupby(chosen, key=lambda item: item[0]):
         pairs = [paths for _, paths in group]
         for paths in pairs:
@@ -161,17 +145,16 @@ def _network(name: str, options: Options, progress: Progress) -> dict[str, Any]:
             _count(counts, compare_twins.compare_pair(paths, freeze_bn))
         compare_twins.clear_caches()
         files = dict.fromkeys(path for paths in pairs for path in paths)
-        networks, failed = _planned(files, freeze_bn, options, progress)
-        rejected += failed
+        networks = list(_planned(files, freeze_bn, options, progress))
         for one, other in itertools.permutations(networks, 2):
             progress(f"the plan of {one.name} in {other.name}")
-            rows.append({"training": not freeze_bn, **_transferred(one, other)})
+            rows.append(tuple(_transferred(one, other).items()))
     return {
-        "exports": exports,
+        "exports": len({path for _, paths in chosen for path in paths}),
         "counts": dict(counts),
         "variants": _variants(chosen, progress),
-        "plans": list(_grouped(rows, exports)),
-        "left_out": rejected,
+        # Equal figures in one row.
+        "plans": [{"plans": count, **dict(figures)} for figures, count in Counter(rows).items()],
     }
 
 
@@ -193,30 +176,19 @@ def _count(counts: Counter[str], found: compare_twins.TwinComparison) -> None:
         same=int(matching.is_same_network),
         checkpoints_matched=found.checkpoints[0],
         checkpoints=found.checkpoints[1],
-        read_matched=found.read_by_backward[0],
-        read=found.read_by_backward[1],
         matches=len(matching.pairs),
         wrong=found.wrong,
-        ambiguous=sum(u.reason is Reason.AMBIGUOUS for u in (*matching.unmatched_a, *matching.unmatched_b)),
     )
 
 
-def _planned(
-    paths: Iterable[Path], freeze_bn: bool, options: Options, progress: Progress
-) -> tuple[list[Network], list[str]]:
-    """Each file with its plan, and the exports that cannot be read at the batch of the plans."""
-    networks: list[Network] = []
-    rejected: list[str] = []
+def _planned(paths: Iterable[Path], freeze_bn: bool, options: Options, progress: Progress) -> Iterator[Network]:
+    """Each file with its plan, without exports that cannot be read at the batch of the plans."""
     for path in paths:
         progress(f"planning {path.stem}")
         shapes = compare_twins.input_shapes(onnx.load(path, load_external_data=False), options.batch)
         limit = SolverOptions(time_limit_seconds=options.time_limit)
-        read = ReadOptions(freeze_bn=freeze_bn)
-        try:
-            networks.append(planned_network(path.stem, str(path), read, shapes, limit))
-        except ShapeError:
-            rejected.append(_export_of(path.stem))
-    return networks, rejected
+        with suppress(ShapeError):
+            yield planned_network(path.stem, str(path), ReadOptions(freeze_bn=freeze_bn), shapes, limit)
 
 
 def _transferred(one: Network, other: Network) -> dict[str, Any]:
@@ -227,16 +199,12 @@ def _transferred(one: Network, other: Network) -> dict[str, Any]:
         traced_step_with_plan(other.model, other.planned.traced, plan, other.planned)
         for plan in (found.unadapted, found.plan)
     )
-    own, source = other.planned.profile.peak_bytes, one.planned.profile.peak_bytes
+    own = other.planned.profile.peak_bytes
     return {
-        "from": _export_of(one.name),
-        "to": _export_of(other.name),
-        "lost": len(found.lost),
         "decided": found.decided,
         "overruled": found.overruled,
         "as_it_is": round(unadapted.profile.peak_bytes / own, 3),
         "fitted": round(adapted.profile.peak_bytes / own, 3),
-        "of_source": round(adapted.profile.peak_bytes / source, 3),
         "stores_the_same": not (found.lost or found.undecided) and _baseline_bytes(one) == _baseline_bytes(other),
     }
 
@@ -245,22 +213,8 @@ def _baseline_bytes(network: Network) -> int:
     return network.planned.regular_profile.peak_bytes
 
 
-def _export_of(stem: str) -> str:
-    return stem.split("-", 1)[1]
-
-
-def _grouped(rows: Sequence[Mapping[str, Any]], exports: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """One row for each set of equal figures, with pairs of indices of exports."""
-    groups: dict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
-    for row in rows:
-        figures = tuple((key, value) for key, value in row.items() if key not in ("from", "to"))
-        groups[figures].append([exports.index(row["from"]), exports.index(row["to"])])
-    for found, pairs in groups.items():
-        yield {"pairs": pairs, **dict(found)}
-
-
 def _ratios(found: Mapping[str, Any], key: str) -> list[float]:
-    return [group[key] for group in found["plans"] for _ in group["pairs"]]
+    return [group[key] for group in found["plans"] for _ in range(group["plans"])]
 
 
 def _count_close(ratios: Iterable[float]) -> int:

@@ -8,7 +8,6 @@ statistics and, where no normalisation is folded, in training. Dropout is off du
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -36,16 +35,11 @@ MAX_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TwinComparison:
-    """The matching of two exports: the number of wrong matches, and numbers of matched tensors.
-
-    `checkpoints` and `read_by_backward` are such tensors of both exports: matched ones, and all with a
-    counterpart.
-    """
+    """The matching of two exports, the number of wrong matches, and checkpoints: matched, and with a counterpart."""
 
     matching: Matching
     wrong: int
     checkpoints: tuple[int, int]
-    read_by_backward: tuple[int, int]
 
 
 def input_shapes(model: onnx.ModelProto, batch: int) -> dict[str, tuple[int, ...]]:
@@ -96,12 +90,9 @@ def tensor_values(model: TrainableModel) -> dict[str, Array]:
 
 
 @cache
-def _plan(path: Path, freeze_bn: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """The checkpoints of a plan, and the tensors that backward reads in the baseline."""
+def _checkpoints(path: Path, freeze_bn: bool) -> frozenset[str]:
     planned = plan_step(_read(path, freeze_bn), options=SolverOptions(time_limit_seconds=MAX_SECONDS))
-    chunks = planned.traced.step.graph.chunks
-    read = frozenset(name for chunk in chunks for operator in chunk for name in operator.inputs)
-    return frozenset(map(str, planned.solution.plan.checkpoints)), read
+    return frozenset(map(str, planned.solution.plan.checkpoints))
 
 
 def have_equal_elements(one: Array, other: Array, factor: float) -> bool:
@@ -124,17 +115,15 @@ def compare_pair(paths: tuple[Path, Path], freeze_bn: bool) -> TwinComparison:
         for pair in found.pairs
         if pair.is_same_function and pair.a in values[0] and pair.b in values[1]
     )
-    counts: Counter[str] = Counter()
+    matched_count = count = 0
     for path, matched, rest in zip(
         paths, (found.of_a, found.of_b), (found.unmatched_a, found.unmatched_b), strict=True
     ):
         with_counterpart = matched.keys() | {u.tensor for u in rest if u.reason is not Reason.ONE_SIDE}
-        for kind, names in zip(("kept", "read"), _plan(path, freeze_bn), strict=True):
-            counts[kind] += len(names & with_counterpart)
-            counts[f"{kind}, matched"] += len(names & matched.keys())
-    return TwinComparison(
-        found, wrong, (counts["kept, matched"], counts["kept"]), (counts["read, matched"], counts["read"])
-    )
+        kept = _checkpoints(path, freeze_bn)
+        count += len(kept & with_counterpart)
+        matched_count += len(kept & matched.keys())
+    return TwinComparison(found, wrong, (matched_count, count))
 
 
 def comparable_pairs(folder: Path) -> Iterator[tuple[bool, tuple[Path, Path]]]:
@@ -150,5 +139,5 @@ def comparable_pairs(folder: Path) -> Iterator[tuple[bool, tuple[Path, Path]]]:
 
 def clear_caches() -> None:
     """Releases the memory of the compared files."""
-    for cached in (_read, _values, _plan):
+    for cached in (_read, _values, _checkpoints):
         cached.cache_clear()

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+Exports = Iterable[tuple[Path, Callable[[Path], object]]]
+"""Files, each with the function that writes it."""
 
-def output_folder(arguments: Sequence[str] | None, description: str | None) -> Path:
-    """The folder that a command line names; creates it."""
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args(arguments).folder
+
+def main(exports: Callable[[], Iterator[tuple[str, Callable[[Path], object]]]]) -> None:
+    """The program of an origin: writes exports, named without `.onnx`, to the folder of the command line."""
+    folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    sys.exit(export_all((folder / f"{name}.onnx", export) for name, export in exports()))
 
 
-def export_all(exports: Iterable[tuple[str, Callable[[], Path]]]) -> int:
-    """Runs named exports, and prints the file or the error of each; returns the exit code.
+def export_all(exports: Exports) -> int:
+    """Runs exports, and prints the file or the error of each; returns the exit code.
 
     Exporters raise many kinds of errors, none of which stops the other exports.
     """
     failed = 0
-    for name, export in exports:
+    for path, export in exports:
         try:
-            print(export(), flush=True)
+            export(path)
+            print(path, flush=True)
         except Exception as error:
             reason = next(iter(str(error).splitlines()), "")
-            print(f"{name}: {type(error).__name__}: {reason}", flush=True)
+            print(f"{path.stem}: {type(error).__name__}: {reason}", flush=True)
             failed += 1
     return 1 if failed else 0

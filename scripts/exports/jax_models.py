@@ -1,21 +1,19 @@
 """JAX models and their exports by jax2onnx.
 
-    python scripts/exports/jax_models.py FOLDER
+    python -m scripts.exports.jax_models FOLDER
 
 Runs in a separate environment with jax, flax and jax2onnx.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.export_all import export_all, output_folder
+from scripts.exports.export_all import main
 
 _CLASSES = 10
 _BATCH = 2
@@ -107,23 +105,21 @@ MODELS: Mapping[str, Callable[[Any, Any], tuple[Any, list[Any]]]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return export_all(_exports(output_folder(arguments, __doc__)))
-
-
-def _exports(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
-    nnx: Any = import_module("flax.nnx")
-    to_onnx: Any = import_module("jax2onnx").to_onnx
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
     for name in MODELS:
-        path = folder / f"{name}-jax2onnx.onnx"
-        yield path.stem, partial(_export, nnx, to_onnx, name, path)
+        yield f"{name}-jax2onnx", partial(_export, name)
 
 
-def _export(nnx: Any, to_onnx: Any, name: str, path: Path) -> Path:
+def _export(name: str, path: Path) -> None:
+    nnx: Any = import_module("flax.nnx")
     network, inputs = MODELS[name](nnx, nnx.Rngs(0))
-    to_onnx(network, inputs, return_mode="file", output_path=str(path))
-    return path
+    write_onnx(network, inputs, path)
+
+
+def write_onnx(network: Any, inputs: Any, path: Path) -> None:
+    convert: Any = import_module("jax2onnx")
+    convert.to_onnx(network, inputs, return_mode="file", output_path=str(path))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(exports)

@@ -1,200 +1,151 @@
 """Twin networks in flax by jax2onnx.
 
-    python scripts/exports/jax_twins.py FOLDER
+    python -m scripts.exports.jax_twins FOLDER
 
 Runs in the environment of `jax_models.py`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.twins import BATCH, BOTTLENECKS, CLASSES, ENCODER, EPSILON, INVERTED, PIXELS, value_of
-
-Apply = Callable[[Any], Any]
+from scripts.exports.export_all import main
+from scripts.exports.jax_models import write_onnx
+from scripts.exports.twins import BATCH, BOTTLENECKS, CLASSES, ENCODER, EPSILON, PIXELS, value_of
+from scripts.networks.residual import mobilenet_v2, resnet
 
 
 class _Layers:
-    """Creates layers of flax with weights that follow from their names."""
+    """flax in place of `scripts.networks.builder.Builder`: layers are made once, by their names."""
 
     def __init__(self) -> None:
         self.nnx: Any = import_module("flax.nnx")
         self.jnp: Any = import_module("jax.numpy")
         self._rngs = self.nnx.Rngs(0)
+        self._made: dict[str, Any] = {}
 
-    def convolution(
-        self,
-        names: tuple[str, str],
-        channels: tuple[int, int],
-        kernel: int,
-        stride: int = 1,
-        is_depthwise: bool = False,
-    ) -> Apply:
-        nnx, (before, after) = self.nnx, channels
-        conv = nnx.Conv(
-            before,
-            after,
-            (kernel, kernel),
-            strides=(stride, stride),
-            padding=((kernel // 2,) * 2,) * 2,
-            feature_group_count=before if is_depthwise else 1,
-            use_bias=False,
-            rngs=self._rngs,
-        )
-        shape = (after, 1 if is_depthwise else before, kernel, kernel)
-        conv.kernel = nnx.Param(self.jnp.asarray(value_of(f"{names[0]}.weight", shape).transpose(2, 3, 1, 0)))
-        norm = nnx.BatchNorm(after, use_running_average=True, epsilon=EPSILON, rngs=self._rngs)
-        for part, last in (("scale", "weight"), ("bias", "bias")):
-            setattr(norm, part, nnx.Param(self._vector(f"{names[1]}.{last}", after)))
-        for part, last in (("mean", "running_mean"), ("var", "running_var")):
-            setattr(norm, part, nnx.BatchStat(self._vector(f"{names[1]}.{last}", after)))
-        return lambda x: norm(conv(x))
+    def conv(
+        self, x: Any, name: str, shape: tuple[int, int], kernel: int = 1, *,
+        stride: int = 1, padding: int = 0, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        def make() -> Any:
+            sizes = {"kernel_size": (kernel,) * 2, "strides": (stride,) * 2, "padding": ((padding,) * 2,) * 2}
+            layer = self.nnx.Conv(*shape, **sizes, feature_group_count=groups, use_bias=False, rngs=self._rngs)
+            weight = value_of(f"{name}.weight", (shape[1], shape[0] // groups, kernel, kernel))
+            layer.kernel = self.nnx.Param(self.jnp.asarray(weight.transpose(2, 3, 1, 0)))
+            return layer
 
-    def linear(self, name: str, before: int, after: int) -> Any:
-        layer = self.nnx.Linear(before, after, rngs=self._rngs)
-        layer.kernel = self.nnx.Param(self.jnp.asarray(value_of(f"{name}.weight", (after, before)).T))
-        layer.bias = self.nnx.Param(self._vector(f"{name}.bias", after))
-        return layer
+        return self._layer(name, make)(x)
 
-    def norm(self, name: str) -> Any:
-        layer = self.nnx.LayerNorm(ENCODER.width, epsilon=EPSILON, rngs=self._rngs)
-        layer.scale = self.nnx.Param(self._vector(f"{name}.weight", ENCODER.width))
-        layer.bias = self.nnx.Param(self._vector(f"{name}.bias", ENCODER.width))
-        return layer
+    def batch_norm(self, x: Any, name: str, channels: int) -> Any:
+        def make() -> Any:
+            norm = self.nnx.BatchNorm(channels, use_running_average=True, epsilon=EPSILON, rngs=self._rngs)
+            self._set_affine(norm, name, channels)
+            for part, last in (("mean", "running_mean"), ("var", "running_var")):
+                setattr(norm, part, self.nnx.BatchStat(self.table(f"{name}.{last}", channels)))
+            return norm
 
-    def attention(self, name: str) -> Any:
-        nnx, width, heads = self.nnx, ENCODER.width, ENCODER.heads
-        layer = nnx.MultiHeadAttention(heads, width, decode=False, rngs=self._rngs)
-        for part in ("query", "key", "value", "out"):
-            linear = getattr(layer, part)
-            for kind in ("kernel", "bias"):
-                shape = getattr(linear, kind).shape
-                last = "weight" if kind == "kernel" else "bias"
-                value = value_of(f"{name}.{part}.{last}", (width, width) if kind == "kernel" else (width,))
-                setattr(linear, kind, nnx.Param(self.jnp.asarray(value.T.reshape(shape))))
-        return layer
+        return self._layer(name, make)(x)
 
-    def table(self, name: str, rows: int) -> Any:
-        return self.jnp.asarray(value_of(name, (rows, ENCODER.width)))
+    def linear(self, x: Any, name: str, shape: tuple[int, int]) -> Any:
+        def make() -> Any:
+            layer = self.nnx.Linear(*shape, rngs=self._rngs)
+            layer.kernel = self.nnx.Param(self.jnp.asarray(value_of(f"{name}.weight", shape[::-1]).T))
+            layer.bias = self.nnx.Param(self.table(f"{name}.bias", shape[1]))
+            return layer
 
-    def _vector(self, name: str, size: int) -> Any:
-        return self.jnp.asarray(value_of(name, (size,)))
+        return self._layer(name, make)(x)
 
+    def norm(self, x: Any, name: str) -> Any:
+        def make() -> Any:
+            layer = self.nnx.LayerNorm(ENCODER.width, epsilon=EPSILON, rngs=self._rngs)
+            self._set_affine(layer, name, ENCODER.width)
+            return layer
 
-def _resnet50(layers: _Layers) -> Apply:
-    nnx = layers.nnx
-    stem = layers.convolution(("conv1", "bn1"), (3, 64), 7, 2)
-    stages: list[tuple[list[Apply], Apply | None]] = []
-    before = 64
-    for stage, (blocks, width) in enumerate(BOTTLENECKS, 1):
-        for block in range(blocks):
-            name, stride = f"layer{stage}.{block}", 2 if block == 0 and stage > 1 else 1
-            convolutions = [
-                layers.convolution((f"{name}.conv1", f"{name}.bn1"), (before, width), 1),
-                layers.convolution((f"{name}.conv2", f"{name}.bn2"), (width, width), 3, stride),
-                layers.convolution((f"{name}.conv3", f"{name}.bn3"), (width, 4 * width), 1),
-            ]
-            names = (f"{name}.downsample.0", f"{name}.downsample.1")
-            shortcut = layers.convolution(names, (before, 4 * width), 1, stride) if block == 0 else None
-            stages.append((convolutions, shortcut))
-            before = 4 * width
-    head = layers.linear("fc", before, CLASSES)
+        return self._layer(name, make)(x)
 
-    def run(x: Any) -> Any:
-        x = nnx.relu(stem(x))
+    def attention(self, x: Any, name: str) -> Any:
+        def make() -> Any:
+            width = ENCODER.width
+            layer = self.nnx.MultiHeadAttention(ENCODER.heads, width, decode=False, rngs=self._rngs)
+            for part in ("query", "key", "value", "out"):
+                linear = getattr(layer, part)
+                for kind, last, shape in (("kernel", "weight", (width, width)), ("bias", "bias", (width,))):
+                    value = value_of(f"{name}.{part}.{last}", shape).T.reshape(getattr(linear, kind).shape)
+                    setattr(linear, kind, self.nnx.Param(self.jnp.asarray(value)))
+            return layer
+
+        return self._layer(name, make)(x)
+
+    def relu(self, x: Any, name: str) -> Any:
+        return self.nnx.relu(x)
+
+    def relu6(self, x: Any, name: str) -> Any:
+        return self.nnx.relu6(x)
+
+    def max_pool(self, x: Any, name: str, kernel: int, stride: int, padding: int) -> Any:
         # jax2onnx drops the padding of a pool. After a ReLU, zeros are equivalent.
-        x = layers.jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2))
-        for (first, second, third), shortcut in stages:
-            y = third(nnx.relu(second(nnx.relu(first(x)))))
-            x = nnx.relu(y + (x if shortcut is None else shortcut(x)))
-        return head(x.mean(axis=(1, 2)))
+        x = self.jnp.pad(x, ((0, 0), (padding,) * 2, (padding,) * 2, (0, 0)))
+        return self.nnx.max_pool(x, window_shape=(kernel,) * 2, strides=(stride,) * 2)
 
-    return run
+    def sum(self, left: Any, right: Any, name: str) -> Any:
+        return left + right
 
+    def global_average(self, x: Any) -> Any:
+        return x.mean(axis=(1, 2))
 
-def _mobilenet_v2(layers: _Layers) -> Apply:
-    nnx = layers.nnx
-    stem = layers.convolution(("features.0.0", "features.0.1"), (3, 32), 3, 2)
-    stages: list[tuple[list[Apply], Apply, bool]] = []
-    before, index = 32, 0
-    for expansion, channels, blocks, first in INVERTED:
-        for block in range(blocks):
-            index += 1
-            name, stride = f"features.{index}.conv", first if block == 0 else 1
-            inner, layer, convolutions = before * expansion, 0, list[Apply]()
-            if expansion > 1:
-                names = (f"{name}.0.0", f"{name}.0.1")
-                convolutions.append(layers.convolution(names, (before, inner), 1))
-                layer = 1
-            names = (f"{name}.{layer}.0", f"{name}.{layer}.1")
-            convolutions.append(layers.convolution(names, (inner, inner), 3, stride, is_depthwise=True))
-            names = (f"{name}.{layer + 1}", f"{name}.{layer + 2}")
-            last = layers.convolution(names, (inner, channels), 1)
-            stages.append((convolutions, last, stride == 1 and channels == before))
-            before = channels
-    top = layers.convolution(("features.18.0", "features.18.1"), (before, 1280), 1)
-    head = layers.linear("classifier.1", 1280, CLASSES)
+    def dropout(self, x: Any, name: str, ratio: float) -> Any:
+        return x
 
-    def run(x: Any) -> Any:
-        x = nnx.relu6(stem(x))
-        for convolutions, last, is_residual in stages:
-            y = x
-            for convolution in convolutions:
-                y = nnx.relu6(convolution(y))
-            x = x + last(y) if is_residual else last(y)
-        return head(nnx.relu6(top(x)).mean(axis=(1, 2)))
+    def table(self, name: str, *shape: int) -> Any:
+        return self._layer(name, lambda: self.jnp.asarray(value_of(name, shape)))
 
-    return run
+    def _set_affine(self, norm: Any, name: str, size: int) -> None:
+        norm.scale = self.nnx.Param(self.table(f"{name}.weight", size))
+        norm.bias = self.nnx.Param(self.table(f"{name}.bias", size))
+
+    def _layer(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
 
-def _encoder(layers: _Layers) -> Apply:
-    nnx, jnp, width = layers.nnx, layers.jnp, ENCODER.width
-    words, position = layers.table("word.weight", ENCODER.words), layers.table("position", ENCODER.length)
-    norm, head = layers.norm("norm"), layers.linear("head", width, CLASSES)
-    blocks = [
-        (
-            layers.attention(f"block.{index}"),
-            layers.norm(f"block.{index}.first"),
-            layers.linear(f"block.{index}.inner", width, ENCODER.inner),
-            layers.linear(f"block.{index}.outer", ENCODER.inner, width),
-            layers.norm(f"block.{index}.second"),
-        )
-        for index in range(ENCODER.blocks)
-    ]
-
-    def run(tokens: Any) -> Any:
-        x = norm(jnp.take(words, tokens, axis=0) + position)
-        for attention, first, inner, outer, second in blocks:
-            x = first(x + attention(x))
-            x = second(x + outer(nnx.gelu(inner(x), approximate=False)))
-        return head(x.mean(axis=1))
-
-    return run
+def _encoder(net: Any, tokens: Any, classes: int) -> Any:
+    width, inner = ENCODER.width, ENCODER.inner
+    x = net.jnp.take(net.table("word.weight", ENCODER.words, width), tokens, axis=0)
+    x = net.norm(x + net.table("position", ENCODER.length, width), "norm")
+    for block in range(ENCODER.blocks):
+        name = f"block.{block}"
+        x = net.norm(x + net.attention(x, name), f"{name}.first")
+        y = net.nnx.gelu(net.linear(x, f"{name}.inner", (width, inner)), approximate=False)
+        x = net.norm(x + net.linear(y, f"{name}.outer", (inner, width)), f"{name}.second")
+    return net.linear(x.mean(axis=1), "head", (width, classes))
 
 
-NETWORKS: Mapping[str, tuple[Callable[[_Layers], Apply], tuple[int, ...], str]] = {
-    "resnet50": (_resnet50, (BATCH, PIXELS, PIXELS, 3), "float32"),
-    "mobilenet_v2": (_mobilenet_v2, (BATCH, PIXELS, PIXELS, 3), "float32"),
-    "encoder": (_encoder, (BATCH, ENCODER.length), "int32"),
+_IMAGE = ((BATCH, PIXELS, PIXELS, 3), "float32")
+NETWORKS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], str]]] = {
+    "resnet50": (partial(resnet, depths=BOTTLENECKS, bottleneck=True), _IMAGE),
+    "mobilenet_v2": (mobilenet_v2, _IMAGE),
+    "encoder": (_encoder, ((BATCH, ENCODER.length), "int32")),
 }
 
 
-def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    jax: Any = import_module("jax")
-    to_onnx: Any = import_module("jax2onnx").to_onnx
-    for name, (build, shape, kind) in NETWORKS.items():
-        path = folder / f"{name}-jax.onnx"
-        inputs = [jax.ShapeDtypeStruct(shape, kind)]
-        to_onnx(build(_Layers()), inputs, return_mode="file", output_path=str(path))
-        print(path, flush=True)
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
+    for name in NETWORKS:
+        yield f"{name}-jax", partial(_export, name)
+
+
+def _export(name: str, path: Path) -> None:
+    define, spec = NETWORKS[name]
+    jax, net = import_module("jax"), _Layers()
+    # Layers that are made while jax traces would be part of the graph.
+    define(net, net.jnp.zeros(*spec), classes=CLASSES)
+    write_onnx(lambda x: define(net, x, classes=CLASSES), [jax.ShapeDtypeStruct(*spec)], path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(exports)

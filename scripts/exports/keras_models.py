@@ -1,14 +1,13 @@
 """Keras models and their exports, by Keras itself and by tf2onnx.
 
-    python scripts/exports/keras_models.py FOLDER
+    python -m scripts.exports.keras_models FOLDER
 
 Runs in a separate environment with tensorflow-cpu, keras and tf2onnx.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.export_all import export_all, output_folder
+from scripts.exports.export_all import main
 
 _CLASSES = 10
 
@@ -111,25 +109,19 @@ EXPORTERS: Mapping[str, Callable[[Any, Path], None]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return export_all(_exports(output_folder(arguments, __doc__)))
-
-
-def _exports(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
     keras: Any = import_module("keras")
     keras.utils.set_random_seed(0)
     for name, build in MODELS.items():
-        model = build(keras)
-        model(np.ones((2, *model.inputs[0].shape[1:]), model.inputs[0].dtype))
-        for exporter, export in EXPORTERS.items():
-            path = folder / f"{name}-{exporter}.onnx"
-            yield path.stem, partial(_export, export, model, path)
+        yield from exports_of(name, build(keras))
 
 
-def _export(export: Callable[[Any, Path], None], model: Any, path: Path) -> Path:
-    export(model, path)
-    return path
+def exports_of(name: str, model: Any) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    # Keras exports a model after a call only.
+    model(np.ones((2, *model.inputs[0].shape[1:]), model.inputs[0].dtype))
+    for exporter, export in EXPORTERS.items():
+        yield f"{name}-{exporter}", partial(export, model)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(exports)

@@ -1,84 +1,72 @@
 """Twin networks by the exporters of Keras and tf2onnx.
 
-    python scripts/exports/keras_twins.py FOLDER
+    python -m scripts.exports.keras_twins FOLDER
 
 Runs in the environment of `keras_models.py`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.keras_models import EXPORTERS
-from scripts.exports.twins import BATCH, BOTTLENECKS, CLASSES, ENCODER, EPSILON, INVERTED, PIXELS, value_of
+from scripts.exports.export_all import main
+from scripts.exports.keras_models import exports_of
+from scripts.exports.twins import BOTTLENECKS, CLASSES, ENCODER, EPSILON, PIXELS, value_of
+from scripts.networks.residual import mobilenet_v2, resnet
 
 
-class _Convolutions:
-    """Convolutions with a normalisation, and with PyTorch's padding."""
+class _Layers:
+    """Keras in place of `scripts.networks.builder.Builder`, with PyTorch's padding."""
 
-    def __init__(self, layers: Any) -> None:
-        self._layers = layers
+    def __init__(self, keras: Any) -> None:
+        self._layers = keras.layers
 
-    def __call__(
-        self, x: Any, names: tuple[str, str], channels: int, kernel: int, stride: int = 1, is_depthwise: bool = False
-    ) -> Any:
-        layers = self._layers
-        if kernel > 1:
-            x = layers.ZeroPadding2D(kernel // 2)(x)
-        if is_depthwise:
-            x = layers.DepthwiseConv2D(kernel, stride, use_bias=False, name=names[0])(x)
-        else:
-            x = layers.Conv2D(channels, kernel, stride, use_bias=False, name=names[0])(x)
-        return layers.BatchNormalization(epsilon=EPSILON, name=names[1])(x)
+    def conv(
+        self, x: Any, name: str, shape: tuple[int, int], kernel: int = 1, *,
+        stride: int = 1, padding: int = 0, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        if padding:
+            x = self._layers.ZeroPadding2D(padding)(x)
+        if groups > 1:
+            return self._layers.DepthwiseConv2D(kernel, stride, use_bias=False, name=name)(x)
+        return self._layers.Conv2D(shape[1], kernel, stride, use_bias=False, name=name)(x)
+
+    def batch_norm(self, x: Any, name: str, channels: int) -> Any:
+        return self._layers.BatchNormalization(epsilon=EPSILON, name=name)(x)
+
+    def relu(self, x: Any, name: str) -> Any:
+        return self._layers.ReLU()(x)
+
+    def relu6(self, x: Any, name: str) -> Any:
+        return self._layers.ReLU(6.0)(x)
+
+    def max_pool(self, x: Any, name: str, kernel: int, stride: int, padding: int) -> Any:
+        return self._layers.MaxPooling2D(kernel, stride)(self._layers.ZeroPadding2D(padding)(x))
+
+    def sum(self, left: Any, right: Any, name: str) -> Any:
+        return self._layers.Add()([left, right])
+
+    def global_average(self, x: Any) -> Any:
+        return self._layers.GlobalAveragePooling2D()(x)
+
+    def dropout(self, x: Any, name: str, ratio: float) -> Any:
+        return self._layers.Dropout(ratio)(x)
+
+    def linear(self, x: Any, name: str, shape: tuple[int, int]) -> Any:
+        return self._layers.Dense(shape[1], name=name)(x)
 
 
-def _resnet50(keras: Any) -> Any:
-    layers = keras.layers
-    convolution = _Convolutions(layers)
-    image = keras.Input((PIXELS, PIXELS, 3))
-    x = layers.ReLU()(convolution(image, ("conv1", "bn1"), 64, 7, 2))
-    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))
-    for stage, (blocks, channels) in enumerate(BOTTLENECKS, 1):
-        for block in range(blocks):
-            name = f"layer{stage}.{block}"
-            stride = 2 if block == 0 and stage > 1 else 1
-            y = layers.ReLU()(convolution(x, (f"{name}.conv1", f"{name}.bn1"), channels, 1))
-            y = layers.ReLU()(convolution(y, (f"{name}.conv2", f"{name}.bn2"), channels, 3, stride))
-            y = convolution(y, (f"{name}.conv3", f"{name}.bn3"), 4 * channels, 1)
-            if block == 0:
-                x = convolution(x, (f"{name}.downsample.0", f"{name}.downsample.1"), 4 * channels, 1, stride)
-            x = layers.ReLU()(layers.Add()([y, x]))
-    return keras.Model(image, layers.Dense(CLASSES, name="fc")(layers.GlobalAveragePooling2D()(x)))
+def _vision(define: Callable[..., Any], **options: Any) -> Callable[[Any], Any]:
+    def build(keras: Any) -> Any:
+        image = keras.Input((PIXELS, PIXELS, 3))
+        return keras.Model(image, define(_Layers(keras), image, classes=CLASSES, **options))
 
-
-def _mobilenet_v2(keras: Any) -> Any:
-    layers = keras.layers
-    convolution = _Convolutions(layers)
-    image = keras.Input((PIXELS, PIXELS, 3))
-    x = layers.ReLU(6.0)(convolution(image, ("features.0.0", "features.0.1"), 32, 3, 2))
-    index, before = 0, 32
-    for expansion, channels, blocks, first in INVERTED:
-        for block in range(blocks):
-            index += 1
-            name, stride, y, layer = f"features.{index}.conv", first if block == 0 else 1, x, 0
-            if expansion > 1:
-                y = convolution(y, (f"{name}.0.0", f"{name}.0.1"), before * expansion, 1)
-                y, layer = layers.ReLU(6.0)(y), 1
-            y = convolution(y, (f"{name}.{layer}.0", f"{name}.{layer}.1"), 0, 3, stride, is_depthwise=True)
-            y = layers.ReLU(6.0)(y)
-            y = convolution(y, (f"{name}.{layer + 1}", f"{name}.{layer + 2}"), channels, 1)
-            x = layers.Add()([x, y]) if stride == 1 and channels == before else y
-            before = channels
-    x = layers.ReLU(6.0)(convolution(x, ("features.18.0", "features.18.1"), 1280, 1))
-    x = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(x))
-    return keras.Model(image, layers.Dense(CLASSES, name="classifier.1")(x))
+    return build
 
 
 def _positions(keras: Any) -> Any:
@@ -111,8 +99,8 @@ def _encoder(keras: Any) -> Any:
 
 
 NETWORKS: Mapping[str, Callable[[Any], Any]] = {
-    "resnet50": _resnet50,
-    "mobilenet_v2": _mobilenet_v2,
+    "resnet50": _vision(resnet, depths=BOTTLENECKS, bottleneck=True),
+    "mobilenet_v2": _vision(mobilenet_v2),
     "encoder": _encoder,
 }
 _TORCH_NAMES = {
@@ -151,20 +139,14 @@ def _assign_weights(layer: Any) -> None:
             weight.assign(value_of(f"{name}.{last}", shape))
 
 
-def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
     keras: Any = import_module("keras")
     for name, build in NETWORKS.items():
         model = build(keras)
         for layer in model.layers:
             _assign_weights(layer)
-        # Keras exports a model after a call only.
-        model(np.ones((BATCH, *model.inputs[0].shape[1:]), model.inputs[0].dtype))
-        for exporter, export in EXPORTERS.items():
-            path = folder / f"{name}-keras-{exporter}.onnx"
-            export(model, path)
-            print(path, flush=True)
+        yield from exports_of(f"{name}-keras", model)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(exports)

@@ -1,21 +1,19 @@
 """PaddlePaddle models and their exports by paddle2onnx.
 
-    python scripts/exports/paddle_models.py FOLDER
+    python -m scripts.exports.paddle_models FOLDER
 
 Runs in a separate environment with paddlepaddle and paddle2onnx.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from scripts.exports.export_all import export_all, output_folder
+from scripts.exports.export_all import main
 
 _CLASSES = 10
 
@@ -87,27 +85,25 @@ MODELS: Mapping[str, tuple[Callable[[Any], Any], tuple[list[int], str]]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return export_all(_exports(output_folder(arguments, __doc__)))
-
-
-def _exports(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
     paddle: Any = import_module("paddle")
     paddle.seed(0)
-    for name in MODELS:
-        for mode in ("eval", "train"):
-            path = folder / f"{name}-{mode}.onnx"
-            yield path.stem, partial(_export, paddle, name, mode, path)
+    for name, (build, spec) in MODELS.items():
+        yield from exports_of(paddle, name, build(paddle.nn), spec)
 
 
-def _export(paddle: Any, name: str, mode: str, path: Path) -> Path:
-    build, (shape, dtype) = MODELS[name]
-    network = build(paddle.nn)
+def exports_of(
+    paddle: Any, name: str, network: Any, spec: tuple[list[int], str]
+) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    for mode in ("eval", "train"):
+        yield f"{name}-{mode}", partial(_export, paddle, network, mode, spec)
+
+
+def _export(paddle: Any, network: Any, mode: str, spec: tuple[list[int], str], path: Path) -> None:
     getattr(network, mode)()
-    spec = [paddle.static.InputSpec(shape, dtype, "x")]
-    paddle.onnx.export(network, str(path.with_suffix("")), input_spec=spec, opset_version=13)
-    return path
+    inputs = [paddle.static.InputSpec(*spec, "x")]
+    paddle.onnx.export(network, str(path.with_suffix("")), input_spec=inputs, opset_version=13)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(exports)

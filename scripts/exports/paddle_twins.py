@@ -1,19 +1,19 @@
 """Twin networks by paddle2onnx.
 
-    python scripts/exports/paddle_twins.py FOLDER
+    python -m scripts.exports.paddle_twins FOLDER
 
 Runs in the environment of `paddle_models.py`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from scripts.exports.export_all import main
+from scripts.exports.paddle_models import exports_of
 from scripts.exports.twins import BATCH, CLASSES, ENCODER, EPSILON, PIXELS, value_of
 
 _RENAMED = {"_mean": "running_mean", "_variance": "running_var"}
@@ -77,10 +77,9 @@ def _torch_name(key: str) -> str:
     return f"{start}.{_RENAMED.get(last, last)}" if start else last
 
 
-def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
     paddle: Any = import_module("paddle")
-    for name, (build, (shape, kind)) in NETWORKS.items():
+    for name, (build, spec) in NETWORKS.items():
         network = build(paddle)
         for key, tensor in network.state_dict().items():
             torch_name = _torch_name(key)
@@ -88,13 +87,8 @@ def main(folder: Path) -> None:
             is_linear = len(sizes) == 2 and not torch_name.startswith(("word", "position"))
             value = value_of(torch_name, sizes[::-1] if is_linear else sizes)
             tensor.set_value(paddle.to_tensor((value.T if is_linear else value).copy()))
-        for mode in ("eval", "train"):
-            getattr(network, mode)()
-            path = folder / f"{name}-paddle-{mode}.onnx"
-            spec = [paddle.static.InputSpec(shape, kind, "x")]
-            paddle.onnx.export(network, str(path.with_suffix("")), input_spec=spec, opset_version=13)
-            print(path, flush=True)
+        yield from exports_of(paddle, f"{name}-paddle", network, spec)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(exports)

@@ -17,7 +17,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from scripts.exports.torch_models import Recipe, TorchModel
+from scripts.exports.torch_models import TORCH_MODELS, Recipe, TorchModel
 
 _SCRIPT_OPSET = 17
 
@@ -47,6 +47,13 @@ def export_module(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, e
         warnings.simplefilter("ignore")
         _EXPORTERS[export.recipe](module, inputs, path, export.dynamic)
     module.train(training)
+
+
+def export_model(name: str, path: Path, small: bool) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Writes a model of `TORCH_MODELS` with a static batch; returns its module and the batch."""
+    module, batch = TORCH_MODELS[name].module(small), TORCH_MODELS[name].batch(small)
+    export_module(module, batch, path, Export(Recipe.DYNAMO, dynamic=False))
+    return module, batch
 
 
 def _by_dynamo(module: nn.Module, inputs: Mapping[str, Tensor], path: Path, dynamic: bool) -> None:
@@ -104,10 +111,9 @@ _EXPORTERS: Mapping[Recipe, Callable[[nn.Module, Mapping[str, Tensor], Path, boo
 }
 
 
-def write_torch_model(name: str, model: TorchModel, folder: Path, export: Export, small: bool) -> Path:
+def write_torch_model(path: Path, model: TorchModel, export: Export, small: bool) -> None:
     """Exports a model with its batch (`.npz`) and the initializers of each parameter (`.json`)."""
     module, batch = model.module(small), model.batch(small)
-    path = folder / f"{name}-{'small' if small else 'full'}-{export.suffix}.onnx"
     export_module(module, batch, path, export)
     with torch.no_grad():
         target = model.target(module(*batch.values()))
@@ -120,7 +126,6 @@ def write_torch_model(name: str, model: TorchModel, folder: Path, export: Export
         "parameters": {key: [list(match) for match in found] for key, found in matches.items()},
     }
     path.with_suffix(".json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    return path
 
 
 def match_parameters(module: nn.Module, proto: onnx.ModelProto) -> dict[str, list[tuple[str, bool]]]:

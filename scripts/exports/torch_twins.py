@@ -5,9 +5,9 @@ python -m scripts.exports.torch_twins FOLDER
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scripts.exports.export_all import main
 from scripts.exports.twins import BATCH, CLASSES, ENCODER, EPSILON, PIXELS, value_of
 
 
@@ -85,30 +86,33 @@ EXPORTERS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def main(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def exports() -> Iterator[tuple[str, Callable[[Path], object]]]:
     for name, (build, inputs) in NETWORKS.items():
         module = build().eval()
-        state = module.state_dict()
-        for key, tensor in state.items():
+        for key, tensor in module.state_dict().items():
             if tensor.is_floating_point():
                 tensor.copy_(torch.from_numpy(value_of(key, tuple(tensor.shape))))
-        for exporter, options in EXPORTERS.items():
-            path = folder / f"{name}-torch-{exporter}.onnx"
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.onnx.export(
-                    module.train("training" in options),
-                    (inputs(),),
-                    str(path),
-                    input_names=["x"],
-                    output_names=["output"],
-                    external_data=False,
-                    **options,
-                )
-            module.load_state_dict({k: v.clone() for k, v in state.items()})
-            print(path, flush=True)
+        for exporter in EXPORTERS:
+            yield f"{name}-torch-{exporter}", partial(_export, module, inputs(), exporter)
+
+
+def _export(module: nn.Module, x: Tensor, exporter: str, path: Path) -> None:
+    options = EXPORTERS[exporter]
+    # An export in training updates running statistics.
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.train("training" in options),
+            (x,),
+            str(path),
+            input_names=["x"],
+            output_names=["output"],
+            external_data=False,
+            **options,
+        )
+    module.load_state_dict(state)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(exports)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxgc.matching.match import Reason, match
+from onnxgc.matching.match import match
 from onnxgc.matching.normal_form.value_graph import Structure
 from onnxgc.matching.operators.registry import structure_of
 from onnxgc.model.core.ir import TrainableModel
@@ -20,12 +20,11 @@ from tests.matching.networks import renamed, with_block_twice
 
 @dataclass(frozen=True, slots=True)
 class MatchCounts:
-    """Numbers of a file's tensors by the result of matching with a variant."""
+    """Numbers of a file's tensors, of those matched with a variant, and of wrong matches."""
 
     tensors: int
     matched: int
     wrong: int
-    ambiguous: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +80,4 @@ def _counted(known: TrainableModel, other: TrainableModel, names: dict[str, str]
         not pair.is_same_function or not have_equal_elements(values[0][pair.a], values[1][pair.b], pair.factor)
         for pair in doubtful
     )
-    ambiguous = sum(item.reason is Reason.AMBIGUOUS for item in found.unmatched_a)
-    return MatchCounts(len(found.of_a) + len(found.unmatched_a), len(found.of_a), wrong, ambiguous)
+    return MatchCounts(len(found.of_a) + len(found.unmatched_a), len(found.of_a), wrong)

@@ -18,10 +18,8 @@ Array = npt.NDArray[Any]
 CLASSES = 10
 BATCH = 2
 PIXELS = 64
-# Expansion, channels, blocks and first stride of each stage of MobileNetV2.
-INVERTED = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-# Blocks and channels of each stage of ResNet-50.
-BOTTLENECKS = ((3, 64), (4, 128), (6, 256), (3, 512))
+# Blocks of each stage of ResNet-50.
+BOTTLENECKS = (3, 4, 6, 3)
 
 
 @dataclass(frozen=True, slots=True)

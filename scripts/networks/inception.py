@@ -5,8 +5,8 @@ from __future__ import annotations
 from scripts.networks.builder import CLASSES, Builder, Pair, as_pair
 
 _EPSILON = 1e-3
-_Layer = tuple[str, int, int | Pair]
-"""A convolution's name, number of output channels and kernel size."""
+_Layer = tuple[int, int | Pair]
+"""Output channels and kernel of a convolution."""
 
 
 def inception_v3(net: Builder, x: str) -> str:
@@ -22,14 +22,11 @@ def inception_v3(net: Builder, x: str) -> str:
     x = _conv(net, x, "Conv2d_3b_1x1", (64, 80))
     x = _conv(net, x, "Conv2d_4a_3x3", (80, 192), 3, padded=False)
     x = net.max_pool(x, "maxpool2", 3, 2)
-    x = _mixed_a(net, x, "Mixed_5b", 192, 32)
-    x = _mixed_a(net, x, "Mixed_5c", 256, 64)
-    x = _mixed_a(net, x, "Mixed_5d", 288, 64)
+    for part, channels, pool_channels in (("b", 192, 32), ("c", 256, 64), ("d", 288, 64)):
+        x = _mixed_a(net, x, f"Mixed_5{part}", channels, pool_channels)
     x = _mixed_b(net, x, "Mixed_6a", 288)
-    x = _mixed_c(net, x, "Mixed_6b", 768, 128)
-    x = _mixed_c(net, x, "Mixed_6c", 768, 160)
-    x = _mixed_c(net, x, "Mixed_6d", 768, 160)
-    x = _mixed_c(net, x, "Mixed_6e", 768, 192)
+    for part, width in (("b", 128), ("c", 160), ("d", 160), ("e", 192)):
+        x = _mixed_c(net, x, f"Mixed_6{part}", 768, width)
     x = _mixed_d(net, x, "Mixed_7a", 768)
     x = _mixed_e(net, x, "Mixed_7b", 1280)
     x = _mixed_e(net, x, "Mixed_7c", 2048)
@@ -39,42 +36,31 @@ def inception_v3(net: Builder, x: str) -> str:
 
 def _mixed_a(net: Builder, x: str, name: str, channels: int, pool_channels: int) -> str:
     b1 = _conv(net, x, f"{name}.branch1x1", (channels, 64))
-    b5 = _chain(net, x, name, channels, ("branch5x5_1", 48, 1), ("branch5x5_2", 64, 5))
-    dbl: tuple[_Layer, ...] = (
-        ("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3),
-    )  # fmt: skip
-    b3 = _chain(net, x, name, channels, *dbl)
+    b5 = _chain(net, x, f"{name}.branch5x5", channels, (48, 1), (64, 5))
+    b3 = _chain(net, x, f"{name}.branch3x3dbl", channels, (64, 1), (96, 3), (96, 3))
     return net.concat([b1, b5, b3, _pooled(net, x, name, channels, pool_channels)], name)
 
 
 def _mixed_b(net: Builder, x: str, name: str, channels: int) -> str:
     b3 = _conv(net, x, f"{name}.branch3x3", (channels, 384), 3, stride=2, padded=False)
-    dbl = _chain(net, x, name, channels, ("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3))
+    dbl = _chain(net, x, f"{name}.branch3x3dbl", channels, (64, 1), (96, 3))
     dbl = _conv(net, dbl, f"{name}.branch3x3dbl_3", (96, 96), 3, stride=2, padded=False)
     return net.concat([b3, dbl, net.max_pool(x, f"{name}.max_pool", 3, 2)], name)
 
 
 def _mixed_c(net: Builder, x: str, name: str, channels: int, width: int) -> str:
+    wide, tall = (1, 7), (7, 1)
     b1 = _conv(net, x, f"{name}.branch1x1", (channels, 192))
-    single: tuple[_Layer, ...] = (
-        ("branch7x7_1", width, 1), ("branch7x7_2", width, (1, 7)), ("branch7x7_3", 192, (7, 1)),
-    )  # fmt: skip
-    b7 = _chain(net, x, name, channels, *single)
-    double: tuple[_Layer, ...] = (
-        ("branch7x7dbl_1", width, 1), ("branch7x7dbl_2", width, (7, 1)), ("branch7x7dbl_3", width, (1, 7)),
-        ("branch7x7dbl_4", width, (7, 1)), ("branch7x7dbl_5", 192, (1, 7)),
-    )  # fmt: skip
-    dbl = _chain(net, x, name, channels, *double)
+    b7 = _chain(net, x, f"{name}.branch7x7", channels, (width, 1), (width, wide), (192, tall))
+    double: list[_Layer] = [(width, 1), (width, tall), (width, wide), (width, tall), (192, wide)]
+    dbl = _chain(net, x, f"{name}.branch7x7dbl", channels, *double)
     return net.concat([b1, b7, dbl, _pooled(net, x, name, channels, 192)], name)
 
 
 def _mixed_d(net: Builder, x: str, name: str, channels: int) -> str:
     b3 = _conv(net, x, f"{name}.branch3x3_1", (channels, 192))
     b3 = _conv(net, b3, f"{name}.branch3x3_2", (192, 320), 3, stride=2, padded=False)
-    layers: tuple[_Layer, ...] = (
-        ("branch7x7x3_1", 192, 1), ("branch7x7x3_2", 192, (1, 7)), ("branch7x7x3_3", 192, (7, 1)),
-    )  # fmt: skip
-    b7 = _chain(net, x, name, channels, *layers)
+    b7 = _chain(net, x, f"{name}.branch7x7x3", channels, (192, 1), (192, (1, 7)), (192, (7, 1)))
     b7 = _conv(net, b7, f"{name}.branch7x7x3_4", (192, 192), 3, stride=2, padded=False)
     return net.concat([b3, b7, net.max_pool(x, f"{name}.max_pool", 3, 2)], name)
 
@@ -83,7 +69,7 @@ def _mixed_e(net: Builder, x: str, name: str, channels: int) -> str:
     b1 = _conv(net, x, f"{name}.branch1x1", (channels, 320))
     b3 = _conv(net, x, f"{name}.branch3x3_1", (channels, 384))
     b3 = _split_3x3(net, b3, f"{name}.branch3x3_2")
-    dbl = _chain(net, x, name, channels, ("branch3x3dbl_1", 448, 1), ("branch3x3dbl_2", 384, 3))
+    dbl = _chain(net, x, f"{name}.branch3x3dbl", channels, (448, 1), (384, 3))
     dbl = _split_3x3(net, dbl, f"{name}.branch3x3dbl_3")
     return net.concat([b1, b3, dbl, _pooled(net, x, name, channels, 192)], name)
 
@@ -98,8 +84,9 @@ def _conv(
 
 
 def _chain(net: Builder, x: str, name: str, channels_in: int, *layers: _Layer) -> str:
-    for part, channels_out, kernel in layers:
-        x = _conv(net, x, f"{name}.{part}", (channels_in, channels_out), kernel)
+    """Convolutions in sequence, numbered from 1."""
+    for number, (channels_out, kernel) in enumerate(layers, 1):
+        x = _conv(net, x, f"{name}_{number}", (channels_in, channels_out), kernel)
         channels_in = channels_out
     return x
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scripts.networks.builder import CLASSES, Builder, Pair
 
 
-def resnet(net: Builder, x: str, depths: Sequence[int], *, bottleneck: bool) -> str:
+def resnet(net: Builder, x: str, depths: Sequence[int], *, bottleneck: bool, classes: int = CLASSES) -> str:
     """ResNet; the stride of a bottleneck is in its 3x3 convolution, as in torchvision.
 
     Source: He et al., Deep Residual Learning for Image Recognition, 2015, Table 1.
@@ -46,10 +46,10 @@ def resnet(net: Builder, x: str, depths: Sequence[int], *, bottleneck: bool) -> 
             stride = 2 if stage > 0 and i == 0 else 1
             x = block(x, f"layer{stage + 1}.{i}.", channels, width, stride)
             channels = width * expansion
-    return net.linear(net.global_average(x), "fc", (channels, CLASSES))
+    return net.linear(net.global_average(x), "fc", (channels, classes))
 
 
-def mobilenet_v2(net: Builder, x: str) -> str:
+def mobilenet_v2(net: Builder, x: str, *, classes: int = CLASSES) -> str:
     """MobileNet V2 with width multiplier 1.
 
     Source: Sandler et al., MobileNetV2, 2018, Table 2.
@@ -79,4 +79,4 @@ def mobilenet_v2(net: Builder, x: str) -> str:
             channels, index = width, index + 1
     x = conv(x, f"features.{index}", (channels, 1280))
     x = net.dropout(net.global_average(x), "classifier.0", 0.2)
-    return net.linear(x, "classifier.1", (1280, CLASSES))
+    return net.linear(x, "classifier.1", (1280, classes))

@@ -1,7 +1,5 @@
 """A chain of layers with many equal activations and small weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser

@@ -1,7 +1,3 @@
-"""`bench`: measured peaks equal simulated ones, and missing figures are reported."""
-
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api import benchmarking
 from onnxgc.api.benchmarking import Benchmark, bench
@@ -22,6 +18,8 @@ from onnxgc.runtime import interleaved_timing
 from onnxgc.runtime.measure import Measurement
 from onnxgc.runtime.profile import RunProfile
 from tests.api.chains import chain
+from tests.model.model_helpers import text_model, with_weights
+from tests.training.samples import unstored
 
 # Wide, so that parameter gradients are a large part of the peak.
 MODEL = chain(layers=6, batch=256, width=128)
@@ -47,20 +45,6 @@ def test_measured_peaks_are_the_simulated_ones(found: Benchmark) -> None:
     assert found.planned.simulated_activation_peak_bytes < 0.95 * found.planned.simulated_peak_bytes
 
 
-def test_figures_as_json_follow_from_one_another(found: Benchmark) -> None:
-    report: Any = found.as_json()
-    regular, planned = report["regular"], report["planned"]
-    pairs = zip(planned["step_seconds"], regular["step_seconds"], strict=True)
-    assert report["time_ratio"] == pytest.approx(np.median([one / other for one, other in pairs]))
-    assert report["extra_time_ratio"] == report["time_ratio"] - 1
-    assert planned["samples_per_second"] == 256 / min(planned["step_seconds"])
-    assert planned["median_seconds"] == pytest.approx(sum(planned["step_seconds"]) / 2)
-    assert 0 < report["predicted_extra_time_ratio"] < 1
-    assert report["timing"] == "data sheet of one core of a CPU"
-    assert (report["provider"], report["threads"], report["runs"]) == ("CPUExecutionProvider", 1, 2)
-    assert report["versions"].keys() == {"onnxgc", "onnxruntime", "onnx", "python"}
-
-
 def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
     found = bench(MODEL, optimizer="adamw", provider="cpu", threads=1, runs=1, warm_up=0, check=False)
@@ -79,8 +63,6 @@ def test_peaks_of_a_step_with_an_optimizer_include_its_state(monkeypatch: pytest
 
 
 class Runtime:
-    """Replaces the runtime: records the graphs, and fails at a given call."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails_at: int = -1, peak: int = 100) -> None:
         self.graphs: list[onnx.GraphProto] = []
         self.timed: list[list[str]] = []
@@ -147,30 +129,19 @@ def test_an_unknown_arena_gives_no_peak(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_weights_that_the_file_does_not_store_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = chain(layers=2, batch=8)
-    weight = model.graph.initializer.pop(0)
-    shape = numpy_helper.from_array(np.asarray(weight.dims, np.int64), "shape")
-    model.graph.initializer.append(shape)
-    value = numpy_helper.from_array(np.asarray([0.02], np.float32))
-    fill = onnx.helper.make_node("ConstantOfShape", ["shape"], [weight.name], value=value)
-    model.graph.node.insert(0, fill)
     runtime = Runtime(monkeypatch)
-    benchmarked(model)
+    benchmarked(unstored())
     drawn = []
     for graph in runtime.graphs:
-        (stored,) = (tensor for tensor in graph.initializer if tensor.name == weight.name)
+        (stored,) = (tensor for tensor in graph.initializer if tensor.name == "w0")
         drawn.append(numpy_helper.to_array(stored))
     assert np.std(drawn[0]) > 0.1
     np.testing.assert_array_equal(drawn[0], drawn[1])
 
 
 def test_both_files_are_in_the_order_of_a_given_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 17]> g (float[64,16] x) => (float[64,16] y)
-        { a = MatMul(x, v)  b = Tanh(a)  c = MatMul(x, w)  d = Tanh(c)  y = Add(b, d) }"""
-    )
-    for name in ("v", "w"):
-        model.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32), name))
+    body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(x, w) d = Tanh(c) y = Add(b, d) }"
+    model = with_weights(text_model(f"(float[64,16] x) => (float[64,16] y) {body}"), v=np.eye(16), w=np.eye(16))
     found = optimize(model, check=False, loss="mse", solver="peak")
     assert found.plan.order[:3] == ("x", "b", "d")
     plan = replace(found.plan, order=("x", "d", "b", *found.plan.order[3:]))

@@ -1,10 +1,5 @@
-"""Plans under a budget of a whole model: they keep to it, run as promised, and say how good they are."""
-
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +9,8 @@ import pytest
 
 from onnxgc.api import OptimizeResult, optimize, verify
 from onnxgc.api.budget_plans import with_default_limit
-from onnxgc.api.step_planning import step_with_plan
 from onnxgc.budget.search import DEFAULT_TIME_LIMIT_SECONDS
 from onnxgc.errors import BudgetError, BudgetFormError, DurationError, OutputFileError, PlanError
-from onnxgc.planning.plan import CheckpointPlan
 from onnxgc.solvers.base import SolverOptions
 from tests.api.chains import chain
 
@@ -34,8 +27,9 @@ def peak(result: OptimizeResult) -> int:
     return int(result.report["planned"]["simulated_peak_bytes"])
 
 
-@pytest.mark.parametrize("order", ["free", "fixed"])
-@pytest.mark.parametrize("budget", ["100%", "80%", "50%", "30%", 0.9, 600_000])
+@pytest.mark.parametrize(
+    "budget, order", [("100%", "free"), ("50%", "fixed"), ("30%", "free"), (0.9, "fixed"), (600_000, "free")]
+)
 def test_a_plan_is_within_its_budget_and_above_its_lower_bound(budget: str | float, order: str) -> None:
     report = planned(budget, order=order).report
     found = report["budget"]
@@ -110,45 +104,15 @@ def test_a_file_with_operators_that_run_three_times_is_verified(tmp_path: Path) 
     assert {check.name for check in found.checks} >= {"loss", "gradients", "order", "peak", "default session"}
 
 
-def test_a_convolutional_network_with_a_budget_is_verified(tmp_path: Path) -> None:
-    training = tmp_path / "training.onnx"
-    result = optimize(RESNET18, training, input_shapes=SMALL, budget="85%", step_limit=1)
-    assert peak(result) <= (result.report["budget"]["bytes"] or 0)
-    assert len(result.plan.sequence) > len(set(result.plan.sequence))
-    found = verify(RESNET18, training)
-    assert found.holds, [check for check in found.checks if not check.holds]
-
-
-def test_a_plan_is_read_back_from_the_file(tmp_path: Path) -> None:
-    result = optimize(chain(), tmp_path / "training.onnx", budget="40%", step_limit=1, check=False)
-    written = onnx.load(tmp_path / "training.onnx")
-    metadata = {entry.key: entry.value for entry in written.metadata_props}
-    plan = json.loads(metadata["onnxgc.plan"])
-    assert (plan["solver"], tuple(plan["sequence"])) == ("budget", result.plan.sequence)
-    again = step_with_plan(result.planned.model, CheckpointPlan((), (), False, tuple(plan["sequence"])))
-    assert again.schedule == result.planned.schedule
-    assert str(again.profile.peak_bytes) == metadata["onnxgc.simulated_peak_bytes"]
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda names: [*names, "unknown"], "'unknown'"),
-        (lambda names: names[1:], "before its inputs"),
-        (lambda names: names[:-1], "never runs"),
-    ],
-)
-def test_a_damaged_sequence_in_a_file_is_rejected(
-    tmp_path: Path, change: Callable[[list[str]], list[str]], words: str
-) -> None:
+def test_a_damaged_sequence_in_a_file_is_rejected(tmp_path: Path) -> None:
     model, training = chain(2), tmp_path / "training.onnx"
     optimize(model, training, budget="100%", check=False)
     written = onnx.load(training)
     entry = next(entry for entry in written.metadata_props if entry.key == "onnxgc.plan")
     plan = json.loads(entry.value)
-    entry.value = json.dumps({**plan, "sequence": change(plan["sequence"])})
+    entry.value = json.dumps({**plan, "sequence": plan["sequence"][1:]})
     onnx.save(written, training)
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(PlanError, match="before its inputs"):
         verify(model, training)
 
 
@@ -211,16 +175,12 @@ def test_contradicting_options_are_rejected(options: dict[str, Any], error: type
         planned(**{"budget": "60%", **options})
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[]", b'{"schema": 99}'])
-def test_a_file_that_is_not_a_calibration_is_rejected_and_not_changed(tmp_path: Path, content: bytes) -> None:
+def test_unusable_calibration_files_are_rejected_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    path.write_bytes(content)
+    path.write_bytes(b"\xff\x00")
     with pytest.raises(DurationError, match=r"times\.json"):
         planned("60%", calibrate=path)
-    assert path.read_bytes() == content
-
-
-def test_a_calibration_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
+    assert path.read_bytes() == b"\xff\x00"
     with pytest.raises(OutputFileError, match="nowhere"):
         planned("60%", calibrate=tmp_path / "nowhere" / "times.json")
 

@@ -1,7 +1,3 @@
-"""`optimize` without options: no other plan is better in both memory and time."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +5,16 @@ import onnx
 import pytest
 
 from onnxgc.api import OptimizeResult, optimize
-from onnxgc.api.budget_plans import DEFAULT_EXTRA_TIME, BudgetRequest
+from onnxgc.api.budget_plans import DEFAULT_EXTRA_TIME, BudgetRequest, plan_for_request, regular_peak_bytes
+from onnxgc.api.planned_step import schedule_solution, trace_problem
+from onnxgc.api.step_planning import with_runtime_peaks
+from onnxgc.errors import PlanError
+from onnxgc.model.read import read_model
+from onnxgc.planning.memory_budget import parse_budget_options
+from onnxgc.planning.plan import CheckpointPlan, Solution
+from onnxgc.planning.schedule import Schedule
+from onnxgc.solvers.base import SolverOptions
+from onnxgc.tracing.optimizers import SGD
 from tests.api.chains import chain
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -23,13 +28,21 @@ def found(model: str, **how: Any) -> OptimizeResult:
 
 
 def place(result: OptimizeResult) -> tuple[int, float]:
-    """The peak, and the extra time by the durations of the default."""
     planned = result.planned
     return planned.profile.peak_bytes, planned.extra_time_ratio(BudgetRequest().durations(planned.step)[0])
 
 
-@pytest.mark.parametrize("optimizer", [None, "adamw"])
-@pytest.mark.parametrize("model", ["chain", *SIZES])
+@pytest.mark.parametrize(
+    "model, optimizer",
+    [
+        ("chain", None),
+        ("resnet18", "adamw"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("chain", "adamw"), ("resnet18", None), ("alexnet", None))
+        ),
+    ],
+)
 def test_no_solver_has_a_better_plan(model: str, optimizer: str | None) -> None:
     result = found(model, optimizer=optimizer)
     peak, extra = place(result)
@@ -52,5 +65,51 @@ def test_the_extra_time_is_that_of_recomputing_once_if_it_is_more() -> None:
     assert allowed == pytest.approx(max(float(DEFAULT_EXTRA_TIME), place(found("chain", solver="peak"))[1]), abs=1e-6)
 
 
-def test_the_plan_is_the_same_in_each_run() -> None:
-    assert found("chain").plan == found("chain").plan
+_OPTIONS = SolverOptions(time_limit_seconds=2.0)
+
+
+def test_a_plan_whose_updates_wait_is_replaced_by_a_better_one() -> None:
+    """If the files of the search's plans need more memory than assumed, another plan is chosen."""
+    model = read_model(chain(8))
+    traced = trace_problem(model, optimizer=SGD())
+    regular = regular_peak_bytes(traced.problem)
+    for request in (
+        BudgetRequest(pareto=True),
+        BudgetRequest(parse_budget_options("min", None)),
+        BudgetRequest(parse_budget_options("60%", None)),
+        BudgetRequest(parse_budget_options(None, "2%")),
+    ):
+        durations, _, _ = request.durations(traced.step)
+        first = plan_for_request(request, traced.problem, durations, _OPTIONS)
+        late = {first.solution.plan, *(point.solution.plan for point in first.frontier[-3:])}
+
+        def run(solution: Solution, late: set[CheckpointPlan] = late) -> tuple[Schedule, int]:
+            planned = schedule_solution(model, traced, solution)
+            waiting = 2 * regular if solution.plan in late else 0
+            return planned.schedule, planned.profile.peak_bytes + waiting
+
+        found = with_runtime_peaks(first, request, traced.problem, durations, _OPTIONS, run)
+        assert found.solution.plan not in late
+        assert found.solution.objective_bytes == run(found.solution)[1] <= regular
+        assert found.solution.time is not None
+        if request.budget is not None and request.budget.max_extra is not None:
+            assert found.solution.time.extra_ratio <= request.budget.max_extra
+        for point in found.frontier:
+            assert run(point.solution)[1] == point.solution.objective_bytes <= point.budget_bytes
+        late.clear()
+        assert with_runtime_peaks(first, request, traced.problem, durations, _OPTIONS, run) is first
+
+
+def test_the_frontier_has_the_peaks_of_its_plans() -> None:
+    done = optimize(chain(8), dry_run=True, optimizer="sgd", pareto=True, time_limit=3)
+    peaks = [point["simulated_peak_bytes"] for point in done.report["frontier"]]
+    planned = done.report["planned"]["simulated_peak_bytes"]
+    assert planned == min(peaks)
+    assert planned < done.report["regular"]["simulated_peak_bytes"]
+
+
+def test_a_plan_made_with_an_optimizer_needs_it_again() -> None:
+    made = optimize(chain(4), dry_run=True, optimizer="adamw", budget="80%", time_limit=1)
+    assert optimize(chain(4), dry_run=True, optimizer="adamw", plan=made).plan == made.plan
+    with pytest.raises(PlanError, match="was made with an optimizer"):
+        optimize(chain(4), dry_run=True, plan=made)

@@ -1,18 +1,16 @@
-"""All memory of a device: its parts, plans within it, and the largest sizes that fit."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import numpy_helper, parser
 
 from onnxgc.api import largest_size, optimize, verify
 from onnxgc.api.device_memory import DeviceMemory, parse_device_memory
 from onnxgc.errors import BudgetError, BudgetFormError, PlanError, ShapeError
 from tests.api.chains import chain
+from tests.model.model_helpers import text_model, with_weights
+
+DRY: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
 
 
 @pytest.mark.parametrize("optimizer", [None, "adamw"])
@@ -63,14 +61,8 @@ def test_sizes_and_names_of_devices() -> None:
 
 
 def symbolic() -> object:
-    """A chain whose batch and length have names."""
-    model = parser.parse_model(
-        '<ir_version: 9, opset_import: ["" : 17]> g (float[N,T,8] x) => (float[N,T,8] y) '
-        "{ a = MatMul(x, v)  b = Tanh(a)  c = MatMul(b, w)  d = Tanh(c)  e = MatMul(d, v)  y = Tanh(e) }"
-    )
-    for name in ("v", "w"):
-        model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), name))
-    return model
+    body = "{ a = MatMul(x, v) b = Tanh(a) c = MatMul(b, w) d = Tanh(c) e = MatMul(d, v) y = Tanh(e) }"
+    return with_weights(text_model(f"(float[N,T,8] x) => (float[N,T,8] y) {body}"), v=np.eye(8), w=np.eye(8))
 
 
 @pytest.mark.parametrize("dimension", [None, pytest.param("x:1", marks=pytest.mark.slow)])
@@ -98,32 +90,24 @@ def test_the_largest_size_is_near_that_of_an_exhaustive_search(dimension: str | 
 
 def test_inputs_of_another_size_keep_it() -> None:
     """Only axes of one name, or as long in the file, are the batch."""
-    model = parser.parse_model(
-        '<ir_version: 9, opset_import: ["" : 17]> g (float[N,8] x, float[1,8] p) => (float[N,8] y) '
-        "{ a = Add(x, p)  y = MatMul(a, w) }"
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
-    how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
-    found = largest_size(model, 20_000, time_limit=0.1, **how)
+    text = "(float[N,8] x, float[1,8] p) => (float[N,8] y) { a = Add(x, p) y = MatMul(a, w) }"
+    model = with_weights(text_model(text), w=np.eye(8))
+    found = largest_size(model, 20_000, time_limit=0.1, **DRY)
     assert found.dimension == "batch (x)"
     assert found.result.report["device_memory"]["device_bytes"] == 20_000
     with pytest.raises(PlanError, match="solver does not apply"):
-        largest_size(model, 20_000, solver="peak", **how)
+        largest_size(model, 20_000, solver="peak", **DRY)
 
 
 def test_a_resolution_begins_at_that_of_the_file() -> None:
     """A network may have no output for an image of one pixel."""
-    model = parser.parse_model(
-        '<ir_version: 9, opset_import: ["" : 17]> g (float[2,3,H,W] x) => (float[2,4,1,1] y) '
-        "{ a = Conv(x, w)  b = Relu(a)  y = GlobalAveragePool(b) }"
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3, 7, 7), np.float32), "w"))
-    how: dict[str, Any] = {"provider": "cpu", "check": False, "loss": "mse", "dry_run": True}
+    text = "(float[2,3,H,W] x) => (float[2,4,1,1] y) { a = Conv(x, w) b = Relu(a) y = GlobalAveragePool(b) }"
+    model = with_weights(text_model(text), w=np.ones((4, 3, 7, 7)))
     shapes = {"x": (2, 3, 12, 12)}
-    found = largest_size(model, "1MB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **how)
+    found = largest_size(model, "1MB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **DRY)
     assert found.size > 24
     with pytest.raises(ShapeError, match="static shape"):
-        largest_size(model, "1kB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **how)
+        largest_size(model, "1kB", dimension="x:2,3", input_shapes=shapes, time_limit=0.1, **DRY)
 
 
 def test_dimensions_are_checked() -> None:

@@ -1,7 +1,3 @@
-"""Plans transferred to a file with other kept activations."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

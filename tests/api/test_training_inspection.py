@@ -1,7 +1,3 @@
-"""`inspect` of a training file: its nodes and costs are those of the step that it was made from."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx
@@ -16,8 +12,7 @@ from onnxgc.tracing.devices import device
 MODEL = Path(__file__).parents[2] / "models" / "resnet18.onnx"
 
 
-@pytest.mark.parametrize("provider", ["cpu", "cuda"])
-@pytest.mark.parametrize("barriers", ["auto", "none"])
+@pytest.mark.parametrize("provider, barriers", [("cpu", "auto"), ("cuda", "none")])
 def test_costs_of_a_file_are_those_of_its_step(provider: str, barriers: str) -> None:
     result = optimize(
         MODEL, input_shapes={"x": (2, 3, 64, 64)}, optimizer="adamw", provider=provider, barriers=barriers, check=False

@@ -1,37 +1,36 @@
-"""`verify` passes correct files and reports failed checks without an exception."""
-
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api import optimize, verify
+from onnxgc.api.verification import Verification
 from onnxgc.emission.plan_files import write_plan
 from onnxgc.errors import PlanError, RuntimeFailedError
 from onnxgc.runtime.measure import Measurement, measure
 from onnxgc.runtime.ort import SessionSettings
+from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.networks import digits_network
 
 
 def saved(folder: Path, text: str, **weights: np.ndarray) -> Path:
-    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
-    for name, value in weights.items():
-        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
     path = folder / "model.onnx"
-    onnx.save(model, path)
+    onnx.save(with_weights(text_model(text, opset=17), **weights), path)
     return path
 
 
-def draw(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).standard_normal(shape)
+def verified(path: Path, **options: Any) -> Verification:
+    """The checks of a training file of the model."""
+    training = path.with_name("training.onnx")
+    optimize(path, training, **options)
+    return verify(path, training)
 
 
-SLICED = """g (float[2,3,16,16] x) => (float[2,5] y) {
+SLICED = """(float[2,3,16,16] x) => (float[2,5] y) {
     a = Conv <pads = [1,1,1,1]> (x, k)
     b = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1> (a)
     two = Constant <value = int64[1] {2}> ()
@@ -50,15 +49,14 @@ SLICED = """g (float[2,3,16,16] x) => (float[2,5] y) {
 
 def test_a_slice_after_a_pool_has_its_gradient_in_a_default_session(tmp_path: Path) -> None:
     """The runtime fuses a constant Pad into the pool that reads it, and rejects pads that wide."""
-    path = saved(tmp_path, SLICED, k=draw(4, 3, 3, 3), w=draw(4, 5))
-    optimize(path, tmp_path / "training.onnx", loss="mse")
-    found = verify(path, tmp_path / "training.onnx")
+    path = saved(tmp_path, SLICED, k=normal(4, 3, 3, 3), w=normal(4, 5))
+    found = verified(path, loss="mse")
     assert found.holds, [check for check in found.checks if not check.holds]
 
 
 def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path) -> None:
     """Its gradient vanishes; a move that changed its sign would have an effect."""
-    text = """g (float[4,3,24,24] x) => (float[4,5] y) {
+    text = """(float[4,3,24,24] x) => (float[4,5] y) {
         a = Conv <pads = [1,1,1,1]> (x, k)
         b = BatchNormalization (a, s, t, m, v)
         c = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]> (b)
@@ -68,9 +66,8 @@ def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path) -> None:
     }"""
     ones = {name: np.ones(16) for name in ("s", "v", "s2", "v2")}
     zeros = {name: np.zeros(16) for name in ("t", "m", "t2", "m2")}
-    path = saved(tmp_path, text, k=draw(16, 3, 3, 3), w=10 * draw(16 * 576, 5), **ones, **zeros)
-    optimize(path, tmp_path / "training.onnx", loss="cross-entropy")
-    found = verify(path, tmp_path / "training.onnx")
+    path = saved(tmp_path, text, k=normal(16, 3, 3, 3), w=10 * normal(16 * 576, 5), **ones, **zeros)
+    found = verified(path, loss="cross-entropy")
     assert found.holds, [check for check in found.checks if not check.holds]
     sizes = next(check for check in found.checks if check.name == "gradient sizes")
     assert "'s'" in sizes.detail
@@ -80,8 +77,7 @@ def test_a_scale_before_a_normalisation_has_no_effect(tmp_path: Path) -> None:
 def test_a_file_that_a_default_session_rejects_fails_that_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = saved(tmp_path, "g (float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=draw(3, 3))
-    optimize(path, tmp_path / "training.onnx", loss="mse")
+    path = saved(tmp_path, "(float[2,3] x) => (float[2,3] y) {y = MatMul(x, w)}", w=normal(3, 3))
 
     def rejecting(*arguments: object, settings: SessionSettings, **options: object) -> Measurement:
         if not settings.file_order:
@@ -89,7 +85,7 @@ def test_a_file_that_a_default_session_rejects_fails_that_check(
         return measure(*arguments, settings=settings, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("onnxgc.api.verification.measure", rejecting)
-    found = verify(path, tmp_path / "training.onnx")
+    found = verified(path, loss="mse")
     assert [check.name for check in found.checks if not check.holds] == ["default session"]
     assert found.planned_by_default is None
     assert found.as_json()["planned_by_default"] is None
@@ -97,10 +93,9 @@ def test_a_file_that_a_default_session_rejects_fails_that_check(
 
 def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path) -> None:
     """They fail the check of sizes instead."""
-    text = "g (float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
-    path = saved(tmp_path, text, w=draw(3, 3), v=draw(3))
-    optimize(path, tmp_path / "training.onnx", loss="mse")
-    found = verify(path, tmp_path / "training.onnx")
+    text = "(float[2,3] x) => (float[2,3] y) { a = MatMul(x, w)  b = Sub(a, a)  c = Div(b, b)  y = Mul(c, v) }"
+    path = saved(tmp_path, text, w=normal(3, 3), v=normal(3))
+    found = verified(path, loss="mse")
     failed = {check.name for check in found.checks if not check.holds}
     assert "gradients" not in failed
     assert "gradient sizes" in failed
@@ -109,11 +104,8 @@ def test_gradients_that_are_nan_in_both_files_do_not_differ(tmp_path: Path) -> N
 
 
 def test_an_error_does_not_name_temporary_files(tmp_path: Path) -> None:
-    model = parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 18]>
-        g (bfloat16[2,3] x) => (bfloat16[2,4] y) { z = MatMul(x, w)  y = Tanh(z) }"""
-    )
-    weight = draw(3, 4).astype(ml_dtypes.bfloat16)
+    model = text_model("(bfloat16[2,3] x) => (bfloat16[2,4] y) { z = MatMul(x, w) y = Tanh(z) }")
+    weight = normal(3, 4).astype(ml_dtypes.bfloat16)
     model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     training = tmp_path / "training.onnx"
     optimize(model, training, loss="mse")

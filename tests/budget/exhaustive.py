@@ -3,8 +3,6 @@
 Independent of bounds, gaps and searches; for small problems only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,16 +14,12 @@ from onnxgc.planning.order_choice import Order
 
 
 class State(NamedTuple):
-    """Between two runs: the operators that have run, and the live storages, as bits."""
-
     ran: int
     live: int
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """A shortest sequence within the budget."""
-
     extra: int
     sequence: tuple[int, ...]
 
@@ -69,7 +63,6 @@ def _path(came_from: dict[State, tuple[State, int | None]], state: State) -> tup
 
 
 def _steps(problem: OperatorProblem, budget: int, order: Order, state: State) -> Iterator[tuple[int | None, State]]:
-    """The next steps: an operator that runs, or None for a released storage, and the state after."""
     sizes = problem.sizes
     ran, live = state
     live_storages = [storage for storage in range(len(sizes)) if live >> storage & 1]

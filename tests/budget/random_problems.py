@@ -1,9 +1,6 @@
 """Small random problems of many shapes, and budgets that need recomputation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 
 from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, simulate_sequence
@@ -11,52 +8,26 @@ from onnxgc.budget.operator_problem import OperatorProblem, ProblemOperator, sim
 MAX_STORAGES = 10
 
 
-@dataclass(frozen=True)
-class _Distribution:
-    """The distribution of the operators of one problem: shares, and lists to draw from."""
-
-    sizes: tuple[int, ...]
-    durations: tuple[int, ...]
-    reading: str
-    several_outputs: float
-    optional_outputs: float
-    in_place: float
-    workspace: float
-    once: float
-    kept_ends: float
-    kept: float
-
-
-def _distribution(random: Random) -> _Distribution:
-    return _Distribution(
-        sizes=random.choice([(1,), (0, 1, 2, 3), (1, 1, 1, 8), tuple(range(1, 10)), (0, 1, 2, 4, 8)]),
-        durations=random.choice([(1,), (0, 1), (1, 10, 100), tuple(range(6)), tuple(range(1, 21))]),
-        reading=random.choice(["chain", "shared", "unread", "forward and backward", "any"]),
-        several_outputs=random.choice([0, 0.2, 0.5]),
-        optional_outputs=random.choice([0, 0.3, 0.8]),
-        in_place=random.choice([0, 0.3, 0.9]),
-        workspace=random.choice([0, 0.3, 0.6]),
-        once=random.choice([0, 0, 0.15, 0.3]),
-        kept_ends=random.choice([0, 0.5, 1]),
-        kept=random.choice([0, 0, 0.15]),
-    )
-
-
 def random_problem(random: Random, max_operators: int) -> OperatorProblem:
     """A problem with several outputs, operators in place, workspaces, optional outputs and kept storages."""
-    drawn = _distribution(random)
+    possible_sizes = random.choice([(1,), (0, 1, 2, 3), (1, 1, 1, 8), tuple(range(1, 10)), (0, 1, 2, 4, 8)])
+    durations = random.choice([(1,), (0, 1), (1, 10, 100), tuple(range(6)), tuple(range(1, 21))])
+    reading = random.choice(["chain", "shared", "unread", "forward and backward", "any"])
+    several_outputs, optional_outputs = random.choice([0, 0.2, 0.5]), random.choice([0, 0.3, 0.8])
+    in_place_share, workspace, once = (random.choice(c) for c in ([0, 0.3, 0.9], [0, 0.3, 0.6], [0, 0, 0.15, 0.3]))
+    kept_ends, kept_share = random.choice([0, 0.5, 1]), random.choice([0, 0, 0.15])
     count = random.randint(3, max_operators)
     sizes: list[int] = []
     read: set[int] = set()
     operators: list[ProblemOperator] = []
     for index in range(count):
-        reads = _reads(random, drawn.reading, len(sizes), read, index / count)
+        reads = _reads(random, reading, len(sizes), read, index / count)
         read.update(reads)
         room = MAX_STORAGES - len(sizes) - (count - index)
-        outputs = 1 + sum(random.random() < drawn.several_outputs for _ in range(max(0, min(2, room))))
+        outputs = 1 + sum(random.random() < several_outputs for _ in range(max(0, min(2, room))))
         writes = tuple(range(len(sizes), len(sizes) + outputs))
-        sizes.extend(random.choice(drawn.sizes) for _ in writes)
-        in_place = random.choice(reads) if reads and random.random() < drawn.in_place else None
+        sizes.extend(random.choice(possible_sizes) for _ in writes)
+        in_place = random.choice(reads) if reads and random.random() < in_place_share else None
         if in_place is not None:
             sizes[writes[0]] = sizes[in_place]
         operators.append(
@@ -64,14 +35,14 @@ def random_problem(random: Random, max_operators: int) -> OperatorProblem:
                 f"o{index}",
                 reads,
                 writes,
-                random.choice(drawn.durations),
-                random.randint(1, 9) if random.random() < drawn.workspace else 0,
+                random.choice(durations),
+                random.randint(1, 9) if random.random() < workspace else 0,
                 in_place,
-                may_repeat=random.random() >= drawn.once,
-                min_writes=random.randint(1, outputs) if random.random() < drawn.optional_outputs else outputs,
+                may_repeat=random.random() >= once,
+                min_writes=random.randint(1, outputs) if random.random() < optional_outputs else outputs,
             )
         )
-    kept = [s for s in range(len(sizes)) if random.random() < (drawn.kept if s in read else drawn.kept_ends)]
+    kept = [s for s in range(len(sizes)) if random.random() < (kept_share if s in read else kept_ends)]
     return OperatorProblem(tuple(operators), tuple(sizes), frozenset(kept))
 
 
@@ -109,7 +80,6 @@ def tight_problems(seed: int, count: int, max_operators: int) -> Iterator[tuple[
 
 
 def random_sequence(random: Random, problem: OperatorProblem, max_runs: int) -> list[int]:
-    """Operators in a random topological order, with random repeats."""
     waiting = list(range(len(problem)))
     made: set[int] = set()
     sequence: list[int] = []

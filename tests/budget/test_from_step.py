@@ -1,7 +1,4 @@
-"""A training step as a problem: a sequence and its schedule have the same memory."""
-
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -49,7 +46,6 @@ def with_views(random: Random, step: StepGraph) -> StepGraph:
 
 
 def both_timelines(step: StepGraph, posed: StepProblem, sequence: list[int]) -> tuple[list[int], list[int]]:
-    """Live bytes at each run of an operator: of the sequence, and of its schedule."""
     copies: dict[str, int] = {}
 
     def copy_name(name: str) -> str:
@@ -89,14 +85,9 @@ def test_sequence_and_schedule_have_equal_memory_on_random_steps() -> None:
     assert repeats > 1000
 
 
-@cache
-def step_of(model: str) -> StepGraph:
-    return trace(read_model(MODELS / f"{model}.onnx"), seed="loss_scale").graph
-
-
-@pytest.mark.parametrize("model", ["alexnet", "vgg11", "resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("model", ["alexnet", "mobilenet_v2"])
 def test_sequence_and_schedule_have_equal_memory_on_networks(model: str) -> None:
-    step = step_of(model)
+    step = trace(read_model(MODELS / f"{model}.onnx"), seed="loss_scale").graph
     posed = problem_of(step, {})
     of_sequence, of_schedule = both_timelines(step, posed, list(range(len(posed.problem))))
     assert of_sequence == of_schedule

@@ -1,5 +1,3 @@
-"""Programs of retention: their sequences are within the budget, shorter, and often optimal."""
-
 from random import Random
 from threading import Event, Timer
 from time import perf_counter
@@ -15,7 +13,6 @@ STEPS = {order: SearchOptions(order, time_limit_seconds=None, max_rounds=0) for 
 
 
 def chains(count: int) -> OperatorProblem:
-    """Forward and backward of a long chain in which every other operator is slow."""
     operators = [ProblemOperator(f"f{k}", (k - 1,) if k else (), (k,), 1 + 9 * (k % 2)) for k in range(count)]
     for k in range(count):
         reads = (count - 1 - k, count + k - 1) if k else (count - 1,)

@@ -1,10 +1,5 @@
-"""`onnxgc bench`: tables that fit, figures in the requested place, and errors of one line."""
-
-from __future__ import annotations
-
 import inspect
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +10,8 @@ import pytest
 from onnxgc.api.benchmarking import Benchmark, Contender, bench
 from onnxgc.cli import bench as command
 from tests.api.chains import chain
-from tests.cli.command import run_command
+from tests.cli.command import run_command as call
 
-Call = Callable[..., int]
 REGULAR = Contender(5519 * 10**6, 5417 * 10**6, 5519 * 10**6, 5600 * 10**6, 5417 * 10**6, (0.202, 0.21, 0.25))
 PLANNED = Contender(1592 * 10**6, 1490 * 10**6, 1592 * 10**6, 1600 * 10**6, 1490 * 10**6, (0.22, 0.207, 0.26))
 FOUND = Benchmark(
@@ -41,18 +35,13 @@ FOUND = Benchmark(
 )
 
 
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The exit code of the command, which runs in this process and in a folder with a model."""
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(chain(3, batch=64), tmp_path / "chain.onnx")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    return run_command
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, found: Benchmark) -> dict[str, Any]:
-    """Replaces `bench` by a function that returns `found`; the result records its arguments."""
     given: dict[str, Any] = {}
 
     def replacement(*arguments: Any, **options: Any) -> Benchmark:
@@ -67,10 +56,9 @@ def cells(shown: str) -> list[list[str]]:
     return [line.split() for line in shown.splitlines()]
 
 
-def test_tables(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, FOUND)
-    assert call("bench", "chain.onnx") == 0
-    shown = capsys.readouterr()
+    shown = call("bench", "chain.onnx")
     assert shown.err == ""
     assert all(len(line) <= 80 for line in shown.out.splitlines())
     assert "\x1b" not in shown.out
@@ -84,14 +72,11 @@ def test_tables(call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "note: loss: [4, 1000]" in shown.out
 
 
-def test_a_missing_figure_is_a_dash(
-    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_figure_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Contender(5519, 5417, failure="the baseline does not run: no memory")
     unknown = Contender(1592, 1490, step_seconds=(0.2,))
     recorded(monkeypatch, replace(FOUND, regular=failed, planned=unknown, threads=None, budget_bytes=2 * 10**6))
-    assert call("bench", "chain.onnx") == 0
-    shown = capsys.readouterr().out
+    shown = call("bench", "chain.onnx").out
     assert ["resnet50,", "64", "-", "-", "-", "-", "200", "ms", "-"] in cells(shown)
     text = " ".join(shown.split())
     assert "the baseline was not measured: the baseline does not run" in text
@@ -99,25 +84,22 @@ def test_a_missing_figure_is_a_dash(
     assert "plan: peak within 2.0 MB, feasible" in text
 
 
-def test_json_markdown_and_quiet(
-    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_markdown_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, FOUND)
-    assert call("bench", "chain.onnx", "--json", "-", "--markdown") == 0
-    shown = capsys.readouterr()
+    shown = call("bench", "chain.onnx", "--json", "-", "--markdown")
     assert json.loads(shown.out) == FOUND.as_json()
     assert "| resnet50, 64 | 5,417 | 1,490 | 72.5% | 202 ms | 207 ms | 4.00% |" in shown.err
     assert "\n- plan: peak, feasible" in shown.err
-    assert call("bench", "chain.onnx", "--json", "figures.json", "-q") == 0
-    assert capsys.readouterr() == ("", "")
+    done = call("bench", "chain.onnx", "--json", "figures.json", "-q")
+    assert (done.out, done.err) == ("", "")
     assert json.loads(Path("figures.json").read_text(encoding="utf-8")) == FOUND.as_json()
 
 
-def test_options_are_passed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given = recorded(monkeypatch, FOUND)
     options = "--budget 60% --loss mse --freeze a --freeze b --trainable c --input-shapes x:8,16 --threads 1"
     more = "--provider cpu --runs 9 --warm-up 0 --plan p.json --solver acg --device h100 --no-check --untie"
-    assert call("bench", "chain.onnx", *options.split(), *more.split()) == 0
+    call("bench", "chain.onnx", *options.split(), *more.split())
     assert {key: given[key] for key in ("model", "budget", "loss", "freeze", "trainable", "threads")} == {
         "model": "chain.onnx",
         "budget": "60%",
@@ -143,10 +125,6 @@ def test_options_are_passed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
         (["chain.onnx", "--json", "chain.onnx"], "one of the files that are read or written"),
     ],
 )
-def test_mistakes_are_one_line(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
-) -> None:
+def test_mistakes_are_one_line(arguments: list[str], expected: str) -> None:
     Path("bad.onnx").write_text("not a model")
-    assert call("bench", *arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert expected in line
+    assert expected in call("bench", *arguments, code=2).err

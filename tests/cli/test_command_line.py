@@ -1,68 +1,43 @@
-"""The command line: exit codes, errors of one line, JSON keys, and complete files."""
-
-from __future__ import annotations
-
-import io
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api import optimize
 from onnxgc.cli import main as main_module
 from onnxgc.cli.arguments import parse_shapes
 from onnxgc.errors import ShapeError
+from tests.cli.command import run_command
+from tests.model.model_helpers import normal, text_model, with_weights
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RESNET18 = ROOT / "models" / "resnet18.onnx"
+MODELS = ROOT / "models"
+RESNET18 = MODELS / "resnet18.onnx"
 SMALL = ("--input-shapes", "x:2,3,64,64")
 
 
-@dataclass(frozen=True)
-class Done:
-    """Exit code and output of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def onnxgc(*arguments: str | Path, cwd: Path | None = None, width: int = 160) -> Done:
-    """Run a command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["onnxgc", *map(str, arguments)])
-        patch.setenv("COLUMNS", str(width))
-        if cwd is not None:
-            patch.chdir(cwd)
-        with pytest.raises(SystemExit) as caught:
-            main_module.main()
-    return Done(int(caught.value.code or 0), out.getvalue(), err.getvalue())
+onnxgc = functools.partial(run_command, width=160)
 
 
 def save(path: Path, text: str, **weights: tuple[int, ...]) -> Path:
-    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
-    generator = np.random.default_rng(0)
-    for name, shape in weights.items():
-        value = generator.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    onnx.save(model, path)
+    model = text_model(text, opset=17)
+    onnx.save(with_weights(model, **{name: normal(*shape) for name, shape in weights.items()}), path)
     return path
 
 
 def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
-    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--json", "-", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    onnxgc("optimize", RESNET18, *SMALL, "--dry-run", cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+    done = onnxgc("optimize", RESNET18, *SMALL, "--json", "-", cwd=tmp_path)
+    report = json.loads(done.out)
     assert set(report) >= {
         "model", "output", "objective", "solver", "status", "vertices", "operators", "regular",
         "planned", "lower_bound_bytes", "gap", "checkpoints", "seconds",
@@ -77,73 +52,62 @@ def test_optimize_writes_a_file_and_shows_its_figures(tmp_path: Path) -> None:
     planned = report["planned"]
     assert planned["simulated_peak_bytes"] >= report["lower_bound_bytes"] > 0
     assert planned["checkpoint_bytes"] + planned["heaviest_segment_bytes"] == planned["paper_objective_bytes"]
-    assert "baseline" in done.stderr
-    onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+    assert "baseline" in done.err
+    assert report["output"] == "resnet18-training.onnx"
+    onnx.checker.check_model(str(tmp_path / "resnet18-training.onnx"), full_check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["resnet18-training.onnx"]
+    names = "layer1.1.relu2,layer3.0.relu2"
+    done = onnxgc("optimize", RESNET18, *SMALL, "--checkpoints", names, "--dry-run", "--json", "-")
+    report = json.loads(done.out)
+    assert (report["solver"], report["status"]) == ("manual", "feasible")
+    assert set(names.split(",")) <= set(report["checkpoints"])
 
 
 def test_the_paper_objective(tmp_path: Path) -> None:
     done = onnxgc("optimize", RESNET18, *SMALL, "--dry-run", "--objective", "paper", "--json", "-", cwd=tmp_path)
-    report = json.loads(done.stdout)
+    report = json.loads(done.out)
     assert (report["objective"], report["solver"], report["status"]) == ("paper", "acg", "optimal")
     assert report["planned"]["paper_objective_bytes"] == report["lower_bound_bytes"]
-    assert "optimal for the objective 'paper'" in done.stderr
-    done = onnxgc("optimize", RESNET18, *SMALL, "--objective", "peak", "--solver", "acg", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "solver 'acg' has the objective 'paper', not 'peak'" in done.stderr
+    assert "optimal for the objective 'paper'" in done.err
+    done = onnxgc("optimize", RESNET18, *SMALL, "--objective", "peak", "--solver", "acg", cwd=tmp_path, code=2)
+    assert "solver 'acg' has the objective 'paper', not 'peak'" in done.err
     assert not list(tmp_path.iterdir())
 
 
-def test_the_default_output_and_dry_run(tmp_path: Path) -> None:
-    assert onnxgc("optimize", RESNET18, *SMALL, "--dry-run", cwd=tmp_path).returncode == 0
-    assert not list(tmp_path.iterdir())
-    done = onnxgc("optimize", RESNET18, *SMALL, "--json", "figures.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.json", "resnet18-training.onnx"]
-    assert json.loads((tmp_path / "figures.json").read_text())["output"] == "resnet18-training.onnx"
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("training") / "out.onnx"
+    onnxgc("optimize", RESNET18, path, *SMALL, "--save-external-data")
+    assert path.stat().st_size < 2_000_000
+    assert path.with_name("out.onnx.data").stat().st_size > 40_000_000
+    return path
 
 
-def test_given_checkpoints(tmp_path: Path) -> None:
-    names = "layer1.1.relu2,layer3.0.relu2"
-    done = onnxgc("optimize", RESNET18, *SMALL, "--checkpoints", names, "--dry-run", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["solver"] == "manual"
-    assert set(names.split(",")) <= set(report["checkpoints"])
-    assert report["status"] == "feasible"
+def test_verify_accepts_the_file_and_rejects_others(training: Path) -> None:
+    done = onnxgc("verify", RESNET18, training, "--json", "-", "--threads", "1")
+    assert json.loads(done.out)["holds"] is True
+    for model, file, words in ((RESNET18, RESNET18, "not written by onnxgc"), (MODELS / "resnet50.onnx", training, "")):
+        done = onnxgc("verify", model, file, code=2)
+        assert words in done.err
 
 
-def test_optimize_and_verify(tmp_path: Path) -> None:
-    out = tmp_path / "out.onnx"
-    done = onnxgc("optimize", RESNET18, out, *SMALL, "--verify", "1")
-    assert done.returncode == 0, done.stderr
-    assert "bit-identical" in done.stdout
-    verified = onnxgc("verify", RESNET18, out, "--json", "-", "--threads", "1")
-    assert verified.returncode == 0, verified.stderr
-    assert json.loads(verified.stdout)["holds"] is True
-
-
-def test_verify_detects_a_wrong_gradient(tmp_path: Path) -> None:
-    out = tmp_path / "out.onnx"
-    assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
-    model = onnx.load(out)
+def test_verify_detects_a_wrong_gradient(training: Path, tmp_path: Path) -> None:
+    model = onnx.load(training)
     node = next(n for n in model.graph.node if n.output[0] == "fc.weight_grad")
     node.output[0] = "fc.weight_grad_right"
     index = list(model.graph.node).index(node)
     wrong = onnx.helper.make_node("Mul", ["fc.weight_grad_right", "wrong"], ["fc.weight_grad"], name="wrong")
     model.graph.node.insert(index + 1, wrong)
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(1.01, np.float32), "wrong"))
-    onnx.save(model, out)
-    done = onnxgc("verify", RESNET18, out)
-    assert done.returncode == 1
-    assert "fc.weight_grad" in done.stdout
-    assert "FAILED" in done.stdout
+    onnx.save(model, tmp_path / "out.onnx")
+    done = onnxgc("verify", RESNET18, tmp_path / "out.onnx", code=1)
+    assert "fc.weight_grad" in done.out
+    assert "FAILED" in done.out
 
 
 def test_inspect_shows_parameters_rules_and_peaks() -> None:
     done = onnxgc("inspect", RESNET18, *SMALL, "--provider", "cuda", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(done.out)
     roles = [weight["role"] for weight in found["weights"]]
     assert roles.count("parameter") == 62
     assert roles.count("statistic") == 40
@@ -156,35 +120,26 @@ def test_inspect_shows_parameters_rules_and_peaks() -> None:
 
 
 def test_inspect_shows_obstacles(tmp_path: Path) -> None:
-    model = save(tmp_path / "m.onnx", "g (float[4,4] x) => (float y) {a = MatMul(x, w) y = Det(a)}", w=(4, 4))
+    model = save(tmp_path / "m.onnx", "(float[4,4] x) => (float y) {a = MatMul(x, w) y = Det(a)}", w=(4, 4))
     done = onnxgc("inspect", model)
-    assert done.returncode == 0, done.stderr
-    assert "Det" in done.stdout
-    assert "missing" in done.stdout
-    assert "obstacle" in done.stdout
+    assert "Det" in done.out
+    assert "missing" in done.out
+    assert "obstacle" in done.out
 
 
-MATMUL = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
+MATMUL = "(float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
 
 
 @pytest.mark.parametrize(
     "name, content, arguments, words",
     [
-        ("missing.onnx", None, (), ("missing.onnx",)),
-        ("text.onnx", b"this is no model", (), ("text.onnx",)),
         ("empty.onnx", b"", (), ("empty.onnx",)),
-        ("truncated.onnx", RESNET18.read_bytes()[:2000], (), ("truncated.onnx",)),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "y:1,3,64,64"), ("'y'", "'x'")),
-        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,3,64"), ("x", "dimensions")),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x=1,3,64,64"), ("x:64,3,224,224",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:0,3,64,64"), ("from 1",)),
         ("good.onnx", RESNET18.read_bytes(), ("--input-shapes", "x:1,4,64,64"), ("conv1",)),
         ("good.onnx", RESNET18.read_bytes(), ("--loss", "nonsense"), ("nonsense",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--loss", "logits"), ("logits", "single floating")),
-        ("good.onnx", RESNET18.read_bytes(), ("--freeze", "*"), ("parameter",)),
         ("good.onnx", RESNET18.read_bytes(), ("--freeze", "fc.wieght"), ("fc.wieght", "fc.weight")),
         ("good.onnx", RESNET18.read_bytes(), ("--checkpoints", "layer1.0.relu3"), ("layer1.0.relu",)),
-        ("good.onnx", RESNET18.read_bytes(), ("--solver", "best"), ("best", "acg")),
         ("good.onnx", RESNET18.read_bytes(), ("--solver", "exhaustive"), ("exhaustive", "vertices")),
     ],
 )  # fmt: skip
@@ -193,72 +148,39 @@ def test_wrong_input_is_one_line_and_writes_nothing(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "out.onnx").write_text("precious")
     before = sorted(tmp_path.iterdir())
-    done = onnxgc("optimize", name, "out.onnx", *arguments, "--json", "out.json", cwd=tmp_path)
-    assert done.returncode == 2, (done.stdout, done.stderr)
-    assert not done.stdout
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("onnxgc: ")
+    done = onnxgc("optimize", name, "out.onnx", *arguments, "--json", "out.json", cwd=tmp_path, code=2)
+    assert not done.out
     for word in words:
-        assert word in lines[0]
+        assert word in done.err
     assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "out.onnx").read_text() == "precious"
 
 
 def test_all_operators_without_a_rule_are_named_at_once(tmp_path: Path) -> None:
-    text = """g (float[1,1,4,4] x) => (float[1,1] y) {
+    text = """(float[1,1,4,4] x) => (float[1,1] y) {
         a = MatMul(x, w) b = MaxRoiPool<pooled_shape=[4,4]>(a, r) c = Relu(b) y = Det(c)
     }"""
     save(tmp_path / "m.onnx", text, w=(4, 4), r=(1, 5))
-    done = onnxgc("optimize", "m.onnx", "out.onnx", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "MaxRoiPool" in done.stderr
-    assert "Det at" in done.stderr
+    done = onnxgc("optimize", "m.onnx", "out.onnx", cwd=tmp_path, code=2)
+    assert "MaxRoiPool" in done.err
+    assert "Det at" in done.err
     assert not (tmp_path / "out.onnx").exists()
 
 
 def test_shapes_that_cannot_be_inferred(tmp_path: Path) -> None:
-    text = "g (float[2,4] x) => (y) {a = MatMul(x, w) n = NonZero(a) f = Cast<to = 1>(n) y = MatMul(f, f)}"
+    text = "(float[2,4] x) => (y) {a = MatMul(x, w) n = NonZero(a) f = Cast<to = 1>(n) y = MatMul(f, f)}"
     path = save(tmp_path / "m.onnx", text.replace("(y)", "(float[N,N] y)"), w=(4, 4))
-    done = onnxgc("optimize", path, "out.onnx", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "'n'" in done.stderr
+    done = onnxgc("optimize", path, "out.onnx", cwd=tmp_path, code=2)
+    assert "'n'" in done.err
 
 
-@pytest.mark.parametrize("output", ["nowhere/out.onnx", "folder", "nowhere/deep/out.onnx"])
+@pytest.mark.parametrize("output", ["nowhere/out.onnx", "folder"])
 def test_an_output_that_cannot_be_written(tmp_path: Path, output: str) -> None:
     (tmp_path / "folder").mkdir()
-    done = onnxgc("optimize", RESNET18, output, *SMALL, cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
+    onnxgc("optimize", RESNET18, output, *SMALL, cwd=tmp_path, code=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
-
-
-def test_a_failed_run_keeps_an_existing_file(tmp_path: Path) -> None:
-    (tmp_path / "out.onnx").write_text("precious")
-    done = onnxgc("optimize", RESNET18, "out.onnx", "--loss", "nonsense", cwd=tmp_path)
-    assert done.returncode == 2
-    assert (tmp_path / "out.onnx").read_text() == "precious"
-
-
-def test_verify_rejects_other_files(tmp_path: Path) -> None:
-    done = onnxgc("verify", RESNET18, RESNET18)
-    assert done.returncode == 2
-    assert "not written by onnxgc" in done.stderr
-    out = tmp_path / "out.onnx"
-    assert onnxgc("optimize", RESNET18, out, *SMALL).returncode == 0
-    done = onnxgc("verify", ROOT / "models" / "resnet50.onnx", out)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_external_data(tmp_path: Path) -> None:
-    done = onnxgc("optimize", RESNET18, "out.onnx", *SMALL, "--save-external-data", "--verify", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out.onnx").stat().st_size < 2_000_000
-    assert (tmp_path / "out.onnx.data").stat().st_size > 40_000_000
 
 
 def test_the_module_runs_as_a_program() -> None:
@@ -277,17 +199,17 @@ def test_shapes_in_both_forms() -> None:
             parse_shapes([text])
 
 
-MLP = """g (float[4,6] x) => (float[4,4] y) {
+MLP = """(float[4,6] x) => (float[4,4] y) {
     a = Gemm(x, w, b)  c = Relu(a)  d = Dropout(c)  e = Gemm(d, w2, b2)  f = Tanh(e)  y = MatMul(f, w3)
 }"""
 MLP_WEIGHTS = {"w": (6, 32), "b": (32,), "w2": (32, 32), "b2": (32,), "w3": (32, 4)}
 
 
 def test_a_small_model_with_external_data(tmp_path: Path) -> None:
-    text = "g (float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
+    text = "(float[2,4] x) => (float[2,4] y) {a = MatMul(x, w) y = Relu(a)}"
     save(tmp_path / "m.onnx", text, w=(4, 4))
     done = onnxgc("optimize", "m.onnx", "o.onnx", "--save-external-data", "--verify", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert "bit-identical" in done.out
     assert not (tmp_path / "o.onnx.data").exists()
 
 
@@ -307,9 +229,7 @@ def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
         ("e.onnx", "p.onnx", "--json", "out.onnx.data"),
         ("m.onnx", "p.onnx", "--save-external-data", "--json", "p.onnx.data"),
     ):
-        done = onnxgc("optimize", *arguments, cwd=tmp_path)
-        assert done.returncode == 2, arguments
-        assert len(done.stderr.strip().splitlines()) == 1
+        onnxgc("optimize", *arguments, cwd=tmp_path, code=2)
     (tmp_path / "link.onnx").unlink()
     assert {name.name: name.read_bytes() for name in tmp_path.iterdir()} == before
 
@@ -317,12 +237,14 @@ def test_the_models_own_files_are_never_written(tmp_path: Path) -> None:
 def test_devices_and_links_are_not_replaced(tmp_path: Path) -> None:
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     os.mkfifo(tmp_path / "pipe")
-    done = onnxgc("optimize", "m.onnx", "pipe", cwd=tmp_path)
-    assert done.returncode == 2
+    onnxgc("optimize", "m.onnx", "pipe", cwd=tmp_path, code=2)
     assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    onnxgc("optimize", "m.onnx", "one", cwd=tmp_path, code=2)
     (tmp_path / "real.onnx").write_text("old")
     (tmp_path / "link.onnx").symlink_to("real.onnx")
-    assert onnxgc("optimize", "m.onnx", "link.onnx", cwd=tmp_path).returncode == 0
+    onnxgc("optimize", "m.onnx", "link.onnx", cwd=tmp_path)
     assert (tmp_path / "link.onnx").is_symlink()
     assert (tmp_path / "real.onnx").read_bytes() != b"old"
 
@@ -334,10 +256,9 @@ def test_names_are_not_markup(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "m.onnx").write_bytes(text)
     for command in ("inspect", "optimize"):
-        done = onnxgc(command, folder / "m.onnx", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert "[red]" in done.stdout
-    assert "[/" in onnxgc("inspect", folder / "m.onnx").stdout
+        done = onnxgc(command, "[red]/m.onnx", cwd=tmp_path)
+    assert "[red]" in done.out
+    assert "[/" in onnxgc("inspect", "[red]/m.onnx", cwd=tmp_path).out
 
 
 @pytest.mark.slow
@@ -345,34 +266,27 @@ def test_recomputed_activations_load_in_every_session(tmp_path: Path) -> None:
     """The runtime fuses a Gemm with its activation and copies the activation's attributes."""
     save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
     for checkpoints in ("c", "a", "d", "e", "f"):
-        done = onnxgc(
-            "optimize", "m.onnx", "o.onnx", "--checkpoints", checkpoints, "--verify", "1", "--json", "-",
-            cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, (checkpoints, done.stderr)
-        checks = json.loads(done.stdout)["verification"]["checks"]
+        plan = ("--checkpoints", checkpoints, "--verify", "1", "--json", "-")
+        done = onnxgc("optimize", "m.onnx", "o.onnx", *plan, cwd=tmp_path)
+        checks = json.loads(done.out)["verification"]["checks"]
         assert "default session" in [check["name"] for check in checks]
 
 
 def test_verify_reads_shapes_from_the_training_file(tmp_path: Path) -> None:
-    text = """g (float[N,3,H,W] x) => (float[N,a] y) {
+    text = """(float[N,3,H,W] x) => (float[N,a] y) {
         b = Conv <strides = [2, 2]> (x, w)  c = Conv <strides = [2, 2]> (b, w)  y = Flatten(c)
     }"""
     save(tmp_path / "m.onnx", text, w=(3, 3, 3, 3))
-    done = onnxgc("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:2,3,32,32", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert onnxgc("verify", "m.onnx", "o.onnx", cwd=tmp_path).returncode == 0
+    onnxgc("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:2,3,32,32", cwd=tmp_path)
+    onnxgc("verify", "m.onnx", "o.onnx", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("optimize", "m.onnx", "o.onnx", "--bogus"),
-        ("optimize", "m.onnx", "o.onnx", "--verify", "-1"),
-        ("optimize", "m.onnx", "o.onnx", "--seed", "-1"),
         ("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:²,6"),
         ("optimize", "m.onnx", "o.onnx", "--input-shapes", "x:99999999999999999999,6"),
-        ("optimize", "m.onnx", "o.onnx", "--checkpoints", "c", "--solver", "acg"),
         ("optimize", "m.onnx", "o" * 300),
         ("optimize",),
         ("nonsense",),
@@ -385,12 +299,8 @@ def test_a_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -
     for key, value in (("plan", "[]"), ("options", '{"x": 1}'), ("simulated_peak_bytes", "1")):
         damaged.metadata_props.add(key=f"onnxgc.{key}", value=value)
     onnx.save(damaged, tmp_path / "damaged.onnx")
-    done = onnxgc(*arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("onnxgc: ")
-    assert ".;" not in lines[0]
+    done = onnxgc(*arguments, cwd=tmp_path, code=2)
+    assert ".;" not in done.err
     assert not (tmp_path / "o.onnx").exists()
 
 
@@ -401,13 +311,10 @@ def test_external_data_replaces_earlier_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "o.onnx.data").write_bytes(b"something else")
     for target in ("sub/o.onnx", "sub/o.onnx"):
-        done = onnxgc("optimize", "m.onnx", target, "--save-external-data", "--verify", "1", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        onnxgc("optimize", "m.onnx", target, "--save-external-data", "--verify", "1", cwd=tmp_path)
     assert (tmp_path / "o.onnx.data").read_bytes() == b"something else"
     (tmp_path / "sub" / "o.onnx.data").unlink()
-    done = onnxgc("verify", "m.onnx", "sub/o.onnx", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
+    onnxgc("verify", "m.onnx", "sub/o.onnx", cwd=tmp_path, code=2)
 
 
 def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: Path) -> None:
@@ -420,27 +327,18 @@ def test_a_returned_graph_contains_its_weights_despite_external_data(tmp_path: P
         np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(two))
 
 
-def test_a_loop_of_links_is_rejected(tmp_path: Path) -> None:
-    save(tmp_path / "m.onnx", MLP, **MLP_WEIGHTS)
-    (tmp_path / "one").symlink_to("two")
-    (tmp_path / "two").symlink_to("one")
-    done = onnxgc("optimize", "m.onnx", "one", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 def test_no_arguments_show_the_help() -> None:
-    done = onnxgc()
-    assert len((done.stdout + done.stderr).splitlines()) > 5
-    assert "optimize" in done.stdout + done.stderr
+    done = onnxgc(code=2)
+    assert len((done.out + done.err).splitlines()) > 5
+    assert "optimize" in done.out + done.err
 
 
 def test_help_shows_complete_summaries_and_groups_of_options() -> None:
-    summaries = onnxgc("-h", width=80).stdout.partition("Commands:")[2].splitlines()
+    summaries = onnxgc("-h", width=80).out.partition("Commands:")[2].splitlines()
     assert len(summaries) == 8
     assert all(line.endswith(".") and "..." not in line for line in summaries[1:])
-    text = onnxgc("optimize", "-h").stdout
-    assert text == onnxgc("optimize", "--help").stdout
+    text = onnxgc("optimize", "-h").out
+    assert text == onnxgc("optimize", "--help").out
     groups = re.findall(r"^([A-Z][^:\n]*):$", text, re.MULTILINE)
     assert groups == ["Arguments", "Plan", "Durations (with a budget)", "Search", "Model", "Files", "Report", "Options"]
     assert "Example: onnxgc optimize " in text

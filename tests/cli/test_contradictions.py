@@ -1,7 +1,3 @@
-"""Options that contradict each other, or would be ignored, are rejected in one line."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +8,7 @@ import onnx
 import pytest
 
 import onnxgc
-from onnxgc.api import bench, compare
+from onnxgc.api import bench
 from onnxgc.errors import OnnxgcError
 from tests.api.chains import chain
 from tests.cli.command import run_command
@@ -25,7 +21,6 @@ FILE = ("train", "training.onnx", "--data", "data.npz")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, files made from it, data, and graphs."""
     here = tmp_path_factory.mktemp("files")
     onnx.save(chain(2, batch=64), here / "model.onnx")
     onnx.save(chain(2, batch=64), here / "other.onnx")
@@ -48,19 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "words, expected",
     [
         ((*DRY, "--plan", "training.onnx", "--time-limit", "1"), "leave out --time-limit"),
-        ((*DRY, "--plan", "training.onnx", "--budget", "60%"), "a plan replaces a search"),
         ((*DRY, "--plan", "training.onnx", "--json", "training.onnx"), "is one of the files that are read"),
-        ((*DRY, "--plan", "training.onnx", "--checkpoints", "x"), "a plan replaces a search"),
         ((*DRY, "--save-external-data"), "--save-external-data needs the file that --dry-run does not write"),
         ((*DRY, "--verify", "1"), "--verify needs the file that --dry-run does not write"),
         ((*DRY, "--quiet", "--verbose"), "drop one of them"),
         ((*DRY, "--solver", "peak", "--device", "a100"), "--device applies to a budget only"),
-        (("inspect", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
         (("inspect", "model.onnx", "--device", "h200"), "give --provider cuda with it"),
         (("inspect", "model.onnx", "--provider", "cuda", "--device", "h2"), "unknown device 'h2'"),
-        (("compare", "model.onnx", "--quiet", "--verbose"), "drop one of them"),
         (("compare", "model.onnx", "other.onnx", "--device", "a100"), "--device does not apply"),
-        (("compare", "model.onnx", "other.onnx", "--budget", "60%"), "add --each"),
         (("bench", "model.onnx", "--plan", "training.onnx", "--time-limit", "1"), "leave out --time-limit"),
         (("verify", "model.onnx", "training.onnx", "--input-shapes", "x:32,16"), "with a plan file only"),
         (("verify", "model.onnx", "training.onnx", "--loss", "mse"), "with a plan file only"),
@@ -70,7 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("solve", "operators.json", "--budget", "80%", "--draws", "3"), "--draws applies to checkpoints"),
         ((*TRAIN, "--batch", "16", "--input-shapes", "x:32,16"), "'x' has 32 samples; give one of them"),
         ((*TRAIN, "--plan", "training.onnx", "--time-limit", "1"), "leave out --time-limit"),
-        ((*TRAIN, "--momentum", "0.9"), "apply to sgd only"),
         ((*TRAIN, "--model", "other.onnx"), "two forward models are given"),
         (("train", "model.onnx", "--data", "tested.npz", "--validation", "data.npz"), "drop one of them"),
         ((*FILE, "--batch", "16"), "batch cannot be changed in a training file"),
@@ -86,17 +75,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_no_option_is_ignored(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    expected: str,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
 ) -> None:
     monkeypatch.chdir(folder)
     before = set(folder.iterdir())
-    code = run_command(*words)
-    error = capsys.readouterr().err
-    assert (code, error.count("\n")) == (2, 1)
+    error = run_command(*words, code=2).err
     assert expected in error
     assert set(folder.iterdir()) == before
 
@@ -108,10 +91,7 @@ def test_no_option_is_ignored(
         (lambda model: onnxgc.optimize(model, solver="peak", device="a100"), "device applies to a budget"),
         (lambda model: onnxgc.optimize(model, solver="peak", calibrate="t.json"), "calibrate applies to a budget"),
         (lambda model: onnxgc.optimize(model, solver="peak", step_limit=3), "step_limit applies to a budget"),
-        (lambda model: bench(model, solver="peak", step_limit=3), "step_limit applies to a budget"),
         (lambda model: bench(model, device="a100", calibrate="times.json"), "both sources of durations"),
-        (lambda model: bench(model, device="abacus"), "unknown device 'abacus'"),
-        (lambda model: compare(model, model, device="a100"), "--device does not apply"),
     ],
 )
 def test_no_argument_is_ignored(call: Callable[[onnx.ModelProto], object], words: str) -> None:
@@ -130,11 +110,8 @@ def test_a_fraction_up_to_1_is_a_share(folder: Path) -> None:
         onnxgc.solve(folder / "operators.json", budget=".8")
 
 
-def test_a_run_that_is_done_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_that_is_done_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(folder)
     state = str(tmp_path / "run.safetensors")
     for is_done in (False, True):
-        assert run_command(*FILE, "--state", state, "--resume") == 0
-        assert ("the state has 1 epochs already" in capsys.readouterr().out) is is_done
+        assert ("the state has 1 epochs already" in run_command(*FILE, "--state", state, "--resume").out) is is_done

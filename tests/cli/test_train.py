@@ -1,10 +1,5 @@
-"""`onnxgc train`: a run from the command line, saved, resumed and written back."""
-
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +8,22 @@ import onnx
 import pytest
 
 from onnxgc.training.state import load_state
-from tests.cli.command import run_command
+from tests.cli.command import run_command as call
 from tests.training.networks import digits, digits_network
 
-Call = Callable[..., int]
 
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs a command in a folder with a model and its data."""
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(digits_network(), "model.onnx")
     train, test = digits()
     arrays = {name: array[:320] for name, array in train.items()}
     np.savez("digits.npz", **arrays, image_test=test["image"][:96], labels_test=test["labels"][:96])
 
-    return run_command
 
-
-def test_a_run_is_saved_resumed_and_written_back(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_saved_resumed_and_written_back() -> None:
     base = ("train", "model.onnx", "--data", "digits.npz", "--lr", "3e-3", "--threads", "1")
-    assert call(*base, "--epochs", "2", "--out", "whole.onnx", "--json", "whole.json") == 0
-    shown = capsys.readouterr().out
+    shown = call(*base, "--epochs", "2", "--out", "whole.onnx", "--json", "whole.json").out
     assert "9,978 parameters in 8 tensors, adamw, batches of 32" in shown
     assert "wrote whole.onnx" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -42,20 +31,18 @@ def test_a_run_is_saved_resumed_and_written_back(call: Call, capsys: pytest.Capt
     assert [entry["updates"] for entry in figures["epochs"]] == [10, 20]
     assert 0 < figures["epochs"][-1]["validation_accuracy"] <= 1
     parts = (*base, "--out", "parts.onnx", "--state", "parts.safetensors", "--resume", "-q")
-    assert call(*parts, "--epochs", "1") == 0
+    call(*parts, "--epochs", "1")
     assert load_state("parts.safetensors").position.epoch == 1
-    assert call(*parts, "--epochs", "2") == 0
-    assert capsys.readouterr().out == ""
+    assert call(*parts, "--epochs", "2").out == ""
     whole, again = (onnx.load(f"{name}.onnx").SerializeToString() for name in ("whole", "parts"))
     assert whole == again
 
 
-def test_all_settings_reach_the_run(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_settings_reach_the_run() -> None:
     options = ("--optimizer", "sgd", "--momentum", "0.9", "--nesterov", "--weight-decay", "1e-4")
     more = ("--clip-norm", "1", "--schedule", "cosine", "--warm-up", "2", "--accumulate", "2", "--batch", "16")
     plan = ("--budget", "95%", "--time-limit", "1", "--loss", "cross-entropy", "--freeze", "conv1.*")
-    assert call("train", "model.onnx", "--data", "digits.npz", *options, *more, *plan, "--json", "-") == 0
-    shown = capsys.readouterr()
+    shown = call("train", "model.onnx", "--data", "digits.npz", *options, *more, *plan, "--json", "-")
     figures = json.loads(shown.out)
     assert "batches of 16, 2 to an update" in shown.err
     assert figures["epochs"][0]["updates"] == 10
@@ -68,19 +55,17 @@ def test_all_settings_reach_the_run(call: Call, capsys: pytest.CaptureFixture[st
     assert "conv1.weight" not in state.arrays
 
 
-def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_file_with_its_model() -> None:
     shapes = ("--input-shapes", "image:64,1,8,8")
-    assert call("optimize", "model.onnx", "t.onnx", *shapes, "--optimizer", "adamw", "--no-check", "-q") == 0
+    call("optimize", "model.onnx", "t.onnx", *shapes, "--optimizer", "adamw", "--no-check", "-q")
     with_model = ("--data", "digits.npz", "--model", "model.onnx", "--out", "trained.onnx")
-    assert call("train", "t.onnx", *with_model) == 0
-    assert "batches of 64" in capsys.readouterr().out
+    assert "batches of 64" in call("train", "t.onnx", *with_model).out
     assert Path("trained.onnx").exists()
 
 
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (("nothing.onnx", "--data", "digits.npz"), "there is no file 'nothing.onnx'"),
         (("model.onnx", "--data", "nothing.npz"), "'nothing.npz' cannot be read"),
         (("model.onnx", "--data", "model.onnx"), "'model.onnx' cannot be read as an .npz file"),
         (("model.onnx", "--data", "digits.npz", "--out", "model.onnx"), "is one of the files"),
@@ -89,42 +74,31 @@ def test_a_training_file_with_its_model(call: Call, capsys: pytest.CaptureFixtur
         (("model.onnx", "--data", "digits.npz", "--momentum", "0.9"), "apply to sgd only"),
         (("model.onnx", "--data", "digits.npz", "--budget", "1%"), "no plan fits"),
         (("model.onnx", "--data", "digits.npz", "--resume", "--state", "bad.safetensors"), "is not the state of a run"),
-        (("model.onnx", "--data", "digits.npz", "--lr", "inf"), "'inf' is not a finite number"),
         (("model.onnx", "--data", "other.npz"), "the data has no 'image'"),
-        (("model.onnx", "--data", "wide.npz"), "'image' has the shape [4, 1, 9, 8]"),
     ],
 )
-def test_mistakes_are_one_line_and_write_nothing(
-    call: Call, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
-) -> None:
+def test_mistakes_are_one_line_and_write_nothing(words: tuple[str, ...], expected: str) -> None:
     Path("bad.safetensors").write_bytes(b"no state")
     np.savez("other.npz", picture=np.zeros((4, 1, 8, 8), np.float32), mask=np.zeros(4), labels=np.zeros(4, int))
-    np.savez("wide.npz", image=np.zeros((4, 1, 9, 8), np.float32), labels=np.zeros(4, int))
     before = {path: path.read_bytes() for path in Path().iterdir()}
-    assert call("train", *words) in (2, 3)
-    error = capsys.readouterr().err
+    error = call("train", *words, code=3 if "--budget" in words else 2).err
     assert expected in error
-    assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_a_file_without_an_optimizer_is_rejected(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("optimize", "model.onnx", "t.onnx", "--no-check", "-q") == 0
-    assert call("train", "t.onnx", "--data", "digits.npz") == 2
-    assert "has no optimizer" in capsys.readouterr().err
+def test_a_file_without_an_optimizer_is_rejected() -> None:
+    call("optimize", "model.onnx", "t.onnx", "--no-check", "-q")
+    assert "has no optimizer" in call("train", "t.onnx", "--data", "digits.npz", code=2).err
 
 
-def test_a_run_that_cannot_be_saved_continues(
-    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_saved_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: Any) -> dict[str, float]:
         shutil.rmtree("states", ignore_errors=True)
         return {}
 
     Path("states").mkdir()
     monkeypatch.setattr("onnxgc.training.trainer.Trainer.evaluate", gone)
-    code = call("train", "model.onnx", "--data", "digits.npz", "--state", "states/a.safetensors", "--out", "a.onnx")
-    shown = capsys.readouterr().out
-    assert code == 0
+    files = ("--data", "digits.npz", "--state", "states/a.safetensors", "--out", "a.onnx")
+    shown = call("train", "model.onnx", *files).out
     assert "the run continues, but it was not saved: cannot write" in shown.replace("\n", " ")
     assert Path("a.onnx").exists()

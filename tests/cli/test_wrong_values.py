@@ -1,9 +1,4 @@
-"""Invalid values and files: one line of error, and no file is written."""
-
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +9,13 @@ import pytest
 from onnxgc.cli import train as train_module
 from onnxgc.errors import TrainingError
 from tests.api.chains import chain
-from tests.cli.command import run_command
+from tests.cli.command import run_command as call
 
-Call = Callable[..., int]
 BUDGET = ("--budget", "60%")
 
 
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The exit code of a command, which runs in this process and in a folder with a model."""
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(chain(3, batch=8), tmp_path / "m.onnx")
     (tmp_path / "folder").mkdir()
     for name, text in (("empty.onnx", ""), ("empty.json", ""), ("text.onnx", "no model\n")):
@@ -31,18 +24,13 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     np.savez(tmp_path / "d.npz", x=np.zeros(1))
     monkeypatch.chdir(tmp_path)
 
-    return run_command
 
-
-def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error of a command that writes no file."""
+def rejected(*arguments: str) -> str:
     before = sorted(os.listdir())
-    assert call(*arguments) == 2
-    shown = capsys.readouterr()
+    shown = call(*arguments, code=2)
     assert shown.out == ""
-    (line,) = shown.err.splitlines()
     assert sorted(os.listdir()) == before
-    return line.removeprefix("onnxgc: ")
+    return shown.err.removeprefix("onnxgc: ").strip()
 
 
 @pytest.mark.parametrize(
@@ -65,33 +53,28 @@ def rejected(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) ->
         (("inspect", "m.onnx", "--freeze", "a", "--freeze", ""), "'--freeze': the value is empty"),
     ],
 )  # fmt: skip
-def test_an_invalid_value_is_rejected(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
-) -> None:
-    line = rejected(call, capsys, *arguments)
+def test_an_invalid_value_is_rejected(arguments: tuple[str, ...], expected: str) -> None:
+    line = rejected(*arguments)
     assert expected in line
     assert line.endswith(f"; see `onnxgc {arguments[0]} --help`")
     assert "error" not in line
     assert "Input" not in line
 
 
-@pytest.mark.parametrize("command", ["optimize", "inspect", "bench", "compare", "train", "verify"])
 @pytest.mark.parametrize(
-    "model, expected",
+    "command, model, expected",
     [
-        ("folder", "'folder' is a directory, not an ONNX file"),
-        ("none.onnx", "there is no file 'none.onnx'"),
-        ("empty.onnx", "'empty.onnx' is empty (0 bytes)"),
-        ("text.onnx", "'text.onnx' is not an ONNX file"),
-        ("pipe", "'pipe' is not a regular file"),
-        ("m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
+        ("optimize", "folder", "'folder' is a directory, not an ONNX file"),
+        ("inspect", "none.onnx", "there is no file 'none.onnx'"),
+        ("bench", "empty.onnx", "'empty.onnx' is empty (0 bytes)"),
+        ("compare", "text.onnx", "'text.onnx' is not an ONNX file"),
+        ("train", "pipe", "'pipe' is not a regular file"),
+        ("verify", "m.onnx/x", "'m.onnx/x' cannot be read: Not a directory"),
     ],
 )
-def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(
-    call: Call, capsys: pytest.CaptureFixture[str], command: str, model: str, expected: str
-) -> None:
+def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(command: str, model: str, expected: str) -> None:
     more = {"verify": (model,), "train": ("--data", "d.npz")}.get(command, ())
-    assert expected in rejected(call, capsys, command, model, *more)
+    assert expected in rejected(command, model, *more)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +91,11 @@ def test_a_file_that_is_not_a_model_is_rejected_by_all_commands(
         (("bench", "m.onnx", "--step-limit", "3"), "--step-limit applies to a budget only"),
     ],
 )
-def test_unsuitable_files_and_options_are_rejected(
-    call: Call, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
-) -> None:
-    assert expected in rejected(call, capsys, *arguments)
+def test_unsuitable_files_and_options_are_rejected(arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in rejected(*arguments)
 
 
-def test_a_time_limit_of_0_is_passed_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_of_0_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def trainer(*_: object, **options: Any) -> None:
@@ -123,6 +104,6 @@ def test_a_time_limit_of_0_is_passed_on(call: Call, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(train_module, "Trainer", trainer)
     monkeypatch.setattr(train_module, "read_arrays", lambda source: {})
-    assert call("train", "m.onnx", "--data", "d.npz", "--time-limit", "0") == 2
+    call("train", "m.onnx", "--data", "d.npz", "--time-limit", "0", code=2)
     assert asked["time_limit"] == 0.0
     assert "budget" not in asked

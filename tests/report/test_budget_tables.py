@@ -1,7 +1,3 @@
-"""Tables of a plan with a budget: every figure in its place, no rows for missing figures."""
-
-from __future__ import annotations
-
 import io
 from typing import Any
 
@@ -9,6 +5,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from onnxgc.api.comparison import compare
 from onnxgc.report.terminal.budget_tables import (
     frontier_plot,
     frontier_table,
@@ -17,8 +14,9 @@ from onnxgc.report.terminal.budget_tables import (
     sizes_table,
     verdict_on_time,
 )
-from onnxgc.report.terminal.plots import HEIGHT, WIDTH, scatter_plot
+from onnxgc.report.terminal.plots import HEIGHT, WIDTH, curve_of, memory_plot, scatter_plot
 from onnxgc.report.text.units import duration, percent
+from tests.api.chains import chain
 
 FOUND = {
     "bytes": 60_000_000, "most_extra_time_ratio": None, "timing": "data sheet of a card", "order": "free",
@@ -158,3 +156,49 @@ def test_a_plot_of_one_point_is_a_point() -> None:
 def test_figures_have_their_significant_digits() -> None:
     assert [percent(value) for value in (0, 0.00123, 0.1234, 1.5)] == ["0.00%", "0.12%", "12.3%", "150%"]
     assert [duration(value) for value in (2e-6, 0.0125, 3.5, 4000)] == ["2 us", "12.5 ms", "3.5 s", "4,000 s"]
+
+
+RAMP = ([*range(1, 101), *range(100, 0, -1)], 100)
+HALF = ([min(size, 50) for size in RAMP[0]], 100)
+
+
+def in_bytes(value: float) -> str:
+    return f"{value:.0f} B"
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_heights_are_those_of_the_curves(is_plain: bool) -> None:
+    full, shade = ("#", ".") if is_plain else ("█", "░")
+    head, *rows, axis, names = memory_plot(RAMP, HALF, in_bytes, is_plain=is_plain).splitlines()
+    assert head == f"memory over one step: {full} planned, {shade} baseline"
+    assert len(rows) == 8
+    assert all(len(line) <= 80 for line in (head, *rows, axis, names))
+    assert [row.partition(" |")[0].strip() for row in rows] == ["100 B", "", "", "", "50 B", "", "", ""]
+    above, below = rows[:4], rows[4:]
+    assert not any(full in row for row in above)
+    # In the middle the baseline reaches all rows, the plan the lower half.
+    middle = axis.index("+", axis.index("+") + 1)
+    assert all(row[middle] == shade for row in above)
+    assert all(row[middle] == full for row in below)
+    assert axis.count("+") == 2
+    assert names.split() == ["forward", "backward"]
+    assert middle - axis.index("+") - 1 == WIDTH // 2
+
+
+def test_plans_with_more_steps_are_drawn_in_the_same_columns() -> None:
+    longer = ([*HALF[0][:100], *([50] * 300), *HALF[0][100:]], 100)
+    same, other = (memory_plot(RAMP, curve, in_bytes).splitlines() for curve in (HALF, longer))
+    assert [row[:38] for row in same[1:9]] == [row[:38] for row in other[1:9]]
+    assert same[9:] == other[9:]
+
+
+@pytest.mark.parametrize("values", [([0, 0], 1), ([5], 1), ([5, 3], 0)])
+def test_steps_of_any_number(values: tuple[list[int], int]) -> None:
+    assert len(memory_plot(values, values, in_bytes).splitlines()) == 11
+
+
+def test_an_optimizers_state_lifts_the_curve() -> None:
+    (row,) = compare(chain(2), solvers=["store-all"]).rows
+    live, forward_end = curve_of(row.planned.schedule, row.planned.profile)
+    lifted, same_end = curve_of(row.planned.schedule, row.planned.profile, 5)
+    assert (list(lifted), same_end) == ([size + 5 for size in live], forward_end)

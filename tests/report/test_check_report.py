@@ -1,7 +1,3 @@
-"""The check of pages in a browser: it accepts every kind of page, and detects faults."""
-
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

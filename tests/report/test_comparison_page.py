@@ -1,7 +1,3 @@
-"""The pages of `compare --report`: well formed, with the table's figures and the schedules' curves."""
-
-from __future__ import annotations
-
 from onnxgc.api.comparison import compare
 from onnxgc.api.html_pages import page_of_comparison
 from onnxgc.report.text.plan_rows import plans_lines, plans_table
@@ -87,12 +83,6 @@ def test_several_files_have_their_tables_and_curves() -> None:
         assert megabytes(file["planned"]["simulated_peak_bytes"]) in shown
     assert max(course_totals(curves[4])) == pair["carried_over"]["simulated_peak_bytes"]
     assert "one network in several files" in shown
-
-
-def test_files_of_other_networks_are_not_called_one() -> None:
-    reader = Reader(page_of_comparison(compare(chain(3), renamed(chain(4)))))
-    (title,) = reader.inside["h1"]
-    assert title.endswith("several files that are not one network: B differs from A")
 
 
 def test_several_networks_have_tables_only() -> None:

@@ -1,14 +1,10 @@
-"""Tables of compared plans: they fit a terminal, list their omissions, and are valid Markdown."""
-
-from __future__ import annotations
-
 import io
 from typing import Any, cast
 
 from rich.console import Console
 
 from onnxgc.report.terminal.fitted_table import FittedTable
-from onnxgc.report.text.network_pair_lines import checkpoints_table, file_lines, files_table, files_title, pair_lines
+from onnxgc.report.text.network_pair_lines import checkpoints_table, file_lines, files_title, pair_lines
 from onnxgc.report.text.networks_overview import overview_lines, overview_table
 from onnxgc.report.text.plan_difference_lines import difference_lines, difference_table
 from onnxgc.report.text.plan_rows import plans_lines, plans_table
@@ -88,19 +84,6 @@ def test_names_stay_whole_with_many_figures() -> None:
 
 def test_brackets_in_a_name_are_no_markup() -> None:
     assert any("layers[0]" in line for line in shown(Cells("title", ("a", "b"), [("layers[0]", "[/b]")])))
-
-
-def test_files_of_usual_names_fit() -> None:
-    file = {
-        "model": "exports/resnet50-keras-tf2onnx.onnx", "operators": 174,
-        "read_by_backward": {"count": 158, "bytes": 139_100_000},
-        "regular": {"simulated_peak_bytes": 240_500_000},
-        "planned": {"simulated_peak_bytes": 145_000_000, "checkpoints": 104, "checkpoint_bytes": 33_300_000},
-    }  # fmt: skip
-    found: Any = {"files": [file, {**file, "model": "resnet50.onnx"}], "pairs": [{"is_same_network": True}]}
-    lines = shown(files_table(found))
-    assert all(len(line) <= 80 for line in lines)
-    assert any("A: resnet50-keras-tf2onnx.onnx " in line and line.endswith("33.3 ") for line in lines)
 
 
 def test_the_title_of_files_states_whether_they_are_one_network() -> None:

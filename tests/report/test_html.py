@@ -1,7 +1,3 @@
-"""The page of `--report`: well formed, loads nothing, agrees with the simulator, and escapes names."""
-
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -13,10 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import onnxgc
 import onnxgc.report.html
@@ -44,6 +39,7 @@ from onnxgc.report.html.tags import Html, tag
 from onnxgc.report.text.units import megabytes
 from scripts.check_report import course_totals, data_of
 from tests.api.chains import chain
+from tests.model.model_helpers import normal, with_weights
 
 FOLDER = Path(onnxgc.report.html.__file__).parent
 HOSTILE = (
@@ -55,18 +51,16 @@ VOID = {"meta", "link", "br", "input"}
 
 
 def hostile_model() -> onnx.ModelProto:
-    generator = np.random.default_rng(0)
-    nodes, weights, tensor = [], [], "<b>in</b>"
-    inputs = [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [256, 16])]
+    nodes, tensor = [], "<b>in</b>"
+    given = helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [256, 16])
     for number, name in enumerate(HOSTILE):
-        value = generator.standard_normal((16, 16)).astype(np.float32) / 4
-        weights.append(numpy_helper.from_array(value, f'w"{number}'))
         nodes.append(helper.make_node("MatMul", [tensor, f'w"{number}'], [name], name=f"node {name}"))
         tensor = f"{name}h"
         nodes.append(helper.make_node("Tanh", [name], [tensor], name=f"tanh {name}"))
-    outputs = [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [256, 16])]
-    graph = helper.make_graph(nodes, "<i>hostile</i>", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    output = helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [256, 16])
+    graph = helper.make_graph(nodes, "<i>hostile</i>", [given], [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return with_weights(model, **{f'w"{number}': normal(16, 16, seed=number) / 4 for number in range(len(HOSTILE))})
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +74,6 @@ def budgeted() -> OptimizeResult:
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, all text, and open elements."""
-
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.elements: list[tuple[str, dict[str, str | None]]] = []
@@ -266,30 +258,22 @@ def test_a_large_network_stays_small() -> None:
     """Thousands of operators with long names, each with a recomputation and a backward."""
     count, form = 2_000, "float32 64x64"
     names = [f"model/encoder/layers.{number // 10}/attention/projection_{number}" for number in range(count)]
-    forward = [Run(name, "MatMul", Phase.FORWARD) for name in names]
-    backward = [
-        run
-        for name in reversed(names)
-        for run in (
-            Run(f"{name}__recompute", "MatMul", Phase.RECOMPUTATION, name),
-            Run(f"{name}/grad/Gemm", "Gemm", Phase.BACKWARD, name),
-            Run(f"{name}/grad/Mul", "Mul", Phase.BACKWARD, name),
-        )
-    ]
-    runs = (*forward, *backward)
+    runs = [Run(name, "MatMul", Phase.FORWARD) for name in names]
+    for name in reversed(names):
+        runs.append(Run(f"{name}__recompute", "MatMul", Phase.RECOMPUTATION, name))
+        runs += [Run(f"{name}/grad/{op}", op, Phase.BACKWARD, name) for op in ("Gemm", "Mul")]
     lives = tuple(
         Lifetime(name, name, step, min(step + step * 7919 % 97, len(runs) - 1), 4096 + step, MemoryRole.KEPT, form)
-        for step, run in enumerate(runs)
-        for name in [f"{run.name}:0"]
+        for step, name in enumerate(f"{run.name}:0" for run in runs)
     )
-    course = MemoryCurve("planned", runs, lives)
+    course = MemoryCurve("planned", tuple(runs), lives)
     network = [
         ForwardOperator(
-            name, "MatMul", f"{name}:0", form, 4096, TensorFate.RECOMPUTED, 1, number // 10, number % 10 == 0, reads
+            name, "MatMul", f"{name}:0", form, 4096, TensorFate.RECOMPUTED, 1, number // 10, number % 10 == 0,
+            (number - 1, number - 5) if number > 5 else (),
         )
         for number, name in enumerate(names)
-        for reads in [(number - 1, number - 5) if number > 5 else ()]
-    ]
+    ]  # fmt: skip
     assert len(payload([course, course], network)) < 600_000
     assert len(memory_figure([course, course], 10**6)) < 300_000
     assert len(network_figure(network)) < 300_000

@@ -1,7 +1,5 @@
 """Small forward models that show a known fault of ONNX Runtime, each ending in a scalar loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,3 @@
-"""Calibration on this machine's ONNX Runtime, and the file that keeps it."""
-
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,13 +1,8 @@
-"""CUDA graphs without a card: the models that they reject, and the arrays that capture restores."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import RuntimeUnavailableError
@@ -17,13 +12,14 @@ from onnxgc.runtime.graph_capture import capture_obstacle
 from onnxgc.runtime.io_binding import BoundSession, DeviceArrays
 from onnxgc.runtime.ort import make_session
 from tests.api.chains import chain
+from tests.model.model_helpers import text_model
 
 CPU = ("CPUExecutionProvider",)
 FLOAT = onnx.TensorProto.FLOAT
 
 
 def graph(body: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) {{ {body} }}')
+    return text_model(f"(float[4] x) => (float[4] y) {{ {body} }}")
 
 
 @pytest.mark.parametrize(
@@ -82,11 +78,8 @@ class _Repeating:
 
 
 def test_capture_leaves_the_arrays_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = parser.parse_model(
-        '<ir_version: 9, opset_import: ["" : 17]>'
-        "g (float[4] w, float[4] x) => (float[4] w_new, float[4] loss) "
-        "{ [a] w_new = Add (w, x) [b] loss = Mul (w_new, x) }"
-    )
+    body = "{ [a] w_new = Add (w, x) [b] loss = Mul (w_new, x) }"
+    model = text_model(f"(float[4] w, float[4] x) => (float[4] w_new, float[4] loss) {body}")
     requested: list[bool] = []
 
     def without_card(*arguments: Any, cuda_graph: bool, **how: Any) -> Any:

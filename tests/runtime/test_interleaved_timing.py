@@ -1,19 +1,15 @@
-"""Steps in turns, providers by name, and processes that end with one line."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
 from onnxgc.runtime import interleaved_timing, ort
 from onnxgc.runtime.interleaved_timing import seconds_in_turns
 from onnxgc.runtime.measure import measure
 from onnxgc.runtime.ort import PROVIDERS, SessionSettings, load_onnxruntime, make_session, providers_named
+from tests.model.model_helpers import text_model
 
 SETTINGS = SessionSettings(threads=1)
 HAS_CUDA = "CUDAExecutionProvider" in load_onnxruntime().get_available_providers()
@@ -23,8 +19,7 @@ DRIVER_IS_HERE = ort.default_providers() == PROVIDERS["cuda"]
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "sum.onnx"
-    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Add(x, x) }'
-    onnx.save(parser.parse_model(text), path)
+    onnx.save(text_model("(float[2] x) => (float[2] y) { y = Add(x, x) }"), path)
     return path
 
 

@@ -3,8 +3,6 @@
 The chain is the one on which barriers were found: MatMul and ReLU in turn, 32 layers of equal size.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from onnxgc.api import OptimizeResult, emit, optimize, store_all_schedule
 from onnxgc.errors import RuntimeFailedError, RuntimeUnavailableError
@@ -20,6 +17,7 @@ from onnxgc.model.core.ir import Array
 from onnxgc.runtime.measure import Measurement, executed_order, measure
 from onnxgc.runtime.ort import SessionSettings, load_onnxruntime, make_session
 from scripts.benchmarking.arena import ARENA, simulate_arena
+from tests.model.model_helpers import normal, text_model, with_weights
 
 MODELS = Path(__file__).resolve().parent.parent.parent / "models"
 BATCH, WIDTH, LAYERS = 1024, 512, 16
@@ -30,22 +28,14 @@ STOCK = SessionSettings(file_order=False, threads=1)
 
 
 def chain_model() -> onnx.ModelProto:
-    generator = np.random.default_rng(0)
-    nodes, weights, tensor = [], [], "x"
-    for layer in range(LAYERS):
-        nodes.append(helper.make_node("MatMul", [tensor, f"w{layer}"], [f"h{layer}"], name=f"matmul{layer}"))
-        nodes.append(helper.make_node("Relu", [f"h{layer}"], [f"y{layer}"], name=f"relu{layer}"))
-        value = generator.standard_normal((WIDTH, WIDTH)) * np.sqrt(2 / WIDTH)
-        weights.append(numpy_helper.from_array(value.astype(np.float32), f"w{layer}"))
-        tensor = f"y{layer}"
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [BATCH, WIDTH])],
-        [helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, [BATCH, WIDTH])],
-        weights,
+    tensors = ["x", *(f"y{layer}" for layer in range(LAYERS))]
+    layers = " ".join(
+        f"[matmul{n}] h{n} = MatMul({tensors[n]}, w{n}) [relu{n}] y{n} = Relu(h{n})" for n in range(LAYERS)
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    shape = f"float[{BATCH},{WIDTH}]"
+    scale = np.float32(np.sqrt(2 / WIDTH))
+    weights = {f"w{n}": normal(WIDTH, WIDTH, seed=n) * scale for n in range(LAYERS)}
+    return with_weights(text_model(f"({shape} x) => ({shape} {tensors[-1]}) {{ {layers} }}"), **weights)
 
 
 @functools.cache
@@ -65,7 +55,6 @@ def images(count: int, pixels: int) -> dict[str, Array]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Measurement]:
-    """Both files under both settings, each in a separate process."""
     folder = tmp_path_factory.mktemp("chain")
     result = planned_chain()
     files = {
@@ -85,6 +74,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool],
 def test_the_measured_peak_equals_the_simulated_peak(measured: dict[tuple[str, bool], Measurement]) -> None:
     planned = planned_chain().planned
     for name, profile in (("planned", planned.profile), ("regular", planned.regular_profile)):
+        first, *_, last = measured[name, True].runs
+        assert first.requested_peak_bytes == last.requested_peak_bytes
         requested = measured[name, True].requested_peak_bytes
         assert requested == pytest.approx(profile.peak_bytes, rel=0.01), name
         assert measured[name, True].in_use_peak_bytes == pytest.approx(requested, rel=0.1), name
@@ -107,12 +98,6 @@ def test_prepacked_parameters_are_not_counted(tmp_path: Path) -> None:
     result = optimize(chain_model(), tmp_path / "step.onnx", loss="mse", freeze=frozen)
     found = measure(tmp_path / "step.onnx", feeds(), settings=FILE_ORDER, runs=1)
     assert found.requested_peak_bytes == pytest.approx(result.planned.profile.peak_bytes, rel=0.01)
-
-
-def test_every_run_has_the_same_peak(measured: dict[tuple[str, bool], Measurement]) -> None:
-    for name in ("planned", "regular"):
-        first, *_, last = measured[name, True].runs
-        assert first.requested_peak_bytes == last.requested_peak_bytes
 
 
 def test_default_settings_keep_the_saving(measured: dict[tuple[str, bool], Measurement]) -> None:

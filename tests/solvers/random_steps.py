@@ -1,7 +1,5 @@
 """Random training steps: forward graphs with a backward that reads some of the forward tensors."""
 
-from __future__ import annotations
-
 from random import Random
 
 from onnxgc.graph.computation_graph import Vertex
@@ -74,7 +72,6 @@ def _joint(
     sizes: dict[str, int],
     members: dict[Vertex, tuple[str, ...]],
 ) -> JointGraph:
-    """The joint graph in which each operator has backward chunks: (tensors read, bytes, number)."""
     readers: dict[str, list[str]] = {}
     for name, known in operators.items():
         for tensor in known.inputs:

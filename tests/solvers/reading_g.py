@@ -3,8 +3,6 @@
 `python -m tests.solvers.reading_g 10000` compares the solver `general` with it on 10,000 random graphs.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from random import Random

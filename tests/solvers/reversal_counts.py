@@ -1,7 +1,5 @@
 """Numbers of forward steps of reversal schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import count
 from math import comb
@@ -10,7 +8,6 @@ from onnxgc.solvers.reversal_schedule import Action, Advance, check_sizes
 
 
 def forward_steps(schedule: Iterable[Action]) -> int:
-    """Forward steps in a schedule, without the one inside each `Backward`."""
     return sum(action.stop - action.start for action in schedule if isinstance(action, Advance))
 
 

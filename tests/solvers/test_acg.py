@@ -2,8 +2,6 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from onnxgc.graph.segments import is_valid_reading_a
 from onnxgc.graph.virtual_terminals import forced_checkpoints
@@ -13,6 +11,7 @@ from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.paper.acg import ACG, CappedSearch
+from scripts.benchmarking.paper_graphs import PAPER_GRAPHS, paper_problem
 from tests.graph.random_graphs import chain, problem_of, random_problem
 from tests.solvers import networks
 
@@ -35,7 +34,7 @@ def assert_optimal(problem: CheckpointProblem) -> None:
     assert len(found.plan.checkpoints) == len(set(found.plan.checkpoints))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_optimal_on_random_graphs(seed: int) -> None:
     random = Random(seed)
     for _ in range(1500):
@@ -47,16 +46,6 @@ def test_optimal_on_larger_random_graphs() -> None:
     random = Random(100)
     for _ in range(300):
         assert_optimal(random_problem(random, max_vertices=14))
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.data())
-def test_optimal_on_any_graph(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 8))
-    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
-    edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    sizes = data.draw(st.lists(st.integers(0, 12), min_size=count, max_size=count))
-    assert_optimal(problem_of(edges, sizes))
 
 
 @pytest.mark.parametrize(
@@ -86,12 +75,6 @@ def test_known_optima(
         assert solution.plan.checkpoints == checkpoints
 
 
-def test_one_vertex() -> None:
-    solution = ACG.solve(chain([7]))
-    assert solution.plan.checkpoints == (0,)
-    assert solution.objective_bytes == solution.lower_bound_bytes == 7
-
-
 def test_equal_sets_are_resolved_by_the_fewest_checkpoints() -> None:
     # Tensors of 0 bytes could all be kept at no cost.
     assert ACG.solve(chain([0] * 6)).plan.checkpoints == (0, 5)
@@ -103,25 +86,6 @@ def test_unit_chain_equals_the_closed_form(inner: int) -> None:
     problem = chain([1] * (inner + 2))
     best = min(kept + -(-(inner - kept) // (kept + 1)) for kept in range(inner + 1))
     assert interior_bytes(problem, ACG.solve(problem)) == best
-
-
-def chain_optimum_bytes(sizes: list[int], cap_bytes: int) -> int:
-    """The cheapest checkpoints of a chain, between its ends, by trying all pairs of neighbours."""
-    cheapest = [0]
-    for stop in range(1, len(sizes)):
-        reachable = [start for start in range(stop) if sum(sizes[start + 1 : stop]) <= cap_bytes]
-        kept = sizes[stop] if stop < len(sizes) - 1 else 0
-        cheapest.append(kept + min(cheapest[start] for start in reachable))
-    return cheapest[-1]
-
-
-def test_chain_under_a_cap_equals_the_shortest_path_over_all_pairs() -> None:
-    random = Random(13)
-    for _ in range(100):
-        sizes = [random.randint(0, 30) for _ in range(random.randint(2, 40))]
-        search = CappedSearch(chain(sizes))
-        for cap_bytes in (0, 7, 30, 100, 400):
-            assert search.cheapest_under(cap_bytes).interior_bytes == chain_optimum_bytes(sizes, cap_bytes)
 
 
 def test_cost_never_rises_with_the_cap_and_the_cap_holds() -> None:
@@ -147,29 +111,14 @@ def test_capped_optimum_has_the_value_of_the_objective() -> None:
         assert is_valid_reading_a(problem.graph, plan.checkpoints)
 
 
-@pytest.mark.parametrize(
-    "problem, vertices, total_mib, optimum_mib",
-    [
-        (networks.vgg("6M7M88M99M99M", batch=64), 17, 2226, 1115),
-        (networks.vgg("66M77M888M999M999M", batch=64), 22, 3720, 1850),
-        (networks.vgg("66M77M8888M9999M9999M", batch=64), 25, 4039, 1899),
-        (networks.resnet((2, 2, 2, 2), bottleneck=False, batch=256), 41, 5024, 2108),
-        (networks.resnet((3, 4, 6, 3), bottleneck=False, batch=128), 73, 3737, 1127),
-        (networks.resnet((3, 4, 6, 3), bottleneck=True, batch=64), 106, 5146, 1507),
-        (networks.resnet((3, 4, 23, 3), bottleneck=True, batch=32), 208, 3822, 851),
-        (networks.resnet((3, 8, 36, 3), bottleneck=True, batch=16), 310, 2683, 475),
-        (networks.densenet((6, 12, 24, 16), growth=32, batch=32), 306, 4061, 756),
-        (networks.densenet((6, 12, 36, 24), growth=48, batch=16), 406, 3775, 598),
-        (networks.densenet((6, 12, 32, 32), growth=32, batch=32), 426, 4893, 791),
-        (networks.densenet((6, 12, 48, 32), growth=32, batch=16), 506, 3149, 451),
-    ],
-)
-def test_networks_of_the_paper(problem: CheckpointProblem, vertices: int, total_mib: int, optimum_mib: int) -> None:
+@pytest.mark.parametrize("name", PAPER_GRAPHS)
+def test_networks_of_the_paper(name: str) -> None:
     """The values of the paper's reference code under the same costs."""
+    problem, known = paper_problem(name), PAPER_GRAPHS[name]
     solution = ACG.solve(problem)
-    assert len(problem.graph) == vertices
-    assert round(problem.total_bytes / MIB) == total_mib
-    assert abs(solution.objective_bytes / MIB - optimum_mib) <= 0.51
+    assert (len(problem.graph), round(problem.total_bytes / MIB)) == (known.vertices, known.mebibytes)
+    assert len(problem.graph.sources) == len(problem.graph.sinks) == 1
+    assert abs(solution.objective_bytes / MIB - known.code_mebibytes) <= 0.51
     assert solution.status is Status.OPTIMAL
     # Twenty times the duration on a slow machine; the reference code takes up to 95 s.
     assert solution.seconds < 2
@@ -201,10 +150,3 @@ def test_time_limit_gives_a_feasible_plan_with_a_valid_bound() -> None:
             assert hurried.objective_bytes == optimum
         feasible += hurried.status is Status.FEASIBLE
     assert feasible > 20
-
-
-def test_same_problem_same_plan() -> None:
-    random = Random(18)
-    for _ in range(50):
-        problem = random_problem(random, 12)
-        assert ACG.solve(problem).plan == ACG.solve(problem).plan

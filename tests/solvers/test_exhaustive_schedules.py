@@ -1,7 +1,3 @@
-"""The search over all schedules, against the simulation of every schedule and against plans."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -12,22 +8,13 @@ import pytest
 from onnxgc.errors import PlanError
 from onnxgc.planning.plan import Objective
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.planning.schedule import (
-    Compute,
-    Operator,
-    Recompute,
-    Schedule,
-    StepGraph,
-    _with_releases,
-    _without_idle_outputs,
-    build_schedule,
-)
+from onnxgc.planning.schedule import Compute, Recompute, Schedule, StepGraph, _with_releases, _without_idle_outputs
 from onnxgc.planning.simulate import simulate
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
 from onnxgc.solvers.peak.cut_search import PEAK
 from onnxgc.solvers.plan_bounds import largest_working_set
-from tests.graph.random_graphs import chain, problem_of, random_problem
+from tests.graph.random_graphs import chain, random_problem
 from tests.solvers.exhaustive_schedules import least_peak_of_schedules, with_linked_backward
 from tests.solvers.random_steps import random_step_problem
 
@@ -99,68 +86,25 @@ def step_of(problem: CheckpointProblem) -> StepGraph:
 
 
 def test_equals_the_least_simulated_peak_of_all_schedules() -> None:
-    for problem in small_problems(91, 160, 4, 8):
+    for problem in small_problems(91, 100, 4, 8):
         step = step_of(problem)
         assert least_peak_of_schedules(step) == least_simulated_peak(step)
 
 
 def test_lies_between_the_lower_bound_and_every_plan() -> None:
-    for problem in small_problems(92, 120, 4, 100):
+    above = 0
+    for problem in small_problems(92, 80, 4, 100):
         step = step_of(problem)
         least = least_peak_of_schedules(step)
         planned = EXHAUSTIVE.solve(problem, SolverOptions(objective=Objective.PEAK)).objective_bytes
-        assert largest_working_set(step).bytes <= least <= planned <= PEAK.solve(problem).objective_bytes
-
-
-def test_order_of_backward_is_free_within_data_dependencies() -> None:
-    """Two gradients that each read a large tensor run one after the other, for any given order."""
-    problem = problem_of([(0, 1), (1, 2), (0, 3), (3, 4), (2, 5), (4, 5)], [0, 8, 1, 8, 1, 0])
-    step = with_linked_backward(problem.joint().step)
-    orders = [step, problem.joint().retraced(("f0", "f3", "f4", "f1", "f2", "f5"))]
-    assert {least_peak_of_schedules(order) for order in orders} == {10}
-
-
-def test_an_operator_runs_at_most_twice() -> None:
-    """With more runs, 2 bytes would suffice for a unit chain of any length."""
-    peaks = [
-        least_peak_of_schedules(with_linked_backward(chain([0, *[1] * length]).joint().step)) for length in range(1, 9)
-    ]
-    assert peaks == [1, 2, 2, 2, 3, 3, 3, 3]
-
-
-def test_tensors_that_cannot_be_recomputed_stay_live() -> None:
-    step = with_linked_backward(chain([0, *[1] * 6]).joint().step)
-    fixed = replace(step, forward=tuple(replace(operator, once=True) for operator in step.forward))
-    assert least_peak_of_schedules(step) < least_peak_of_schedules(fixed) == 6
-
-
-def test_a_second_run_may_work_in_place_and_step_outputs_do_not_share_memory() -> None:
-    forward = (
-        Operator("a", ("x",), ("t.a",)),
-        Operator("b", ("t.a",), ("t.b",), in_place=True),
-        Operator("c", ("t.b",), ("t.c",)),
-    )
-    chunks = ((Operator("b.c", ("t.c",), ("g.c",), workspace_bytes=6),), (Operator("b.b", ("t.b", "g.c"), ("g.b",)),))
-    sizes = {"t.a": 4, "t.b": 4, "t.c": 1, "g.c": 1, "g.b": 0}
-    step = StepGraph(forward, chunks, ("c", "b"), sizes, frozenset({"x"}), (), frozenset())
-    assert least_peak_of_schedules(step) == least_simulated_peak(step) == 8
-    returned = replace(step, outputs=("t.b",), chunks=((replace(chunks[0][0], workspace_bytes=0),), chunks[1]))
-    assert least_peak_of_schedules(returned) == least_simulated_peak(returned) == 8
-
-
-def test_links_do_not_change_the_simulation() -> None:
-    for problem in small_problems(93, 60, 6, 100):
-        if problem.traced is None:
-            step = problem.joint().step
-            linked = with_linked_backward(step)
-            one, two = (simulate(build_schedule(s, frozenset(), str), s) for s in (step, linked))
-            assert one == two
+        solution = PEAK.solve(problem)
+        assert largest_working_set(step).bytes <= least <= planned <= solution.objective_bytes
+        assert solution.lower_bound_bytes <= planned
+        above += solution.objective_bytes > planned
+    assert above <= 20, "plans are mostly optimal"
 
 
 def test_unsupported_steps_raise() -> None:
     step = chain([1] * 6).joint().step
     with pytest.raises(PlanError, match="more than 5 states"):
         least_peak_of_schedules(step, max_states=5)
-    view = replace(step.forward[1], is_view=True)
-    with pytest.raises(PlanError, match="views"):
-        least_peak_of_schedules(replace(step, forward=(step.forward[0], view, *step.forward[2:])))

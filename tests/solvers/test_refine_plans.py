@@ -1,7 +1,3 @@
-"""Plan transfer: plans for one network applied to its counterpart."""
-
-from __future__ import annotations
-
 import pytest
 
 from onnxgc.api.planned_step import trace_problem

@@ -7,15 +7,17 @@ from random import Random
 import pytest
 
 from onnxgc.errors import PlanError
-from onnxgc.graph.segments import is_valid_reading_a
+from onnxgc.graph.computation_graph import ComputationGraph, Vertex
 from onnxgc.planning.objective import objective_bytes
 from onnxgc.planning.plan import Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
-from onnxgc.solvers.base import SolverOptions
-from onnxgc.solvers.baselines.exhaustive import EXHAUSTIVE
+from onnxgc.solvers.base import Solver, SolverOptions
 from onnxgc.solvers.families import GraphFamily
+from onnxgc.solvers.paper.orderable_segments import GENERAL
+from onnxgc.solvers.peak.cut_search import PEAK
 from onnxgc.solvers.registry import SOLVERS, solver_for
 from tests.graph.random_graphs import chain, random_problem
+from tests.solvers.test_general import cells, unet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -30,22 +32,23 @@ def random_instance(random: Random, family: GraphFamily, max_vertices: int) -> C
     return chain([*[size] * count, random.randint(0, 9)])
 
 
-def test_registered_solvers_and_their_guarantees() -> None:
-    assert set(SOLVERS) == {
-        "peak", "acg", "general", "lcg", "chen-sqrt", "chen-greedy", "revolve", "bptt", "random",
-        "store-all", "manual",
-        "exhaustive", "budget",
-    }  # fmt: skip
+def test_registered_solvers() -> None:
     assert all(name == solver.name for name, solver in SOLVERS.items())
-    exact = {name: solver.exact_on for name, solver in SOLVERS.items() if solver.exact_for is Objective.PAPER}
-    assert exact == {
-        "acg": GraphFamily.ANY,
-        "lcg": GraphFamily.CHAIN,
-        "chen-sqrt": GraphFamily.EQUAL_CHAIN,
-        "exhaustive": GraphFamily.ANY,
-    }
     assert [name for name, solver in SOLVERS.items() if solver.takes_budget] == ["bptt", "budget"]
     assert [name for name, solver in SOLVERS.items() if not solver.automatic] == ["manual", "budget"]
+
+
+@pytest.mark.parametrize("solver", [GENERAL, PEAK], ids=lambda solver: solver.name)
+def test_plans_do_not_depend_on_names(solver: Solver) -> None:
+    random = Random(48)
+    for problem in [random_problem(random, 12) for _ in range(60)] + [cells(random, 6), unet(8)]:
+        graph = problem.graph
+        names: dict[Vertex, Vertex] = {v: f"tensor {random.random()}" for v in graph.vertices}
+        edges = tuple((names[tail], names[head]) for tail, head in graph.edges)
+        sizes = {names[v]: cost for v, cost in problem.costs.items()}
+        renamed = CheckpointProblem(ComputationGraph(tuple(names.values()), edges), sizes)
+        expected = tuple(names[v] for v in solver.solve(problem).plan.checkpoints)
+        assert solver.solve(renamed).plan.checkpoints == expected
 
 
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "budget"])
@@ -72,28 +75,6 @@ def test_every_solution_has_its_value_a_bound_and_sorted_checkpoints(name: str) 
     assert solved > 80
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, solver in SOLVERS.items() if solver.automatic and solver.objectives[0] is Objective.PAPER]
-)
-@pytest.mark.parametrize("family", GraphFamily)
-def test_no_plan_is_below_the_optimum(name: str, family: GraphFamily) -> None:
-    """Plans of automatic solvers are valid under reading A, so its optimum bounds them."""
-    random = Random(23)
-    for _ in range(60):
-        problem = random_instance(random, family, 10)
-        if SOLVERS[name].refusal(problem) is not None:
-            continue
-        try:
-            solution = SOLVERS[name].solve(problem)
-        except PlanError:
-            if name != "random":
-                raise
-            continue
-        assert is_valid_reading_a(problem.graph, solution.plan.checkpoints)
-        optimum = EXHAUSTIVE.solve(problem).objective_bytes
-        assert solution.lower_bound_bytes <= optimum <= solution.objective_bytes
-
-
 PLANS_OF_ALL = """
 from random import Random
 from onnxgc.errors import PlanError
@@ -101,16 +82,16 @@ from onnxgc.graph.computation_graph import ComputationGraph
 from onnxgc.planning.problem import CheckpointProblem, TensorCost
 from onnxgc.solvers.registry import SOLVERS, solver_for
 from tests.graph.random_graphs import random_graph
+from tests.solvers.test_general import cells
 
 random = Random(24)
 for count in range(1, 30):
-    graph = random_graph(random, 14)
+    graph = cells(random, 5).graph if count == 4 else random_graph(random, 14)
     if count % 2:
         graph = ComputationGraph(tuple(range(count)), tuple((v, v + 1) for v in range(count - 1)))
     names = {v: f"tensor {v}" for v in graph.vertices}
-    graph = ComputationGraph(
-        tuple(names.values()), tuple((names[a], names[b]) for a, b in graph.edges)
-    )
+    edges = tuple((names[a], names[b]) for a, b in graph.edges)
+    graph = ComputationGraph(tuple(names.values()), edges)
     equal = random.random() < 0.5
     sizes = {v: TensorCost(4 if equal else random.randint(0, 20)) for v in graph.vertices}
     problem = CheckpointProblem(graph, sizes)
@@ -125,7 +106,7 @@ for count in range(1, 30):
 
 def test_plans_do_not_depend_on_the_hash_seed() -> None:
     outputs = set()
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "4242"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", PLANS_OF_ALL], env=environment, capture_output=True, text=True, check=True

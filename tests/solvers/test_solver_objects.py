@@ -1,7 +1,3 @@
-"""Solvers that users give as objects: accepted, refused, or wrong."""
-
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,8 +20,6 @@ PLAN = CheckpointPlan(("h0",))
 
 @dataclass
 class Fixed:
-    """Returns what it was given, or raises it."""
-
     found: Any = None
     name: str = "mine"
 

@@ -1,7 +1,3 @@
-"""Random modules of layers with state, normalisations, dropout and hooks."""
-
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable
@@ -14,7 +10,6 @@ from tests.torch.stateful_parts import STATEFUL, WIDTH, DecayingTemperature, Non
 
 
 def with_hook(part: nn.Module) -> nn.Module:
-    """Adds a hook that keeps the output in a list, and reads the one before."""
     kept: list[Tensor] = []
 
     def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -51,7 +46,6 @@ def deprecated(change: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn
 
 
 def random_module(seed: int) -> nn.Module:
-    """Two to five parts, some with hooks, each perhaps followed by a normalisation and dropout."""
     choice = random.Random(seed)
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
@@ -72,7 +66,6 @@ def is_autocast(seed: int) -> bool:
 
 
 def change_state(module: nn.Module, step: int, seed: int) -> None:
-    """Changes modes and attributes, as training loops do between steps."""
     choice = random.Random(1000 * seed + step)
     parts = [part for part in module.modules() if part is not module]
     if choice.random() < 0.3:

@@ -1,13 +1,11 @@
 """Layers whose forward keeps state in Python objects, one class for each kind of state."""
 
-from __future__ import annotations
-
 import contextvars
 import dataclasses
 import functools
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +19,6 @@ SHARED: dict[str, Any] = {"calls": 0, "last": None}
 
 
 class StatefulPart(nn.Module):
-    """A layer, and state that the forward of a subclass keeps."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
@@ -49,15 +45,6 @@ class MissingAttribute(StatefulPart):
         if hasattr(self, "h"):
             x = x * self.h.sigmoid()
         self.h = x.detach().mean(0)
-        return x
-
-
-class DefaultAttribute(StatefulPart):
-    shift: float
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x) + getattr(self, "shift", 0.0)
-        self.shift = 0.5
         return x
 
 
@@ -101,15 +88,6 @@ class DecayingTemperature(StatefulPart):
         return self.layer(x) * self.temperature
 
 
-class ToggledFlag(StatefulPart):
-    def init_state(self) -> None:
-        self.is_even = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.is_even = not self.is_even
-        return self.layer(x).relu() if self.is_even else self.layer(x)
-
-
 class DequeHistory(StatefulPart):
     def init_state(self) -> None:
         self.history: Any = deque(maxlen=2)
@@ -140,17 +118,6 @@ class DictCache(StatefulPart):
         if "keys" in self.cache:
             x = x + self.cache["keys"]
         self.cache["keys"] = (0.5 * x).detach()
-        return self.layer(x)
-
-
-class ReplacedDict(StatefulPart):
-    def init_state(self) -> None:
-        self.state: Any = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        for before, (one, *_) in self.state.items():
-            x = x + one[before]
-        self.state = OrderedDict({1: ([x.detach(), x.detach().cos()], "any")})
         return self.layer(x)
 
 
@@ -266,24 +233,6 @@ class ComputedNames(StatefulPart):
         return self.layer(x + getattr(self, f"h{self.at}", 0))
 
 
-class PropertyState(StatefulPart):
-    def init_state(self) -> None:
-        self._h: Any = None
-
-    @property
-    def h(self) -> Any:
-        return self._h
-
-    @h.setter
-    def h(self, value: Tensor) -> None:
-        self._h = [value]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x) if self.h is None else self.layer(x) + self.h[0]
-        self.h = x.detach()
-        return x
-
-
 class ChildAttribute(StatefulPart):
     layer: Any
 
@@ -296,14 +245,6 @@ class ChildAttribute(StatefulPart):
             x = x + self.layer.extra
         self.layer.extra = x.detach()
         return x
-
-
-class UnregisteredModule(StatefulPart):
-    def init_state(self) -> None:
-        self.others: list[Any] = [nn.Linear(WIDTH, WIDTH), {"kept": None}]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.others[0](self.layer(x))
 
 
 class EmaTeacher(StatefulPart):

@@ -1,7 +1,3 @@
-"""Planned modules: gradients and statistics are equal bit for bit, and memory is as planned."""
-
-from __future__ import annotations
-
 import copy
 import functools
 import pickle
@@ -10,19 +6,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.torch import checkpoint, partition, plans_of  # noqa: E402
-from onnxgc.torch.checkpointing import planned_module  # noqa: E402
-from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, is_batch_normalization, is_random  # noqa: E402
-from onnxgc.torch.partition import STATE_BYTES  # noqa: E402
-from onnxgc.tracing.devices import device  # noqa: E402
+from onnxgc.errors import BudgetError, PlanError
+from onnxgc.torch import checkpoint, plans_of
+from onnxgc.torch.checkpointing import planned_module
+from onnxgc.torch.joint_problem import EstimatedCosts, JointStep, is_batch_normalization, is_random
+from onnxgc.torch.partition import STATE_BYTES
+from onnxgc.tracing.devices import device
 
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
 """Costs from a data sheet, and a deterministic search."""
@@ -73,7 +67,6 @@ class Attention(nn.Module):
 
 
 def materialised(module: nn.Module, *inputs: Any) -> nn.Module:
-    """The module with its lazy parameters initialised, and its statistics unchanged."""
     module.eval()
     module(*inputs)
     return module.train()
@@ -84,24 +77,21 @@ def images(count: int = 8) -> Tensor:
 
 
 def step(module: nn.Module, loss: Callable[[nn.Module], Tensor], seed: int = 0) -> Tensor:
-    """The loss of one step."""
     torch.manual_seed(seed)
     found = loss(module)
     found.backward()
     return found.detach()
 
 
-def loss_of(count: int, module: nn.Module) -> Tensor:
-    """The loss of `count` images."""
+def mean_square(module: nn.Module, count: int = 8) -> Tensor:
     found: Tensor = module(images(count)).square().mean()
     return found
 
 
 def assert_same(planned: nn.Module, plain: nn.Module) -> None:
-    """Compares gradients and buffers bit for bit."""
     for (name, one), (_, other) in zip(planned.named_parameters(), plain.named_parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None), name
-        assert one.grad is None or torch.equal(one.grad, other.grad), name
+        assert one.grad is None or other.grad is None or torch.equal(one.grad, other.grad), name
     for (name, mine), (_, yours) in zip(planned.named_buffers(), plain.named_buffers(), strict=True):
         assert torch.equal(mine, yours), name
 
@@ -114,8 +104,7 @@ def test_steps_with_dropout_and_statistics_are_equal(budget: str) -> None:
     assert plan.repeated > 0
     assert plan.planned_peak_bytes < plan.regular_peak_bytes
     for seed in range(4):
-        losses = [step(one, lambda module: module(images()).square().mean(), seed) for one in (plain, planned)]
-        assert torch.equal(*losses)
+        assert torch.equal(*(step(one, mean_square, seed) for one in (plain, planned)))
         assert_same(planned, plain)
 
 
@@ -137,20 +126,24 @@ def test_measured_memory_equals_the_planned_peak(budget: str | float) -> None:
     assert peak == pytest.approx(plan.planned_peak_bytes, rel=0.02)
 
 
-def test_random_operators_keep_their_order() -> None:
-    class Branches(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            y = super().forward(x)
-            return F.dropout(2 * y) + F.dropout(y + 1)
-
+def joint_step_of(module: nn.Module, inputs: Any) -> JointStep:
     steps: list[JointStep] = []
 
     def plan_baseline(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         steps.append(step)
         return tuple(range(len(step.problem))), 0
 
-    planned_module(Branches(4, 4), plan_baseline, EstimatedCosts(device("a100")), [torch.randn(3, 4)])
-    (found,) = steps
+    planned_module(module, plan_baseline, EstimatedCosts(device("a100")), inputs)
+    return steps[0]
+
+
+def test_random_operators_keep_their_order() -> None:
+    class Branches(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return F.dropout(2 * y) + F.dropout(y + 1)
+
+    found = joint_step_of(Branches(4, 4), [torch.randn(3, 4)])
     first, second = (
         operator
         for operator, node in zip(found.problem.operators, found.nodes, strict=True)
@@ -172,34 +165,6 @@ def test_recomputed_masks_do_not_change_the_generator() -> None:
     assert torch.equal(*states)
 
 
-def test_redrawing_preserves_the_generator_state() -> None:
-    cpu = torch.device("cpu")
-    torch.manual_seed(0)
-    state = partition.generator_state(cpu)
-    first = torch.rand(3)
-    present = torch.get_rng_state()
-    again = partition.redraw(state, cpu, torch.rand, (3,), {})
-    assert torch.equal(again, first)
-    assert torch.equal(torch.get_rng_state(), present)
-
-
-class Decaying(nn.Module):
-    """A forward that reads a buffer throughout, and updates it at the end."""
-
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
-        self.register_buffer("scale", torch.ones(64, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(torch.exp(layer(x) + self.scale))
-        self.scale.mul_(0.9)
-        return x
-
-
 def test_a_recomputed_normalisation_updates_its_statistics_once() -> None:
     def repeat_in_forward(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
         (index,) = (at for at, node in enumerate(step.nodes) if node is not None and is_batch_normalization(node))
@@ -211,19 +176,7 @@ def test_a_recomputed_normalisation_updates_its_statistics_once() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     planned = planned_module(copy.deepcopy(plain), repeat_in_forward, EstimatedCosts(device("a100")))
     for _ in range(2):
-        losses = [step(module, lambda each: each(images()).square().mean()) for module in (plain, planned)]
-        assert torch.equal(*losses)
-        assert_same(planned, plain)
-
-
-def test_readers_of_an_updated_buffer_are_not_recomputed() -> None:
-    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-    plain = Decaying()
-    planned = checkpoint(copy.deepcopy(plain), data, budget="min", **QUICK)
-    assert plans_of(planned)[0].repeated > 0
-    for _ in range(3):
-        for module in (plain, planned):
-            step(module, lambda module: module(data).square().mean())
+        assert torch.equal(*(step(module, mean_square) for module in (plain, planned)))
         assert_same(planned, plain)
 
 
@@ -255,8 +208,6 @@ class Pair(NamedTuple):
 
 
 class SharedTwice(nn.Module):
-    """A frozen table, a block that runs twice, and a named tuple as output."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(9, 16)
@@ -286,28 +237,12 @@ def test_shared_blocks_frozen_tables_and_named_tuples() -> None:
     assert planned.table.weight.grad is None
 
 
-def test_inputs_get_gradients_under_autocast() -> None:
-    plain = materialised(convolutional(), images())
-    planned = checkpoint(copy.deepcopy(plain), images().requires_grad_(), budget="75%", **QUICK)
-    gradients = []
-    for module in (plain, planned):
-        data = images().requires_grad_()
-        torch.manual_seed(0)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = module(data)
-        assert out.dtype is torch.bfloat16
-        out.float().square().mean().backward()
-        gradients.append(data.grad)
-    assert torch.equal(*gradients)
-    assert_same(planned, plain)
-
-
 def test_other_batches_and_modes_get_their_own_plans() -> None:
     plain = materialised(convolutional(), images())
     planned = checkpoint(copy.deepcopy(plain), images(), budget="75%", **QUICK)
     for count in (8, 5, 8, 3):
         for module in (plain, planned):
-            step(module, functools.partial(loss_of, count), count)
+            step(module, functools.partial(mean_square, count=count), count)
         assert_same(planned, plain)
     assert len(plans_of(planned)) == 3
     for module in (plain, planned):
@@ -316,7 +251,7 @@ def test_other_batches_and_modes_get_their_own_plans() -> None:
         assert torch.equal(plain(images()), planned(images()))
     for module in (plain, planned):
         module.zero_grad()
-        step(module, lambda module: module(images()).square().mean())
+        step(module, mean_square)
     assert_same(planned, plain)
 
 
@@ -332,11 +267,11 @@ def test_class_and_parameters_are_shared_and_copies_are_independent() -> None:
     planned.register_forward_hook(lambda *_: calls.append("planned"))
     for module in (plain, planned, copied):
         module.zero_grad()
-    step(copied, lambda module: module(images()).square().mean())
+    step(copied, mean_square)
     assert all(one.grad is None for one in plain.parameters())
-    step(restored, lambda module: module(images()).square().mean())
+    step(restored, mean_square)
     assert_same(copied, restored)
-    step(planned, lambda module: module(images()).square().mean())
+    step(planned, mean_square)
     assert calls == ["planned"]
 
 
@@ -352,7 +287,6 @@ def test_autograd_saves_exactly_the_planned_tensors(make: Callable[[], tuple[nn.
 
 
 def saved_by_autograd(module: nn.Module, data: Tensor) -> Counter[tuple[Any, int]]:
-    """Types and sizes of saved storages, except inputs, weights and generator states."""
     weights = (*module.parameters(), *module.buffers())
     excluded = {one.untyped_storage().data_ptr() for one in (*weights, data)}
     found: dict[int, tuple[Any, int]] = {}

@@ -1,7 +1,3 @@
-"""Planned modules whose forward keeps state in Python objects: steps and state are equal."""
-
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc
@@ -14,23 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-
-from onnxgc.errors import OnnxgcError, PlanError  # noqa: E402
-from onnxgc.torch import checkpoint  # noqa: E402
-from tests.torch import random_modules, stateful_parts  # noqa: E402
-from tests.torch.stateful_parts import STATEFUL, WIDTH, Stateless  # noqa: E402
+from onnxgc.errors import OnnxgcError, PlanError
+from onnxgc.torch import checkpoint
+from tests.torch import random_modules, stateful_parts
+from tests.torch.stateful_parts import STATEFUL, WIDTH, Stateless
 
 QUICK: dict[str, Any] = {"budget": 1.0, "device": "a100", "time_limit": None, "step_limit": 2}
 STEPS = 5
 
 
 def described(value: Any) -> Any:
-    """A comparable description of a value and its tensors."""
     if isinstance(value, Tensor):
         return str(value.dtype), value.requires_grad, value.detach().tolist()
     if isinstance(value, list | tuple | deque):
@@ -47,7 +40,6 @@ def described(value: Any) -> Any:
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes and buffers of a module's stateful parts."""
     structure = {*vars(nn.Module()), "forward"} - {"_buffers"}
     return {
         f"{name}.{key}": described(value)
@@ -58,7 +50,6 @@ def state_of(module: nn.Module) -> dict[str, Any]:
 
 
 def steps(module: nn.Module, seed: int) -> Iterator[dict[str, Any]]:
-    """Outputs, gradients and state after each step; the module is changed between steps."""
     stateful_parts.SHARED.update(calls=0, last=None)
     stateful_parts.FACTOR.set(1.0)
     for count in range(STEPS):
@@ -90,7 +81,6 @@ def planned_steps(make: Callable[[], nn.Module], seed: int, options: Any) -> Ite
 
 
 def check(make: Callable[[], nn.Module], seed: int, options: Any = QUICK) -> str:
-    """Compares all steps of a planned module: returns "equal", or the error that rejects the module."""
     with warnings.catch_warnings():
         # State that changes in each call causes warnings.
         warnings.filterwarnings("ignore", "forward reads")
@@ -112,7 +102,8 @@ def test_each_kind_of_state_is_followed(first: int) -> None:
         torch.manual_seed(first)
         return nn.Sequential(*(kind() for kind in STATEFUL[first : first + 6]))
 
-    assert check(make, first) == "equal"
+    # Odd seeds have the least budget, and 1 and 5 of these autocast.
+    assert check(make, first // 6) == "equal"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +156,6 @@ def test_traces_release_tensors_of_the_state() -> None:
 
 
 class Session:
-    """An argument that forward reads and changes."""
-
     def __init__(self) -> None:
         self.before: Any = None
         self.factor = 1.0
@@ -221,8 +210,6 @@ def test_threads_may_share_a_planned_module() -> None:
 
 
 class Calling(Stateless):
-    """Runs a function on the output of its layer."""
-
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.function = function

@@ -1,7 +1,3 @@
-"""Plans of ONNX models applied in PyTorch: kept tensors, and equal results."""
-
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
@@ -10,19 +6,16 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
+from torch import Tensor, fx
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, fx  # noqa: E402
-
-import onnxgc  # noqa: E402
-from onnxgc.errors import BudgetError, PlanError  # noqa: E402
-from onnxgc.planning.plan import CheckpointPlan  # noqa: E402
-from onnxgc.torch import OnnxModule, from_onnx, plans_of  # noqa: E402
-from onnxgc.torch.checkpointing import planned_module  # noqa: E402
-from onnxgc.torch.joint_problem import EstimatedCosts, JointStep  # noqa: E402
-from onnxgc.torch.onnx_plan import PlanFollower  # noqa: E402
-from onnxgc.tracing.devices import device  # noqa: E402
+import onnxgc
+from onnxgc.errors import BudgetError, PlanError
+from onnxgc.planning.plan import CheckpointPlan
+from onnxgc.torch import OnnxModule, from_onnx, plans_of
+from onnxgc.torch.joint_problem import JointStep
+from onnxgc.torch.onnx_plan import PlanFollower
+from tests.torch.test_checkpointing import joint_step_of
 
 BATCH = 4
 TEXT = """
@@ -68,7 +61,6 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def values(module: OnnxModule) -> dict[str, Tensor]:
-    """All tensors of the graph for the inputs above, by their ONNX names."""
     found: dict[str, Tensor] = {}
 
     class Recorder(fx.Interpreter):
@@ -98,7 +90,6 @@ def saved(module: OnnxModule) -> list[Tensor]:
 
 
 def step(module: OnnxModule) -> list[Tensor]:
-    """Outputs, gradients and statistics after two steps."""
     for _ in range(2):
         scores, image = module(*inputs())
         (scores.square().mean() + image.mean()).backward()
@@ -132,35 +123,21 @@ def test_exactly_the_kept_tensors_are_saved(kept: tuple[str, ...], needed: tuple
     assert plans_of(module)[0].repeated > 0
 
 
-def test_results_under_a_plan_are_equal() -> None:
-    result = onnxgc.optimize(model(), check=False)
-    regular = step(from_onnx(model()))
-    for plan in (result, result.plan, ["r1", "p"], ["image"]):
-        planned = from_onnx(model(), plan)
-        for one, other in zip(regular, step(planned), strict=True):
-            assert torch.equal(one, other)
-
-
-def test_plans_from_files_and_budgets_give_equal_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_under_a_plan_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxgc.torch.onnx_module.DEFAULT_TIME_LIMIT_SECONDS", 0.5)
-    regular = step(from_onnx(model()))
-    onnxgc.optimize(model(), tmp_path / "training.onnx", check=False)
+    result = onnxgc.optimize(model(), tmp_path / "training.onnx", check=False)
+    in_sequence = onnxgc.optimize(model(), budget="95%", check=False, time_limit=0.5)
+    assert in_sequence.plan.sequence
     described = {"schema": 1, "checkpoints": ["r1", "s2", "h"], "keeps_last_segment": True}
     (tmp_path / "plan.json").write_text(json.dumps(described), encoding="utf-8")
-    for plan in ("training.onnx", "plan.json"):
-        planned = from_onnx(model(), tmp_path / plan)
-        assert all(map(torch.equal, regular, step(planned)))
+    files = tmp_path / "training.onnx", tmp_path / "plan.json"
     budgeted = from_onnx(model(), budget="90%")
     (found,) = plans_of(budgeted)
     assert found.planned_peak_bytes <= 0.9 * found.regular_peak_bytes
-    assert all(map(torch.equal, regular, step(budgeted)))
-
-
-def test_a_plan_with_a_sequence_gives_equal_results() -> None:
-    result = onnxgc.optimize(model(), budget="95%", check=False, time_limit=2)
-    assert result.plan.sequence
-    planned = from_onnx(model(), result)
-    assert all(map(torch.equal, step(from_onnx(model())), step(planned)))
+    regular = step(from_onnx(model()))
+    plans = (result, result.plan, ["r1", "p"], ["image"], *files, in_sequence)
+    for planned in (budgeted, *(from_onnx(model(), plan) for plan in plans)):
+        assert all(map(torch.equal, regular, step(planned)))
 
 
 def test_errors_are_specific(tmp_path: Path) -> None:
@@ -178,20 +155,11 @@ def test_errors_are_specific(tmp_path: Path) -> None:
 
 
 def joint_step() -> JointStep:
-    """The joint graph of the model above."""
-    steps: list[JointStep] = []
-
-    def plan_baseline(step: JointStep, *_: object) -> tuple[tuple[int, ...], int]:
-        steps.append(step)
-        return tuple(range(len(step.problem))), 0
-
     module = from_onnx(model())
-    planned_module(module, plan_baseline, EstimatedCosts(device("a100")), module.example_inputs({}))
-    return steps[0]
+    return joint_step_of(module, module.example_inputs({}))
 
 
 def recomputed(step: JointStep, plan: CheckpointPlan) -> list[str]:
-    """Names of the operators that a plan recomputes."""
     sequence, _ = PlanFollower(plan)(step, 0)
     return [step.problem.operators[index].name for index in sorted(set(sequence)) if sequence.count(index) > 1]
 

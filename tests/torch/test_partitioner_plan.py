@@ -1,16 +1,11 @@
-"""The tensors of an ONNX model that PyTorch's partitioner saves under its memory budget."""
-
-from __future__ import annotations
-
-import onnx
+import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from onnxgc.api.comparison import compare  # noqa: E402
-from onnxgc.errors import PlanError  # noqa: E402
-from onnxgc.torch.partitioner_plan import tensors_saved  # noqa: E402
-from tests.api.chains import chain  # noqa: E402
+from onnxgc.api.comparison import compare
+from onnxgc.errors import PlanError
+from onnxgc.torch.partitioner_plan import tensors_saved
+from tests.api.chains import chain
+from tests.model.model_helpers import text_model, with_weights
 
 
 @pytest.mark.parametrize("share, kept", [(1.0, 5), (0.7, 3), (0.5, 2), (0.3, 1), (0.0, 0)])
@@ -21,18 +16,9 @@ def test_a_share_of_equal_tensors_is_saved(share: float, kept: int) -> None:
 
 
 def test_batch_statistics_are_not_tensors_of_the_model() -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[64, 4, 8, 8] x) => (float[64, 4, 8, 8] z)
-        <float[4, 4, 1, 1] w, float[4] s, float[4] b, float[4] m, float[4] v> {
-            c = Conv (x, w)
-            n = BatchNormalization (c, s, b, m, v)
-            r = Relu (n)
-            z = Conv (r, w)
-        }""")
-    for name, shape in (("w", (4, 4, 1, 1)), *((name, (4,)) for name in "sbmv")):
-        value = torch.ones(shape).numpy()
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    body = "{ c = Conv(x, w) n = BatchNormalization(c, s, b, m, v) r = Relu(n) z = Conv(r, w) }"
+    model = text_model(f"(float[64,4,8,8] x) => (float[64,4,8,8] z) {body}")
+    model = with_weights(model, w=np.ones((4, 4, 1, 1)), **dict.fromkeys("sbmv", np.ones(4)))
     # The statistics, computed from the convolution's output, are saved at any share.
     assert tensors_saved(model, 1.0, input_shapes={}) == {"c", "r"}
     assert tensors_saved(model, 0.0, input_shapes={}) == set()

@@ -1,20 +1,22 @@
-"""Planned modules in trainers: weights equal those without a plan, bit for bit."""
-
-from __future__ import annotations
-
+import copy
+import functools
+import os
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-torch = pytest.importorskip("torch")
+from onnxgc.torch import checkpoint, plans_of
+from tests.test_readme import SHORT_SEARCH, code_blocks, copy_models
 
-from torch import Tensor, nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, TensorDataset  # noqa: E402
-
-from onnxgc.torch import checkpoint, plans_of  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK: dict[str, Any] = {"device": "a100", "time_limit": None, "step_limit": 2}
 
 
@@ -101,6 +103,7 @@ def by_hugging_face(module: nn.Module, folder: Path) -> None:
     assert (folder / "checkpoint-4").is_dir()
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_weights_under_lightning_are_equal(tmp_path: Path) -> None:
     plain = convolutional()
     planned = checkpoint(convolutional(), drawn((8, 3, 8, 8)), budget="70%", **QUICK)
@@ -112,6 +115,7 @@ def test_weights_under_lightning_are_equal(tmp_path: Path) -> None:
     assert all(map(torch.equal, state(plain), state(planned)))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_weights_under_the_trainer_of_transformers_are_equal(tmp_path: Path) -> None:
     plain = language_model()
     ids = torch.zeros(4, 16, dtype=torch.int64)
@@ -121,3 +125,170 @@ def test_weights_under_the_trainer_of_transformers_are_equal(tmp_path: Path) -> 
     for name, module in (("plain", plain), ("planned", planned)):
         by_hugging_face(module, tmp_path / name)
     assert all(map(torch.equal, state(plain), state(planned)))
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+
+
+def planned_layers() -> nn.Module:
+    found: nn.Module = checkpoint(layers(), torch.randn(4, 8), budget="100%", **QUICK)
+    return found
+
+
+def by_accelerate(module: nn.Module) -> nn.Module:
+    accelerate = pytest.importorskip("accelerate")
+    # Trainers set another state for the process.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    prepared: nn.Module = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(module)
+    return prepared
+
+
+def by_hooks(module: nn.Module) -> nn.Module:
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooked: nn.Module = hooks.add_hook_to_module(module, hooks.ModelHook())
+    return hooked
+
+
+def in_another_forward(wrap: Callable[[Any], Any]) -> Callable[[nn.Module], nn.Module]:
+    def wrapped(module: nn.Module) -> nn.Module:
+        module.forward = wrap(module.forward)
+        return module
+
+    return wrapped
+
+
+def with_a_closure(forward: Any) -> Any:
+    return lambda *arguments: forward(*arguments) * 2
+
+
+def with_a_name(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def named(*arguments: Any) -> Any:
+        return forward(*arguments)
+
+    return named
+
+
+def of_an_instance(forward: Any) -> Any:
+    class Caller:
+        def __init__(self) -> None:
+            self.inner = forward
+
+        def __call__(self, *arguments: Any) -> Any:
+            return self.inner(*arguments)
+
+    return Caller()
+
+
+class Adapter(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.base_model = nn.ModuleDict({"model": module})
+
+    def forward(self, x: Any) -> Any:
+        return self.base_model["model"](x)
+
+
+# PyTorch warns when it imports its compiler.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda module: module,
+        nn.DataParallel,
+        Adapter,
+        lambda module: Adapter(nn.Sequential(layers(), Adapter(module))),
+        torch.compile,
+        copy.deepcopy,
+        by_accelerate,
+        by_hooks,
+        in_another_forward(with_a_closure),
+        in_another_forward(with_a_name),
+        in_another_forward(functools.partial),
+        in_another_forward(of_an_instance),
+        in_another_forward(lambda forward: types.MethodType(lambda self, *given: forward(*given), object())),
+        in_another_forward(lambda forward: with_a_name(with_a_closure(functools.partial(forward)))),
+    ],
+)
+def test_a_plan_is_found_inside_wrappers(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    planned = planned_layers()
+    plans = plans_of(planned)
+    assert len(plans) == 1
+    assert plans_of(wrap(planned)) == plans
+
+
+def test_plans_of_submodules_are_ordered_and_unique() -> None:
+    first, second = planned_layers(), checkpoint(layers(), torch.randn(6, 8), budget="100%", **QUICK)
+    model = nn.Sequential(first, layers(), second, first)
+    assert plans_of(model) == (*plans_of(first), *plans_of(second))
+    assert plans_of(layers()) == ()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_two_ranks_train_to_equal_weights() -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    common = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.torch.two_ranks"],
+            env={**common, "RANK": str(rank), "WORLD_SIZE": "2"},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    for rank, text in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, text
+        assert text.count("26 parameters are equal") == 2
+
+
+@pytest.fixture
+def plain_and_planned() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.GELU())))
+    options: dict[str, Any] = {"budget": "90%", "device": "a100", "time_limit": None, "step_limit": 2}
+    return plain, checkpoint(copy.deepcopy(plain), torch.randn(32, 16), **options)
+
+
+def test_gradients_under_compile_are_equal(plain_and_planned: tuple[nn.Module, nn.Module]) -> None:
+    plain, planned = plain_and_planned
+    data = torch.randn(32, 16)
+    for module in (plain, torch.compile(planned, backend="eager")):
+        module(data).square().mean().backward()
+    for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_scaled_and_accumulated_gradients_are_equal(plain_and_planned: tuple[nn.Module, nn.Module]) -> None:
+    data = torch.randn(64, 16)
+    for module in plain_and_planned:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(2):
+            for part in data.chunk(2):
+                scaler.scale(module(part).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert all(map(torch.equal, *(list(module.parameters()) for module in plain_and_planned)))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_blocks_run_in_order(tmp_path: Path) -> None:
+    copy_models(tmp_path, are_short=True)
+    text = "\n".join(text for language, text in code_blocks(ROOT / "docs" / "pytorch.md") if language == "python")
+    text = text.replace("time_limit=2", f"time_limit={SHORT_SEARCH}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", text], cwd=tmp_path, env=environment, check=True, timeout=300)

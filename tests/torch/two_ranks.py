@@ -1,7 +1,5 @@
 """One of two ranks: trains a network with and without a plan under each engine, and compares weights."""
 
-from __future__ import annotations
-
 import copy
 import os
 import sys

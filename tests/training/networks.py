@@ -1,7 +1,5 @@
 """Small networks to train, and a real data set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,12 +1,13 @@
 """Drawn samples for chains of products, and quick trainers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from onnxgc.training import Trainer
+from tests.api.chains import chain
 
 
 def samples(seed: int, size: int = 64) -> dict[str, Any]:
@@ -20,7 +21,17 @@ def make_trainer(source: Any, /, **how: Any) -> Trainer:
 
 
 def losses_of(trainer: Trainer, data: Any, epochs: int = 1, **how: Any) -> list[float]:
-    """The loss of each update of a run."""
     losses: list[float] = []
     trainer.fit(data, epochs, callbacks=[lambda e: losses.append(e.loss) if e.kind == "update" else None], **how)
     return losses
+
+
+def unstored(batch: int = 64) -> onnx.ModelProto:
+    """A chain whose file stores only shapes of weights."""
+    source = chain(2, batch=batch)
+    del source.graph.initializer[:]
+    for number, (name, shape) in enumerate({"w0": (16, 16), "w1": (16, 16), "v": (16, 4)}.items()):
+        source.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"shape{number}"))
+        fill = onnx.helper.make_node("ConstantOfShape", [f"shape{number}"], [name])
+        source.graph.node.insert(0, fill)
+    return source

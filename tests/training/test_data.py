@@ -1,7 +1,3 @@
-"""Forms of data, names of arrays in a file, and labels that a model itself reads."""
-
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -9,13 +5,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from onnxgc.errors import TrainingError
 from onnxgc.training.data import split_arrays
 from onnxgc.training.labels import Labels
 from onnxgc.training.training_file import TrainingFile
 from tests.api.chains import chain
+from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.samples import losses_of, make_trainer, samples
 
 
@@ -93,12 +89,8 @@ ALONG_SAMPLES = GATHERED.replace("LogSoftmax <axis = 1>", "LogSoftmax <axis = 0>
 
 
 def with_its_loss(loss: str) -> onnx.ModelProto:
-    model = parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[N, 16] x, int64[N] labels) => (float loss) {{ y = MatMul (x, w) {loss} }}""")
-    value = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(value, "w"))
-    return model
+    model = text_model(f"(float[N, 16] x, int64[N] labels) => (float loss) {{ y = MatMul (x, w) {loss} }}")
+    return with_weights(model, w=normal(16, 4))
 
 
 @pytest.mark.parametrize(
@@ -132,21 +124,15 @@ def test_labels_of_a_loss_in_the_model_are_known(loss: str, labels: Labels | Non
         assert trainer.updates == before
 
 
-@pytest.mark.parametrize("order", [(4, 2), (2, 4)])
-@pytest.mark.parametrize("ignored", [(9, 9), (9, -7)])
+@pytest.mark.parametrize("order, ignored", [((4, 2), (9, 9)), ((2, 4), (9, -7))])
 def test_labels_of_two_losses_have_the_common_range(order: tuple[int, int], ignored: tuple[int, int]) -> None:
-    model = parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[N, 16] x, int64[N] labels) => (float loss) {{
-            y = MatMul (x, w)  z = MatMul (x, v)
-            one = SoftmaxCrossEntropyLoss <ignore_index = {ignored[0]}> (y, labels)
-            other = SoftmaxCrossEntropyLoss <ignore_index = {ignored[1]}> (z, labels)
-            loss = Add (one, other)
-        }}""")
-    for name, classes in zip("wv", order, strict=True):
-        value = np.random.default_rng(0).standard_normal((16, classes)).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    trainer = make_trainer(model, batch=8)
+    model = text_model(f"""(float[N, 16] x, int64[N] labels) => (float loss) {{
+        y = MatMul (x, w)  z = MatMul (x, v)
+        one = SoftmaxCrossEntropyLoss <ignore_index = {ignored[0]}> (y, labels)
+        other = SoftmaxCrossEntropyLoss <ignore_index = {ignored[1]}> (z, labels)
+        loss = Add (one, other)
+    }}""")
+    trainer = make_trainer(with_weights(model, w=normal(16, order[0]), v=normal(16, order[1])), batch=8)
     assert trainer._file.labels == {"labels": Labels(2, 9 if ignored == (9, 9) else None)}
 
 

@@ -1,7 +1,3 @@
-"""A PyTorch module, exported, trained here and written back, is the module with the trained weights."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,6 @@ from tests.training.networks import digits  # noqa: E402
 
 
 class Block(nn.Module):
-    """Two convolutions with normalisation and a shortcut, as in ResNet-18."""
-
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
@@ -48,8 +42,6 @@ class Residual(nn.Module):
 
 
 class Attentive(nn.Module):
-    """A small vision transformer over rows of an image."""
-
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Linear(8, 32)

@@ -1,7 +1,3 @@
-"""What few runs meet: half precision, frozen drawn weights, inputs of no samples, ignored labels, ends."""
-
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import TrainingError
@@ -18,7 +14,8 @@ from onnxgc.training import SGD, Event, Trainer
 from onnxgc.training.data import IteratedData
 from onnxgc.training.state import load_state, save_state
 from tests.api.chains import chain
-from tests.training.samples import make_trainer, samples
+from tests.model.model_helpers import normal, text_model, with_weights
+from tests.training.samples import make_trainer, samples, unstored
 
 
 def part(data: dict[str, Any], size: int) -> dict[str, Any]:
@@ -49,17 +46,6 @@ def test_parameters_in_half_precision_are_updated_in_float32(accumulate: int) ->
         assert trainer.array(name).dtype == np.float16
 
 
-def unstored() -> onnx.ModelProto:
-    """A chain whose file stores only shapes of weights."""
-    source = chain(2, batch=64)
-    del source.graph.initializer[:]
-    for number, (name, shape) in enumerate({"w0": (16, 16), "w1": (16, 16), "v": (16, 4)}.items()):
-        source.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"shape{number}"))
-        fill = onnx.helper.make_node("ConstantOfShape", [f"shape{number}"], [name])
-        source.graph.node.insert(0, fill)
-    return source
-
-
 def test_other_batch_sizes_use_the_same_frozen_weights(tmp_path: Path) -> None:
     how: dict[str, Any] = {"freeze": ("w0",), "threads": 1, "check": False}
     one, other = (Trainer(unstored(), batch=batch, **how) for batch in (64, 8))
@@ -84,15 +70,10 @@ def test_frozen_weights_may_be_external(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inputs", ["float[N, 16] x, SHIFT", "float[8, 16] x, SHIFT", "SHIFT, float[N, 16] x"])
 def test_an_input_without_samples_is_in_every_batch(inputs: str) -> None:
-    source = parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g ({inputs.replace("SHIFT", "float[1, 16] shift")}) => (float y) {{
-            s = Add (x, shift)
-            y = MatMul (s, w)
-        }}""")
+    declared = inputs.replace("SHIFT", "float[1, 16] shift")
+    source = text_model(f"({declared}) => (float y) {{ s = Add (x, shift) y = MatMul (s, w) }}")
     source.graph.output[0].type.tensor_type.ClearField("shape")
-    value = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
-    source.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    source = with_weights(source, w=normal(16, 4))
     trainer, plain = (make_trainer(source, optimizer="sgd", batch=64) for _ in range(2))
     shift = np.linspace(-1, 1, 16, dtype=np.float32)[None]
     data = samples(0, 72)
@@ -128,18 +109,10 @@ def test_figures_are_means_over_labels_that_are_not_ignored() -> None:
 )
 def test_accuracy_ignores_dimensions_of_1(product: str) -> None:
     """Classes are last behind a product, and else the second."""
-    source = parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[N, 1, 1, 6] flat) => (float y) {{ {product} }}""")
+    source, value = text_model(f"(float[N, 1, 1, 6] flat) => (float y) {{ {product} }}"), normal(6, 4)
     source.graph.output[0].type.tensor_type.ClearField("shape")
-    value = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
-    source.graph.initializer.append(numpy_helper.from_array(value, "w"))
-    trainer = make_trainer(source, batch=32, loss="cross-entropy")
-    draw = np.random.default_rng(1)
-    data: dict[str, Any] = {
-        "flat": draw.standard_normal((32, 1, 1, 6)).astype(np.float32),
-        "labels": draw.integers(0, 4, 32),
-    }
+    trainer = make_trainer(with_weights(source, w=value), batch=32, loss="cross-entropy")
+    data = {"flat": normal(32, 1, 1, 6), "labels": np.random.default_rng(1).integers(0, 4, 32)}
     wanted = (data["flat"].reshape(32, 6) @ value).argmax(1) == data["labels"]
     assert trainer.evaluate(data)["accuracy"] == wanted.mean()
 

@@ -1,7 +1,3 @@
-"""Sessions: updates in place, sessions kept by batch size, and memory."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import helper, numpy_helper
 
 from onnxgc.api.pipeline import OptimizeResult, optimize
 from onnxgc.errors import TrainingError
@@ -19,27 +15,22 @@ from onnxgc.training import Trainer, run_source, sessions
 from onnxgc.training.run_source import Source
 from onnxgc.training.training_file import TrainingFile
 from tests.api.chains import chain
+from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.samples import make_trainer, samples
 
 
 def normalised_twice() -> onnx.ModelProto:
     """Running statistics that one normalisation updates, and another reads in both passes."""
-    model = parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[64, 16] x) => (float[64, 4] y) {
-            a = MatMul (x, w)
-            n, new_mean, new_variance = BatchNormalization <training_mode = 1> (a, s, b, mean, variance)
-            t = Tanh (n)
-            m = BatchNormalization (t, s, b, mean, variance)
-            h = Tanh (m)
-            y = MatMul (h, v)
-        }""")
-    draw = np.random.default_rng(2)
-    shapes = {"w": (16, 16), "v": (16, 4), "s": (16,), "b": (16,), "mean": (16,), "variance": (16,)}
-    for name, shape in shapes.items():
-        value = np.abs(draw.standard_normal(shape)) + 0.1
-        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return model
+    model = text_model("""(float[64, 16] x) => (float[64, 4] y) {
+        a = MatMul (x, w)
+        n, new_mean, new_variance = BatchNormalization <training_mode = 1> (a, s, b, mean, variance)
+        t = Tanh (n)
+        m = BatchNormalization (t, s, b, mean, variance)
+        h = Tanh (m)
+        y = MatMul (h, v)
+    }""")
+    shapes = {"w": (16, 16), "v": (16, 4), **dict.fromkeys(("s", "b", "mean", "variance"), (16,))}
+    return with_weights(model, **{name: np.abs(normal(*shape, seed=2)) + 0.1 for name, shape in shapes.items()})
 
 
 def test_statistics_with_several_readers_are_copied() -> None:
@@ -102,16 +93,9 @@ def test_a_smaller_batch_stays_within_the_peak(monkeypatch: pytest.MonkeyPatch) 
 
 def function_without_kernel() -> onnx.ModelProto:
     """ONNX Runtime runs HardSigmoid in float64 by its definition, whose nodes come after all others."""
-    model = parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (double[8, 16] x) => (double[8, 4] y) {
-            a = MatMul (x, w)
-            h = HardSigmoid (a)
-            y = MatMul (h, v)
-        }""")
-    draw = np.random.default_rng(3)
+    model = text_model("(double[8, 16] x) => (double[8, 4] y) { a = MatMul(x, w) h = HardSigmoid(a) y = MatMul(h, v) }")
     for name, shape in {"w": (16, 16), "v": (16, 4)}.items():
-        model.graph.initializer.append(numpy_helper.from_array(draw.standard_normal(shape), name))
+        model.graph.initializer.append(numpy_helper.from_array(normal(*shape).astype(np.float64), name))
     return model
 
 

@@ -1,7 +1,3 @@
-"""States on the disk: of every name, of one run at a time, and of no other run."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -130,8 +126,6 @@ def test_a_state_with_other_settings_is_rejected(tmp_path: Path) -> None:
     trainer.fit(samples(0, 128), 1, state=path, callbacks=[stop])
     with pytest.raises(TrainingError, match=r"with the optimizer adamw .* weight_decay 0.01.* has adamw"):
         make_trainer(chain(2), optimizer=AdamW(weight_decay=0.1), batch=32).load(path)
-    with pytest.raises(TrainingError, match="was saved with batch 32, and this run has batch 64; resume with the same"):
-        make_trainer(chain(2), batch=64).load(path)
     again = make_trainer(chain(2), batch=32)
     assert again.fit(samples(0, 128), 1, state=path, resume=True)[-1]["samples"] == 128
 

@@ -1,7 +1,3 @@
-"""A network learns with it, in the promised memory, and nothing of a run is lost."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -18,10 +14,11 @@ from onnx import numpy_helper
 
 from onnxgc.api.pipeline import optimize
 from onnxgc.errors import OnnxgcError, OutputFileError, TrainingError
-from onnxgc.training import SGD, AdamW, Event, StopTraining, Trainer, cosine, step, with_warm_up
+from onnxgc.training import SGD, AdamW, Event, Trainer, cosine, step, with_warm_up
 from tests.api.chains import chain
+from tests.model.model_helpers import normal, text_model, with_weights
 from tests.training.networks import digits, digits_network
-from tests.training.samples import losses_of, make_trainer, samples
+from tests.training.samples import losses_of, make_trainer, samples, unstored
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -100,7 +97,10 @@ trainer.fit(digits()[0], 4, state=path, save_every=7, resume=True, callbacks=[te
 def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, data: Any) -> None:
     whole = tmp_path / "whole.safetensors"
     reference = make_trainer(digits_network(), learning_rate=3e-3, batch=64, seed=5)
+    started = time.perf_counter()
     history = reference.fit(data[0], 4, state=whole)
+    assert [entry["updates"] for entry in history] == [23, 46, 69, 92]
+    assert 0 < sum(entry["seconds"] for entry in history) < time.perf_counter() - started
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "killed.safetensors")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -168,15 +168,8 @@ def test_export_is_the_models_file_with_new_weights(tmp_path: Path, data: Any) -
     assert found["loss"] == pytest.approx(float(mean), rel=1e-4)
 
 
-def test_missing_weights_are_drawn(tmp_path: Path) -> None:
-    source = chain(2)
-    width = {"w0": (16, 16), "w1": (16, 16), "v": (16, 4)}
-    del source.graph.initializer[:]
-    for number, (name, shape) in enumerate(width.items()):
-        source.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"shape{number}"))
-        fill = onnx.helper.make_node("ConstantOfShape", [f"shape{number}"], [name])
-        source.graph.node.insert(0, fill)
-    one, again, other = (make_trainer(source, batch=64, seed=seed) for seed in (1, 1, 2))
+def test_missing_weights_are_drawn() -> None:
+    one, again, other = (make_trainer(unstored(), seed=seed) for seed in (1, 1, 2))
     assert 0.2 < one.array("w0").std() < 0.5
     np.testing.assert_array_equal(one.array("w0"), again.array("w0"))
     assert not np.array_equal(one.array("w0"), other.array("w0"))
@@ -214,16 +207,6 @@ def test_samples_are_shuffled_by_the_seed() -> None:
     assert curves[0] == curves[1] != curves[2]
 
 
-def test_a_callback_may_end_a_run() -> None:
-    def stop(event: Event) -> None:
-        if event.updates == 2:
-            raise StopTraining
-
-    trainer = make_trainer(chain(2), batch=32)
-    trainer.fit(samples(0, 256), 5, callbacks=[stop])
-    assert trainer.updates == 2
-
-
 def test_learning_rates() -> None:
     assert [step(1.0, 2, 0.5)(done) for done in range(5)] == [1, 1, 0.5, 0.5, 0.25]
     rates = [cosine(1.0, 4, 0.2)(done) for done in range(6)]
@@ -240,15 +223,6 @@ def test_learning_rates() -> None:
     before = trainer.parameters()
     trainer.fit(samples(0, 128), 1)
     assert sorted(set(seen)) == [0, 1, 2, 3]
-    np.testing.assert_array_equal(trainer.array("w0"), before["w0"])
-
-
-def test_a_loss_that_is_not_finite_keeps_parameters_under_accumulation() -> None:
-    trainer = make_trainer(chain(2), batch=64, accumulate=2)
-    before = trainer.parameters()
-    spoilt = {"x": np.full((64, 16), np.nan, np.float32), "labels": np.zeros(64, np.int64)}
-    with pytest.raises(TrainingError, match="the parameters are unchanged"):
-        trainer.step([samples(0), spoilt])
     np.testing.assert_array_equal(trainer.array("w0"), before["w0"])
 
 
@@ -269,26 +243,9 @@ def test_wrong_arguments_are_rejected_in_one_line(how: dict[str, Any], words: st
         make_trainer(chain(2), **how)
 
 
-def test_a_run_reports_its_time() -> None:
-    started = time.perf_counter()
-    trainer = make_trainer(chain(2), batch=64)
-    history = trainer.fit(samples(0, 256), 2)
-    assert [entry["updates"] for entry in history] == [4, 8]
-    assert 0 < sum(entry["seconds"] for entry in history) < time.perf_counter() - started
-
-
-def sequences(classes: int = 4, steps: int = 5) -> onnx.ModelProto:
-    """Scores [N, T, C] of sequences, with a scalar parameter."""
-    model = onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 17]>
-        g (float[8, {steps}, 6] x) => (float[8, {steps}, {classes}] y) <float temperature> {{
-            a = MatMul (x, w)
-            y = Mul (a, temperature)
-        }}""")
-    value = np.random.default_rng(0).standard_normal((6, classes)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(value, "w"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1.5, np.float32), "temperature"))
-    return model
+def sequences() -> onnx.ModelProto:
+    model = text_model("(float[8,5,6] x) => (float[8,5,4] y) { a = MatMul(x, w) y = Mul(a, temperature) }")
+    return with_weights(model, w=normal(6, 4), temperature=np.array(1.5))
 
 
 def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path) -> None:
@@ -305,11 +262,13 @@ def test_accuracy_follows_the_class_axis_and_scalars_are_saved(tmp_path: Path) -
     assert again.evaluate(data) == trainer.evaluate(data)
 
 
-def test_sums_are_reset_after_a_loss_that_is_not_finite() -> None:
+def test_a_loss_that_is_not_finite_keeps_parameters_and_resets_sums() -> None:
     trainer = make_trainer(chain(2), batch=64, accumulate=2)
     spoilt = {"x": np.full((64, 16), np.nan, np.float32), "labels": np.zeros(64, np.int64)}
-    with pytest.raises(TrainingError, match="the loss is nan"):
+    before = trainer.parameters()
+    with pytest.raises(TrainingError, match=r"the loss is nan .*the parameters are unchanged"):
         trainer.step([samples(0), spoilt])
+    np.testing.assert_array_equal(trainer.array("w0"), before["w0"])
     trainer.step([samples(1), samples(2)])
     assert all(np.isfinite(value).all() for value in trainer.parameters().values())
 
@@ -357,9 +316,8 @@ def test_a_removed_tensor_frees_its_name_for_the_loss() -> None:
     assert np.isfinite(make_trainer(source, batch=64).step(samples(0)))
 
 
-@pytest.mark.parametrize("rate", [None, "fast", float("nan"), -1.0, 1e39])
-def test_a_schedule_without_a_rate_is_rejected_in_one_line(rate: Any) -> None:
-    trainer = make_trainer(chain(2), learning_rate=lambda _: rate, batch=64)
+def test_a_schedule_without_a_rate_is_rejected_in_one_line() -> None:
+    trainer = make_trainer(chain(2), learning_rate=lambda _: 1e39, batch=64)
     for ask in (lambda: trainer.fit(samples(0), 1), lambda: trainer.step(samples(0))):
         with pytest.raises(TrainingError, match="the learning rate"):
             ask()

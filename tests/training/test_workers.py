@@ -1,7 +1,3 @@
-"""Two workers train as one process does on twice the batch."""
-
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

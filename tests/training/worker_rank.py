@@ -1,7 +1,5 @@
 """One of two workers: trains, and writes its parameters; started by the tests of workers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -123,7 +123,7 @@ def _combined(weights: Sequence[WeightTensor]) -> list[WeightTensor]:
     return result
 
 
-# -- sums of two values that are another function ------------------------------------------------
+# -- sums of two values that are another function --
 
 
 def _recognized(structure: Structure, x: View, y: View) -> View | None:

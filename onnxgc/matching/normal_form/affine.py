@@ -57,11 +57,10 @@ def expanded(structure: Structure, x: View, dims: Dims, new: Sequence[Dim]) -> V
     return replace(x, value=value, dims=dims)
 
 
-# -- weights -----------------------------------------------------------------------------------
+# -- weights --
 
 
 def with_weight(structure: Structure, x: View, weight: WeightTensor, *, is_added: bool) -> View:
-    """x plus or times a weight."""
     x, dims, new = broadcast_with(structure, x, weight.shape)
     if weight.number is not None and new:
         apply = plus_number if is_added else scaled
@@ -129,7 +128,7 @@ def layer(
     return structure.value(op, *operands, size, weights=weights, cover=channels, fact=fact), channels
 
 
-# -- constants that are identified by their contents -------------------------------------------
+# -- constants that are identified by their contents --
 
 
 def with_table(structure: Structure, x: View, shape: tuple[int, ...], table: Table, *, is_added: bool) -> View:

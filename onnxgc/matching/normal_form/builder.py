@@ -93,7 +93,6 @@ class Builder:
         self.structure.views[name] = View(value, dims)
 
     def visit(self, node: Node) -> None:
-        """Adds the outputs of a node."""
         has_weights_only = not any(isinstance(ref, View) for ref in self.refs(node))
         if has_weights_only and self._of_statistics.isdisjoint(node.inputs):
             for name in filter(None, node.outputs):

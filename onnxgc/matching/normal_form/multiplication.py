@@ -108,7 +108,6 @@ def _polynomial(structure: Structure, x: View, y: View) -> View | None:
 
 
 def _as_power(structure: Structure, value: int) -> tuple[int, float]:
-    """The base and exponent of a value."""
     match structure.facts.get(value):
         case Power(base, exponent):
             return base, exponent

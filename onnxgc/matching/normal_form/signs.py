@@ -10,7 +10,6 @@ _NEVER_NEGATIVE = ("Sigmoid", "Softplus", "Exp", "Abs", "softmax")
 
 
 def is_never_negative(structure: Structure, x: View) -> bool:
-    """Whether no element of x can be negative."""
     if x.scale <= 0:
         return False
     pending, seen = [x.value], {x.value}

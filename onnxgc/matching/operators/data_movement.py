@@ -102,7 +102,6 @@ def gather_nd(builder: Builder, node: Node, x: View) -> View | None:
 
 
 def _taken(builder: Builder, x: View, axis: int, positions: Sequence[int]) -> View:
-    """Some positions of a dimension."""
     dim = x.dims[axis]
     if list(positions) == list(range(extent(dim))):
         return x

@@ -32,7 +32,7 @@ def by(function: Callable[[Structure, View], View]) -> Rule:
     return of_view(lambda builder, node, x: function(builder.structure, x))
 
 
-# -- sums and products ---------------------------------------------------------------------------
+# -- sums and products --
 
 
 def add(builder: Builder, node: Node) -> View | None:
@@ -120,7 +120,7 @@ def power(builder: Builder, node: Node, x: View) -> View | None:
     return None if exponent is None else functions.power(builder.structure, x, exponent)
 
 
-# -- limits and choices --------------------------------------------------------------------------
+# -- limits and choices --
 
 
 @of_view
@@ -184,7 +184,7 @@ def compare(builder: Builder, node: Node) -> View | None:
     return functions.elementwise(builder.structure, node.op, *builder.refs(node))
 
 
-# -- activations ---------------------------------------------------------------------------------
+# -- activations --
 
 
 @of_view

@@ -45,7 +45,6 @@ def _folded(function: Callable[[Any, Any], Any]) -> Rule:
 
 
 def _with(function: Callable[..., Any], **defaults: float) -> Rule:
-    """A function of an operand and attributes."""
     return lambda node, x: np.asarray(
         function(x[0], *(float(node.attribute(key, default)) for key, default in defaults.items()))
     )

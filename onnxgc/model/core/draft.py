@@ -199,7 +199,6 @@ def subgraphs(node: Node) -> Iterator[onnx.GraphProto]:
 
 
 def nodes_in(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a body, and of the bodies inside it."""
     for node in graph.node:
         yield node
         for subgraph in _graphs_inside(node):

@@ -25,13 +25,11 @@ class GraphWriter:
         self._shared: dict[tuple[object, ...], str] = {}
 
     def constant(self, wanted: str, value: Array) -> str:
-        """The name of a new constant."""
         name = self.names.fresh(wanted)
         self.weights[name] = ArrayWeight(value)
         return name
 
     def int_constant(self, wanted: str, values: npt.ArrayLike) -> str:
-        """The name of a new constant of int64."""
         return self.constant(wanted, np.asarray(values, np.int64))
 
     def shared_constant(self, wanted: str, value: Array, group: str = "") -> str:
@@ -42,6 +40,5 @@ class GraphWriter:
         return self._shared[key]
 
     def result(self, **changes: Any) -> Draft:
-        """The draft with the collected nodes, weights and notes."""
         changed = self.draft.with_changes(nodes=tuple(self.nodes), weights=self.weights, **changes)
         return changed.with_notes(*self.notes)

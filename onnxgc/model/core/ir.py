@@ -7,7 +7,7 @@ shape, at the target opset, and in topological order. It knows nothing of checkp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -90,6 +90,13 @@ class Node:
     def with_changes(self, **changes: Any) -> Node:
         return replace(self, **changes)
 
+    def as_operator(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str] = (), name: str = "", **attributes: Any
+    ) -> Node:
+        """One of ONNX's own operators in place of this node, by default with its outputs and its name."""
+        made = (tuple(outputs) or self.outputs, attributes, name or self.name)
+        return Node(op, tuple(inputs), *made, self.origin, op, self.once, "", self.module)
+
     def to_proto(self) -> onnx.NodeProto:
         """The node as ONNX, without `rule` and `once`, which exist in memory only."""
         return helper.make_node(
@@ -108,9 +115,7 @@ class Weight(Protocol):
     @property
     def type(self) -> TensorType: ...
 
-    def load(self) -> Array:
-        """The value, in the weight's shape."""
-        ...
+    def load(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)

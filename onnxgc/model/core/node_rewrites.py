@@ -20,7 +20,7 @@ def cast_like_as_cast(node: Node, type_of: TypeOf) -> Node:
     like = type_of(node.inputs[1])
     if like is None:
         return node
-    return node.with_changes(op="Cast", inputs=node.inputs[:1], attributes={"to": like.dtype}, rule="Cast")
+    return node.as_operator("Cast", node.inputs[:1], to=like.dtype)
 
 
 def range_value(node: Node, value_of: ValueOf) -> Array | None:

@@ -49,7 +49,6 @@ class StoredWeight:
 
     @property
     def external_data(self) -> dict[str, str]:
-        """The entries for its external file."""
         return {entry.key: entry.value for entry in self.tensor.external_data}
 
     def load(self) -> Array:
@@ -89,7 +88,6 @@ class ArrayWeight:
 
 
 def is_external(weight: Weight) -> bool:
-    """Whether the weight's contents are in another file."""
     return isinstance(weight, StoredWeight) and weight.is_external
 
 

@@ -27,7 +27,6 @@ class Place:
     value_of: ValueOf
 
     def own_axis(self, default: int) -> int:
-        """The axis that the node's attribute names."""
         return int(self.node.attribute("axis", default)) % max(self.rank, 1)
 
 
@@ -117,7 +116,6 @@ def shape_of(node: Node, types: Types, index: int) -> tuple[int, ...]:
 
 
 def output_of(node: Node, types: Types) -> TensorType:
-    """The type of the first output."""
     return types[next(filter(None, node.outputs))]
 
 
@@ -126,5 +124,4 @@ def has_input(node: Node, index: int) -> bool:
 
 
 def itemsize(tensor: TensorType) -> int:
-    """Bytes of one element."""
     return tensor.size_bytes // max(tensor.element_count, 1)

@@ -38,7 +38,6 @@ Source: call_reduce_matrix_rows in onnxruntime/core/providers/cuda/reduction/red
 
 
 def reduced_axes(node: Node, rank: int, value_of: ValueOf) -> frozenset[int]:
-    """The axes that a reduction goes over."""
     axes = node.attribute("axes")
     if axes is None and has_input(node, 1):
         value = value_of(node.inputs[1])

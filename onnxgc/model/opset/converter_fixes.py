@@ -62,12 +62,10 @@ def _with_flattening_hardmax(draft: Draft) -> Draft:
             continue
         flat, maxima = (writer.names.fresh(f"{node.outputs[0]}/{part}") for part in ("flat", "found"))
         shape = writer.int_constant(f"{node.outputs[0]}/shape", kind.shape)
-        flatten = node.with_changes(op="Flatten", rule="Flatten", attributes={"axis": axis})
-        reshape = node.with_changes(op="Reshape", rule="Reshape", attributes={})
         writer.nodes += [
-            flatten.with_changes(outputs=(flat,), name=f"{node.name}/flat"),
+            node.as_operator("Flatten", node.inputs, (flat,), f"{node.name}/flat", axis=axis),
             over_last.with_changes(inputs=(flat,), outputs=(maxima,), name=f"{node.name}/found"),
-            reshape.with_changes(inputs=(maxima, shape)),
+            node.as_operator("Reshape", (maxima, shape)),
         ]
     return writer.result()
 

@@ -114,7 +114,7 @@ def _downgraded_body(graph: onnx.GraphProto, draft: Draft, opset: int) -> onnx.G
     return downgraded
 
 
-# -- changes other than types and attributes --------------------------------------------------
+# -- changes other than types and attributes --
 
 
 def _with_values(attribute: str, values: Sequence[str]) -> Callable[[Node, Draft], Node]:

@@ -47,11 +47,7 @@ class RecurrentBuilder:
 
     def add(self, op: str, inputs: Sequence[str], outputs: tuple[str, ...], **attributes: Any) -> None:
         name = self.writer.node_names.fresh(outputs[0])
-        self.writer.nodes.append(
-            self.node.with_changes(
-                op=op, inputs=tuple(inputs), outputs=outputs, attributes=attributes, name=name, rule=op
-            )
-        )
+        self.writer.nodes.append(self.node.as_operator(op, inputs, outputs, name, **attributes))
 
     def number(self, wanted: str, value: float) -> str:
         return self.constant(wanted, np.asarray(value, self.dtype))
@@ -79,7 +75,6 @@ class RecurrentBuilder:
         return self._parts[key][direction.index]
 
     def weight(self, index: int, direction: Direction, name: str, *shape: int) -> str:
-        """One direction's part of input `index`, in the given shape."""
         part = self.part(index, direction, axis=0)
         return self.reshape(part, f"{direction.prefix}/{name}", *shape)
 

@@ -36,10 +36,7 @@ def _write_stable(node: Node, kind: TensorType, writer: GraphWriter) -> None:
 
     def emit(op: str, *inputs: str, part: str = "", **attributes: Any) -> str:
         output = writer.names.fresh(f"{y}_{part}") if part else y
-        name = f"{node.name}/{output}"
-        writer.nodes.append(
-            node.with_changes(op=op, inputs=inputs, outputs=(output,), attributes=attributes, name=name, rule=op)
-        )
+        writer.nodes.append(node.as_operator(op, inputs, (output,), f"{node.name}/{output}", **attributes))
         return output
 
     dtype = helper.tensor_dtype_to_np_dtype(kind.dtype)

@@ -43,7 +43,6 @@ class AxisChange:
 
 
 def differing(before: Sequence[int], after: Sequence[int]) -> tuple[AxisChange, ...]:
-    """The changes of a tensor's axes, by its two shapes alone."""
     pairs = enumerate(zip(before, after, strict=True))
     return tuple(AxisChange(axis, old, new) for axis, (old, new) in pairs if old != new)
 

@@ -35,7 +35,7 @@ class LiteralRewriter:
         rewrite = _REWRITES.get(node.op)
         return node if rewrite is None or node.domain else rewrite(self, node)
 
-    # -- reshaping --------------------------------------------------------------------------------
+    # -- reshaping --
 
     def _reshape(self, node: Node) -> Node:
         walks, source, output = self._walks, node.inputs[0], node.outputs[0]
@@ -69,7 +69,7 @@ class LiteralRewriter:
         walks.placed[output] = merged(assumed, target)
         return node if numbers == entries else walks.with_setting(node, "shape", 1, numbers)
 
-    # -- sizes along single axes ------------------------------------------------------------------
+    # -- sizes along single axes --
 
     def _expand(self, node: Node) -> Node:
         walks, source = self._walks, node.inputs[0]
@@ -148,7 +148,7 @@ class LiteralRewriter:
         sizes = [part // change.old * change.new for part in parts]
         return node if literal is None else walks.with_setting(node, "split", 1, sizes)
 
-    # -- parts of an axis -------------------------------------------------------------------------
+    # -- parts of an axis --
 
     def _slice(self, node: Node) -> Node:
         for change in filter(self._walks.must_check_constants, self._walks.changes_of(node.inputs[0])):
@@ -238,7 +238,7 @@ class LiteralRewriter:
                     node = self._operands.fit(node, index, change.axis, change, is_exact=True)
         return node
 
-    # -- operands that must fit ---------------------------------------------------------------------
+    # -- operands that must fit --
 
     def _pointwise(self, node: Node) -> Node:
         return self._operands.fit_broadcast(node, range(len(node.inputs)))

@@ -62,7 +62,6 @@ class Rebatcher:
                 walks.changes[output] = self._output_changes(node, output, kinds[output].shape, input_changes, may_lose)
 
     def notes(self) -> tuple[str, ...]:
-        """A note on the rewritten literals."""
         names = self._walks.rewritten
         if not names:
             return ()

@@ -106,7 +106,6 @@ class ShapePair:
         return self.added.get(name, None if kind is None else kind.shape)
 
     def own_axis(self, node: Node, default: int) -> int:
-        """The axis of the first input that the node's attribute names."""
         return int(node.attribute("axis", default)) % max(len(self.shape(node.inputs[0])), 1)
 
     def is_independent(self, node: Node, index: int, axis: int) -> bool:
@@ -132,7 +131,6 @@ class ShapePair:
         return replace(equal[0], axis=changed.axis, is_assumed=is_assumed) if equal else changed
 
     def other_changes(self, name: str, change: AxisChange) -> tuple[AxisChange, ...]:
-        """The changes of a tensor's other axes."""
         return tuple(other for other in self.changes_of(name) if other.axis != change.axis)
 
     def record_added(self, name: str, change: AxisChange, before: tuple[int, ...]) -> None:
@@ -140,7 +138,7 @@ class ShapePair:
         self.added[name] = before
         self.changes[name] = (change,)
 
-    # -- settings, as attributes or inputs --------------------------------------------------------
+    # -- settings, as attributes or inputs --
 
     def setting(self, node: Node, key: str, index: int, walk: ShapeWalk | None = None) -> list[int] | None:
         """The numbers of an attribute or a constant input; None where absent or computed."""

@@ -48,7 +48,6 @@ class ContribBuilder:
         return self.type_of(tensor).shape
 
     def emit(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Emits a node with one output, and returns the output's name."""
         output = self._names.fresh(f"{self.node.name}/{op}")
         self._visit(op, inputs, (output,), attributes, domain)
         return output
@@ -75,14 +74,12 @@ class ContribBuilder:
         return self.emit(op, tensor, axes=list(axes), keepdims=keepdims)
 
     def set_output(self, tensor: str, index: int = 0) -> None:
-        """Makes `tensor` the node's output `index`."""
         self._visit("Identity", (tensor,), (self.outputs[index],), {})
 
     def constant(self, value: Array) -> str:
         return self._walk.add_fresh_constant(self._names.fresh(f"{self.node.name}/constant"), value)
 
     def number(self, value: npt.ArrayLike) -> str:
-        """A constant of the first input's element type."""
         dtype = helper.tensor_dtype_to_np_dtype(self.type_of(self.inputs[0]).dtype)
         return self.constant(np.asarray(value, dtype))
 
@@ -107,14 +104,7 @@ class ContribBuilder:
     def _visit(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, Any], domain: str = ""
     ) -> None:
-        self._walk.visit(
-            self.node.with_changes(
-                op=op,
-                inputs=tuple(inputs),
-                outputs=tuple(outputs),
-                attributes=attributes,
-                name=self._names.fresh(f"{self.node.name}/{op}_node"),
-                rule=f"{domain}::{op}" if domain else op,
-                domain=domain,
-            )
+        node = self.node.as_operator(
+            op, inputs, outputs, self._names.fresh(f"{self.node.name}/{op}_node"), **attributes
         )
+        self._walk.visit(node.with_changes(rule=f"{domain}::{op}", domain=domain) if domain else node)

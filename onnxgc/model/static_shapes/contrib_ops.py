@@ -51,7 +51,7 @@ def lower_contrib(node: Node, walk: ShapeWalk, opset: int, names: NameSource) ->
     return True
 
 
-# -- activations ------------------------------------------------------------------------------
+# -- activations --
 
 
 def _gelu(f: ContribBuilder) -> None:
@@ -101,7 +101,7 @@ def _activate(f: ContribBuilder, x: str, settings: Sequence[float]) -> str:
     return f.emit(name, x, **attributes)
 
 
-# -- products and convolution -----------------------------------------------------------------
+# -- products and convolution --
 
 
 def _fused_matmul(f: ContribBuilder) -> None:
@@ -153,7 +153,7 @@ def _nhwc_conv(f: ContribBuilder) -> None:
     f.set_output(_activate(f, y, f.attribute("activation_params") or ()))
 
 
-# -- normalization ----------------------------------------------------------------------------
+# -- normalization --
 
 
 def _layer_normalize(f: ContribBuilder, x: str, scale: str, bias: str) -> str:
@@ -213,7 +213,7 @@ def _embed_layer_normalization(f: ContribBuilder) -> None:
         f.set_output(total, 2)
 
 
-# -- attention --------------------------------------------------------------------------------
+# -- attention --
 
 
 def _attention(f: ContribBuilder) -> None:

@@ -210,18 +210,13 @@ class ControlFlow:
         elif setting:
             attributes[setting] = list(values)
         name = fresh_name(f"{source.name}/{op}_{outputs[0]}", self._node_names)
-        self._walk.visit(
-            source.with_changes(
-                op=op, inputs=tuple(inputs), outputs=tuple(outputs), attributes=attributes, name=name, rule=op
-            )
-        )
+        self._walk.visit(source.as_operator(op, inputs, outputs, name, **attributes))
 
     def _bind(self, node: Node, source: str, output: str) -> None:
         if output:
             self._emit(node, "Identity", [source], [output])
 
     def _scalar(self, name: str) -> Array | None:
-        """The value of a constant with one element."""
         value = self._walk.value(name) if name else None
         return value.reshape(()) if value is not None and value.size == 1 else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +23,15 @@ class _Decomposition:
         self.walk = walk
         self.nodes: list[Node] = []
 
-    def emit(self, op: str, inputs: Sequence[str], part: str = "", **attributes: object) -> str:
+    def emit(self, op: str, inputs: Sequence[str], part: str = "", **attributes: Any) -> str:
         """Adds the operator that computes a part, or without a name the node's output."""
-        node = self.node.with_changes(op=op, inputs=tuple(inputs), attributes=attributes, rule=op)
+        node = self.node.as_operator(op, inputs, **attributes)
         if part:
             node = node.with_changes(outputs=(f"{node.outputs[0]}/{part}",), name=f"{node.name}/{part}")
         self.nodes.append(node)
         return node.outputs[0]
 
     def number(self, part: str, value: npt.ArrayLike) -> str:
-        """A constant of the first input's element type."""
         return self._constant(part, np.asarray(value, helper.tensor_dtype_to_np_dtype(self.kind.dtype)))
 
     def ints(self, part: str, values: npt.ArrayLike) -> str:

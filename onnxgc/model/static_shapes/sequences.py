@@ -47,7 +47,7 @@ class Sequences:
             return self._lower_at_position(node, members)
         if node.op == "SequenceLength":
             count = self._walk.add_fresh_constant(f"{node.outputs[0]}_count", np.asarray(len(members), np.int64))
-            return [_plain(node, "Identity", (count,), node.outputs)]
+            return [node.as_operator("Identity", (count,))]
         if node.op == "ConcatFromSequence" and members:
             return self._concatenate(node, members, taken)
         return None
@@ -67,7 +67,7 @@ class Sequences:
         if position is None:
             return None
         if node.op == "SequenceAt":
-            return [_plain(node, "Identity", (members[position],), node.outputs)]
+            return [node.as_operator("Identity", (members[position],))]
         before, after = members[:position], members[position:]
         if node.op == "SequenceErase":
             return self._record(node, (*before, *after[1:]))
@@ -88,13 +88,13 @@ class Sequences:
     def _concatenate(self, node: Node, members: tuple[str, ...], taken: Container[str]) -> list[Node]:
         axis = int(node.attribute("axis"))
         if not node.attribute("new_axis", 0):
-            return [_plain(node, "Concat", members, node.outputs, axis=axis)]
+            return [node.as_operator("Concat", members, axis=axis)]
         kind = self._walk.type_of(members[0])
         if axis < 0 and kind is not None:
             axis += len(kind.shape) + 1
         wide = tuple(unused_name(f"{node.outputs[0]}_{index}", taken) for index in range(len(members)))
         unsqueezed = self._on_each(node, "Unsqueeze", members, wide, axis)
-        return [*unsqueezed, _plain(node, "Concat", wide, node.outputs, axis=axis)]
+        return [*unsqueezed, node.as_operator("Concat", wide, axis=axis)]
 
     def _split(self, node: Node, taken: Container[str]) -> list[Node] | None:
         kind = self._walk.type_of(node.inputs[0])
@@ -124,14 +124,14 @@ class Sequences:
         ]
 
     def _with_setting(
-        self, node: Node, op: str, outputs: tuple[str, ...], setting: str, values: list[int], **attributes: int
+        self, node: Node, op: str, outputs: tuple[str, ...], setting: str, values: list[int], **attributes: Any
     ) -> Node:
         """An operator on the node's first input; its setting is an input or an attribute, by the opset."""
         source = node.inputs[0]
         if self._opset < SETTINGS_AS_INPUTS:
-            return _plain(node, op, (source,), outputs, **attributes, **{setting: values})
+            return node.as_operator(op, (source,), outputs, **(attributes | {setting: values}))
         constant = self._walk.add_fresh_constant(f"{outputs[0]}_{setting}", np.asarray(values, np.int64))
-        return _plain(node, op, (source, constant), outputs, **attributes)
+        return node.as_operator(op, (source, constant), outputs, **attributes)
 
     def _sizes(self, node: Node, length: int) -> list[int] | None:
         """Lengths of the parts; a scalar gives the length of all parts but the last."""
@@ -149,7 +149,3 @@ class Sequences:
                 "export the model with parts of one element or more"
             )
         return [min(step, length - start) for start in range(0, length, step)]
-
-
-def _plain(node: Node, op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **attributes: Any) -> Node:
-    return node.with_changes(op=op, inputs=inputs, outputs=outputs, attributes=attributes, rule=op)

@@ -103,7 +103,7 @@ class _CounterBasedForms(GraphWriter):
         self.draw = self.names.fresh(DRAW)
         self.parts: list[_HashPart] = []
 
-    # -- operators ---------------------------------------------------------------------------------
+    # -- operators --
 
     def dropout(self, node: Node) -> bool:
         """y = x mask / (1 - ratio), in two products: backward reads a mask of one byte per element."""
@@ -149,7 +149,7 @@ class _CounterBasedForms(GraphWriter):
         self._finish(node, "Less", self._unit(node, shape), chance, dtype=TensorProto.BOOL)
         return True
 
-    # -- random numbers ----------------------------------------------------------------------------
+    # -- random numbers --
 
     def _bits(self, node: Node, shape: tuple[int, ...]) -> str:
         """Odd int32 numbers, uniform over the whole range."""
@@ -196,7 +196,7 @@ class _CounterBasedForms(GraphWriter):
             emit("Reshape", vector, shape, outputs=(part.name,))
         return nodes
 
-    # -- nodes -------------------------------------------------------------------------------------
+    # -- nodes --
 
     def _emit(self, node: Node, op: str, *inputs: str, **attributes: Any) -> str:
         output = self.names.fresh(f"{node.outputs[0]}_{op}")

@@ -50,16 +50,7 @@ def _cropped(writer: GraphWriter, node: Node, crops: list[int]) -> str:
     output = writer.names.fresh(f"{node.outputs[0]}_cut")
     limits = {"starts": crops, "ends": [_SLICE_END] * len(crops), "axes": range(2, 2 + len(crops))}
     settings = [writer.int_constant(f"{output}_{part}", values) for part, values in limits.items()]
-    writer.nodes.append(
-        node.with_changes(
-            op="Slice",
-            inputs=(node.inputs[0], *settings),
-            outputs=(output,),
-            attributes={},
-            name=f"{node.name}/cut",
-            rule="Slice",
-        )
-    )
+    writer.nodes.append(node.as_operator("Slice", (node.inputs[0], *settings), (output,), f"{node.name}/cut"))
     return output
 
 

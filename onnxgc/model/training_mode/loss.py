@@ -223,7 +223,6 @@ class _LossBuilder(GraphWriter):
         return output
 
     def target(self, role: str, kind: TensorType) -> str:
-        """Adds an input for labels or targets."""
         name = self.roles[role] = self.names.fresh(role)
         self.draft = self.draft.with_changes(inputs=(*self.draft.inputs, name), types={**self.draft.types, name: kind})
         return name

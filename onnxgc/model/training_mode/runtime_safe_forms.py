@@ -112,16 +112,9 @@ def _scatter_elements(writer: _SafeFormWriter, node: Node) -> bool:
     rows = writer.reshape(node, node.inputs[0], (math.prod(indexed), width), "rows")
     values = writer.reshape(node, node.inputs[2], (count, width), "values")
     total = writer.names.fresh(f"{y}_flat")
-    attributes = {"axis": 0, "reduction": node.attribute("reduction")}
-    writer.nodes.append(
-        node.with_changes(
-            op="ScatterElements",
-            inputs=(rows, indices, values),
-            outputs=(total,),
-            attributes=attributes,
-            rule="ScatterElements",
-        )
-    )
+    reduction = node.attribute("reduction")
+    scattered = node.as_operator("ScatterElements", (rows, indices, values), (total,), axis=0, reduction=reduction)
+    writer.nodes.append(scattered)
     writer.reshape(node, total, data.shape, "whole", node.outputs[0])
     return True
 
@@ -163,7 +156,7 @@ def _root_as_power(writer: _SafeFormWriter, node: Node) -> bool:
     is_double = writer.draft.required_type(node.inputs[0]).dtype == TensorProto.DOUBLE
     exponent = np.asarray(0.5, np.float64 if is_double else np.float32)
     half = writer.constant(f"{node.outputs[0]}_half", exponent)
-    writer.nodes.append(node.with_changes(op="Pow", inputs=(node.inputs[0], half), rule="Pow", attributes={}))
+    writer.nodes.append(node.as_operator("Pow", (node.inputs[0], half)))
     return True
 
 

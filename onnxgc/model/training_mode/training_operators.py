@@ -90,9 +90,7 @@ def with_dropout_on(draft: Draft) -> Draft:
         if is_dropout and ratio is None:
             writer.notes.append(f"Dropout {node.label} is unchanged, because its ratio is computed in the graph")
         elif ratio == 0.0 and not any(node.outputs[1:]):
-            node = node.with_changes(
-                op="Identity", inputs=node.inputs[:1], outputs=node.outputs[:1], attributes={}, rule="Identity"
-            )
+            node = node.as_operator("Identity", node.inputs[:1], node.outputs[:1])
         elif ratio is not None:
             ratio_name = _optional(node.inputs, 1) or writer.names.fresh(f"{node.outputs[0]}_ratio")
             writer.weights.setdefault(ratio_name, ArrayWeight(np.asarray(ratio, dtype=np.float32)))

@@ -106,7 +106,6 @@ class GraphContext:
         return producer is None and name not in self.weights and self._is_integer(name)
 
     def _is_integer(self, name: str) -> bool:
-        """Whether a tensor is known to hold integers, from its declared type or its producers."""
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)

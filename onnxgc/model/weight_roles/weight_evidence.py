@@ -43,12 +43,10 @@ def is_initializer(weight: Weight) -> bool:
 
 
 def exported_role(weight: Weight) -> ExportedAs:
-    """The role that the exporter stated."""
     return weight.exported_as if isinstance(weight, StoredWeight) else ExportedAs.UNKNOWN
 
 
 def has_exported_name(weight: Weight) -> bool:
-    """Whether the exporter kept a name of the source program."""
     return exported_role(weight) is ExportedAs.NAMED
 
 

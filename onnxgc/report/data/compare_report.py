@@ -257,6 +257,3 @@ class GraphReport(TypedDict):
     rows: list[GraphRow]
     left_out: list[OmittedRow]
     seconds: NotRequired[float]
-
-
-CompareReport = PlansReport | EachReport | NetworksReport | GraphReport

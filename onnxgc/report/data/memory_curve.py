@@ -150,7 +150,6 @@ class OperatorKind:
 
 
 def memory_curve(label: str, step: TrainingStep, schedule: Schedule) -> MemoryCurve:
-    """The runs and lifetimes of a schedule of a step."""
     runs = [_run(step, run) for run in schedule.instructions if not isinstance(run, Release)]
     return MemoryCurve(label, tuple(runs), tuple(_lifetimes(step, schedule, runs)))
 

@@ -107,7 +107,6 @@ def networks_page(report: NetworksReport, plans: Sequence[ShownPlan], carried: S
 
 
 def overview_page(report: EachReport) -> str:
-    """The HTML for plans of several networks: tables only."""
     networks = compared(report)
     lines = bullets(overview_lines(report, all_columns=True, on_page=True))
     sections: list[Section] = [

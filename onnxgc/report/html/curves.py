@@ -219,7 +219,6 @@ def peak_run(curve: MemoryCurve) -> int:
 
 
 def _run_text(run: Run) -> str:
-    """An operator with its phase."""
     reason = {
         Phase.FORWARD: "in forward",
         Phase.RECOMPUTATION: f"which recomputes '{run.source}'",

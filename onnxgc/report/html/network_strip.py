@@ -139,7 +139,6 @@ def _segment_blocks(network: Sequence[ForwardOperator], places: Sequence[range])
 
 
 def checkpoints_table(network: Sequence[ForwardOperator]) -> Html:
-    """The checkpoints in forward order."""
     rows: list[list[str | int]] = [
         [
             name_in_module(operator.tensor, operator.module),
@@ -156,7 +155,6 @@ def checkpoints_table(network: Sequence[ForwardOperator]) -> Html:
 
 
 def segments_table(network: Sequence[ForwardOperator]) -> Html:
-    """The segments, with their first and last operators."""
     members: defaultdict[int, list[ForwardOperator]] = defaultdict(list)
     for operator in network:
         if operator.segment is not None:

@@ -60,7 +60,6 @@ def blocks_path(filled: Sequence[bool], top: float, height: float, share: float 
 
 
 def stretched(height: int, *shapes: str) -> Html:
-    """The inner picture."""
     return tag("svg", *shapes, viewBox=f"0 0 {WIDTH} {height}", preserveAspectRatio="none", width="100%", height=height)
 
 

@@ -97,7 +97,6 @@ def _row(headings: Sequence[Column], row: Sequence[str | int | float | Figure]) 
 
 
 def swatch(area: str) -> Html:
-    """A small field in the colour and pattern of an area."""
     return _swatch(tag("rect", width=14, height=14, class_=f"area {area}"), 14)
 
 
@@ -106,12 +105,10 @@ def _swatch(shape: Html, width: int) -> Html:
 
 
 def line_swatch(style: str) -> Html:
-    """A short line in the style of a line of a picture."""
     return _swatch(tag("line", x1=0, x2=32, y1=7, y2=7, class_=style), 32)
 
 
 def key(entries: Iterable[tuple[Html, str]]) -> Html:
-    """The meanings of swatches."""
     return tag("ul", *(tag("li", sample, meaning) for sample, meaning in entries), class_="key")
 
 

@@ -36,7 +36,6 @@ def joined(*parts: str) -> Html:
 
 
 def name_tag(name: str, class_: str = "name") -> Html:
-    """A name from a model, in the type of names."""
     return tag("span", name, class_=class_)
 
 
@@ -50,6 +49,5 @@ def bullets(lines: Iterable[str], class_: str | None = None) -> Html:
 
 
 def definitions(entries: Iterable[tuple[str, str]], class_: str) -> Html:
-    """Terms with their values."""
     pairs = (tag("div", tag("dt", name), tag("dd", value)) for name, value in entries)
     return tag("dl", *pairs, class_=class_)

@@ -96,7 +96,6 @@ def _line(plans: Sequence[tuple[int, float]], axes: _Axes) -> str:
 
 
 def trade_off_table(report: OptimizeReport) -> Html:
-    """A row for the chosen plan, and one for each budget."""
     points = sorted(report["frontier"], key=lambda point: -point["budget_bytes"])
     budget, *others = frontier_cells(report, chosen_point(report))
     rows = [[joined(tag("strong", "chosen: "), budget), *others], *(frontier_cells(report, point) for point in points)]

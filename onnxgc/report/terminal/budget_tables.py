@@ -14,7 +14,6 @@ _ORDERS = {"free": "free (may differ from the model's)", "fixed": "fixed (the mo
 
 
 def plan_within_budget(report: OptimizeReport) -> Table:
-    """Memory and time of the baseline and the plan."""
     budget, planned = report["budget"], report["planned"]["simulated_peak_bytes"]
     baseline = report["regular"]["simulated_peak_bytes"]
     table = step_table(report)
@@ -53,7 +52,6 @@ def frontier_table(report: OptimizeReport) -> Table:
 
 
 def frontier_plot(report: OptimizeReport) -> str:
-    """The trade-off as a plot of extra time over simulated peak."""
     marked = [
         ((point["simulated_peak_bytes"], point["extra_time_ratio"]), mark or POINT) for mark, point in _points(report)
     ]
@@ -78,7 +76,6 @@ def _points(report: OptimizeReport) -> list[tuple[str, FrontierFigures]]:
 
 
 def sizes_table(report: LargestReport) -> Table:
-    """Sizes that fit a device, up to the largest."""
     title = f"{report['dimension']} in {megabytes(report['device_bytes'])}"
     table = titled_table(title, *figure_columns("size", "all memory", "extra time", "step", "sizes a second"))
     for point in report["points"]:
@@ -93,7 +90,6 @@ def sizes_table(report: LargestReport) -> Table:
 
 
 def sizes_plot(report: LargestReport) -> str:
-    """Sizes a second over the size."""
     points = [((point["size"], point["per_second"]), POINT) for point in report["points"]]
     sizes, rates = ([place[axis] for place, _ in points] for axis in (0, 1))
     picture = scatter_plot(

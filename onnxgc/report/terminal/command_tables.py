@@ -27,13 +27,11 @@ def _folded_columns(*headings: str) -> list[Column]:
 
 
 def step_table(report: OptimizeReport) -> Table:
-    """An empty table of figures before and after planning."""
     columns = figure_columns("baseline", "planned", "")
     return titled_table(f"{report['model']}: one training step", Column(""), *columns)
 
 
 def before_and_after(report: OptimizeReport) -> Table:
-    """The baseline and the plan."""
     regular, planned = report["regular"], report["planned"]
     table = step_table(report)
 
@@ -90,7 +88,6 @@ def verdict(report: OptimizeReport) -> str:
 
 
 def peak_lines(report: OptimizeReport) -> list[str]:
-    """The peak and the checkpoints."""
     planned, modules = report["planned"], report["modules"]
     names = (name + in_module(name, modules) for name in report["checkpoints"])
     return [
@@ -101,12 +98,10 @@ def peak_lines(report: OptimizeReport) -> list[str]:
 
 
 def stages_line(report: OptimizeReport) -> str:
-    """The time of each stage."""
     return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in report["seconds"].items())
 
 
 def weights_table(weights: Sequence[WeightFigures]) -> Table:
-    """Every weight with its role and the reason."""
     table = titled_table("weights", *_folded_columns("name", "shape", "role", "reason"))
     for weight in weights:
         shape = shape_text(weight["shape"])
@@ -119,7 +114,6 @@ _GRADIENTS = {"rule": "supported", "none needed": "not needed"}
 
 
 def operators_table(operators: Sequence[OperatorFigures]) -> Table:
-    """Operators of the forward graph with their gradient support."""
     nodes, gflop = figure_columns("nodes", "GFLOP")
     table = titled_table("operators", Column("operator"), nodes, Column("gradient"), gflop)
     for use in operators:
@@ -129,7 +123,6 @@ def operators_table(operators: Sequence[OperatorFigures]) -> Table:
 
 
 def card_table(costs: Sequence[CardFigures]) -> Table:
-    """Expected costs of a step on a card."""
     columns = figure_columns("nodes", "kernels", "GB", "of slow reductions", "GFLOP", "ms")
     table = titled_table("expected on a card", Column("operator"), *columns)
     for cost in costs:
@@ -140,7 +133,6 @@ def card_table(costs: Sequence[CardFigures]) -> Table:
 
 
 def checks_table(checks: Sequence[CheckFigures]) -> Table:
-    """The checks of `verify`."""
     table = titled_table("verify", *_folded_columns("check", "", "observed"))
     for check in checks:
         table.add_row(check["name"], "passed" if check["holds"] else "FAILED", check["detail"])
@@ -148,7 +140,6 @@ def checks_table(checks: Sequence[CheckFigures]) -> Table:
 
 
 def measured_line(report: VerifyReport) -> str:
-    """The memory of both graphs, as the runtime's allocator reports it."""
     regular, planned = report["regular"], report["planned"]
     before, after = regular["measured_in_use_bytes"], planned["measured_in_use_bytes"]
     return (
@@ -157,7 +148,6 @@ def measured_line(report: VerifyReport) -> str:
 
 
 def run_line(described: Mapping[str, Any]) -> str:
-    """The size of the run, its optimizer, and its memory."""
     return (
         f"{described['parameters']:,} parameters in {described['tensors']} tensors, "
         f"{described['optimizer']}, batches of {described['batch']}"
@@ -168,7 +158,6 @@ def run_line(described: Mapping[str, Any]) -> str:
 
 
 def epochs_table(history: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each epoch."""
     names = [name for name in ("validation_loss", "validation_accuracy") if any(name in e for e in history)]
     measured = (name.replace("_", " ") for name in names)
     table = titled_table("epochs", *figure_columns("epoch", "updates", "loss", *measured, "samples/s"))

@@ -35,7 +35,6 @@ def paper_row(report: BenchReport) -> Cells:
 
 
 def figures_table(report: BenchReport) -> Cells:
-    """Every figure of both files, and the plan's as a share of the baseline's."""
     regular, planned = report["regular"], report["planned"]
 
     def row(label: str, before: float | None, after: float | None, text: Callable[[float], str]) -> None:

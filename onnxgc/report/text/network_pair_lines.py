@@ -19,7 +19,6 @@ def file_label(place: int) -> str:
 
 
 def files_title(report: NetworksReport) -> str:
-    """Whether the files contain one network."""
     others = [file_label(number) for number, pair in enumerate(report["pairs"], start=1) if not pair["is_same_network"]]
     if not others:
         return "one network in several files"
@@ -28,7 +27,6 @@ def files_title(report: NetworksReport) -> str:
 
 
 def files_table(report: NetworksReport) -> Cells:
-    """The memory of each file."""
     rows = [
         (
             f"{file_label(place)}: {PurePath(file['model']).name}",

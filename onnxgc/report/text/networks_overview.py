@@ -13,7 +13,6 @@ from onnxgc.report.text.units import figure
 
 
 def compared(report: EachReport) -> list[PlansReport]:
-    """The networks that were compared without an error."""
     return [one for one in report["comparisons"] if "error" not in one]
 
 

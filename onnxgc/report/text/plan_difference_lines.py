@@ -80,12 +80,10 @@ def _fate_lines(difference: DifferenceReport) -> list[str]:
 
 
 def tensor_sum(items: Sequence[TensorFigures] | Sequence[TensorFates]) -> str:
-    """The number of tensors and their size."""
     return f"{len(items)} ({megabytes(sum(item['bytes'] for item in items))})" if items else "none"
 
 
 def tensor_list(items: Sequence[TensorFigures], modules: Mapping[str, str]) -> str:
-    """Tensors with modules, sizes and details."""
     named = []
     for item in items:
         detail = f" ({item['detail']})" if "detail" in item else ""

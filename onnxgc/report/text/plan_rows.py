@@ -59,7 +59,6 @@ def plans_title(report: PlansReport) -> str:
 
 
 def plans_table(report: PlansReport) -> Cells:
-    """A row for each plan, the lowest peak first."""
     headings = ("plan", *(column.heading for column in PLAN_COLUMNS), "search")
     rows = [
         (
@@ -98,5 +97,4 @@ def left_out_lines(report: PlansReport, *, every: bool) -> list[str]:
 
 
 def detail_lines(report: PlansReport) -> list[str]:
-    """A description of each row."""
     return [f"{row['name']}: {row['detail']}" for row in report["rows"] if row["detail"]]

@@ -20,7 +20,6 @@ class Cells:
 
     @property
     def headings_in_line(self) -> tuple[str, ...]:
-        """The headings without line breaks."""
         return tuple(heading.replace("-\n", "-").replace("\n", " ") for heading in self.headings)
 
     def markdown(self) -> str:

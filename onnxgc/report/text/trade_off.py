@@ -10,7 +10,6 @@ OPTIMAL = "optimal"
 
 
 def chosen_point(report: OptimizeReport) -> FrontierFigures:
-    """The chosen plan as a point of the trade-off."""
     budget, peak = report["budget"], report["planned"]["simulated_peak_bytes"]
     return {
         "budget_bytes": budget["bytes"] or peak,

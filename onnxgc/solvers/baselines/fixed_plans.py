@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnxgc.planning.plan import CheckpointPlan, Objective, Status
 from onnxgc.planning.problem import CheckpointProblem
 from onnxgc.solvers.base import Finding, Solver, SolverOptions
 from onnxgc.solvers.plan_bounds import plan_lower_bound
 
+_OBJECTIVES = (Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS)
+
 
 def keep_all(problem: CheckpointProblem, options: SolverOptions) -> Finding:
-    """The plan that keeps every tensor."""
-    bound, operator = plan_lower_bound(problem, options.objective)
-    return Finding(CheckpointPlan(problem.graph.vertices), Status.FEASIBLE, bound, operator)
+    return keep_given(problem, replace(options, checkpoints=problem.graph.vertices))
 
 
 def keep_given(problem: CheckpointProblem, options: SolverOptions) -> Finding:
@@ -29,13 +31,13 @@ STORE_ALL = Solver(
     name="store-all",
     summary="keep every tensor and recompute nothing, as regular training does",
     search=keep_all,
-    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS),
+    objectives=_OBJECTIVES,
 )
 
 MANUAL = Solver(
     name="manual",
     summary="keep the tensors that --checkpoints names",
     search=keep_given,
-    objectives=(Objective.PAPER, Objective.GENERAL, Objective.PEAK, Objective.ACTIVATIONS),
+    objectives=_OBJECTIVES,
     automatic=False,
 )

@@ -116,7 +116,6 @@ class _Node:
     bytes_before: list[int]
 
     def segment_bytes(self, start: int, stop: int) -> int:
-        """Bytes between two stops of a Linear node."""
         return self.bytes_before[stop] - self.bytes_before[start] - self.stop_sizes[start]
 
 

@@ -9,7 +9,6 @@ from onnxgc.solvers.paper.indexed_problem import IndexedProblem
 
 
 def frontier_widths(problem: IndexedProblem, order: Sequence[int]) -> list[int]:
-    """Number of vertices on the frontier after each step of an elimination order."""
     undecided = [len(neighbours) for neighbours in problem.neighbours]
     decided = [False] * len(problem)
     width = 0

@@ -138,7 +138,7 @@ class PhaseCosts:
         assert self._last is not None
         return self._need(self._last[1], lower, waiting)
 
-    # -- one phase ----------------------------------------------------------------------------
+    # -- one phase --
 
     def _phase(self, lower: int, cut: int, waiting: Waiting) -> tuple[int, int]:
         model, events = self.model, self._events_of_cut[cut]
@@ -178,7 +178,7 @@ class PhaseCosts:
     def _used(self, events: PhaseEvents, waiting: Waiting, lower: int) -> list[int]:
         return [number for number in waiting if self._last_use(events, number, lower) is not None]
 
-    # -- rows of phases -----------------------------------------------------------------------
+    # -- rows of phases --
 
     def _compute_row(self, cut: int, lowest_cut: int) -> PhaseRow:
         model = self.model

@@ -1,17 +1,18 @@
-"""Reversal schedules of chains: Griewank & Walther's, and Gruslys et al.'s."""
-
-from __future__ import annotations
-
 import heapq
-from functools import cache
+from itertools import product
 from math import comb
+from pathlib import Path
+from random import Random
 
+import onnx
 import pytest
 
+import onnxgc
 from onnxgc.errors import BudgetError, PlanError
-from onnxgc.planning.plan import Status
+from onnxgc.planning.plan import CheckpointPlan, Status
 from onnxgc.solvers.base import SolverOptions
 from onnxgc.solvers.baselines.bptt import BPTT, policy
+from onnxgc.solvers.baselines.reversal_plan import reversal_plan
 from onnxgc.solvers.baselines.revolve import REVOLVE, reversal_schedule
 from onnxgc.solvers.reversal_schedule import (
     Action,
@@ -23,23 +24,10 @@ from onnxgc.solvers.reversal_schedule import (
     default_slots,
     first_sweep_states,
 )
+from tests.api.chains import chain as chain_of_layers
 from tests.graph.random_graphs import chain
+from tests.solvers.random_steps import random_step_problem
 from tests.solvers.reversal_counts import forward_steps, optimal_forward_steps
-
-SIZES = [(steps, slots) for steps in range(41) for slots in range(1, 9)]
-
-
-@cache
-def min_steps_by_recursion(steps: int, slots: int) -> int:
-    """Advance to any state and store it: the recursion without its closed form."""
-    if steps < 2:
-        return 0
-    if slots == 1:
-        return steps * (steps - 1) // 2
-    return min(
-        first + min_steps_by_recursion(first, slots) + min_steps_by_recursion(steps - first, slots - 1)
-        for first in range(1, steps)
-    )
 
 
 def min_steps_by_exploration(steps: int, slots: int) -> int:
@@ -107,30 +95,10 @@ def test_schedules_are_valid_and_have_the_optimal_cost(steps: int) -> None:
         assert budgeted.evaluations == optimal_forward_steps(steps, slots) + steps
 
 
-def test_closed_form_equals_the_recursion() -> None:
-    assert all(optimal_forward_steps(*size) == min_steps_by_recursion(*size) for size in SIZES)
-
-
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_no_other_schedule_takes_fewer_steps(steps: int) -> None:
     for slots in range(1, 5):
         assert optimal_forward_steps(steps, slots) == min_steps_by_exploration(steps, slots)
-
-
-def test_binomial_reach() -> None:
-    """With each step advanced at most r times, s slots reach C(s + r, r) steps and no more."""
-    for slots in range(1, 8):
-        for repeats in range(1, 6):
-            reach = comb(slots + repeats, repeats)
-            cost = repeats * reach - comb(slots + repeats, repeats - 1)
-            assert optimal_forward_steps(reach, slots) == cost
-            assert optimal_forward_steps(reach + 1, slots) == cost + repeats + 1
-
-
-def test_extreme_numbers_of_slots() -> None:
-    # One slot: restart for each step. A slot for each step: no recomputation.
-    assert [optimal_forward_steps(10, slots) for slots in (1, 10, 99)] == [45, 9, 9]
-    assert [policy(10, budget).evaluations for budget in (1, 10, 99)] == [55, 19, 19]
 
 
 def test_long_chains() -> None:
@@ -146,14 +114,13 @@ def test_impossible_sizes_raise(steps: int, slots: int) -> None:
 
 
 def test_checkpoints_are_the_states_of_the_first_sweep() -> None:
-    problem = chain([1] * 21)
-    for solver, options in ((REVOLVE, SolverOptions(slots=3)), (BPTT, SolverOptions(budget_bytes=3))):
-        solution = solver.solve(problem, options)
-        states = first_sweep_states(reversal_schedule(20, 3))
-        assert len(states) == 3
-        assert solution.plan.checkpoints == (*states, 20)
-        # The optimum is in forward steps, not in the paper's objective.
-        assert solution.status is Status.FEASIBLE
+    for steps, slots in product(range(1, 30), range(1, 7)):
+        options = SolverOptions(slots=slots, budget_bytes=2 * slots)
+        for solver, schedule in ((REVOLVE, reversal_schedule(steps, slots)), (BPTT, policy(steps, slots).schedule)):
+            solution = solver.solve(chain([2] * (steps + 1)), options)
+            assert solution.plan.checkpoints == (*first_sweep_states(schedule), steps)
+            # The optimum is in forward steps, not in the paper's objective.
+            assert solution.status is Status.FEASIBLE
 
 
 def test_without_a_number_of_slots_no_step_advances_more_than_twice() -> None:
@@ -182,3 +149,56 @@ def test_other_graphs_are_refused() -> None:
     for solver in (REVOLVE, BPTT):
         with pytest.raises(PlanError, match="chains of equal states only, and vertices 1 and 3 differ in size"):
             solver.solve(chain([1, 2, 2, 3, 1]))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_a_bare_chain_runs_the_steps_of_the_schedule(slots: int) -> None:
+    for steps in range(1, 30):
+        plan = reversal_plan(chain([1] * (steps + 1)), reversal_schedule(steps, slots))
+        runs = [name for name in plan.sequence if name.startswith("f")]
+        # The first state and the last step run in addition to the forward steps of the schedule.
+        assert len(runs) == optimal_forward_steps(steps, slots) + 2
+        assert len(plan.sequence) - len(runs) == steps
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_live_states_of_a_bare_chain_are_the_slots_and_two_of_the_current_step(slots: int) -> None:
+    problem = chain([1] * 31)
+    plan = reversal_plan(problem, reversal_schedule(30, slots))
+    assert problem.joint().profile(plan).peak_bytes <= slots + 2
+    checkpoints = CheckpointPlan(plan.checkpoints, keeps_last_segment=False)
+    assert problem.joint().profile(plan).peak_bytes < problem.joint().profile(checkpoints).peak_bytes
+
+
+def test_sequences_of_any_step_are_valid() -> None:
+    random = Random(51)
+    with_sequence = 0
+    for _ in range(1500):
+        problem = random_step_problem(random, 6)
+        graph, steps = problem.graph, len(problem.graph) - 1
+        if any(len(graph.successors(v)) > 1 or len(graph.predecessors(v)) > 1 for v in graph.vertices):
+            continue
+        if steps < 1 or len(graph.sources) > 1:
+            continue
+        for slots in (1, 2, 3):
+            plan = reversal_plan(problem, reversal_schedule(steps, slots))
+            with_sequence += bool(plan.sequence)
+            step = problem.joint().step
+            once = [o.name for o in step.forward if o.once or set(step.outputs) & set(o.outputs)]
+            assert all(plan.sequence.count(name) <= 1 for name in once)
+            assert problem.joint().profile(plan).peak_bytes > 0 or not any(step.sizes.values())
+    assert with_sequence > 30
+
+
+def test_a_planned_network_has_the_loss_and_gradients_of_the_baseline(tmp_path: Path) -> None:
+    model, planned = tmp_path / "model.onnx", tmp_path / "planned.onnx"
+    # A chain of equal tensors, with their mean as the loss.
+    network = chain_of_layers(8, batch=64, width=8)
+    network.graph.node.pop()
+    network.graph.initializer.pop()
+    network.graph.node.append(onnx.helper.make_node("ReduceMean", ["h7"], ["loss"], keepdims=0))
+    network.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    onnx.save(network, model)
+    onnxgc.optimize(model, planned, solver="revolve", loss="loss")
+    checks = onnxgc.verify(model, training=planned).checks
+    assert [check.name for check in checks if not check.holds] == []
