@@ -261,7 +261,7 @@ class PlannedForward:
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             own, arguments, settings = form.fill(tensors)
             parameters = [one for one, is_cached in zip(tensors, casts_once, strict=False) if is_cached]
-            own = {f"{_OwnForward.PREFIX}{name}": value for name, value in own.items()}
+            own = {f"{_OwnForward.PREFIX}{name}": value for name, value in _at_every_place(self._planned, own)}
             with (
                 # Libraries skip data-dependent code when `torch.compiler.is_compiling()`.
                 _replaced(torch.compiler, "_is_compiling_flag", True),
@@ -272,7 +272,7 @@ class PlannedForward:
                 ContiguousDraws(),
             ):
                 result: tuple[Outcome, tuple[torch.Tensor, ...]] = functional_call(
-                    self._inner, own, (state, tensors, arguments, settings), tie_weights=True
+                    self._inner, own, (state, tensors, arguments, settings), tie_weights=False
                 )
             trace.outcome, results = result
             return results
@@ -296,6 +296,19 @@ class PlannedForward:
 # torch.compile would otherwise trace through the planned forward, and leave it nothing to plan.
 _disabled: Any = torch.compiler.disable
 _run_uncompiled: Callable[..., Any] = _disabled(PlannedForward.run)
+
+
+def _at_every_place(module: nn.Module, own: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Values of parameters and buffers by each module that holds them, and one name of that module.
+
+    PyTorch's own `tie_weights` restores a module with two names wrongly.
+    """
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    values = {id(held[name]): value for name, value in own.items()}
+    for prefix, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None and id(tensor) in values:
+                yield f"{prefix}.{name}".lstrip("."), values[id(tensor)]
 
 
 def _has_operators_of(one: OperatorProblem, other: OperatorProblem) -> bool:
