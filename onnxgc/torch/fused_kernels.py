@@ -13,15 +13,12 @@ from torch._functorch.partitioners import get_default_op_list
 from onnxgc.torch.joint_problem import Costs, is_mutable, is_tangent, overwritten_inputs, tensors_of
 from onnxgc.torch.operator_timing import Cost, MeasuredCosts, hint, nanoseconds_of_copy
 
-_SMALL = 1 / 8
-"""Share of a tensor's size that factors and statistics along its dimensions take."""
-
 
 def inlined_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     """Nodes of a joint graph that need no memory in compiled code.
 
     Such a node is pointwise, and read by kernels of generated code alone: one in the same pass, or several, if
-    all that it is computed from is hardly larger than itself.
+    all that it is computed from is no larger than itself.
     """
     nodes = list(graph.nodes)
     overwritten = overwritten_inputs(graph)
@@ -43,7 +40,7 @@ def inlined_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
         if not all(map(_is_generated, readers)):
             continue
         is_single = len(readers) == 1 and (readers[0] in dependents) == (node in dependents)
-        if is_single or sum(map(_bytes, read)) <= (1 + _SMALL) * _bytes(node):
+        if is_single or sum(map(_bytes, read)) <= _bytes(node):
             inlined.add(node)
             sources[node] = frozenset(read)
     return frozenset(inlined)
