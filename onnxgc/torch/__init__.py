@@ -14,6 +14,7 @@ if find_spec("torch") is None:
     raise RuntimeUnavailableError("onnxgc.torch needs PyTorch, which is not installed: pip install 'onnxgc[torch]'")
 
 from onnxgc.torch.checkpointing import checkpoint, plans_of
+from onnxgc.torch.compiling import Partitioner
 from onnxgc.torch.exporting import export_training
 from onnxgc.torch.largest_batch import LargestBatch, largest_batch
 from onnxgc.torch.onnx_module import OnnxModule, from_onnx
@@ -22,6 +23,7 @@ from onnxgc.torch.plan_search import SavedTensor, TorchPlan
 __all__ = [
     "LargestBatch",
     "OnnxModule",
+    "Partitioner",
     "SavedTensor",
     "TorchPlan",
     "checkpoint",
